@@ -16,7 +16,9 @@ Written as plain text, a call and its result are `<<7+5=12>>`, as in the GSM8K d
 answers in that form.
 """
 
+import hashlib
 import re
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias, overload
@@ -36,8 +38,28 @@ class TaskError(ValueError):
     """A dataset that cannot be used, or a task that does not exist. One line."""
 
 
-class View(Sequence[Conversation]):
-    """A selection of another sequence's conversations, in any order; each read on access."""
+class Conversations(Sequence[Conversation]):
+    """A sequence whose conversations are read on access; a slice is a `View`."""
+
+    @overload
+    def __getitem__(self, index: int) -> Conversation: ...
+    @overload
+    def __getitem__(self, index: slice) -> "View": ...
+    def __getitem__(self, index: int | slice) -> "Conversation | View":
+        """Return one conversation, or a view of a part."""
+        return self.part(index) if isinstance(index, slice) else self.read(index)
+
+    @abstractmethod
+    def read(self, index: int) -> Conversation:
+        """Return one conversation."""
+
+    def part(self, index: slice) -> "View":
+        """Return a view of a part."""
+        return View(self, range(len(self))[index])
+
+
+class View(Conversations):
+    """A selection of another sequence's conversations, in any order."""
 
     def __init__(self, examples: Sequence[Conversation], places: Sequence[int]) -> None:
         self._examples = examples
@@ -46,15 +68,13 @@ class View(Sequence[Conversation]):
     def __len__(self) -> int:
         return len(self._places)
 
-    @overload
-    def __getitem__(self, index: int) -> Conversation: ...
-    @overload
-    def __getitem__(self, index: slice) -> "View": ...
-    def __getitem__(self, index: int | slice) -> "Conversation | View":
-        """Return one conversation, or a view of a part."""
-        if isinstance(index, slice):
-            return View(self._examples, self._places[index])
+    def read(self, index: int) -> Conversation:
+        """Return one conversation."""
         return self._examples[self._places[index]]
+
+    def part(self, index: slice) -> "View":
+        """Return a view of a part, which is pickled without the places of the rest."""
+        return View(self._examples, self._places[index])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +98,12 @@ class Task:
     def first(self, num_examples: int) -> Self:
         """Return the first `num_examples`, or all if there are fewer."""
         return self.sliced(stop=num_examples)
+
+
+def one_turn(question: str, answer: str | list[Part], /, **keys: object) -> Conversation:
+    """Return the conversation of a question and its answer, with `keys` for the grader."""
+    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": messages, **keys}
 
 
 def prompt_of(conversation: Conversation) -> Conversation:
@@ -134,6 +160,18 @@ def final_number(answer: str) -> str | None:
     # The last one: an answer that corrects itself counts as corrected.
     found = _FINAL_NUMBER.findall(answer)
     return found[-1].replace(",", "") if found else None
+
+
+def is_final_number(conversation: Conversation, answer: str) -> bool:
+    """Return whether the last `#### n` of `answer` is the "answer"; separators do not matter."""
+    return final_number(answer) == conversation["answer"]
+
+
+def is_held_out(text: str, *, percent: int) -> bool:
+    """Return whether a text is one of the `percent` for testing; it depends on nothing else."""
+    # A hash, not a random generator: the split of an example must not depend on a seed.
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:8]) % 100 < percent
 
 
 def distinct(

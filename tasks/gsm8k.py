@@ -6,7 +6,7 @@ A solution has calls written `<<48/2=24>>` and ends in `#### 72`.
 
 import re
 
-from tasks.base import Conversation, Part, text_of
+from tasks.base import Conversation, Part, one_turn, text_of
 from tasks.kinds.sources import Grader, HubDataset, HubTask, Row, text
 
 _CALL = re.compile(r"<<([^>]+)>>")
@@ -15,12 +15,7 @@ _ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 
 def convert(row: Row) -> Conversation:
     """Convert a row (question, answer) to a conversation with calls as parts."""
-    return {
-        "messages": [
-            {"role": "user", "content": text(row, "question")},
-            {"role": "assistant", "content": _parts(text(row, "answer"))},
-        ]
-    }
+    return one_turn(text(row, "question"), _parts(text(row, "answer")))
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:

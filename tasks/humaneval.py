@@ -4,21 +4,19 @@
 All examples are for testing. Answers are graded by `tasks.sandbox.humaneval_grader`.
 """
 
-from tasks.base import Conversation
+from tasks.base import Conversation, one_turn
 from tasks.kinds.sources import HubDataset, HubTask, Row, text
 
 
 def convert(row: Row) -> Conversation:
     """Convert a row (prompt, canonical_solution, entry_point, test) to a conversation."""
     prompt = text(row, "prompt")
-    return {
-        "messages": [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": f"{prompt}\n{text(row, 'canonical_solution')}"},
-        ],
-        "entry_point": text(row, "entry_point"),
-        "test": text(row, "test"),
-    }
+    return one_turn(
+        prompt,
+        f"{prompt}\n{text(row, 'canonical_solution')}",
+        entry_point=text(row, "entry_point"),
+        test=text(row, "test"),
+    )
 
 
 TASK = HubTask(

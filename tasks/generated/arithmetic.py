@@ -11,12 +11,20 @@ split only: a hash decides, independent of order, grade, story and seed.
 """
 
 import functools
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
+from tasks.base import (
+    Conversation,
+    TaskError,
+    check_split,
+    distinct,
+    is_final_number,
+    is_held_out,
+    one_turn,
+    parts_of,
+)
 from tasks.generated.stories import CLOSINGS, NAMES, OBJECTS, OPENINGS, STEPS, STORIES
 from tasks.kinds.sources import GeneratedTask, Grader
 
@@ -47,53 +55,36 @@ def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterato
     return distinct(_stream(split, grade, random.Random(seed)), num_examples, what=what)
 
 
-def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Return whether the last `#### n` of `answer` is the number; separators do not matter."""
-    return final_number(answer) == conversation["answer"]
-
-
 @functools.cache
 def split_of(numbers: tuple[int, ...]) -> str:
     """Return the split to which questions with exactly these numbers belong, in any order."""
     # Sorted, so that 3+5 in training does not give away 5+3 in testing.
     text = ",".join(map(str, sorted(numbers)))
-    # A hash, not a random generator: the split of a question must not depend on a seed.
-    digest = hashlib.sha256(f"{NAME}/{text}".encode()).digest()
-    return "test" if int.from_bytes(digest[:8]) % 100 < TEST_PERCENT else "train"
+    return "test" if is_held_out(f"{NAME}/{text}", percent=TEST_PERCENT) else "train"
 
 
 def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation]:
     make = {1: _one_small_step, 2: _one_step, 3: _several_steps}[grade]
     while True:
         problem = make(rng, split)
-        yield {
-            "messages": [
-                {"role": "user", "content": problem.question},
-                {
-                    "role": "assistant",
-                    "content": parts_of(f"{problem.working}#### {problem.result}"),
-                },
-            ],
-            "answer": str(problem.result),
-        }
+        answer = parts_of(f"{problem.working}#### {problem.result}")
+        yield one_turn(problem.question, answer, answer=str(problem.result))
 
 
 def _one_small_step(rng: random.Random, split: str) -> Problem:
-    sign = rng.choice("+-")
-    a, b = _operands(rng, split, sign, largest=20)
+    return _one_step(rng, split, signs="+-", largest=20, in_words=False)
+
+
+def _one_step(
+    rng: random.Random, split: str, *, signs: str = "+-*", largest: int = 99, in_words: bool = True
+) -> Problem:
+    sign = rng.choice(signs)
+    a, b = _operands(rng, split, sign, largest=largest)
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     question = rng.choice(STORIES[sign]).format(a=a, b=b, name=name, things=thing)
     result = _apply(a, sign, b)
-    return Problem((a, b), question, f"<<{a}{sign}{b}={result}>>", result)
-
-
-def _one_step(rng: random.Random, split: str) -> Problem:
-    sign = rng.choice("+-*")
-    a, b = _operands(rng, split, sign, largest=99)
-    name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
-    question = rng.choice(STORIES[sign]).format(a=a, b=b, name=name, things=thing)
-    result = _apply(a, sign, b)
-    working = f"{a}{sign}{b} = <<{a}{sign}{b}={result}>>{result}\n"
+    call = f"<<{a}{sign}{b}={result}>>"
+    working = f"{a}{sign}{b} = {call}{result}\n" if in_words else call
     return Problem((a, b), question, working, result)
 
 
@@ -151,5 +142,5 @@ def _apply(a: int, sign: str, b: int) -> int:
 
 
 TASK = GeneratedTask(
-    name=NAME, generate=generate, grader=Grader(is_correct=is_correct, baseline=0.0)
+    name=NAME, generate=generate, grader=Grader(is_correct=is_final_number, baseline=0.0)
 )

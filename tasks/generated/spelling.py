@@ -7,13 +7,21 @@ A word is in one split only: a hash divides `words.txt`, our own list.
 """
 
 import functools
-import hashlib
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tasks.base import Conversation, TaskError, check_split, distinct, final_number, parts_of
+from tasks.base import (
+    Conversation,
+    TaskError,
+    check_split,
+    distinct,
+    is_final_number,
+    is_held_out,
+    one_turn,
+    parts_of,
+)
 from tasks.kinds.sources import GeneratedTask, Grader
 
 NAME = "spelling"
@@ -88,7 +96,7 @@ def is_correct(conversation: Conversation, answer: str) -> bool:
     """Return whether the letters after the last colon, or the `#### n` of a count, are right."""
     if conversation["kind"] == "count":
         # By the number alone: the spelling above it is not graded.
-        return final_number(answer) == conversation["answer"]
+        return is_final_number(conversation, answer)
     letters = _SEPARATORS.split(answer.rpartition(":")[2].strip(" \n.,-").lower())
     return letters == list(conversation["word"])
 
@@ -105,9 +113,7 @@ def _words() -> tuple[str, ...]:
 
 
 def _is_test(word: str) -> bool:
-    """Return whether a word is held out; it depends on the word alone, not on seed or grade."""
-    digest = hashlib.sha256(f"{NAME}/{word}".encode()).digest()
-    return int.from_bytes(digest[:8]) % 100 < TEST_PERCENT
+    return is_held_out(f"{NAME}/{word}", percent=TEST_PERCENT)
 
 
 def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation]:
@@ -120,14 +126,7 @@ def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation
 
 def _spell(word: str, rng: random.Random) -> Conversation:
     question = _phrase(SPELL_QUESTIONS, SPELL_DIRECT, rng, word=word)
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": f"{word}: {','.join(word)}"},
-        ],
-        "kind": "spell",
-        "word": word,
-    }
+    return one_turn(question, f"{word}: {','.join(word)}", kind="spell", word=word)
 
 
 def _count(word: str, rng: random.Random) -> Conversation:
@@ -137,16 +136,7 @@ def _count(word: str, rng: random.Random) -> Conversation:
     question = _phrase(COUNT_QUESTIONS, COUNT_DIRECT, rng, word=word, letter=letter)
     call = f'<<"{word}".count("{letter}")={number}>>'
     answer = parts_of(f"{word}: {','.join(word)}\n{call}#### {number}")
-    return {
-        "messages": [
-            {"role": "user", "content": question},
-            {"role": "assistant", "content": answer},
-        ],
-        "kind": "count",
-        "word": word,
-        "letter": letter,
-        "answer": number,
-    }
+    return one_turn(question, answer, kind="count", word=word, letter=letter, answer=number)
 
 
 def _phrase(

@@ -15,7 +15,7 @@ more of them than words.
 import random
 from collections.abc import Iterator
 
-from tasks.base import Conversation, Part, check_split, final_number
+from tasks.base import Conversation, Part, check_split, is_final_number, one_turn
 from tasks.generated.spelling import ABSENT_PERCENT, ALPHABET, COUNT_DIRECT, QUOTES, words_of
 from tasks.kinds.sources import GeneratedTask, Grader
 
@@ -30,13 +30,7 @@ def generate_spelling(
     """Yield words to spell. There is one grade; `grade` is ignored."""
     for rng in _streams(split, num_examples, seed):
         word = rng.choice(words_of(split, longest=LONGEST))
-        yield {
-            "messages": [
-                {"role": "user", "content": f"Spell the word: {word}"},
-                {"role": "assistant", "content": f"{word}:{','.join(word)}"},
-            ],
-            "word": word,
-        }
+        yield one_turn(f"Spell the word: {word}", f"{word}:{','.join(word)}", word=word)
 
 
 def is_spelled(conversation: Conversation, answer: str) -> bool:
@@ -50,18 +44,8 @@ def generate_bee(split: str, num_examples: int, *, grade: int, seed: int) -> Ite
     for rng in _streams(split, num_examples, seed):
         word = rng.choice(words_of(split, longest=LONGEST))
         letter = rng.choice(ALPHABET if rng.randrange(100) < ABSENT_PERCENT else word)
-        yield {
-            "messages": [
-                {"role": "user", "content": _question(rng, word, letter)},
-                {"role": "assistant", "content": _answer(word, letter)},
-            ],
-            "answer": str(word.count(letter)),
-        }
-
-
-def is_counted(conversation: Conversation, answer: str) -> bool:
-    """Return whether the last `#### n` is the count."""
-    return final_number(answer) == conversation["answer"]
+        question = _question(rng, word, letter)
+        yield one_turn(question, _answer(word, letter), answer=str(word.count(letter)))
 
 
 def _streams(split: str, num_examples: int, seed: int) -> Iterator[random.Random]:
@@ -107,5 +91,5 @@ SIMPLE = GeneratedTask(
 BEE = GeneratedTask(
     name="spelling_bee",
     generate=generate_bee,
-    grader=Grader(is_correct=is_counted, baseline=0.0),
+    grader=Grader(is_correct=is_final_number, baseline=0.0),
 )

@@ -5,7 +5,7 @@ The wording is nanochat's, so that scores are comparable.
 
 from collections.abc import Sequence
 
-from tasks.base import Conversation, TaskError
+from tasks.base import Conversation, TaskError, one_turn
 from tasks.kinds.sources import Grader
 
 
@@ -29,14 +29,7 @@ def make_conversation(
         f"Multiple Choice question: {question}\n{lines}\n"
         "Respond only with the letter of the correct answer."
     )
-    return {
-        "messages": [
-            {"role": "user", "content": prompt},
-            {"role": "assistant", "content": answer},
-        ],
-        "letters": list(letters),
-        **more,
-    }
+    return one_turn(prompt, answer, letters=list(letters), **more)
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:

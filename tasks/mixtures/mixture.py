@@ -5,13 +5,12 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import overload
 
-from tasks.base import Conversation, Task, View
+from tasks.base import Conversation, Conversations, Task, View
 
 
-class Joined(Sequence[Conversation]):
-    """The conversations of several sequences, concatenated; each read on access."""
+class Joined(Conversations):
+    """The conversations of several sequences, concatenated."""
 
     def __init__(self, parts: Sequence[Sequence[Conversation]]) -> None:
         self._parts = parts
@@ -20,18 +19,12 @@ class Joined(Sequence[Conversation]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Conversation: ...
-    @overload
-    def __getitem__(self, index: slice) -> View: ...
-    def __getitem__(self, index: int | slice) -> Conversation | View:
-        """Return one conversation, or a view of a part."""
-        places = range(len(self))[index]
-        if isinstance(places, range):
-            return View(self, places)
-        # The first part that ends after the index.
-        part = bisect_right(self._ends, places)
-        return self._parts[part][places - self._ends[part] + len(self._parts[part])]
+    def read(self, index: int) -> Conversation:
+        """Return one conversation."""
+        place = range(len(self))[index]
+        # The first part that ends after the place.
+        part = bisect_right(self._ends, place)
+        return self._parts[part][place - self._ends[part] + len(self._parts[part])]
 
 
 def mixture(tasks: Sequence[tuple[Task, int]], seed: int) -> View:

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from tasks.base import TaskError, prompt_key, text_of
+from tasks.base import TaskError, is_final_number, prompt_key, text_of
 from tasks.generated import arithmetic
 
 GRADES = arithmetic.GRADES
@@ -65,15 +65,15 @@ def test_an_example_is_right_by_its_own_answer_and_wrong_when_tampered_with(grad
     for conversation in examples("test", 500, grade=grade):
         text = answer(conversation)
         number = int(conversation["answer"])
-        assert arithmetic.is_correct(conversation, text)
-        assert arithmetic.is_correct(conversation, f"#### {number:,}")
+        assert is_final_number(conversation, text)
+        assert is_final_number(conversation, f"#### {number:,}")
         for wrong in (number + 1, -number - 1, f"{number}1", f"{number}.5"):
-            assert not arithmetic.is_correct(conversation, f"{text}\n#### {wrong}")
+            assert not is_final_number(conversation, f"{text}\n#### {wrong}")
 
 
 @pytest.mark.parametrize("answer", ["", "12", "####", "#### ", "#### x", "<<7+5=12>>", "####12"])
 def test_malformed_answers_are_wrong(answer):
-    assert not arithmetic.is_correct({"answer": "12"}, answer)
+    assert not is_final_number({"answer": "12"}, answer)
 
 
 @pytest.mark.parametrize("grade", GRADES)
