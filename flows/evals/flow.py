@@ -30,7 +30,6 @@ from flows.evals.suite import (
     open_suite,
 )
 from flows.identity.manifest import Manifest
-from flows.leases.lease import check_decides
 from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.forms import (
     DropField,
@@ -158,7 +157,7 @@ def nanochat_eval(
         strict=strict,
         stop=stop,
     )
-    wait(lambda: check_decides(context.store))
+    wait(context.store.check_conditions)
     run = Run(
         run=context.run_id,
         name=history_name(model),

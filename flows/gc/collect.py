@@ -110,8 +110,7 @@ def collect(
         plan = _look(store, rules, marks, now=now, threads=threads, beat=sweeper.beat, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.
         _write_marks(store, plan.survey.marks, sweeper)
-        # Deletion begins with a fresh lease. In a store without an atomic swap this also finds
-        # another collector.
+        # Deletion begins with a fresh lease.
         sweeper.renew()
         swept = sweep(store, plan.survey, sweeper, claim=claim, threads=threads, watch=watch)
         left = {n: seen for n, seen in plan.survey.marks.items() if n not in swept.names}

@@ -145,11 +145,7 @@ def push(
     files that an interrupted push left there are used. Raises ArtifactError with the file's name if
     the source's own bytes are damaged or gone, and StoreError.
     """
-    if missing := target.missing_guarantees():
-        log(
-            f"{target.url} can be a mirror that one process at a time writes to, and holds no "
-            f"runs: it {' and '.join(missing)}"
-        )
+    target.check_conditions()
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
     # yet, and those that are there already.
     with pin(target, _places(chosen.manifests), why="push", log=log, pause=pause):

@@ -19,7 +19,7 @@ from flows.identity.fingerprint import short
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_stored
 from infra.storage.base import Store, StoreUnavailable, VersionedObject
-from nanochat_core.errors import StageError, StoreError
+from nanochat_core.errors import StageError
 
 FORMAT = 1
 TTL = 90.0  # seconds without renewal after which a lease has expired
@@ -109,16 +109,6 @@ class LeaseHolder:
         return f"run {record.run} on host {record.host}, {step}heartbeat {self.age:.0f} s ago"
 
 
-def check_decides(store: Store) -> None:
-    """Raise StoreError if a store lacks atomic conditional writes, which leases depend on."""
-    if missing := store.missing_guarantees():
-        raise StoreError(
-            f"store {store.url} cannot hold a run: it {' and '.join(missing)}",
-            hint="use a store with atomic If-None-Match and If-Match; `push`, `fetch`, `ls` and "
-            "`plan` work with this one, as a mirror that one process at a time writes to",
-        )
-
-
 def try_acquire(
     store: Store, stage: str, fingerprint: str, me: Claimant, *, ttl: float
 ) -> LeaseGrant | LeaseHolder:
@@ -126,10 +116,8 @@ def try_acquire(
 
     The caller holds the kernel lock of this fingerprint in its home, so another owner in the same
     home is dead, and its lease is taken over at once. Idempotent: after an error it may be repeated
-    with the same claim, and finds a lease whose grant got no answer. Raises StoreError if the store
-    has no atomic conditional writes.
+    with the same claim, and finds a lease whose grant got no answer. Raises StoreError.
     """
-    check_decides(store)
     key = _key(stage, fingerprint)
     seen = None
     for _ in range(_TRIES):

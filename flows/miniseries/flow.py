@@ -20,7 +20,6 @@ from prefect.runtime import flow_run
 from flows.artifacts.runs import Run, RunRecord, Status, new_run_id, timestamp
 from flows.build.build import BuildContext, Built
 from flows.build.retry import RETRIES
-from flows.leases.lease import check_decides
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.miniseries.files import Files, write_files
@@ -176,7 +175,7 @@ def miniseries(
         starts = starts.add_plan(run, mine)
     check_restart_limit(opened_store, starts, pool=pool)
     if not planned.is_done:
-        store_wait(lambda: check_decides(context.store))
+        store_wait(context.store.check_conditions)
     runs = {
         member.depth: Run(
             run=ids[member.depth],

@@ -20,7 +20,6 @@ from flows.build.build import BuildContext, Built, reserve_found
 from flows.build.retry import RETRIES
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
-from flows.leases.lease import check_decides
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.client import NOT_ANSWERING
@@ -165,7 +164,7 @@ def nanochat(
     check_restart_limit(opened_store, starts, pool=pool)
     # Leases need a store with conditional writes; a run that builds nothing needs no lease.
     if plan.exit_code:
-        store_wait(lambda: check_decides(context.store))
+        store_wait(context.store.check_conditions)
     run = Run(
         run=context.run_id,
         name=run_name or profile,

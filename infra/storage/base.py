@@ -5,7 +5,7 @@ listing is for people and for garbage collection, never for correctness.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
@@ -153,10 +153,10 @@ class Store(Protocol):
         """Drop unfinished writes that are older than `older_than` seconds; return how many."""
         ...
 
-    def missing_guarantees(self) -> Sequence[str]:
-        """Return what keeps this store from deciding between writers; probes it once.
+    def check_conditions(self) -> None:
+        """Raise StoreError if the store has no atomic put_if_absent and put_if_same.
 
-        Pieces of a sentence: the store "ignores If-Match". A store with any is never built in.
+        Probes it once. Both verbs do this first; a caller does it before other work.
         """
         ...
 

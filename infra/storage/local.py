@@ -12,7 +12,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from infra.storage.base import (
@@ -210,9 +210,8 @@ class LocalStore:
                         removed += 1
         return removed
 
-    def missing_guarantees(self) -> Sequence[str]:
-        """See Store."""
-        return ()
+    def check_conditions(self) -> None:
+        """See Store. Every directory has them."""
 
     def _path(self, key: str) -> Path:
         with self._writing():

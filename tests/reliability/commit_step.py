@@ -35,7 +35,6 @@ from flows.leases.lease import Claimant, LeaseGrant, check, release, try_acquire
 from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
-from infra.storage.s3.conditional import ATOMIC
 from nanochat_core.errors import NanochatError, StoreError
 
 ROOT = Path(__file__).parents[2]
@@ -172,7 +171,7 @@ def open_warm(url: str) -> Store:
         from infra.storage.s3.store import S3Store
 
         assert isinstance(store, S3Store)
-        store._semantics = ATOMIC
+        store.faults = ()
     with contextlib.suppress(ObjectNotFound):
         store.head(f"{STAGE}/warm")
     return store

@@ -31,7 +31,6 @@ from infra.storage.base import Store
 from infra.storage.s3 import bucket as s3
 from infra.storage.s3 import multipart
 from infra.storage.s3 import store as s3_store
-from infra.storage.s3.conditional import ATOMIC, ConditionalWrites
 from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.settings import read_settings
 from infra.storage.s3.store import S3Store
@@ -88,8 +87,8 @@ class _Client(s3.Bucket):
 class TriedStore(S3Store):
     """A store whose conditions were tried before."""
 
-    def semantics(self) -> ConditionalWrites:
-        return ATOMIC
+    def check_conditions(self) -> None:
+        pass
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from infra.storage.base import (
@@ -109,9 +109,8 @@ class MemoryStore:
         self.unfinished = [begun for begun in self.unfinished if begun not in old]
         return len(old)
 
-    def missing_guarantees(self) -> Sequence[str]:
+    def check_conditions(self) -> None:
         """See Store."""
-        return ()
 
     def _entry(self, key: str) -> ObjectInfo:
         data, written = self._objects[key]

@@ -1,15 +1,14 @@
 """The product's own S3Store over a simulated bucket: its repeats, and what it makes of a 412.
 
 The bucket answers as S3 does: 412 also to a writer whose first try succeeded and whose answer was
-lost, 404 to a condition on what is not there, 409, 500 after the write, 503. Nothing is asked of
-the store's semantics (it is atomic) and nothing goes in parts.
+lost, 404 to a condition on what is not there, 409, 500 after the write, 503. The store is not
+probed (it is atomic) and nothing goes in parts.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from infra.storage.base import ObjectInfo, ObjectNotFound, VersionedObject
-from infra.storage.s3.conditional import ATOMIC
 from infra.storage.s3.errors import ErrorResponse, NoResponse, Page, Where
 from infra.storage.s3.settings import Settings
 from infra.storage.s3.store import S3Store
@@ -18,7 +17,7 @@ from tests.reliability.sim_store import Objects
 from tests.reliability.sim_world import Process, Request
 
 _URL = "s3://bucket/store"
-_SETTINGS = Settings(addressing=None, etag="quoted", checksum=None)
+_SETTINGS = Settings(addressing=None, checksum=None)
 
 
 class SimS3Store(S3Store):
@@ -29,7 +28,7 @@ class SimS3Store(S3Store):
         self.objects = objects
         self.process = process
         self.bucket: Any = _SimBucket(objects, process)
-        self._semantics = ATOMIC
+        self.faults = ()
 
 
 class _SimBucket:
@@ -53,9 +52,6 @@ class _SimBucket:
             self._ask("swap", key, self._swap, data, condition["IfMatch"].strip('"'))
         else:
             self._ask("create", key, self._create, data)
-
-    def matching(self, version: str) -> dict[str, str]:
-        return {"IfMatch": f'"{version}"'}
 
     def get(self, key: str) -> bytes:
         return self.get_stored(key).data

@@ -17,7 +17,7 @@ uploads them from a pool of threads); more than one fingerprint at a time; garba
 
 import hashlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -177,9 +177,8 @@ class SimStore:
         """See Store."""
         return 0
 
-    def missing_guarantees(self) -> Sequence[str]:
+    def check_conditions(self) -> None:
         """See Store."""
-        return ()
 
     def _entry(self, key: str, size: int) -> ObjectInfo:
         return ObjectInfo(key=key, size=size, modified=self.objects.world.now)

@@ -222,13 +222,13 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> F
 
 
 def check_store(url: str) -> Finding:
-    """Check that the store takes an object, returns the same bytes and deletes it."""
+    """Check that the store takes an object conditionally, returns the same bytes, deletes it."""
     # A key of its own per check, so that two machines checking one store do not collide.
     key = f"doctor/{uuid.uuid4().hex}"
     data = uuid.uuid4().bytes
     try:
         store = open_store(url)
-        store.put(key, data)
+        store.put_if_absent(key, data)  # refused by a store without atomic conditions
         same = store.get(key) == data
         store.delete(key)
     except NanochatError as error:

@@ -266,10 +266,6 @@ class Bucket:
             if field_of(item, "Key").startswith(self.prefix)
         ]
 
-    def matching(self, version: str) -> dict[str, str]:
-        """Return the condition that an object has a version."""
-        return {"IfMatch": f'"{version}"' if self._settings.etag == "quoted" else version}
-
     def _read(self, key: str, answer: Any, limit: int) -> bytes:
         """Return all bytes of an answer; read none if its declared length exceeds `limit`."""
         where = f"{self.url}/{key}"

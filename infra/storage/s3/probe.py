@@ -5,9 +5,8 @@ names the one that helps.
 """
 
 import contextlib
-import functools
+import itertools
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from infra.storage.base import ObjectNotFound, Store
 from infra.storage.parts import PART
 from infra.storage.s3.checksums import CHECKSUMS
-from infra.storage.s3.conditional import TRIALS, ConditionalWrites, Support, describe
+from infra.storage.s3.conditional import RACERS, TRIALS, race
 from infra.storage.s3.errors import ErrorResponse, NoResponse, RetryPolicy
 from nanochat_core.errors import StoreError
 
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 KEYS = 1001  # one more than a page of a listing
 ROUNDS = 20  # races of each kind
-RACERS = 4
 THREADS = 16
 SKEW = 300  # seconds that clocks may differ; S3 refuses requests at 900
+_ANOTHER = "use another store"
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
 
@@ -48,17 +47,25 @@ class Finding:
     remedy: str | None = None
 
 
+class _Fault(Exception):
+    """A test that did not succeed; the fields are those of Finding."""
+
+    def __init__(self, found: str, remedy: str | None, *, state: State = "fail") -> None:
+        self.state: State = state
+        self.found = found
+        self.remedy = remedy
+
+
 def probe(store: Store) -> Iterator[Finding]:
     """Yield each finding as soon as it is known; stop if the store is unusable."""
     trial = _Trial(store)
     try:
-        first = trial.put()
+        first = _find(trial.put)
         yield first
         if first.state == "fail":
             return
         # From here on a failed test is a finding: the others still run.
-        for attempt in trial.attempts():
-            yield attempt()
+        yield from map(_find, trial.tests())
     finally:
         left = trial.clean()
     yield Finding(
@@ -69,34 +76,38 @@ def probe(store: Store) -> Iterator[Finding]:
     )
 
 
+def _find(test: Callable[[], str]) -> Finding:
+    """Run a test, which returns what it found, and turn its errors into findings."""
+    name = test.__name__
+    try:
+        return Finding(name=name, state="ok", found=test())
+    except _Fault as fault:
+        return Finding(name=name, state=fault.state, found=fault.found, remedy=fault.remedy)
+    except StoreError as error:
+        remedy = error.hint or ""
+        # The hint recommends the command that is running.
+        if "--probe-store" in remedy:
+            remedy = "nanochat needs this of a store: use another one"
+        return Finding(name=name, state="fail", found=str(error), remedy=remedy)
+    except ObjectNotFound as error:
+        found = f"{error} that was just put"
+        return Finding(name=name, state="fail", found=found, remedy=_ANOTHER)
+
+
 class _Trial:
-    """The objects of one probe, and the tests of any store."""
+    """The objects of one probe, and the tests."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._root = f"{TRIALS}/{uuid.uuid4().hex}"
+        self._numbers = itertools.count()  # safe from any thread
         self._keys: list[str] = []
 
-    def attempts(self) -> Sequence[Callable[[], Finding]]:
+    def tests(self) -> Sequence[Callable[[], str]]:
         """Return all tests after the first put."""
-        local = [self.get, self.clock, self.range, self.list, self.parts, self.copy]
-        if not self._store.url.startswith("s3:"):
-            return [
-                *map(self._guarded, local),
-                self._guarded(self.create),
-                self._guarded(self.swap),
-            ]
-        from infra.storage.s3.store import S3Store  # loads botocore
-
-        assert isinstance(self._store, S3Store)
-        bucket = _BucketTrial(self._store, key=self.key)
-        of_bucket = [bucket.create, bucket.swap, bucket.checksum, bucket.unfinished]
-        return list(map(self._guarded, [*local, *of_bucket]))
-
-    def key(self) -> str:
-        """Return a new key of this probe, to be removed at its end."""
-        self._keys.append(f"{self._root}/{len(self._keys):04}")
-        return self._keys[-1]
+        tests = [self.get, self.clock, self.range, self.list, self.parts, self.copy]
+        tests += [self.create, self.swap]
+        return [*tests, self.checksum, self.unfinished] if _is_bucket(self._store.url) else tests
 
     def clean(self) -> list[str]:
         """Remove all objects; return those that could not be removed, or the errors."""
@@ -118,83 +129,69 @@ class _Trial:
             problems += [entry.key for entry in self._store.list(f"{self._root}/")] if left else []
         return problems
 
-    def put(self) -> Finding:
+    def put(self) -> str:
         """Test that an object can be written."""
-        key = self.key()
+        key = self._key()
         try:
             # The first request also connects and loads credentials: only the second is timed.
             self._store.put(key, b"connect")
             started = time.perf_counter()
             self._store.put(key, b"put")
         except StoreError as error:
-            remedy = find_setting(self._store.url) or error.hint
-            return Finding(name="put", state="fail", found=str(error), remedy=remedy)
-        milliseconds = 1000 * (time.perf_counter() - started)
-        found = f"{self._store.url} takes an object in {milliseconds:.0f} ms"
-        return Finding(name="put", state="ok", found=found)
+            raise _Fault(str(error), find_setting(self._store.url) or error.hint) from error
+        return f"{self._store.url} takes an object in {_milliseconds(started)}"
 
-    def get(self) -> Finding:
+    def get(self) -> str:
         """Test that an object comes back as it was."""
-        key, data = self.key(), os.urandom(100_000)
-        self._store.put(key, data)
+        data = os.urandom(100_000)
+        key = self._put(data)
         started = time.perf_counter()
-        same = self._store.get(key) == data
-        milliseconds = 1000 * (time.perf_counter() - started)
-        if not same:
-            return _fail("get", "other bytes come back than were put", "use another store")
-        return Finding(name="get", state="ok", found=f"100 kB come back in {milliseconds:.0f} ms")
+        if self._store.get(key) != data:
+            raise _Fault("other bytes come back than were put", _ANOTHER)
+        return f"100 kB come back in {_milliseconds(started)}"
 
-    def clock(self) -> Finding:
+    def clock(self) -> str:
         """Test that objects have an age, and that the clocks agree."""
-        key = self.key()
-        self._store.put(key, b"clock")
+        key = self._put(b"clock")
         age = self._store.get_stored(key).age
         skew = time.time() - self._store.head(key).modified
         # A lease's age is the difference of two times of the store's own clock, so this must be
         # right; a wrong clock of this machine is only a warning.
         if age > SKEW:
-            return _fail("clock", f"a new object is {age:.0f} s old", "set the store's clocks")
+            raise _Fault(f"a new object is {age:.0f} s old", "set the store's clocks")
         if abs(skew) > SKEW:
             side = "ahead of" if skew > 0 else "behind"
-            return Finding(
-                name="clock",
+            raise _Fault(
+                f"this machine's clock is {abs(skew):.0f} s {side} the store's",
+                "set this machine's clock, for example with NTP; S3 refuses at 900 s",
                 state="warn",
-                found=f"this machine's clock is {abs(skew):.0f} s {side} the store's",
-                remedy="set this machine's clock, for example with NTP; S3 refuses at 900 s",
             )
-        return Finding(name="clock", state="ok", found="the store's clock and ours agree")
+        return "the store's clock and ours agree"
 
-    def range(self) -> Finding:
+    def range(self) -> str:
         """Test that ranges of an object are right, also at and past its end."""
-        key = self.key()
-        self._store.put(key, b"0123456789")
+        key = self._put(b"0123456789")
         pieces = [self._store.get_range(key, start=start, length=4) for start in (0, 4, 8, 20)]
         if pieces != [b"0123", b"4567", b"89", b""]:
-            return _fail("range", f"pieces of an object are wrong: {pieces}", "use another store")
-        return Finding(name="range", state="ok", found="pieces of an object are right")
+            raise _Fault(f"pieces of an object are wrong: {pieces}", _ANOTHER)
+        return "pieces of an object are right"
 
-    def list(self) -> Finding:
+    def list(self) -> str:
         """Test that more keys than fit in one page are all listed."""
-        expected = {self.key() for _ in range(KEYS)}
-
-        def put(key: str) -> None:
-            self._store.put(key, b"")
-
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(put, expected))
+            expected = set(pool.map(self._put, [b""] * KEYS))
         missing = expected - {entry.key for entry in self._store.list(self._root)}
         if missing:
-            return _fail(
-                "list",
+            raise _Fault(
                 f"{len(missing)} of {KEYS} keys are not listed",
-                "use another store: what is not listed looks like garbage",
+                f"{_ANOTHER}: what is not listed looks like garbage",
             )
-        return Finding(name="list", state="ok", found=f"all of {KEYS} keys are listed, in order")
+        return f"all of {KEYS} keys are listed, in order"
 
-    def parts(self) -> Finding:
+    def parts(self) -> str:
         """Test that a large object goes there and back."""
         # One byte more than a part: the smallest object that is uploaded in parts.
-        key, data = self.key(), os.urandom(PART + 1)
+        key, data = self._key(), os.urandom(PART + 1)
         with TemporaryDirectory() as name:
             source, target = Path(name, "source"), Path(name, "target")
             source.write_bytes(data)
@@ -204,131 +201,94 @@ class _Trial:
             self._store.fetch(key, target, size=len(data))
             fetched = time.perf_counter()
             if target.read_bytes() != data:
-                return _fail("parts", "a large object came back damaged", "use another store")
+                raise _Fault("a large object came back damaged", _ANOTHER)
         up, down = (len(data) / 1e6 / s for s in (uploaded - started, fetched - uploaded))
-        return Finding(
-            name="parts",
-            state="ok",
-            found=f"a large object: {up:.0f} MB/s up, {down:.0f} MB/s down",
-        )
+        return f"a large object: {up:.0f} MB/s up, {down:.0f} MB/s down"
 
-    def copy(self) -> Finding:
+    def copy(self) -> str:
         """Test that an object can be copied inside the store."""
-        source, target = self.key(), self.key()
-        self._store.put(source, b"copy")
+        source, target = self._put(b"copy"), self._key()
         self._store.copy(source, target)
         if self._store.get(target) != b"copy":
-            return _fail("copy", "a copy has other bytes", "use another store")
-        return Finding(name="copy", state="ok", found="an object is copied inside the store")
+            raise _Fault("a copy has other bytes", _ANOTHER)
+        return "an object is copied inside the store"
 
-    def create(self) -> Finding:
+    def create(self) -> str:
         """Test that one of several simultaneous put_if_absent wins."""
-        key = self.key()
+        key = self._key()
         won = [self._store.put_if_absent(key, data) for data in (b"first", b"second")]
         if won != [True, False]:
-            return _fail("create", "an object is written over that was not to be", "use another")
-        winners = [self._race(self.key(), self._store.put_if_absent) for _ in range(ROUNDS)]
-        return _decided("create", winners)
+            raise _Fault("an object is written over that was not to be", _ANOTHER)
 
-    def swap(self) -> Finding:
+        def create() -> Callable[[bytes], bool]:
+            key = self._key()
+            return lambda data: self._store.put_if_absent(key, data)
+
+        return _race(create)
+
+    def swap(self) -> str:
         """Test that one of several simultaneous put_if_same wins."""
-        key = self.key()
-        winners: list[int] = []
-        for _ in range(ROUNDS):
-            self._store.put(key, uuid.uuid4().bytes)
+
+        def swap() -> Callable[[bytes], bool]:
+            key = self._put(b"swap")
             version = self._store.get_stored(key).version
+            return lambda data: self._store.put_if_same(key, data, version=version)
 
-            def swap(key: str, data: bytes, version: str = version) -> bool:
-                return self._store.put_if_same(key, data, version=version)
+        return _race(swap)
 
-            winners.append(self._race(key, swap))
-        return _decided("swap", winners)
-
-    def _race(self, key: str, write: Callable[[str, bytes], bool]) -> int:
-        together = threading.Barrier(RACERS)  # all writers begin at the same moment
-
-        def run(_: int) -> bool:
-            together.wait()
-            return write(key, uuid.uuid4().bytes)
-
-        with ThreadPoolExecutor(RACERS) as pool:
-            return sum(pool.map(run, range(RACERS)))
-
-    @staticmethod
-    def _guarded(attempt: Callable[[], Finding]) -> Callable[[], Finding]:
-        """Return the test with its errors turned into findings."""
-
-        def run() -> Finding:
-            try:
-                return attempt()
-            except StoreError as error:
-                remedy = error.hint or ""
-                # The hint recommends the command that is running.
-                if "--probe-store" in remedy:
-                    remedy = "nanochat needs this of a store: use another one"
-                return _fail(attempt.__name__, str(error), remedy)
-            except ObjectNotFound as error:
-                return _fail(attempt.__name__, f"{error} that was just put", "use another store")
-
-        return run
-
-
-class _BucketTrial:
-    """The tests that apply to a bucket only."""
-
-    def __init__(self, store: "S3Store", *, key: Callable[[], str]) -> None:
-        self._store = store
-        self._key = key
-
-    @functools.cached_property
-    def _semantics(self) -> ConditionalWrites:
-        return self._store.try_conditions(rounds=ROUNDS)
-
-    def create(self) -> Finding:
-        """Test If-None-Match, also under races."""
-        return _supported("create", self._semantics.creates, "If-None-Match")
-
-    def swap(self) -> Finding:
-        """Test If-Match, also under races."""
-        return _supported("swap", self._semantics.swaps, "If-Match")
-
-    def checksum(self) -> Finding:
-        """Test that a body that was damaged on its way is refused."""
-        if _refuses_damage(self._store, self._key()):
-            return Finding(name="checksum", state="ok", found="a damaged body is refused")
+    def checksum(self) -> str:
+        """Test that a bucket refuses a body that was damaged on its way."""
+        ours = self._bucket_store()
+        if self._refuses_damage(ours):
+            return "a damaged body is refused"
         # A store may verify one kind of checksum and ignore another.
         for kind in CHECKSUMS:
-            other = type(self._store)(
-                self._store.url, settings=replace(self._store.settings, checksum=kind)
-            )
-            if _refuses_damage(other, self._key()):
+            other = type(ours)(ours.url, settings=replace(ours.settings, checksum=kind))
+            if self._refuses_damage(other):
                 remedy = f"set NANOCHAT_S3_CHECKSUM={kind}: those are verified"
                 break
         else:
             remedy = "reach it by https; else damage is found only when an object is fetched"
-        return Finding(
-            name="checksum", state="warn", found="a damaged body is accepted", remedy=remedy
-        )
+        raise _Fault("a damaged body is accepted", remedy, state="warn")
 
-    def unfinished(self) -> Finding:
-        """Test that unfinished uploads can be listed."""
+    def unfinished(self) -> str:
+        """Test that a bucket lists unfinished uploads."""
         try:
-            uploads = self._store.list_unfinished()
+            uploads = self._bucket_store().list_unfinished()
         except StoreError as error:
-            return Finding(
-                name="unfinished",
-                state="warn",
-                found=str(error),
-                remedy="let the bucket itself drop unfinished uploads, by a lifecycle rule",
-            )
-        return Finding(
-            name="unfinished", state="ok", found=f"{len(uploads)} unfinished uploads are in it"
-        )
+            remedy = "let the bucket itself drop unfinished uploads, by a lifecycle rule"
+            raise _Fault(str(error), remedy, state="warn") from error
+        return f"{len(uploads)} unfinished uploads are in it"
+
+    def _bucket_store(self) -> "S3Store":
+        from infra.storage.s3.store import S3Store  # loads botocore
+
+        assert isinstance(self._store, S3Store)
+        return self._store
+
+    def _refuses_damage(self, store: "S3Store") -> bool:
+        try:
+            store.bucket.put(self._key(), b"damaged", claim=b"whole")
+        except (ErrorResponse, NoResponse):
+            return True
+        return False
+
+    def _key(self) -> str:
+        """Return a new key of this probe, to be removed at its end."""
+        key = f"{self._root}/{next(self._numbers):04}"
+        self._keys.append(key)
+        return key
+
+    def _put(self, data: bytes) -> str:
+        """Write an object under a new key and return the key."""
+        key = self._key()
+        self._store.put(key, data)
+        return key
 
 
 def find_setting(url: str) -> str | None:
     """Return the setting that makes a bucket accept an object, after it refused one; or None."""
-    if not url.startswith("s3:"):
+    if not _is_bucket(url):
         return None
     from infra.storage.s3.store import S3Store  # loads botocore
 
@@ -349,31 +309,17 @@ def find_setting(url: str) -> str | None:
     return None
 
 
-def _refuses_damage(store: "S3Store", key: str) -> bool:
-    try:
-        store.bucket.put(key, b"damaged", claim=b"whole")
-    except (ErrorResponse, NoResponse):
-        return True
-    return False
+def _is_bucket(url: str) -> bool:
+    return url.startswith("s3:")
 
 
-def _supported(name: str, support: Support, header: str) -> Finding:
-    found = f"the store {describe(support, header)}"
-    if support == "atomic":
-        return Finding(name=name, state="ok", found=found)
-    remedy = "use another store for runs; `push`, `fetch`, `ls` and `plan` work with this one"
-    if (support, header) == ("refused", "If-Match"):
-        remedy += "; if it wants versions without quotes, set NANOCHAT_S3_ETAG=plain"
-    return _fail(name, found, remedy)
+def _race(begin: Callable[[], Callable[[bytes], bool]]) -> str:
+    """Race several writers ROUNDS times; `begin` returns the write of which one succeeds."""
+    winners = [race(begin()) for _ in range(ROUNDS)]
+    if wrong := sum(count != 1 for count in winners):
+        raise _Fault(f"{wrong} of {ROUNDS} races had not one winner", _ANOTHER)
+    return f"of {RACERS} who write at once one wins, {ROUNDS} times"
 
 
-def _decided(name: str, winners: Sequence[int]) -> Finding:
-    if all(count == 1 for count in winners):
-        found = f"of {RACERS} who write at once one wins, {len(winners)} times"
-        return Finding(name=name, state="ok", found=found)
-    wrong = sum(count != 1 for count in winners)
-    return _fail(name, f"{wrong} of {len(winners)} races had not one winner", "use another store")
-
-
-def _fail(name: str, found: str, remedy: str | None) -> Finding:
-    return Finding(name=name, state="fail", found=found, remedy=remedy)
+def _milliseconds(started: float) -> str:
+    return f"{1000 * (time.perf_counter() - started):.0f} ms"

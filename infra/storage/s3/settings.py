@@ -16,7 +16,6 @@ class Settings:
     """Options that differ between servers. None means the default, one for AWS, one for others."""
 
     addressing: str | None  # bucket in the path or in the host name
-    etag: str  # "quoted" or "plain": the form of a version in If-Match
     checksum: Checksum | None  # of uploaded bodies
 
 
@@ -34,7 +33,6 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
 
     return Settings(
         addressing=choose("NANOCHAT_S3_ADDRESSING", "path", "virtual"),
-        etag=choose("NANOCHAT_S3_ETAG", "quoted", "plain") or "quoted",
         checksum=choose("NANOCHAT_S3_CHECKSUM", *CHECKSUMS),
     )
 

@@ -38,7 +38,7 @@ from infra.storage.parts import (
 from infra.storage.s3 import conditional
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
-from infra.storage.s3.conditional import ATOMIC, TRIALS, ConditionalWrites
+from infra.storage.s3.conditional import TRIALS
 from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
@@ -81,7 +81,7 @@ class S3Store:
         self._patience = patience
         self._trying_conditions = threading.Lock()
         self._trying_checksums = threading.Lock()
-        self._semantics: ConditionalWrites | None = None
+        self.faults: Sequence[str] | None = None  # of its conditional writes; None: not probed yet
         self._checksum_of_parts: Checksum | None = None
         self._has_ranges = True
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
@@ -98,17 +98,18 @@ class S3Store:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
         check_key(key)  # before the probe, which contacts the store
-        # Atomic stores decide by the condition; others are only read first, then written.
-        is_atomic = self.semantics() == ATOMIC
-        write = functools.partial(conditional.put_if_absent, is_atomic=is_atomic)
-        return self._persist(f"put {key}", lambda: write(self.bucket, key, data))
+        self.check_conditions()
+        return self._persist(
+            f"put {key}", lambda: conditional.put_if_absent(self.bucket, key, data)
+        )
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         check_key(key)
-        is_atomic = self.semantics() == ATOMIC
-        write = functools.partial(conditional.put_if_same, is_atomic=is_atomic)
-        return self._persist(f"put {key}", lambda: write(self.bucket, key, data, version))
+        self.check_conditions()
+        return self._persist(
+            f"put {key}", lambda: conditional.put_if_same(self.bucket, key, data, version)
+        )
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
@@ -246,26 +247,24 @@ class S3Store:
         """Return key, id and age of unfinished multipart uploads."""
         return self._persist("list unfinished uploads", self.bucket.list_uploads)
 
-    def missing_guarantees(self) -> Sequence[str]:
-        """See Store."""
-        return tuple(self.semantics().words())
+    def check_conditions(self) -> None:
+        """See Store. AWS is known to have them."""
+        with self._trying_conditions:
+            if self.faults is None:
+                self.faults = () if self.bucket.is_aws else self._find_faults()
+        if self.faults:
+            raise StoreError(
+                f"store {self.url} has no atomic conditional writes: it "
+                + " and ".join(self.faults),
+                hint="use a server whose PUT applies If-None-Match and If-Match atomically (AWS, "
+                "Cloudflare R2, MinIO, Ceph), or a directory; reading works here: `ls`, `fetch`",
+            )
 
-    def semantics(self) -> ConditionalWrites:
-        """Return the store's support of conditional writes: probed once, known for AWS."""
-        if self._semantics is None:
-            with self._trying_conditions:  # asked again inside: another thread may have probed
-                if self._semantics is None:
-                    self._semantics = ATOMIC if self.bucket.is_aws else self.try_conditions()
-        return self._semantics
+    def _find_faults(self) -> Sequence[str]:
+        def persist(action: Callable[[], _T]) -> _T:
+            return self._persist("try the store's conditions", action)
 
-    def try_conditions(self, *, rounds: int = conditional.ROUNDS) -> ConditionalWrites:
-        """Probe the store's conditional writes with `rounds` races of each kind."""
-        trial = conditional.Trial(
-            self.bucket,
-            under=TRIALS,
-            persist=lambda request: self._persist("try the store's conditions", request),
-        )
-        return trial.run(rounds)
+        return conditional.find_faults(self.bucket, persist=persist)
 
     @property
     def _uploads(self) -> Uploads:

@@ -302,10 +302,6 @@ def test_nothing_is_left_half_written(place: Place, tmp_path: Path) -> None:
         assert place.fake.uploads == {}
 
 
-def test_a_store_that_keeps_the_contract_has_no_weakness(place: Place) -> None:
-    assert tuple(place.store.missing_guarantees()) == ()
-
-
 def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:
     store, source = place.store, tmp_path / "source"
     source.write_bytes(b"")

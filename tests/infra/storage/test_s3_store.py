@@ -32,7 +32,7 @@ def test_a_store_in_a_directory_loads_no_boto3(tmp_path: Path) -> None:
     code = (
         "import sys; from infra.storage.open import open_store;"
         f"store = open_store({tmp_path.as_uri()!r}); store.put('a', b'x');"
-        "store.missing_guarantees();"
+        "store.check_conditions();"
         "sys.exit(any(name.startswith('boto') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -273,7 +273,7 @@ def test_a_piece_that_is_shorter_than_it_says_is_asked_for_again(fake: FakeS3) -
 
 def test_a_lost_answer_to_a_put_that_decided_is_not_a_defeat(fake: FakeS3) -> None:
     store = store_on(fake)
-    store.semantics()
+    store.check_conditions()
     for kind in (Kind.LOSE, Kind.REFUSE_AFTER):
         fake.faults[:] = [Fault(kind=kind, verb="PUT", times=1)]
         assert store.put_if_absent(f"won-{kind.name}", b"ours")
@@ -286,7 +286,7 @@ def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(
     fake: FakeS3,
 ) -> None:
     store = store_on(fake)
-    store.semantics()
+    store.check_conditions()
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT", times=1, status=412, code="Precondit"))
     assert store.put_if_absent("a", b"ours")
     assert store.get("a") == b"ours"
@@ -368,7 +368,7 @@ def test_a_store_that_tells_no_time_is_refused_where_time_matters(make_fake: Mak
         store.get_stored("a")
 
 
-@pytest.mark.parametrize("name", ["ADDRESSING", "ETAG", "CHECKSUM"])
+@pytest.mark.parametrize("name", ["ADDRESSING", "CHECKSUM"])
 def test_a_setting_that_is_none_is_told_with_those_that_are(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
