@@ -133,26 +133,22 @@ class Bucket:
             raise NoResponse(f"the store sent bytes {first}-{last} as {len(data)} bytes")
         return data
 
-    def read(self, key: str, found: ObjectHead, write: Callable[[int, bytes], None]) -> None:
-        """Pass the whole object to `write`, in pieces with their offsets. Raises Changed."""
-        with self._reading(key) as answer:
-            check_version(answer, found)
-            check_size(f"{self.url}/{key}", answer.get("ContentLength", 0), found.size)
-            pass_on(answer["Body"].iter_chunks(_CHUNK), 0, found.size, write)
-
-    def read_part(
+    def read(
         self, key: str, found: ObjectHead, part: Part, write: Callable[[int, bytes], None]
     ) -> None:
-        """Pass one part of the object to `write`. Raises NoRanges and Changed."""
-        with self._reading(key, part) as answer:
+        """Pass a part, or the whole object, to `write`, in pieces with their offsets.
+
+        Raises Changed, and NoRanges if the store sends the whole object instead of the part.
+        """
+        wants_all = part.length == found.size
+        with self._reading(key, None if wants_all else part) as answer:
             check_version(answer, found)
-            if is_whole(answer):
+            span = (part.start, part.start + part.length - 1, found.size)
+            if wants_all:
+                check_size(f"{self.url}/{key}", answer.get("ContentLength", 0), found.size)
+            elif is_whole(answer):
                 raise NoRanges
-            if parse_range(answer.get("ContentRange", "")) != (
-                part.start,
-                part.start + part.length - 1,
-                found.size,
-            ):
+            elif parse_range(answer.get("ContentRange", "")) != span:
                 raise NoResponse(f"the store sent {answer.get('ContentRange')} for {part}")
             pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
@@ -167,6 +163,7 @@ class Bucket:
             with self._reading(key) as answer:
                 pass
         return ObjectHead(
+            key=key,
             size=field_of(answer, "ContentLength"),
             version=version_of(answer),
             modified=field_of(answer, "LastModified").timestamp(),

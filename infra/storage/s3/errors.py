@@ -95,12 +95,10 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectHead:
-    """An object's size, version and time, as the store reports them."""
+class ObjectHead(ObjectInfo):
+    """An object, without its bytes, at one version."""
 
-    size: int  # bytes
     version: str  # its ETag without quotes
-    modified: float  # unix seconds, by the store's clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +196,7 @@ def explain(
     # A code says more than a status, which many codes share.
     known = _KNOWN.get(error.code) or _KNOWN.get(str(error.status))
     if known:
-        found, hint = known(error, where)
+        found, hint = (text.format_map(_facts(error, where)) for text in known)
         is_away = was_accepted and error.code in (NOT_S3, REDIRECT)
         kind = StoreUnavailable if is_away else StoreError
         return kind(f"store {where.url}: {found}{tries}", hint=hint)
@@ -212,115 +210,81 @@ def explain(
     )
 
 
-_Words = tuple[str, str]
-
-
-def _no_bucket(error: ErrorResponse, where: Where) -> _Words:
-    at = "" if where.is_aws else f" --endpoint-url {where.endpoint}"
-    return (
-        f"there is no bucket '{where.bucket}' at {where.endpoint}",
-        f"make it with `aws{at} s3 mb s3://{where.bucket}`, or name another one",
-    )
-
-
-def _no_credentials(error: ErrorResponse, where: Where) -> _Words:
-    return (
+# By codes or statuses: what was found and the hint, with fields of `_facts`.
+_EXPLANATIONS = {
+    "NoSuchBucket": (
+        "there is no bucket '{bucket}' at {endpoint}",
+        "make it with `aws{at} s3 mb s3://{bucket}`, or name another one",
+    ),
+    "NoCredentials": (
         "no credentials are configured",
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-    )
-
-
-def _unknown_key(error: ErrorResponse, where: Where) -> _Words:
-    return (
-        f"{where.endpoint} does not know the access key",
+    ),
+    "InvalidAccessKeyId": (
+        "{endpoint} does not know the access key",
         "check AWS_ACCESS_KEY_ID or AWS_PROFILE, and that they are for this endpoint",
-    )
-
-
-def _wrong_secret(error: ErrorResponse, where: Where) -> _Words:
-    return (
-        f"{where.endpoint} does not accept the signature: the secret does not fit the access key",
+    ),
+    "SignatureDoesNotMatch": (
+        "{endpoint} does not accept the signature: the secret does not fit the access key",
         "check AWS_SECRET_ACCESS_KEY, and AWS_REGION if the store has a region of its own",
-    )
-
-
-def _expired(error: ErrorResponse, where: Where) -> _Words:
-    return ("the credentials have expired", "log in again, or set new AWS_... variables")
-
-
-def _denied(error: ErrorResponse, where: Where) -> _Words:
-    said = f": {error.message}" if error.message else ""
-    return (
-        f"access denied{said}",
-        f"allow s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload on {where.url}/* and "
-        f"ListBucket, ListBucketMultipartUploads on s3://{where.bucket}; without ListBucket what "
-        "is missing looks forbidden",
-    )
-
-
-def _skewed(error: ErrorResponse, where: Where) -> _Words:
-    # The refusal itself carries the store's clock.
-    ours, theirs = time.time(), find_date(error.headers)
-    if theirs is None:
-        return ("this machine's clock is wrong", "set this machine's clock, for example with NTP")
-    side = "ahead of" if ours > theirs else "behind"
-    return (
-        f"this machine's clock is {abs(ours - theirs) / 60:.0f} min {side} the store's",
+    ),
+    "ExpiredToken InvalidToken TokenRefreshRequired": (
+        "the credentials have expired",
+        "log in again, or set new AWS_... variables",
+    ),
+    "RequestTimeTooSkewed RequestExpired": (
+        "this machine's clock is {skew}",
         "set this machine's clock, for example with NTP",
-    )
-
-
-def _elsewhere(error: ErrorResponse, where: Where) -> _Words:
-    named = error.headers.get("x-amz-bucket-region") or _region_in(error.message)
-    region = f"in region {named}" if named else "in another region"
-    return (
-        f"bucket '{where.bucket}' is {region}",
-        f"set AWS_REGION={named or '...'}, and the endpoint if it names a region",
-    )
-
-
-def _redirected(error: ErrorResponse, where: Where) -> _Words:
-    target = error.headers.get("location")
-    return (
-        f"{where.endpoint} answers with a redirect ({error.status})"
-        + (f" to {target[:200]!r}" if target else ""),
-        f"the bucket is in another region or at another endpoint, or a login page or proxy is in "
-        f"the way: check AWS_REGION, {where.setting} and the network",
-    )
-
-
-def _not_s3(error: ErrorResponse, where: Where) -> _Words:
-    return (
-        f"{where.endpoint} answers with {error.message} (status {error.status})",
-        f"a login page, a proxy or another web server answers in the store's place: check "
-        f"{where.setting} and the network, then run the command again",
-    )
-
-
-def _region_in(message: str) -> str | None:
-    found = re.search(r"expecting '([a-z0-9-]+)'", message)
-    return found.group(1) if found else None
-
-
-_KNOWN: dict[str, Callable[[ErrorResponse, Where], _Words]] = {
-    "NoSuchBucket": _no_bucket,
-    "NoCredentials": _no_credentials,
-    "InvalidAccessKeyId": _unknown_key,
-    "SignatureDoesNotMatch": _wrong_secret,
-    "ExpiredToken": _expired,
-    "InvalidToken": _expired,
-    "TokenRefreshRequired": _expired,
-    "RequestTimeTooSkewed": _skewed,
-    "RequestExpired": _skewed,
-    "PermanentRedirect": _elsewhere,
-    "AuthorizationHeaderMalformed": _elsewhere,
-    "IllegalLocationConstraintException": _elsewhere,
-    "301": _elsewhere,
-    **dict.fromkeys((REDIRECT, "TemporaryRedirect", "302", "303", "307", "308"), _redirected),
-    NOT_S3: _not_s3,
-    "AccessDenied": _denied,
-    "403": _denied,
+    ),
+    "PermanentRedirect AuthorizationHeaderMalformed IllegalLocationConstraintException 301": (
+        "bucket '{bucket}' is in {region}",
+        "set AWS_REGION={region_name}, and the endpoint if it names a region",
+    ),
+    f"{REDIRECT} TemporaryRedirect 302 303 307 308": (
+        "{endpoint} answers with a redirect ({status}){target}",
+        "the bucket is in another region or at another endpoint, or a login page or proxy is in "
+        "the way: check AWS_REGION, {setting} and the network",
+    ),
+    NOT_S3: (
+        "{endpoint} answers with {message} (status {status})",
+        "a login page, a proxy or another web server answers in the store's place: check "
+        "{setting} and the network, then run the command again",
+    ),
+    "AccessDenied 403": (
+        "access denied{said}",
+        "allow s3:GetObject, PutObject, DeleteObject, AbortMultipartUpload on {url}/* and "
+        "ListBucket, ListBucketMultipartUploads on s3://{bucket}; without ListBucket what is "
+        "missing looks forbidden",
+    ),
 }
+_KNOWN = {code: texts for codes, texts in _EXPLANATIONS.items() for code in codes.split()}
+
+
+def _facts(error: ErrorResponse, where: Where) -> Mapping[str, object]:
+    """Return the fields of the texts of an explanation."""
+    expected = re.search(r"expecting '([a-z0-9-]+)'", error.message)
+    region = error.headers.get("x-amz-bucket-region") or (expected and expected.group(1))
+    target = error.headers.get("location")
+    return {
+        **vars(where),
+        "at": "" if where.is_aws else f" --endpoint-url {where.endpoint}",
+        "status": error.status,
+        "message": error.message,
+        "said": f": {error.message}" if error.message else "",
+        "skew": _skew(find_date(error.headers)),
+        "region": f"region {region}" if region else "another region",
+        "region_name": region or "...",
+        "target": f" to {target[:200]!r}" if target else "",
+    }
+
+
+def _skew(theirs: float | None) -> str:
+    """Return by how much our clock differs from the store's, which a refusal itself carries."""
+    if theirs is None:
+        return "wrong"
+    ours = time.time()
+    side = "ahead of" if ours > theirs else "behind"
+    return f"{abs(ours - theirs) / 60:.0f} min {side} the store's"
 
 
 def field_of(answer: Mapping[str, Any], name: str) -> Any:

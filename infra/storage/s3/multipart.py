@@ -3,11 +3,11 @@
 import contextlib
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from infra.storage.base import ObjectNotFound
+from infra.storage.base import ObjectNotFound, Persist
 from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
@@ -119,51 +119,32 @@ class Uploads:
             return None
 
 
-def checks_parts(
-    bucket: Bucket,
-    kind: Checksum,
-    *,
-    under: str,
-    persist: Callable[[Callable[[], Any]], Any],
-) -> bool:
+def checks_parts(bucket: Bucket, kind: Checksum, *, under: str, persist: Persist) -> bool:
     """Return whether the store takes parts with this checksum and refuses a damaged part.
 
-    `persist` runs one request, with retries.
+    Raises StoreError or ObjectNotFound if it cannot do one of the requests.
     """
     key = f"{under}/{uuid.uuid4().hex}/checksum"
+    upload = persist(lambda: bucket.begin_upload(key, kind))
 
-    def ask(request: Callable[[], _T], *, no: Collection[str] = ()) -> _T | None:
-        """Return the answer; None means that the store cannot do it, or gave a code in `no`."""
-
-        def once() -> _T | None:
-            try:
-                return request()
-            except ObjectNotFound:
-                return None
-            except ErrorResponse as error:
-                if error.is_passing and error.code not in no:
-                    raise
-                return None
-
-        return persist(once)
-
-    upload = ask(lambda: bucket.begin_upload(key, kind))
-    if upload is None:
+    def refuses_damage() -> bool:
+        try:
+            # Only a store that verifies the checksum refuses a part with that of other bytes.
+            bucket.put_part(key, upload, _PART, b"other", kind, claim=_BODY)
+        except ErrorResponse as error:
+            if error.is_passing and error.code != "BadDigest":
+                raise
+            return True
         return False
-    # Body and checksum do not match: only a store that verifies the checksum refuses this part.
-    damaged = ask(
-        lambda: bucket.put_part(key, upload, _PART, b"other", kind, claim=_BODY),
-        no=("BadDigest",),
-    )
-    sent = ask(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
-    if damaged is not None or sent is None:
-        ask(lambda: bucket.abort_upload(key, upload))
-        return False
+
     try:
-        ask(lambda: bucket.complete_upload(key, upload, [sent]))
-        is_whole = ask(lambda: bucket.get(key)) == _BODY
-        if not is_whole:
-            ask(lambda: bucket.abort_upload(key, upload))
-        return is_whole
+        if not persist(refuses_damage):
+            return False
+        sent = persist(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
+        persist(lambda: bucket.complete_upload(key, upload, [sent]))
+        return persist(lambda: bucket.get(key)) == _BODY
     finally:
-        ask(lambda: bucket.delete(key))
+        # One of the two is there to be removed, or both after a completion that failed.
+        for remove in (lambda: bucket.abort_upload(key, upload), lambda: bucket.delete(key)):
+            with contextlib.suppress(StoreError):
+                persist(remove)

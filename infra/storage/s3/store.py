@@ -133,8 +133,7 @@ class S3Store:
 
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
-        found = self._head(key)
-        return ObjectInfo(key=key, size=found.size, modified=found.modified)
+        return self._persist(f"look at {key}", lambda: self.bucket.head(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
@@ -171,15 +170,15 @@ class S3Store:
 
     def copy(self, source: str, key: str) -> None:
         """See Store."""
-        found = self._head(source)
-        if found.size <= COPY_LIMIT:
+        size = self.head(source).size
+        if size <= COPY_LIMIT:
             self._persist(f"copy {source}", lambda: self.bucket.copy(source, key))
             return
 
         def copy(upload: str, part: Part, checksum: Checksum) -> Mapping[str, Any]:
             return self.bucket.copy_part(key, upload, part, source)
 
-        self._uploads.send(key, found.size, copy, checksum=self.bucket.checksum)
+        self._uploads.send(key, size, copy, checksum=self.bucket.checksum)
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -251,7 +250,11 @@ class S3Store:
         """See Store. AWS is known to have them."""
         with self._trying_conditions:
             if self.faults is None:
-                self.faults = () if self.bucket.is_aws else self._find_faults()
+                self.faults = (
+                    ()
+                    if self.bucket.is_aws
+                    else conditional.find_faults(self.bucket, persist=self._persist_probe)
+                )
         if self.faults:
             raise StoreError(
                 f"store {self.url} has no atomic conditional writes: it "
@@ -259,12 +262,6 @@ class S3Store:
                 hint="use a server whose PUT applies If-None-Match and If-Match atomically (AWS, "
                 "Cloudflare R2, MinIO, Ceph), or a directory; reading works here: `ls`, `fetch`",
             )
-
-    def _find_faults(self) -> Sequence[str]:
-        def persist(action: Callable[[], _T]) -> _T:
-            return self._persist("try the store's conditions", action)
-
-        return conditional.find_faults(self.bucket, persist=persist)
 
     @property
     def _uploads(self) -> Uploads:
@@ -281,26 +278,21 @@ class S3Store:
     def _choose_checksum(self) -> Checksum:
         if self.settings.checksum is not None or self.bucket.is_aws:
             return self.bucket.checksum
-        try:
-            is_checked = checks_parts(
-                self.bucket, "crc32", under=TRIALS, persist=self._try_checksum
-            )
-        except StoreError:  # the probe is optional: uploads work with the other checksum
-            is_checked = False
-        return "crc32" if is_checked else self.bucket.checksum
+        # The probe is optional: uploads work with the other checksum.
+        with contextlib.suppress(StoreError, ObjectNotFound):
+            if checks_parts(self.bucket, "crc32", under=TRIALS, persist=self._persist_probe):
+                return "crc32"
+        return self.bucket.checksum
 
-    def _try_checksum(self, request: Callable[[], _T]) -> _T:
-        return self._persist("try the store's checksums", request)
-
-    def _head(self, key: str) -> ObjectHead:
-        return self._persist(f"look at {key}", lambda: self.bucket.head(key))
+    def _persist_probe(self, request: Callable[[], _T]) -> _T:
+        return self._persist("probe the store", request)
 
     def _fetch_into(self, file: PartFile, key: str, found: ObjectHead, on_bytes: OnBytes) -> None:
         on_bytes(found.size - sum(part.length for part in file.missing))
         if len(file.parts) > 1 and self._has_ranges:
 
             def work(part: Part, stop: threading.Event) -> None:
-                read = functools.partial(self.bucket.read_part, key, found, part, file.write)
+                read = functools.partial(self.bucket.read, key, found, part, file.write)
                 self._persist_until_shown(key, read, stop=stop)
                 file.finish(part)
                 on_bytes(part.length)
@@ -310,7 +302,8 @@ class S3Store:
             except NoRanges:
                 self._has_ranges = False  # for all later fetches: each answer is the whole object
         if missing := file.missing:
-            self._persist_until_shown(key, lambda: self.bucket.read(key, found, file.write))
+            whole = Part(index=0, start=0, length=found.size)
+            self._persist_until_shown(key, lambda: self.bucket.read(key, found, whole, file.write))
             for part in missing:
                 file.finish(part)
                 on_bytes(part.length)
