@@ -137,14 +137,17 @@ def checks_parts(bucket: Bucket, kind: Checksum, *, under: str, persist: Persist
             return True
         return False
 
+    is_complete = False
     try:
         if not persist(refuses_damage):
             return False
         sent = persist(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
         persist(lambda: bucket.complete_upload(key, upload, [sent]))
+        is_complete = True
         return persist(lambda: bucket.get(key)) == _BODY
     finally:
-        # One of the two is there to be removed, or both after a completion that failed.
-        for remove in (lambda: bucket.abort_upload(key, upload), lambda: bucket.delete(key)):
-            with contextlib.suppress(StoreError):
-                persist(remove)
+        with contextlib.suppress(StoreError):
+            if not is_complete:
+                persist(lambda: bucket.abort_upload(key, upload))
+        with contextlib.suppress(StoreError):  # also if only the answer of the completion was lost
+            persist(lambda: bucket.delete(key))
