@@ -83,10 +83,6 @@ def tiny(depth: int = 3) -> Profile:
         sequence_len=sequence_len,
         vocab_size=vocab_size,
         windows=scaling.windows_for(depth, sequence_len),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     optimizer = OptimizerConfig(
         muon_lr=0.02,
@@ -97,12 +93,6 @@ def tiny(depth: int = 3) -> Profile:
         residual_lr=0.005,
         x0_lr=0.2,
         smear_lr=0.1,
-        muon="polar_express",
-        grad_clip=None,
-        lm_head_beta2=0.96,
-        lm_head_weight_decay=0.01,
-        embedding_beta2=0.995,
-        embedding_weight_decay=0.001,
     )
     chat_batch = 16 * sequence_len
     return Profile(
@@ -123,8 +113,6 @@ def tiny(depth: int = 3) -> Profile:
                     scaling.dataset("spelling", num_train=6000, num_test=200),
                     scaling.dataset("arithmetic", num_train=6000, num_test=200),
                 ),
-                core_bundle=None,
-                core_bundle_sha256=None,
             ),
             tokenizer=TokenizerConfig(
                 vocab_size=vocab_size, max_chars=20_000_000, document_cap=10_000
@@ -143,7 +131,6 @@ def tiny(depth: int = 3) -> Profile:
                 eval_tokens=65_536,
                 prompts=("Return a list of", "The default value is", "Raises an error if"),
                 max_new_tokens=32,
-                core_max_per_task=None,
             ),
             midtrain=ChatTrainConfig(
                 mixture=(
@@ -179,13 +166,6 @@ def tiny(depth: int = 3) -> Profile:
                 top_k=50,
                 lr_fraction=0.2,
                 eval_examples=200,
-                updates_per_batch=1,
-                clip=None,
-                kl_weight=0.0,
-                baseline="group_mean",
-                drop_equal_groups=False,
-                eval_samples=1,
-                rollout_precision="model",
             ),
             chat_eval=ChatEvalConfig(
                 tasks=(

@@ -1,15 +1,16 @@
 """The configuration of a run: one tree of plain values that decide what it produces.
 
 Every value is resolved (no -1, no "auto"): the plan, the fingerprints and the cost are computed
-from this tree alone. Values come from `scaling.run_for_depth` and the profiles; no field has a
-default, so a value cannot be forgotten. Where and how fast a run executes is `infra.placement`.
+from this tree alone. Values come from `scaling.run_for_depth` and the profiles. Only a neutral
+field has a default (see `Section`), so a value cannot be forgotten. Where and how fast a run
+executes is `infra.placement`.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section, check_bounds, check_counts, shown, within
+from nanochat_core.section import Section, check_bounds, check_counts, neutral, shown, within
 
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
@@ -69,10 +70,10 @@ class ModelConfig(Section):
     vocab_size: int = within(1, 2**20)
     windows: tuple[int, ...] = within(0, 2**21)  # per layer: keys left of a query that it sees
     # Parts that came with nanochat's eras; one that is absent has no parameters.
-    residual_scalars: bool = field(metadata={"neutral": True})  # resid_lambdas and x0_lambdas
-    value_embeds: bool = field(metadata={"neutral": True})  # and their gates, on every second layer
-    smear: bool = field(metadata={"neutral": True})
-    backout: bool = field(metadata={"neutral": True})
+    residual_scalars: bool = neutral(True)  # resid_lambdas and x0_lambdas
+    value_embeds: bool = neutral(True)  # and their gates, on every second layer
+    smear: bool = neutral(True)
+    backout: bool = neutral(True)
 
     def __post_init__(self) -> None:
         check_bounds("model", self)
@@ -132,9 +133,9 @@ class DatasetConfig(Section):
     grade: int  # difficulty if the task has several; 1 is the easiest
     num_train: int | None  # the first so many examples; None means all
     num_test: int | None
-    path: str | None = field(metadata={"neutral": None, "identity": False})  # JSONL of messages
-    snapshot: str | None = field(metadata={"neutral": None})  # sha256 of the file at `path`
-    revision: str | None = field(metadata={"neutral": None})  # None means the one in tasks/
+    path: str | None = neutral(None, identity=False)  # JSONL of messages
+    snapshot: str | None = neutral(None)  # sha256 of the file at `path`
+    revision: str | None = neutral(None)  # None means the one in tasks/
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
@@ -156,8 +157,8 @@ class TaskDataConfig(Section):
     """Every dataset that a later stage reads."""
 
     datasets: tuple[DatasetConfig, ...]
-    core_bundle: str | None = field(metadata={"neutral": None})  # URL of the CORE metric's data
-    core_bundle_sha256: str | None = field(metadata={"neutral": None})  # None means unknown
+    core_bundle: str | None = neutral(None)  # URL of the CORE metric's data
+    core_bundle_sha256: str | None = neutral(None)  # None means unknown
 
     def __post_init__(self) -> None:
         names = [dataset.name for dataset in self.datasets]
@@ -202,12 +203,12 @@ class OptimizerConfig(Section):
     residual_lr: float
     x0_lr: float
     smear_lr: float
-    muon: str = field(metadata={"neutral": "polar_express"})  # or January's "newton_schulz"
-    grad_clip: float | None = field(metadata={"neutral": None})  # of the global norm; pretrain only
-    lm_head_beta2: float = field(metadata={"neutral": 0.96})
-    lm_head_weight_decay: float = field(metadata={"neutral": 0.01})
-    embedding_beta2: float = field(metadata={"neutral": 0.995})
-    embedding_weight_decay: float = field(metadata={"neutral": 0.001})
+    muon: str = neutral("polar_express")  # or January's "newton_schulz"
+    grad_clip: float | None = neutral(None)  # of the global norm; pretrain only
+    lm_head_beta2: float = neutral(0.96)
+    lm_head_weight_decay: float = neutral(0.01)
+    embedding_beta2: float = neutral(0.995)
+    embedding_weight_decay: float = neutral(0.001)
 
     def __post_init__(self) -> None:
         if self.muon not in ("polar_express", "newton_schulz"):
@@ -244,7 +245,7 @@ class BaseEvalConfig(Section):
     eval_tokens: int
     prompts: tuple[str, ...]  # each is continued greedily
     max_new_tokens: int
-    core_max_per_task: int | None = field(metadata={"neutral": None})  # examples; None means all
+    core_max_per_task: int | None = neutral(None)  # examples; None means all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,13 +283,13 @@ class RLConfig(Section):
     lr_fraction: float
     eval_examples: int
     # Options that nanochat lacks; their objective is in train/policy.py.
-    updates_per_batch: int = field(metadata={"neutral": 1})  # optimizer steps per batch of answers
-    clip: float | None = field(metadata={"neutral": None})  # PPO's: limits the ratio to 1 +- clip
-    kl_weight: float = field(metadata={"neutral": 0.0})  # of the divergence from the SFT model
-    baseline: str = field(metadata={"neutral": "group_mean"})  # or "leave_one_out"
-    drop_equal_groups: bool = field(metadata={"neutral": False})  # skip groups of equal rewards
-    eval_samples: int = field(metadata={"neutral": 1})  # 1: greedy accuracy; else pass@1..n
-    rollout_precision: str = field(metadata={"neutral": "model"})  # or "bf16", "int8"
+    updates_per_batch: int = neutral(1)  # optimizer steps per batch of answers
+    clip: float | None = neutral(None)  # PPO's: limits the ratio to 1 +- clip
+    kl_weight: float = neutral(0.0)  # of the divergence from the SFT model
+    baseline: str = neutral("group_mean")  # or "leave_one_out"
+    drop_equal_groups: bool = neutral(False)  # skip groups of equal rewards
+    eval_samples: int = neutral(1)  # 1: greedy accuracy; else pass@1..n
+    rollout_precision: str = neutral("model")  # or "bf16", "int8"
 
     def __post_init__(self) -> None:
         if self.baseline not in (known := ("group_mean", "leave_one_out")):

@@ -51,10 +51,6 @@ def model_for_depth(
         sequence_len=sequence_len,
         vocab_size=vocab_size,
         windows=windows_for(depth, sequence_len),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
 
 
@@ -131,12 +127,6 @@ def optimizer_for(
         residual_lr=0.005 * batch_scale,
         x0_lr=0.5 * batch_scale,
         smear_lr=0.2,  # not scaled, as in nanochat
-        muon="polar_express",
-        grad_clip=None,
-        lm_head_beta2=0.96,
-        lm_head_weight_decay=0.01,
-        embedding_beta2=0.995,
-        embedding_weight_decay=0.001,
     )
 
 
@@ -199,7 +189,6 @@ def run_for_depth(
                 *(dataset(name) for name in PUBLISHED),
             ),
             core_bundle=CORE_BUNDLE,
-            core_bundle_sha256=None,
         ),
         tokenizer=TokenizerConfig(
             vocab_size=vocab_size, max_chars=2_000_000_000, document_cap=10_000
@@ -218,7 +207,6 @@ def run_for_depth(
             eval_tokens=80 * 524_288,
             prompts=BASE_PROMPTS,
             max_new_tokens=48,
-            core_max_per_task=None,
         ),
         midtrain=ChatTrainConfig(
             mixture=open_mixture("midtrain"),
@@ -253,13 +241,6 @@ def run_for_depth(
             top_k=50,
             lr_fraction=0.05,
             eval_examples=400,
-            updates_per_batch=1,
-            clip=None,
-            kl_weight=0.0,
-            baseline="group_mean",
-            drop_equal_groups=False,
-            eval_samples=1,
-            rollout_precision="model",
         ),
         chat_eval=ChatEvalConfig(
             tasks=(
@@ -284,9 +265,6 @@ def dataset(
         grade=grade,
         num_train=num_train,
         num_test=num_test,
-        path=None,
-        snapshot=None,
-        revision=None,
     )
 
 

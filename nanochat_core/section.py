@@ -13,12 +13,11 @@ Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | Non
 
 
 class Section:
-    """A group of settings. Subclasses are frozen, keyword-only dataclasses without defaults.
+    """A group of settings. Subclasses are frozen, keyword-only dataclasses.
 
-    A field added later declares `metadata={"neutral": v}`: the value that reproduces behaviour
-    from before the field existed. It is left out of the canonical form when equal to `v`, so old
-    artifacts stay valid, and a tree that lacks it means `v`. A field with `{"identity": False}`
-    is a location whose content another field identifies: it is in no canonical form.
+    A field has no default, unless it was added later: then it is `neutral(v)`, where `v` reproduces
+    behaviour from before the field existed. It is left out of the canonical form when equal to `v`,
+    so old artifacts stay valid, and a tree that lacks it means `v`.
     """
 
     def tree(self) -> dict[str, Tree]:
@@ -51,12 +50,10 @@ class Section:
                 raise ConfigError(
                     f"{where} has no setting {shown(name)}", hint=f"one of: {', '.join(names)}"
                 )
-        neutral = {f.name: f.metadata["neutral"] for f in fields if "neutral" in f.metadata}
-        tree = {**neutral, **tree}
-        for name in names:
-            if name not in tree:
-                raise ConfigError(f"{where} needs a value for '{name}'")
-        return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in names})
+        for field in fields:
+            if field.name not in tree and "neutral" not in field.metadata:
+                raise ConfigError(f"{where} needs a value for '{field.name}'")
+        return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in tree})
 
 
 def shown(value: object) -> str:
@@ -64,9 +61,23 @@ def shown(value: object) -> str:
     return reprlib.repr(value)
 
 
+def neutral(value: Any, **metadata: Any) -> Any:
+    """Declare a field that was added later, with the value that changes nothing.
+
+    `identity=False`: it is a location whose content another field identifies, and is in no
+    canonical form.
+    """
+    return dataclasses.field(default=value, metadata={**metadata, "neutral": value})
+
+
 def within(least: float, most: float, **metadata: Any) -> Any:
     """Declare a field whose numbers are from `least` to `most`, see `check_bounds`."""
-    return dataclasses.field(metadata={**metadata, "bounds": (least, most)})
+    metadata["bounds"] = (least, most)
+    return (
+        neutral(metadata.pop("neutral"), **metadata)
+        if "neutral" in metadata
+        else (dataclasses.field(metadata=metadata))
+    )
 
 
 def check_bounds(where: str, section: Section) -> None:

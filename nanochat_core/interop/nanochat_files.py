@@ -269,14 +269,8 @@ def _config_of(
         raise ModelError(f"{path}: its window_pattern is {pattern!r}"[:200])
     try:
         # With all parts: `of_era` keeps those that the era has.
-        shape = ModelConfig(
-            **numbers,
-            windows=(numbers["sequence_len"],) * numbers["depth"],
-            residual_scalars=True,
-            value_embeds=True,
-            smear=True,
-            backout=True,
-        )
+        windows = (numbers["sequence_len"],) * numbers["depth"]
+        shape = ModelConfig.from_tree({**numbers, "windows": windows})
         return of_era(shape, era, pattern=pattern.upper())
     except ConfigError as error:
         raise ModelError(f"{path}: its meta file describes no model: {error}") from error

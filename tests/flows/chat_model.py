@@ -27,10 +27,6 @@ def write_chat_model(directory: Path) -> None:
         sequence_len=CONTEXT,
         vocab_size=300,
         windows=(CONTEXT, CONTEXT),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     gpt = GPT(config, scaling.numerics("fp32"))
     gpt.init_weights(0)

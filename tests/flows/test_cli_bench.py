@@ -29,10 +29,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sequence_len=128,
         vocab_size=265,
         windows=(32, 128),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     gpt = GPT(config, scaling.numerics("fp32"))
     gpt.init_weights(0)

@@ -7,7 +7,7 @@ from nanochat_core.config import DatasetConfig, ModelConfig, NumericsConfig, Tas
 from nanochat_core.eras import numerics
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import model_for_depth
-from nanochat_core.section import Section
+from nanochat_core.section import Section, neutral
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class Text(Section):
 
     place: str = field(metadata={"identity": False})
     content: str
-    later: int | None = field(metadata={"neutral": None})
+    later: int | None = neutral(None)
 
 
 @dataclass(frozen=True, kw_only=True)

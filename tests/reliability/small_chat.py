@@ -38,10 +38,6 @@ def make_chat_inputs(directory: Path) -> dict[str, Path]:
         sequence_len=LENGTH,
         vocab_size=VOCAB,
         windows=(32, LENGTH),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     texts = (
         text_of(message["content"])

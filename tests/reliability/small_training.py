@@ -46,10 +46,6 @@ def make_job(directory: Path, inputs: dict[str, Path], *, num_steps: int) -> Job
         sequence_len=LENGTH,
         vocab_size=VOCAB,
         windows=(16, LENGTH),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     optimizer = scaling.optimizer_for(
         model, tokens=10**6, reference_tokens=10**6, total_batch_size=2**15

@@ -69,7 +69,6 @@ def write_models(folder: Path) -> list[Path]:
             sequence_len=64,
             vocab_size=len(ranks) + len(SPECIAL_TOKENS),
             windows=(16, 16, 64),
-            residual_scalars=True,
             value_embeds=has_parts,
             smear=has_parts,
             backout=has_parts,

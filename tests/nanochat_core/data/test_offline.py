@@ -46,7 +46,6 @@ def section(hub, tmp_path):
             num_train=count,
             num_test=count,
             path=path,
-            snapshot=None,
             revision=revision,
         )
 
@@ -57,8 +56,6 @@ def section(hub, tmp_path):
                 *(dataset(name, count=30) for name in MADE),
                 dataset("letters", path=str(own)),
             ),
-            core_bundle=None,
-            core_bundle_sha256=None,
         )
     )
 

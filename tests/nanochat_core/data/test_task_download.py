@@ -24,8 +24,6 @@ def dataset(name, commit, *, num_train=None, num_test=None):
         grade=1,
         num_train=num_train,
         num_test=num_test,
-        path=None,
-        snapshot=None,
         revision=commit,
     )
 

@@ -33,10 +33,6 @@ def make_model() -> Callable[..., object]:
             sequence_len=64,
             vocab_size=265,
             windows=windows,
-            residual_scalars=True,
-            value_embeds=True,
-            smear=True,
-            backout=True,
         )
         model = GPT(config, numerics("fp32"))
         generator = torch.Generator().manual_seed(seed)

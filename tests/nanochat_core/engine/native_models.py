@@ -27,10 +27,6 @@ def make_gpt(shape: Mapping[str, int] = {}, *, era: str = HEAD, seed: int = 0) -
         sequence_len=LENGTH,
         vocab_size=shape.get("vocab_size", VOCAB),
         windows=(LENGTH,) * shape.get("depth", 4),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     config = of_era(config, era, pattern="L")
     if config.residual_scalars:  # an era with short windows; theirs are longer than these tests

@@ -46,7 +46,6 @@ def make_model(shape: str) -> GPT:
         sequence_len=CONTEXT,
         vocab_size=265,
         windows=windows,
-        residual_scalars=True,
         value_embeds=has_parts,
         smear=has_parts,
         backout=has_parts,

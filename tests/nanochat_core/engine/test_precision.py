@@ -38,10 +38,6 @@ def trained() -> GPT:
         sequence_len=LENGTH,
         vocab_size=265,
         windows=(32, 32, 32, LENGTH),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     model = GPT(config, numerics("fp32"))
     model.init_weights(1)

@@ -64,10 +64,6 @@ def test_long_prompts_are_read_in_blocks_with_the_models_logits():
         sequence_len=512,
         vocab_size=265,
         windows=(140, 512, 512),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     model = GPT(config, numerics("fp32")).eval()
     generator = torch.Generator().manual_seed(0)

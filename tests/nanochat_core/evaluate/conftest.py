@@ -38,10 +38,6 @@ def model(tokenizer):
         sequence_len=256,
         vocab_size=tokenizer.vocab_size,
         windows=(16, 256),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     model = GPT(config, numerics("fp32"))
     generator = torch.Generator().manual_seed(0)

@@ -19,10 +19,6 @@ SHAPE = ModelConfig(
     sequence_len=256,
     vocab_size=300,
     windows=(256,) * 4,
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 
 

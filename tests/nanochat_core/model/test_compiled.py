@@ -17,10 +17,6 @@ CONFIG = ModelConfig(
     sequence_len=160,
     vocab_size=256,
     windows=(20, 50, 160),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 
 pytestmark = [

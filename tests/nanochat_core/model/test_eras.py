@@ -30,10 +30,6 @@ SHAPE = ModelConfig(
     sequence_len=32,
     vocab_size=300,
     windows=(32, 32, 32, 32),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 PARTS = {
     "residual_scalars": {"resid_lambdas", "x0_lambdas"},

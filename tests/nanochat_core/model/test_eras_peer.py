@@ -30,10 +30,6 @@ SHAPE = ModelConfig(
     sequence_len=512,
     vocab_size=300,
     windows=(512,) * 5,
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 # Longer than a short window. Every weight is random, those that start at zero too.
 _CODE = """

@@ -25,10 +25,6 @@ CONFIG = ModelConfig(
     sequence_len=32,
     vocab_size=256,
     windows=(8, 32),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 
 

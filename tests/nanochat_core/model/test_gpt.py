@@ -24,10 +24,6 @@ CONFIG = ModelConfig(
     sequence_len=32,
     vocab_size=100,
     windows=(5, 7, 31, 2, 32),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 FP32 = numerics("fp32")
 EARLY_2026 = dataclasses.replace(

@@ -27,10 +27,6 @@ CONFIG = ModelConfig(
     sequence_len=16,
     vocab_size=60,
     windows=(4, 4, 16),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 RATES = run_for_depth(12).optimizer
 # a rate by which each group can be told

@@ -34,10 +34,6 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sequence_len=4096,
         vocab_size=265,
         windows=(64, 4096),
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     model = GPT(config, numerics("fp32"))
     generator = torch.Generator().manual_seed(0)

@@ -35,10 +35,6 @@ def small_model(seed: int = 2) -> GPT:
     config = ModelConfig(
         **dataclasses.asdict(SHAPE),
         sequence_len=32,
-        residual_scalars=True,
-        value_embeds=True,
-        smear=True,
-        backout=True,
     )
     model = GPT(config, scaling.numerics("fp32"))
     model.init_weights(1)

@@ -55,10 +55,6 @@ MODEL = ModelConfig(
     sequence_len=LENGTH,
     vocab_size=VOCAB,
     windows=(12, 12, LENGTH, LENGTH),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 SHAPE = Shape(
     depth=4, width=64, num_heads=4, num_kv_heads=2, vocab_size=VOCAB, windows=MODEL.windows

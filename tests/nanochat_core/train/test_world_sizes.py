@@ -28,10 +28,6 @@ MODEL = ModelConfig(
     sequence_len=128,
     vocab_size=512,
     windows=(32, 32, 128, 128),
-    residual_scalars=True,
-    value_embeds=True,
-    smear=True,
-    backout=True,
 )
 
 
