@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.artifacts.runs import Run
 from flows.miniseries.points import Missing, Point, PointScore, Size, notes_on, read_point, size_of
-from flows.miniseries.scaling_law import Fit, Law, Prediction, fit_law
+from flows.miniseries.scaling_law import Law, Prediction, ScalingFit, fit_law
 from flows.profiles import PROFILES, open_profile
 from flows.render.text import count, duration
 from infra.storage.base import Store
@@ -53,8 +53,8 @@ class Findings:
     store: str
     points: tuple[Point, ...]  # the smallest depth first
     missing: tuple[Missing, ...]
-    by_flops: Fit
-    by_parameters: Fit  # of the scaling parameters
+    by_flops: ScalingFit
+    by_parameters: ScalingFit  # of the scaling parameters
     next: Next | None
     check: PredictionCheck | None
     notes: tuple[str, ...]
@@ -91,7 +91,9 @@ def analyse(
     )
 
 
-def _next(fit: Fit, points: Sequence[Point], profile: str, overrides: Sequence[str]) -> Next | None:
+def _next(
+    fit: ScalingFit, points: Sequence[Point], profile: str, overrides: Sequence[str]
+) -> Next | None:
     """Return a prediction one step beyond the largest depth; None without a law or such a model.
 
     The step is the distance between the two largest depths.
@@ -139,7 +141,7 @@ def to_tree(findings: Findings) -> dict[str, Any]:
     }
 
 
-def _fit_tree(fit: Fit) -> dict[str, Any]:
+def _fit_tree(fit: ScalingFit) -> dict[str, Any]:
     return {
         "law": asdict(fit.law) if fit.law else None,
         "floor_range": asdict(fit.floor_range) if fit.floor_range else None,
@@ -205,7 +207,7 @@ def formula(law: Law, symbol: str) -> str:
     return f"{floor}{law.scale:.4g} {symbol}^-{law.exponent:.3g}"
 
 
-def _certainty(fit: Fit, law: Law) -> str:
+def _certainty(fit: ScalingFit, law: Law) -> str:
     parts: list[str] = []
     # A range that reaches an end of the search is no range: a doubt reports it instead.
     if law.exponent_range and not any(doubt.startswith("the exponent") for doubt in fit.doubts):

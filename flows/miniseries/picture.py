@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.miniseries.findings import Findings, formula
 from flows.miniseries.points import PointScore
-from flows.miniseries.scaling_law import Fit, Prediction
+from flows.miniseries.scaling_law import Prediction, ScalingFit
 from nanochat_core.errors import ConfigError
 
 PNG_SCALE = 2.0
@@ -53,7 +53,7 @@ class Picture:
     axis: str
     form: str  # d3's format of the numbers on the axis
     dots: Sequence[Dot]
-    fit: Fit
+    fit: ScalingFit
     ahead: Ahead | None
 
     def svg(self, *, width: int = 460, height: int = 260) -> str:
@@ -104,7 +104,7 @@ def pictures(findings: Findings) -> tuple[Picture, Picture]:
     return by_flops, by_parameters
 
 
-def _line(fit: Fit, symbol: str) -> str:
+def _line(fit: ScalingFit, symbol: str) -> str:
     return f"; the line is {formula(fit.law, symbol)}" if fit.law else ""
 
 
@@ -287,7 +287,7 @@ def _line_of(colour: str, width: float, dash: Sequence[int]) -> dict[str, Any]:
 
 
 def _curve(
-    fit: Fit, low: float, high: float, y_range: tuple[float, float]
+    fit: ScalingFit, low: float, high: float, y_range: tuple[float, float]
 ) -> list[dict[str, float]]:
     assert fit.law is not None
     shares = [i / (_CURVE_POINTS - 1) for i in range(_CURVE_POINTS)]

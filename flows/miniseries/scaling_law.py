@@ -1,19 +1,43 @@
 """Scaling laws of loss by model size: y = floor + scale * x^-exponent, fitted to a few points.
 
+For a given exponent the law is linear in floor and scale, so the best law is found by a search
+along the exponent alone, with no starting point to guess. The residuals are relative:
+(law - y) / y. A floor is never below 0.
+
 A range is a profile interval at 95 %: it covers all laws whose sum of squares is at most
 1 + t^2 / freedom times the least one, t being Student's. It shows what scatter like that of these
-points allows, and assumes that the law holds beyond them. flows/miniseries/law_family.py does the
-fitting.
+points allows, and assumes that the law holds beyond them.
 """
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from flows.miniseries.law_family import Range, ScalingFit
+import numpy as np
+import numpy.typing as npt
+
+Array: TypeAlias = npt.NDArray[np.float64]
 
 FLOOR_NEEDS = 4  # points at different x before a floor is fitted
 _NARROW = 10.0  # a smaller ratio of the largest x to the smallest one is reported as a doubt
+# The exponent times log(largest x / smallest x): from nearly flat to a fall of e^60.
+_LEAST_FALL, _MOST_FALL, _GRID = 1e-4, 60.0, 801
+# Each zoom divides the spacing of the grid by 40: after five it is below 1e-9 of the exponent.
+_ZOOMS, _ZOOM_GRID = 5, 81
+_ANGLES = 181  # floors of an ellipse of laws: its ends are off by at most 4e-5 of its radius
+_ROUNDING = 1e-24  # sum of squares of relative rounding errors, generously
+# Student's t for 95 %, two-sided, from 1 degree of freedom on.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The values that the points allow, at 95 %."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +66,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class ScalingFit:
     """The law of some points, and its uncertainties."""
 
     points: tuple[tuple[float, float], ...]
@@ -60,20 +84,20 @@ class Fit:
         if self.law is None:
             return None
         value = self.law.at(x)
-        beyond = x / max(known for known, _ in self.points)
-        if self.floor_range is None:
-            return Prediction(value=value, range=None, beyond=beyond)
-        family = ScalingFit(self.points, has_floor=True)
-        fitting = family.values_at(x)
-        # The range of a measurement: the uncertainty of the law and the scatter of one point about
-        # it are independent, so they add in quadrature.
-        noise = family.student * family.scatter * value
-        low = value - math.hypot(max(value - fitting.low, 0.0), noise)
-        high = value + math.hypot(max(fitting.high - value, 0.0), noise)
-        return Prediction(value=value, range=Range(low=max(low, 0.0), high=high), beyond=beyond)
+        known = None
+        if self.floor_range is not None:
+            family = _Family(self.points, has_floor=True)
+            fitting = family.values_at(x)
+            # The range of a measurement: the uncertainty of the law and the scatter of one point
+            # about it are independent, so they add in quadrature.
+            noise = family.student * family.scatter * value
+            low = value - math.hypot(max(value - fitting.low, 0.0), noise)
+            high = value + math.hypot(max(fitting.high - value, 0.0), noise)
+            known = Range(low=max(low, 0.0), high=high)
+        return Prediction(value=value, range=known, beyond=x / self.points[-1][0])
 
 
-def fit_law(points: Sequence[tuple[float, float]]) -> Fit:
+def fit_law(points: Sequence[tuple[float, float]]) -> ScalingFit:
     """Fit a law to (x, y) pairs, all positive: with a floor if the points determine one.
 
     The result does not depend on the order of the points.
@@ -81,36 +105,31 @@ def fit_law(points: Sequence[tuple[float, float]]) -> Fit:
     # Sorted, since sums of floats depend on their order.
     points = tuple(sorted((float(x), float(y)) for x, y in points))
     assert all(math.isfinite(x) and math.isfinite(y) and x > 0 and y > 0 for x, y in points)
-    places = len({x for x, _ in points})
-    if places < 2:
-        return _no_law(points, f"no law: it takes two models of different size, here is {places}")
-    plain = ScalingFit(points, has_floor=False)
-    if not _falls(points):
-        return _no_law(points, "no law: the larger models are no better")
-    # No range here: that of pure power laws alone would leave out the exponents of laws with a
-    # floor, and so be too narrow.
-    if places < FLOOR_NEEDS:
-        return Fit(
-            points=points,
-            law=_law(plain, among=None),
-            floor_range=None,
-            doubts=(*_few(places), *_any(plain)),
-        )
-    full = ScalingFit(points, has_floor=True)
-    floors = full.floors()
+    sizes = len({x for x, _ in points})
+    why_not = None
+    if sizes < 2:
+        why_not = f"no law: it takes two models of different size, here is {sizes}"
+    elif not _falls(points):
+        why_not = "no law: the larger models are no better"
+    if why_not:
+        return ScalingFit(points=points, law=None, floor_range=None, doubts=(why_not,))
+    has_floor = sizes >= FLOOR_NEEDS
+    family = best = _Family(points, has_floor=has_floor)
+    floors = family.floors() if has_floor else None
     # If a floor of 0 fits too, the simpler law without one is drawn.
-    is_known = floors.low > 0
-    doubts = () if is_known else (_unknown(floors),)
-    return Fit(
-        points=points,
-        law=_law(full if is_known else plain, among=full),
-        floor_range=floors,
-        doubts=(*doubts, *_any(full)),
+    if floors is not None and floors.low == 0:
+        best = _Family(points, has_floor=False)
+    law = Law(
+        floor=best.floor,
+        scale=best.scale,
+        exponent=best.exponent,
+        # That of pure power laws alone would leave out the exponents of laws with a floor, and so
+        # be too narrow.
+        exponent_range=family.exponents if has_floor else None,
+        scatter=best.scatter if best.freedom >= 1 else None,
     )
-
-
-def _no_law(points: tuple[tuple[float, float], ...], why: str) -> Fit:
-    return Fit(points=points, law=None, floor_range=None, doubts=(why,))
+    doubts = tuple(_doubts(family, floors, sizes))
+    return ScalingFit(points=points, law=law, floor_range=floors, doubts=doubts)
 
 
 def _falls(points: Sequence[tuple[float, float]]) -> bool:
@@ -120,44 +139,135 @@ def _falls(points: Sequence[tuple[float, float]]) -> bool:
     return math.fsum((x - x_mean) * (y - y_mean) for x, y in logs) < 0
 
 
-def _law(family: ScalingFit, *, among: ScalingFit | None) -> Law:
-    """Return the best law of the family, with the range of exponents of the laws in `among`.
-
-    None means that laws with a floor were not fitted, so the range is unknown.
-    """
-    return Law(
-        floor=family.floor,
-        scale=family.scale,
-        exponent=family.exponent,
-        exponent_range=None if among is None else among.exponents(),
-        scatter=family.scatter if family.freedom >= 1 else None,
-    )
-
-
-def _few(places: int) -> list[str]:
-    doubts = [
-        f"no floor is fitted: it takes {FLOOR_NEEDS} models, here are {places}; without one the "
-        "line is too low far beyond the points"
-    ]
-    if places == 2:
-        doubts.append("a line through two points is always exact: its uncertainty is unknown")
-    else:
-        doubts.append("uncertainties of exponent and predictions are unknown without a floor")
-    return doubts
-
-
-def _unknown(floors: Range) -> str:
-    return (
-        f"the floor is not determined: all from 0 to {floors.high:.3g} fit; the line is drawn "
-        "without one, so far beyond the points it is the lowest that fits"
-    )
-
-
-def _any(family: ScalingFit) -> list[str]:
-    """Return doubts that hold with and without a floor."""
-    doubts: list[str] = []
+def _doubts(family: "_Family", floors: Range | None, sizes: int) -> Iterator[str]:
+    if floors is None:
+        yield (
+            f"no floor is fitted: it takes {FLOOR_NEEDS} models, here are {sizes}; without one the "
+            "line is too low far beyond the points"
+        )
+        yield (
+            "a line through two points is always exact: its uncertainty is unknown"
+            if sizes == 2
+            else "uncertainties of exponent and predictions are unknown without a floor"
+        )
+    elif floors.low == 0:
+        yield (
+            f"the floor is not determined: all from 0 to {floors.high:.3g} fit; the line is drawn "
+            "without one, so far beyond the points it is the lowest that fits"
+        )
     if (ratio := math.exp(family.span)) < _NARROW:
-        doubts.append(f"the largest model is only {ratio:.1f} times the smallest one")
+        yield f"the largest model is only {ratio:.1f} times the smallest one"
     if family.freedom >= 1 and family.is_open:
-        doubts.append("the exponent is not determined: nearly any fits")
-    return doubts
+        yield "the exponent is not determined: nearly any fits"
+
+
+class _Family:
+    """The laws with or without a floor, fitted to points at two different x or more."""
+
+    def __init__(self, points: Sequence[tuple[float, float]], *, has_floor: bool) -> None:
+        x, self._y = (np.array(column) for column in zip(*points, strict=True))
+        # Powers are taken of x over the geometric mean: x itself may be 1e20 FLOPs, whose powers
+        # underflow at steep exponents.
+        self._centre = float(np.log(x).mean())
+        self._logs: Array = np.log(x) - self._centre
+        self.span = float(np.ptp(self._logs))
+        self._has_floor = has_floor
+        self.freedom = len(points) - (3 if has_floor else 2)  # degrees of freedom
+        self._exponents: Array = np.geomspace(_LEAST_FALL, _MOST_FALL, _GRID) / self.span
+        self.exponent = self._zoom(lambda squares: int(squares.argmin()))
+        best = _Profile(self._logs, self._y, np.array([self.exponent]))
+        floor = best.allowed_floors(has_floor=has_floor)
+        self.floor = floor.item()
+        self.scale = best.scales(floor).item() * math.exp(self.exponent * self._centre)
+        if self.freedom >= 1:
+            least = best.squares(floor).item()
+            self.scatter = math.sqrt(least / self.freedom)  # relative standard deviation
+            self.student = _T95[min(self.freedom, len(_T95)) - 1]
+            # Points exactly on a law have a sum of squares of rounding errors only.
+            self._limit = max(least * (1 + self.student**2 / self.freedom), _ROUNDING)
+
+    @functools.cached_property
+    def exponents(self) -> Range:
+        """The range of the exponents of all laws that fit."""
+        # The best exponent fits even if no point of the grid does.
+        low, high = (
+            self._zoom(lambda s, end=end: np.flatnonzero(s <= self._limit)[end], self.exponent)
+            for end in (0, -1)
+        )
+        return Range(low=low, high=high)
+
+    @property
+    def is_open(self) -> bool:
+        """True if exponents up to an end of the searched range fit: they are not determined."""
+        ends = self._exponents
+        return self.exponents.low <= ends[0] or self.exponents.high >= ends[-1]
+
+    def floors(self) -> Range:
+        """Return the range of the floors of all laws that fit, up to the least measured loss."""
+        floors = self._fitting[1].clip(max=self._y.min())
+        return Range(low=float(floors.min()), high=float(floors.max()))
+
+    def values_at(self, x: float) -> Range:
+        """Return the range of y at `x` of all laws that fit."""
+        exponents, floors, scales = self._fitting
+        values = floors + scales * np.exp(-exponents * (math.log(x) - self._centre))
+        return Range(low=float(values.min()), high=float(values.max()))
+
+    @functools.cached_property
+    def _fitting(self) -> Array:  # (3, L)
+        """Exponents, floors and scales of laws all along the border of those that fit."""
+        exponents = np.linspace(self.exponents.low, self.exponents.high, _GRID)
+        profile = _Profile(self._logs, self._y, exponents)
+        # At one exponent the laws that fit are an ellipse in (floor, scale), cut off at floor 0.
+        reach = np.sqrt(np.maximum(self._limit - profile.least, 0.0)) / profile.steepness
+        around = np.cos(np.linspace(0, math.pi, _ANGLES))
+        floors = np.maximum(profile.floors + reach * around, 0.0)
+        rest = self._limit - profile.squares(floors)
+        reach = np.sqrt(np.maximum(rest, 0.0)) / profile.power
+        ends = np.stack([profile.scales(floors) + sign * reach for sign in (-1, 1)])
+        laws = np.stack(np.broadcast_arrays(exponents[:, None], floors, ends))
+        return laws[:, :, rest >= -_ROUNDING].reshape(3, -1)
+
+    def _zoom(self, pick: Callable[[Array], int], *around: float) -> float:
+        """Return the exponent that `pick` chooses by the sums of squares, of ever finer grids."""
+        grid, found = self._exponents, 0.0
+        for _ in range(_ZOOMS + 1):
+            grid: Array = np.sort(np.concatenate([grid, around]))
+            profile = _Profile(self._logs, self._y, grid)
+            floors = profile.allowed_floors(has_floor=self._has_floor)
+            chosen = pick(profile.squares(floors)[:, 0])
+            found, last = float(grid[chosen]), len(grid) - 1
+            grid = np.linspace(grid[max(chosen - 1, 0)], grid[min(chosen + 1, last)], _ZOOM_GRID)
+        return found
+
+
+class _Profile:
+    """Sums of squares at E exponents: a parabola in the floor and, at each floor, in the scale."""
+
+    def __init__(self, logs: Array, y: Array, exponents: Array) -> None:
+        # Columns of the linear problem scale * c1 + floor * c2 = 1, a row for each point. They are
+        # made orthogonal, since at flat exponents the powers are nearly constant.
+        c1, c2 = np.exp(-exponents[:, None] * logs) / y, 1.0 / y
+        self.power = np.linalg.norm(c1, axis=1, keepdims=True)  # (E, 1), as all below
+        c1 = c1 / self.power
+        self._overlap = c1 @ c2[:, None]
+        c2 = c2 - self._overlap * c1
+        self.steepness = np.linalg.norm(c2, axis=1, keepdims=True)
+        c2 = c2 / self.steepness
+        self._scale, floor = (column.sum(axis=1, keepdims=True) for column in (c1, c2))
+        residuals = self._scale * c1 + floor * c2 - 1.0
+        self.least = (residuals**2).sum(axis=1, keepdims=True)
+        self.floors = floor / self.steepness  # with that sum of squares, of either sign
+
+    def squares(self, floors: Array) -> Array:
+        """Return the sums of squares of the best laws with these floors."""
+        return self.least + (self.steepness * (floors - self.floors)) ** 2
+
+    def scales(self, floors: Array) -> Array:
+        """Return the scales of these laws."""
+        return (self._scale - self._overlap * floors) / self.power
+
+    def allowed_floors(self, *, has_floor: bool) -> Array:
+        """Return the floors of the best laws that are allowed, 0 where laws have none."""
+        is_law = (self.floors > 0) & (self.scales(self.floors) > 0)
+        return np.where(is_law & has_floor, self.floors, 0.0)
