@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows.artifacts.runs import Run
-from flows.miniseries.points import Missing, Point, PointScore, Size, notes_on, read_point, size_of
+from flows.compare.compare import Score
+from flows.miniseries.points import Missing, Point, Size, notes_on, read_point, size_of
 from flows.miniseries.scaling_law import Law, Prediction, ScalingFit, fit_law
 from flows.profiles import PROFILES, open_profile
 from flows.render.text import count, duration
@@ -175,7 +176,7 @@ def _measured(point: Point) -> tuple[str, ...]:
     )
 
 
-def score(found: PointScore) -> str:
+def score(found: Score) -> str:
     """Format a score with its interval."""
     if found.low is None or found.high is None:
         return f"{found.value:.4f}"

@@ -25,7 +25,6 @@ from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.miniseries.files import Files, write_files
 from flows.miniseries.findings import Findings, analyse
 from flows.miniseries.page import SeriesPages
-from flows.miniseries.picture import check_drawing
 from flows.miniseries.plan import SeriesPlan, plan_series
 from flows.miniseries.series import (
     LEAST_DEPTHS,
@@ -63,6 +62,7 @@ from flows.orchestration.pipeline import (
 from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.plan.upstream import SECTIONS
 from flows.profiles import make_placement
+from flows.render.vega import check_drawing
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import default_home
 from infra.storage.open import open_store

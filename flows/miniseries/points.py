@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, known_names, newest_runs
+from flows.compare.compare import Score, scores_of
 from flows.identity.manifest import Manifest
 from flows.miniseries.series import ADDED
 from flows.stages import BASE_EVAL, PRETRAIN
@@ -35,15 +36,6 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PointScore:
-    """A score with its 95 % interval, if it has one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Point:
     """One trained and evaluated model of a series."""
 
@@ -54,8 +46,8 @@ class Point:
     text: str | None  # digest of the rows it was evaluated on
     size: Size
     seconds: float  # of training, summed over executions; depends on the machine
-    val_bpb: PointScore
-    core: PointScore | None  # None: CORE was not measured
+    val_bpb: Score
+    core: Score | None  # None: CORE was not measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,8 +169,8 @@ def _point(run: Run, depth: int, trained: Manifest, evaluated: Manifest) -> Poin
     # today.
     config = cast("dict[str, Any]", trained.preimage["config"])
     rows = evaluated.inputs.get("rows")
-    bpb = _score(evaluated, "val_bpb")
-    if bpb is None:
+    scores = scores_of(evaluated)
+    if "val_bpb" not in scores:
         raise ArtifactError(f"{evaluated.name} has no val_bpb")
     return Point(
         depth=depth,
@@ -192,14 +184,6 @@ def _point(run: Run, depth: int, trained: Manifest, evaluated: Manifest) -> Poin
             PretrainConfig.from_tree(config["pretrain"]),
         ),
         seconds=sum(s["ended"] - s["started"] for s in trained.provenance.segments),
-        val_bpb=bpb,
-        core=_score(evaluated, "core"),
+        val_bpb=scores["val_bpb"],
+        core=scores.get("core"),
     )
-
-
-def _score(manifest: Manifest, name: str) -> PointScore | None:
-    metrics = manifest.provenance.metrics
-    value = metrics.get(name)
-    if value is None:
-        return None
-    return PointScore(value=value, low=metrics.get(f"{name}_low"), high=metrics.get(f"{name}_high"))

@@ -230,14 +230,16 @@ class _Family:
 
     def _zoom(self, pick: Callable[[Array], int], *around: float) -> float:
         """Return the exponent that `pick` chooses by the sums of squares, of ever finer grids."""
-        grid, found = self._exponents, 0.0
+        grid: Array = self._exponents
+        found = 0.0
         for _ in range(_ZOOMS + 1):
-            grid: Array = np.sort(np.concatenate([grid, around]))
+            grid = np.sort(np.append(grid, around))
             profile = _Profile(self._logs, self._y, grid)
             floors = profile.allowed_floors(has_floor=self._has_floor)
             chosen = pick(profile.squares(floors)[:, 0])
-            found, last = float(grid[chosen]), len(grid) - 1
-            grid = np.linspace(grid[max(chosen - 1, 0)], grid[min(chosen + 1, last)], _ZOOM_GRID)
+            found = float(grid[chosen])
+            low, high = grid[max(chosen - 1, 0)], grid[min(chosen + 1, len(grid) - 1)]
+            grid = np.linspace(low, high, _ZOOM_GRID, dtype=np.float64)
         return found
 
 

@@ -71,9 +71,9 @@ def miniseries(
         raise ConfigError("no depths are given", hint=f"for example {_EXAMPLE}")
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
-    from flows.miniseries.picture import check_drawing
     from flows.miniseries.plan import lines_of, plan_series, plan_to_json
     from flows.miniseries.series import open_series, pin_members
+    from flows.render.vega import check_drawing
 
     # Names upstream are pinned once, for the largest depth, and all depths use these pins: datasets
     # that change during the series would make its depths incomparable.
