@@ -66,11 +66,6 @@ def is_gradable(name: str) -> bool:
     return name in GRADERS or find_grader(name) is not None
 
 
-def is_correct(name: str, conversation: Conversation, answer: str) -> bool:
-    """Return whether `answer` is right. Raises TaskError as `grader_of` does."""
-    return grader_of(name).is_correct(conversation, answer)
-
-
 def are_correct(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
     """Return whether each of many answers is right; graded in parallel if the grader can.
 
@@ -80,8 +75,3 @@ def are_correct(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[b
     if grader.are_correct is not None:
         return grader.are_correct(graded)
     return [grader.is_correct(conversation, answer) for conversation, answer in graded]
-
-
-def reward(name: str, conversation: Conversation, answer: str) -> float:
-    """Return the reward of `answer` in reinforcement learning: 1.0 if it is right, else 0.0."""
-    return float(is_correct(name, conversation, answer))

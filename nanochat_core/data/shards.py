@@ -49,8 +49,9 @@ def run(job: Job) -> dict[str, Any]:
             documents, config, job.output, seed=job.config["seed"], scratch=scratch
         )
     elif config.source in DATASETS:
-        fetched = fetch_shards(config, job.output, scratch=scratch, progress=progress)
-        shards, blanks, origin = fetched.shards, fetched.blanks, fetched.origin
+        shards, blanks, origin = fetch_shards(
+            config, job.output, scratch=scratch, progress=progress
+        )
     else:
         known = ", ".join([*TEXT_SOURCES, *DATASETS])
         raise ConfigError(f"shards.source is '{config.source}'", hint=f"one of: {known}")

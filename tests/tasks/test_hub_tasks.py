@@ -51,7 +51,7 @@ def test_a_choice_is_put_with_its_letter_behind_it():
     [("A", True), (" A\n", True), ("B", False), ("AB", False), ("a", False), ("", False)],
 )
 def test_an_answer_is_the_letter_and_nothing_else(answer, right):
-    assert registry.is_correct("mmlu", mmlu.convert(QUESTION), answer) == right
+    assert registry.grader_of("mmlu").is_correct(mmlu.convert(QUESTION), answer) == right
 
 
 def test_a_solution_has_its_calls_as_parts():
@@ -91,13 +91,12 @@ def test_a_solution_has_its_calls_as_parts():
 )
 def test_a_number_is_right_when_it_is_written_alike_but_for_commas(truth, answer, right):
     conversation = gsm8k.convert({"question": "?", "answer": f"<<1+1=2>>\n#### {truth}"})
-    assert registry.is_correct("gsm8k", conversation, answer) == right
-    assert registry.reward("gsm8k", conversation, answer) == float(right)
+    assert registry.grader_of("gsm8k").is_correct(conversation, answer) == right
 
 
 def test_where_the_truth_has_no_number_no_answer_is_right():
     conversation = gsm8k.convert({"question": "?", "answer": "nobody knows"})
-    assert not registry.is_correct("gsm8k", conversation, "nor do I")
+    assert not registry.grader_of("gsm8k").is_correct(conversation, "nor do I")
 
 
 def test_a_talk_keeps_its_messages_and_nothing_else():
@@ -147,7 +146,7 @@ def test_every_row_is_a_conversation_whose_own_answer_is_right(name):
         assert json.loads(json.dumps(conversation)) == conversation
         if registry.is_gradable(name) and name != "humaneval":  # tests of its own run programs
             answer = text_of(conversation["messages"][-1]["content"])
-            assert registry.is_correct(name, conversation, answer)
+            assert registry.grader_of(name).is_correct(conversation, answer)
 
 
 NUMBERS = ("72", "-3", "1,234,567", "1234567", "0.5", ".5", "12.", "12", "7,000", "7000.", "-", "x")
@@ -169,7 +168,9 @@ def test_conversations_and_verdicts_are_nanochats(name, tmp_path):
     ours = [registry.task_named(name).convert(row) for row in rows]
     assert in_any_order(ours) == in_any_order(theirs)
     tried = [answers or c.get("letters", ()) for c in theirs]
-    graded = [[registry.is_correct(name, c, a) for a in tried[i]] for i, c in enumerate(theirs)]
+    graded = [
+        [registry.grader_of(name).is_correct(c, a) for a in tried[i]] for i, c in enumerate(theirs)
+    ]
     assert graded == verdicts
     if name not in ("smoltalk", "humaneval"):  # one has no grading, the other tests of its own
         assert {v for line in verdicts for v in line} == {True, False}

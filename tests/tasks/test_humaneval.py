@@ -101,7 +101,7 @@ def test_a_prompts_first_imports_go_before_the_program(prompt, imports):
     ],
 )
 def test_an_answer_is_right_when_its_function_passes_the_tests(sandbox, answer, right):
-    assert registry.is_correct("humaneval", humaneval.convert(ROW), answer) == right
+    assert registry.grader_of("humaneval").is_correct(humaneval.convert(ROW), answer) == right
 
 
 def test_what_a_test_calls_beside_the_answer_has_to_be_in_the_answer(sandbox):

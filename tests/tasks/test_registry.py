@@ -12,10 +12,8 @@ GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "co
 
 
 def test_grading_goes_to_the_task():
-    assert registry.is_correct("arithmetic", {"answer": "12"}, "#### 12")
-    assert registry.reward("arithmetic", {"answer": "12"}, "#### 12") == 1.0
-    assert registry.reward("arithmetic", {"answer": "12"}, "#### 13") == 0.0
-    assert registry.is_correct("spelling", {"kind": "spell", "word": "cat"}, "cat: c,a,t")
+    assert registry.grader_of("arithmetic").is_correct({"answer": "12"}, "#### 12")
+    assert registry.grader_of("spelling").is_correct({"kind": "spell", "word": "cat"}, "cat: c,a,t")
     ungraded = {n for n in TASKS if not registry.is_gradable(n)}
     assert ungraded == {"identity", "smoltalk"}
 
@@ -23,7 +21,7 @@ def test_grading_goes_to_the_task():
 @pytest.mark.parametrize("name", ["identity", "smoltalk"])
 def test_answers_without_right_or_wrong_are_not_graded(name):
     with pytest.raises(TaskError, match=f"answers of task '{name}' cannot be graded"):
-        registry.is_correct(name, GOOD, "I am a tiny model.")
+        registry.grader_of(name).is_correct(GOOD, "I am a tiny model.")
 
 
 def test_what_guessing_scores_is_said_by_each_task_with_choices():
@@ -73,7 +71,7 @@ def test_a_dataset_of_a_person_has_no_grading():
     "call",
     [
         lambda: registry.generate("gsm9k", "train", 1, grade=1, seed=0),
-        lambda: registry.is_correct("gsm9k", GOOD, ""),
+        lambda: registry.grader_of("gsm9k").is_correct(GOOD, ""),
     ],
 )
 def test_an_unknown_task_is_refused_with_those_there_are(call):

@@ -79,7 +79,7 @@ def test_a_task_that_grades_many_at_a_time_says_what_it_says_of_one():
     assert registry.are_correct("humaneval", graded) == [True, False, True, False]
     assert humaneval_grader.are_correct([]) == []
     for conversation, answer in graded[:2]:
-        alone = registry.is_correct("humaneval", conversation, answer)
+        alone = registry.grader_of("humaneval").is_correct(conversation, answer)
         assert registry.are_correct("humaneval", [(conversation, answer)]) == [alone]
 
 

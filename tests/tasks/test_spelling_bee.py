@@ -28,10 +28,10 @@ def test_the_seed_decides_and_fewer_is_a_prefix(name):
 def test_an_example_is_right_by_its_own_answer_and_wrong_when_tampered_with(name):
     for conversation in examples(name, "test", 300):
         text = answer(conversation)
-        assert registry.is_correct(name, conversation, text)
-        assert not registry.is_correct(name, conversation, text[:-1])
-        assert not registry.is_correct(name, conversation, text + "1")
-        assert not registry.is_correct(name, conversation, "")
+        assert registry.grader_of(name).is_correct(conversation, text)
+        assert not registry.grader_of(name).is_correct(conversation, text[:-1])
+        assert not registry.grader_of(name).is_correct(conversation, text + "1")
+        assert not registry.grader_of(name).is_correct(conversation, "")
 
 
 @pytest.mark.parametrize("name", NAMES)

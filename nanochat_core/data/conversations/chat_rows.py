@@ -120,10 +120,7 @@ def conversation_rows(
         parts = [conversations[start : start + _PIECE] for start in starts]
         # Each process loads the tokenizer itself, as its start arguments must be small:
         # multiprocessing blocks forever on a full pipe if the process has died at its start.
-        work = partial(_render_there, tokenizer, row_len)
-        if processes == 1:
-            work = partial(_render, Tokenizer.load(tokenizer), row_len)
-        pieces = map_in_processes(work, parts, processes=processes)
+        pieces = map_in_processes(partial(_render, tokenizer, row_len), parts, processes=processes)
         pieces = _with_progress(pieces, len(conversations), f"packing {directory.name}", log)
         write_rows(pieces, directory, row_len=row_len)
     # Polled rather than a barrier: a collective has a timeout, and packing may take longer.
@@ -146,13 +143,10 @@ def _with_progress(
             log(f"{what}: {done:,} of {total:,} conversations")
 
 
-def _render(tokenizer: Tokenizer, row_len: int, conversations: Sequence[Conversation]) -> Piece:
+def _render(directory: Path, row_len: int, conversations: Sequence[Conversation]) -> Piece:
+    tokenizer = _load_once(directory)
     rendered = (render_conversation(tokenizer, c, max_tokens=row_len) for c in conversations)
     return make_piece(rendered, dtype=dtype_for(tokenizer.vocab_size))
-
-
-def _render_there(directory: Path, row_len: int, conversations: Sequence[Conversation]) -> Piece:
-    return _render(_load_once(directory), row_len, conversations)
 
 
 @lru_cache(maxsize=1)  # of a process that renders many pieces

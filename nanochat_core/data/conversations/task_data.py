@@ -158,18 +158,16 @@ def _published(
     wanted = [split for split, count in zip(SPLITS, counts, strict=True) if count != 0]
     # A split of which no examples are wanted is not downloaded.
     revision = dataset.revision or task.dataset.revision
-    here = download_dataset(task, revision, wanted, progress=progress)
+    commit, files = download_dataset(task, revision, wanted, progress=progress)
     (train, train_rows), (test, test_rows) = (
-        convert_split(
-            task, here.files.get(split, ()), spool, num_examples=count, commit=here.commit
-        )
+        convert_split(task, files.get(split, ()), spool, num_examples=count, commit=commit)
         for split, count, spool in zip(SPLITS, counts, spools, strict=True)
     )
     entry = {
         "kind": "published",
         "repository": task.dataset.repository,
         "revision": revision,
-        "commit": here.commit,
+        "commit": commit,
         "rows": {"train": train_rows, "test": test_rows},
     }
     return train, test, entry

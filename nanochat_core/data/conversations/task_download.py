@@ -4,8 +4,7 @@ The order is numpy's permutation of all rows by seed 42, so that the first N are
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -27,20 +26,13 @@ ORDER_SEED = 42
 _BATCH_ROWS = 1024  # in memory at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class Downloaded:
-    """A dataset at one commit and its files on this machine."""
-
-    commit: str
-    files: Mapping[str, Sequence[tuple[str, Path]]]  # split -> (path on the Hub, path here)
-
-
 def download_dataset(
     task: HubTask, revision: str, splits: Sequence[str], *, progress: Progress
-) -> Downloaded:
+) -> tuple[str, dict[str, list[tuple[str, Path]]]]:
     """Download the files of these splits, of which the dataset may lack some.
 
-    Raises DataError if they cannot be downloaded.
+    Returns the commit, and split -> (path on the Hub, path here) of its files. Raises DataError if
+    they cannot be downloaded.
     """
     dataset = task.dataset
     patterns = {split: dataset.files[split] for split in splits if split in dataset.files}
@@ -55,13 +47,10 @@ def download_dataset(
         return file.path, download(dataset.repository, commit, file, on_bytes=on_bytes)
 
     places = dict(run_transfers(fetch, files, size=size, log=progress.message))
-    return Downloaded(
-        commit=commit,
-        files={
-            split: [(f.path, places[f.path]) for f in files if fnmatchcase(f.path, pattern)]
-            for split, pattern in patterns.items()
-        },
-    )
+    return commit, {
+        split: [(f.path, places[f.path]) for f in files if fnmatchcase(f.path, pattern)]
+        for split, pattern in patterns.items()
+    }
 
 
 def convert_split(

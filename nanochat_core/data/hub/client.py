@@ -264,28 +264,17 @@ def _bar_for(on_bytes: OnBytes) -> Any:
     """Return a tqdm-like class for the client that forwards the byte counts to `on_bytes`."""
 
     class Bar:
-        def __init__(self, **options: Any) -> None:
-            """Ignore the client's text and total."""
+        def ignore(self, *args: Any, **options: Any) -> None:
+            """Do nothing: no bar is drawn, and `update` counts the bytes on the network too."""
+
+        __init__ = __exit__ = close = update_transfer = ignore
+        set_postfix_str = set_transfer_postfix_str = ignore
 
         def __enter__(self) -> "Bar":
             return self
 
-        def __exit__(self, *error: object) -> None:
-            """Do nothing: no bar is drawn."""
-
         def update(self, count: float | None = 1) -> None:
             """Count bytes of the file, from the network or deduplicated."""
             on_bytes(int(count or 0))
-
-        def update_transfer(self, count: float) -> None:
-            """Ignore bytes on the network: `update` counts the same ones."""
-
-        def set_postfix_str(self, *text: Any, **options: Any) -> None:
-            """Do nothing: no bar is drawn."""
-
-        set_transfer_postfix_str = set_postfix_str
-
-        def close(self) -> None:
-            """Do nothing: nothing is open."""
 
     return Bar

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
@@ -22,20 +21,12 @@ from nanochat_core.job import move_into_place
 from nanochat_core.runtime.progress import Progress
 
 
-@dataclass(frozen=True, kw_only=True)
-class FetchedShards:
-    """Downloaded shards and their origin."""
-
-    shards: tuple[ShardFile, ...]  # validation last
-    blanks: int  # documents without text that were left out
-    origin: Origin
-
-
 def fetch_shards(
     config: ShardsConfig, output: Path, *, scratch: Path, progress: Progress
-) -> FetchedShards:
+) -> tuple[tuple[ShardFile, ...], int, Origin]:
     """Download the first `config.num_shards` shards and the dataset's last one into `output`.
 
+    Returns the shards (validation last), the number of blank documents left out, and the origin.
     Complete shards in `output` are reused, as are files in the Hub client's cache. A shard has the
     Hub's exact bytes, unless some of its documents are blank: then it is rewritten without them.
     Raises ConfigError for more shards than the dataset has, DataError if one cannot be downloaded
@@ -86,10 +77,10 @@ def fetch_shards(
         for number, shard, blanks in results:
             found[number] = (shard, blanks)
             progress.step(len(found), bytes=sum(wanted[i].size for i in found))
-    return FetchedShards(
-        shards=tuple(found[number][0] for number in range(len(wanted))),
-        blanks=sum(blanks for _, blanks in found.values()),
-        origin=Origin(repository=dataset.repository, revision=revision, commit=commit),
+    return (
+        tuple(found[number][0] for number in range(len(wanted))),
+        sum(blanks for _, blanks in found.values()),
+        Origin(repository=dataset.repository, revision=revision, commit=commit),
     )
 
 

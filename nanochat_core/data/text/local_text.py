@@ -8,7 +8,7 @@ from typing import BinaryIO
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.shard_files import read_row_groups
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_folder import files_below, folder_snapshot
+from nanochat_core.data.text.text_folder import files_below, folder_snapshot, unreadable
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
@@ -99,10 +99,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return path.open("rb")
     except OSError as error:
-        raise DataError(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
-            hint="let this account read it, or remove it from the folder",
-        ) from error
+        raise unreadable(path, error) from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[str]]] = {

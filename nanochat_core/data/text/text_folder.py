@@ -27,7 +27,7 @@ def files_below(folder: Path) -> list[Path]:
 
     # Not rglob, which silently skips a folder without read permission.
     def refuse(error: OSError) -> None:
-        raise _unreadable(error.filename, error)
+        raise unreadable(error.filename, error)
 
     found: list[Path] = []
     for directory, _, names in os.walk(folder, onerror=refuse):
@@ -39,10 +39,11 @@ def _status(path: Path) -> os.stat_result:
     try:
         return path.stat()
     except OSError as error:  # removed since the folder was listed
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
-def _unreadable(path: object, error: OSError) -> DataError:
+def unreadable(path: object, error: OSError) -> DataError:
+    """Return the error on a file or folder of text that cannot be read."""
     return DataError(
         f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
         hint="let this account read it, or remove it from the folder",

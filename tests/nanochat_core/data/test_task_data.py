@@ -18,7 +18,7 @@ from tasks.base import prompt_key, text_of
 from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
-from tasks.registry import is_correct, is_gradable
+from tasks.registry import grader_of, is_gradable
 
 RESOURCES = Resources(
     device="cpu",
@@ -116,7 +116,7 @@ def test_every_written_example_is_right_by_its_own_answer_and_by_our_calculator(
         for split in ("train", "test"):
             for conversation in open_task(name, job.output, split):
                 content = conversation["messages"][-1]["content"]
-                assert is_correct(name, conversation, text_of(content))
+                assert grader_of(name).is_correct(conversation, text_of(content))
                 calls = [] if isinstance(content, str) else content
                 for call, result in itertools.pairwise(calls):
                     if call["type"] == "python":

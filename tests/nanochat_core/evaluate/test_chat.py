@@ -28,7 +28,7 @@ from tasks.kinds import multiple_choice
 from tasks.kinds.files import open_task, write_examples
 from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
-from tasks.registry import are_correct, generate, is_correct
+from tasks.registry import are_correct, generate, grader_of
 from tasks.sandbox import run
 
 pytestmark = pytest.mark.torch
@@ -130,7 +130,7 @@ def test_every_example_is_answered_graded_and_counted(make, model, tokenizer, ta
         answer = parse_answer(tokenizer, results[0][len(prompt) :])
         assert record["prompt"] == example["messages"][0]["content"]
         assert record["answer"] == answer
-        assert record["correct"] == is_correct("spelling", example, answer)
+        assert record["correct"] == grader_of("spelling").is_correct(example, answer)
         assert record["expected"]
     [sample] = records(job.output / "samples.jsonl")
     assert sample["prompt"] == "Who are you?"

@@ -10,7 +10,7 @@ from nanochat_core.tokenizer.chat import parse_answer, render_conversation, rend
 from tasks.base import prompt_of, text_of
 from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
-from tasks.registry import generate, is_correct, is_gradable, task_named
+from tasks.registry import generate, grader_of, is_gradable, task_named
 
 MANY = 100_000
 MADE = sorted(name for name in TASKS if isinstance(task_named(name), GeneratedTask))
@@ -172,7 +172,7 @@ def test_an_answer_is_read_back_from_its_ids_and_is_right(name):
         answer = parse_answer(TOKENIZER, ids[len(prompt) :])
         assert answer == text_of(conversation["messages"][-1]["content"])
         assert answer == parse_answer(TOKENIZER, ids[len(prompt) : -1])
-        assert is_correct(name, conversation, answer)
+        assert grader_of(name).is_correct(conversation, answer)
 
 
 @pytest.mark.parametrize(
