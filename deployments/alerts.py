@@ -31,7 +31,7 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
 
     Raises ConfigError if `url` is not an HTTP URL.
     """
-    block = _keep(url)
+    block = _save_address(url)
     return [
         _post(
             block,
@@ -67,7 +67,7 @@ def ensure_regressions_are_posted(url: str) -> bool:
     ConfigError if `url` is not an HTTP URL.
     """
     with get_client(sync_client=True) as client:
-        return ensure_automation(client, _regressed(_keep(url)))
+        return ensure_automation(client, _regressed(_save_address(url)))
 
 
 def _regressed(block: UUID) -> AutomationCore:
@@ -110,7 +110,7 @@ def _post(
     )
 
 
-def _keep(url: str) -> UUID:
+def _save_address(url: str) -> UUID:
     """Store the URL in the block if it differs; return the block's id."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError(
@@ -123,7 +123,7 @@ def _keep(url: str) -> UUID:
     except ValueError:  # Prefect's error for a block that does not exist
         block = None
     # Saved only if it differs, so that registering again changes nothing.
-    if block is None or _said(block) != wanted:
+    if block is None or _facts(block) != wanted:
         block = Webhook(url=SecretStr(url), headers=SecretDict(wanted["headers"]))
         block.save(BLOCK, overwrite=True)
     found = block._block_document_id  # Prefect has no public name for it
@@ -131,5 +131,5 @@ def _keep(url: str) -> UUID:
     return found
 
 
-def _said(block: Webhook) -> dict[str, Any]:
+def _facts(block: Webhook) -> dict[str, Any]:
     return {"url": block.url.get_secret_value(), "headers": block.headers.get_secret_value()}

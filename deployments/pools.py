@@ -12,11 +12,7 @@ from typing import Any
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
-from prefect.exceptions import (
-    ObjectAlreadyExists,
-    ObjectNotFound,
-    PrefectHTTPStatusError,
-)
+from prefect.exceptions import ObjectAlreadyExists, PrefectHTTPStatusError
 from prefect.workers.process import ProcessWorker
 
 from infra.placement import CPU_POOL
@@ -80,21 +76,17 @@ def with_environment(template: Mapping[str, Any], environment: Mapping[str, str]
 def _make(client: SyncPrefectClient, pool: Pool) -> bool:
     """Create the pool if it does not exist; return whether it was created."""
     try:
-        client.read_work_pool(pool.name)
-    except ObjectNotFound:
-        try:
-            client.create_work_pool(
-                WorkPoolCreate(
-                    name=pool.name,
-                    type=PROCESS,
-                    description=pool.description,
-                    base_job_template=ProcessWorker.get_default_base_job_template(),
-                )
+        client.create_work_pool(
+            WorkPoolCreate(
+                name=pool.name,
+                type=PROCESS,
+                description=pool.description,
+                base_job_template=ProcessWorker.get_default_base_job_template(),
             )
-        except ObjectAlreadyExists:  # another process created it between the two requests
-            return False
-        return True
-    return False
+        )
+    except ObjectAlreadyExists:
+        return False
+    return True
 
 
 def _make_queue(client: SyncPrefectClient, pool: Pool, name: str, priority: int) -> bool:

@@ -3,17 +3,38 @@
 A client of Prefect's API can run code as the user of its workers. So a local server requires a
 password too: other users of the machine, and web pages in a browser, can reach its port.
 Commands and workers read the file; a browser is logged in by the address that `nanochat up` prints.
+That is a page of the server's own, which stores the password for Prefect's pages.
 """
 
 import os
 import secrets
 import stat
 from pathlib import Path
+from urllib.parse import quote
 
+from infra.prefect.records import find_process_of_server
 from nanochat_core.job import sync_directory
 
 USER = "nanochat"
 _SECRET_BYTES = 24
+LOGIN_PAGE = "nanochat-login.html"
+
+# Prefect's pages read the password from this key of the browser's local storage, which belongs to
+# the origin. The address carries it as a fragment, which a browser never sends to a server, so no
+# log has it.
+_LOGIN = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<title>Prefect of nanochat-flows: log in</title>
+<body>
+<noscript>Logging in needs JavaScript.</noscript>
+<script>
+  const password = decodeURIComponent(location.hash.slice(1));
+  if (password) localStorage.setItem("prefect-password", btoa(password));
+  location.replace("/");
+</script>
+</body>
+"""
 
 
 def password_path(home: Path) -> Path:
@@ -64,3 +85,20 @@ def remove_password(home: Path) -> None:
 def pages_directory(home: Path) -> Path:
     """Return the directory of Prefect's pages; the login page is added, to have their origin."""
     return home / "prefect" / "pages"
+
+
+def login_address(home: Path) -> str | None:
+    """Return the address that logs a browser in to the running server of `home`.
+
+    None means that no server runs, that it has no password, or that Prefect has not written its
+    pages yet.
+    """
+    server, password = find_process_of_server(home), find_password(home)
+    # Prefect creates this directory anew when it first starts: an earlier file would be lost.
+    pages = pages_directory(home) / "v1"
+    if server is None or not server.is_guarded or password is None or not pages.is_dir():
+        return None
+    page = pages / LOGIN_PAGE
+    if not page.exists():
+        page.write_text(_LOGIN, encoding="utf-8")
+    return f"{server.ui_url}/{LOGIN_PAGE}#{quote(password, safe=':')}"

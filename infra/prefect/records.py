@@ -57,13 +57,17 @@ class Stack:
     start: str  # distinguishes the process from a later one with its number
     state: State
     api_url: str | None = None
-    ui_url: str | None = None
     server: int | None = None  # pid; None while none runs, or for a shared server
     database: str | None = None  # without its password; None for a shared server
     workers: dict[str, int] = field(default_factory=dict[str, int])  # pool -> pid
     runs: list[str] = field(default_factory=list[str])  # flow runs that have a process here
     problem: str | None = None  # an error for a person
     hint: str | None = None  # and its remedy
+
+    @property
+    def ui_url(self) -> str | None:
+        """The address of Prefect's pages; None while the server is not up."""
+        return self.api_url and self.api_url.removesuffix("/api")
 
     @property
     def process(self) -> psutil.Process | None:

@@ -189,7 +189,7 @@ def _log(text: str) -> None:
 def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     """Yield the addresses, workers, logs and next commands of a stack that is up."""
     from infra.prefect.access import AUTH, SQLITE
-    from infra.prefect.login import login_address
+    from infra.prefect.password import login_address
     from infra.prefect.records import find_process_of_server
     from infra.prefect.supervisor.workers import runs_at_once
 

@@ -171,7 +171,7 @@ def _ending(
     outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
 ) -> Iterator[str]:
     """Yield the lines printed after a run: counts, scores, addresses and next commands."""
-    from infra.prefect.login import login_address
+    from infra.prefect.password import login_address
 
     cached = sum(built.cached for built in outcome.stages.values())
     yield ""

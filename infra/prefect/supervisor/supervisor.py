@@ -57,24 +57,13 @@ class Supervisor:
         self,
         home: Path,
         *,
-        port: int,
+        port: int,  # of the server, or the next free one
         pools: Sequence[str],
-        store: str | None,
-        register: Sequence[str],
-        guarded: bool,
+        store: str | None,  # of the runs; None means the one that the environment names
+        register: Sequence[str],  # the command that registers the deployments; empty for none
+        guarded: bool,  # whether a new server requires a password
         log: Callable[[str], None],
     ) -> None:
-        """Prepare the supervisor; nothing is started yet.
-
-        Args:
-            home: The home directory.
-            port: Of the server, or the next free one.
-            pools: Names of the pools that get a worker.
-            store: Of the runs; None means the one that the environment names.
-            register: The command that registers the deployments; empty for none.
-            guarded: Whether a new server requires a password.
-            log: Takes each line of the log.
-        """
         self._home = home
         self._log = log
         self._stop = threading.Event()
@@ -131,7 +120,9 @@ class Supervisor:
             self._report(self._api_url, "its worker ended", resume=False)
             if self._is_own and self._crashed_runs.is_due:
                 look_for_crashed(self._api_url, now=time.time(), log=self._log)
-            if self._record.state != "ready" and self._are_ready(self._api_url):
+            if self._record.state != "ready" and all(
+                worker.is_ready(self._api_url) for worker in self._workers
+            ):
                 self._log("ready")
                 self._note(state="ready")
         if self._long_logs.is_due:
@@ -146,19 +137,13 @@ class Supervisor:
     def _look_at_server(self) -> None:
         before, self._api_url = self._record.api_url, self._server.look()
         if (server := self._server.server) is not None:
-            self._note(server=server.pid, ui_url=server.ui_url, database=server.database)
+            self._note(server=server.pid, database=server.database)
         if self._api_url is not None and self._api_url != before:
-            self._note(
-                api_url=self._api_url,
-                ui_url=self._record.ui_url or self._api_url.removesuffix("/api"),
-            )
+            self._note(api_url=self._api_url)
             # Restarted on another port, because its own was taken: workers have the old address.
             if before is not None:
                 for worker in self._workers:
                     worker.stop()
-
-    def _are_ready(self, api_url: str) -> bool:
-        return all(worker.is_ready(api_url) for worker in self._workers)
 
     def _is_registered(self, api_url: str) -> bool:
         """Return whether the deployments are registered, or all tries are used up."""
@@ -187,12 +172,13 @@ class Supervisor:
             "NANOCHAT_HOME": str(self._home),
         }
 
-    def _report(self, api_url: str, why: str, *, resume: bool) -> None:
-        """Report lost runs to Prefect; those that it did not accept stay for the next look."""
+    def _report(self, api_url: str, why: str, *, resume: bool) -> bool:
+        """Report lost runs to Prefect; return whether it accepted all of them."""
         for flow_run, until in list(self._lost.items()):
             if report_lost(api_url, flow_run, why, until=until, resume=resume):
                 self._log(f"run {flow_run}: {why}")
                 del self._lost[flow_run]
+        return not self._lost
 
     def _end(self) -> None:
         """End the runs, the workers, what they left, and the server."""
@@ -209,7 +195,8 @@ class Supervisor:
             worker.process.kill()
         # The server ends last: runs and workers report their ends to it.
         if self._lost and (api_url := self._server.look()) is not None:
-            self._wait(lambda: self._all_reported(api_url), SECONDS_TO_REPORT)
+            why = "the stack was stopped; resumes when a worker starts"
+            self._wait(lambda: self._report(api_url, why, resume=True), SECONDS_TO_REPORT)
         # Ranks of a run that was killed still save.
         self._wait(lambda: not leftovers(self._home), SECONDS_TO_SAVE)
         end_leftovers(self._home, seconds=0)
@@ -234,10 +221,6 @@ class Supervisor:
             self._log(f"runs that save and end: {running}")
             self._wait(are_over, SECONDS_TO_SAVE + SECONDS_TO_STOP, hurries=False)
         self._lost |= dict.fromkeys([attempt.flow_run for attempt in attempts], time.time())
-
-    def _all_reported(self, api_url: str) -> bool:
-        self._report(api_url, "the stack was stopped; resumes when a worker starts", resume=True)
-        return not self._lost
 
     def _note(self, **changes: Any) -> None:
         changed = replace(self._record, **changes)
