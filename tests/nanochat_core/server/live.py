@@ -14,7 +14,7 @@ import httpx
 
 from nanochat_core.server.__main__ import Server
 from nanochat_core.server.config import ServerConfig
-from nanochat_core.server.launch import Engines, make_specs
+from nanochat_core.server.launch import Engines, make_specs, open_port
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
@@ -82,7 +82,7 @@ def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
         finally:
             await service.stop()
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with open_port("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=lambda: asyncio.run(run(listener)))
         thread.start()
         assert ready.wait(30)

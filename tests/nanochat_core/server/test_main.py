@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 from nanochat_core.engine.engine import Engine
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.server.__main__ import main
+from nanochat_core.server.launch import open_port
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 from tests.nanochat_core.server.live import body, events_of, text_of, wait_until
@@ -61,6 +63,24 @@ def test_a_taken_port_is_refused_before_the_model_is_read(tmp_path, capsys):
 def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
     assert main([str(tmp_path), *where]) == 1
     assert re.match("error: (cannot listen on|port is)", capsys.readouterr().err)
+
+
+async def accepted_option(level: int, option: int) -> int:
+    """Return a socket option of a connection that an asyncio server accepted on our listener."""
+    found = asyncio.get_running_loop().create_future()
+
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.set_result(writer.get_extra_info("socket").getsockopt(level, option))
+        writer.close()
+
+    listener = open_port("127.0.0.1", 0)
+    async with await asyncio.start_server(answer, sock=listener):
+        with socket.create_connection(listener.getsockname()):
+            return await asyncio.wait_for(found, 10)
+
+
+def test_an_accepted_connection_sends_each_answer_at_once():
+    assert asyncio.run(accepted_option(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
 
 
 def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
