@@ -209,7 +209,7 @@ def compare(
 
 def ours(model: GPT, prompt: list[int], batch: int, tokens: int, settings: dict[str, Any]) -> Side:
     """The scheduler on one of our runners."""
-    runner = open_runner(model, park_tokens=(), **settings)
+    runner = open_runner(model, stop_tokens=(), **settings)
     scheduler = make_endless(runner, context=settings["max_len"])
 
     def run(number: int) -> Timed:
@@ -222,7 +222,7 @@ def ours(model: GPT, prompt: list[int], batch: int, tokens: int, settings: dict[
             batch,
             tokens,
             seed=number,
-            draw=SamplingParams(top_k=TOP_K),
+            params=SamplingParams(top_k=TOP_K),
             on_first=lambda: reached.append(time.process_time()),
         )
         return Timed(

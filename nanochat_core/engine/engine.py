@@ -97,18 +97,18 @@ class Engine:
             thread.join()
             self.scheduler.slice_for(None)
             # After `join`: no step may run while its sequences are ended.
-            self.scheduler.abandon("the engine was stopped")
+            self.scheduler.fail_all("the engine was stopped")
             self._failure = None
 
     def submit(self, request: Request) -> RequestHandle:
         """Take a request, see `Scheduler.submit`. Raises RuntimeError if the engine's thread has
         failed."""
         self._check_thread()
-        ticket = self.scheduler.submit(request)
+        handle = self.scheduler.submit(request)
         # Checked again: the thread may have failed in between, and then no step ends this request.
         # One submitted before the failure has been ended by `_serve`.
         self._check_thread()
-        return ticket
+        return handle
 
     def stats(self) -> Stats:
         """Return the scheduler's numbers."""
@@ -121,8 +121,8 @@ class Engine:
         with self._opening:
             if self._scheduler is None:
                 tools = ToolTokens.of(self.tokenizer)
-                park_tokens = self.ends | {tools.python_end}
-                runner = self._open_runner(self.model, park_tokens=park_tokens)
+                stop_tokens = self.ends | {tools.python_end}
+                runner = self._open_runner(self.model, stop_tokens=stop_tokens)
                 self._scheduler = Scheduler(
                     runner,
                     tools,
@@ -163,14 +163,14 @@ class Engine:
             sink=events.put,
             num_samples=num_samples,
             max_tokens=max_tokens,
-            draw=SamplingParams(temperature=temperature, top_k=top_k),
+            params=SamplingParams(temperature=temperature, top_k=top_k),
             seed=seed,
         )
         # Forced tokens come all at once: a sample that is ahead of the others waits here.
         ahead: list[deque[tuple[int, int]]] = [deque() for _ in range(num_samples)]
         last = [-1] * num_samples
         going = set(range(num_samples))
-        ticket = self.submit(request)
+        handle = self.submit(request)
         try:
             while True:
                 while any(not ahead[i] for i in going):
@@ -186,11 +186,11 @@ class Engine:
                 last = [token for token, _ in taken]
                 yield list(last), [mask for _, mask in taken]
         finally:
-            # The caller left the loop early. `settle` frees the slots at once: without an engine
-            # thread there may be no next step.
+            # The caller left the loop early. `drain_inbox` frees the slots at once: without an
+            # engine thread there may be no next step.
             if going:
-                ticket.cancel()
-                self.scheduler.settle()
+                handle.cancel()
+                self.scheduler.drain_inbox()
 
     def generate_batch(
         self, tokens: Sequence[int], num_samples: int = 1, **settings: Any
@@ -233,7 +233,7 @@ class Engine:
             self.scheduler.forget()
         done: SimpleQueue[EndEvent] = SimpleQueue()
         found = [_Answers(num_samples, done) for _ in prompts]
-        tickets: list[RequestHandle] = []
+        handles: list[RequestHandle] = []
         try:
             for prompt, answers, seed in zip(prompts, found, seeds, strict=True):
                 request = Request(
@@ -241,16 +241,16 @@ class Engine:
                     sink=answers.take,
                     num_samples=num_samples,
                     max_tokens=max_tokens,
-                    draw=SamplingParams(temperature=temperature, top_k=top_k),
+                    params=SamplingParams(temperature=temperature, top_k=top_k),
                     seed=seed,
                 )
-                tickets.append(self.submit(request))
+                handles.append(self.submit(request))
             for _ in range(num_samples * len(prompts)):
                 self._check_end(self._next(done))
         except BaseException:
-            for ticket in tickets:
-                ticket.cancel()
-            self.scheduler.settle()
+            for handle in handles:
+                handle.cancel()
+            self.scheduler.drain_inbox()
             raise
         return [answers.completions() for answers in found]
 
@@ -280,7 +280,7 @@ class Engine:
             has_more = self.scheduler.step()
         except BaseException as error:
             # The step stopped midway, so the scheduler's state is not to be trusted: end all.
-            self.scheduler.abandon(ENGINE_FAILED, error if isinstance(error, Exception) else None)
+            self.scheduler.fail_all(ENGINE_FAILED, error if isinstance(error, Exception) else None)
             raise
         HEART.beat("answering")
         return has_more
@@ -293,7 +293,7 @@ class Engine:
         except BaseException as error:
             self._failure = error
             # `_failure` is set first: a request that `submit` lets in before that is ended here.
-            self.scheduler.abandon(ENGINE_FAILED)
+            self.scheduler.fail_all(ENGINE_FAILED)
             raise
 
     def _check_thread(self) -> None:

@@ -32,7 +32,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # divides positive logits of tokens in prompt and answer
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LogProbs:
     """Log-probabilities in nats of a token and its alternatives.
 
@@ -79,8 +79,8 @@ class Request:
     sink: Callable[[Event], None]
     num_samples: int = 1
     max_tokens: int | None = None  # of one answer, the ending token not counted; None: the context
-    draw: SamplingParams = SamplingParams()
-    seed: int = 42  # sample i draws the same numbers alone and among other requests
+    params: SamplingParams = SamplingParams()
+    seed: int = 42  # sample i has the same random numbers alone and among other requests
     cache_salt: int = 0  # 0 or more; cached pages are shared among requests of one salt
     priority: int = 0  # lower runs first; equal ones in order of arrival
     num_log_probs: int | None = None  # alternatives for each token; None: no log_probs at all
@@ -88,12 +88,12 @@ class Request:
 
 def check_request(request: Request, *, most_log_probs: int) -> None:
     """Raise DataError if a number is out of the range that runners can sample with."""
-    draw, alternatives = request.draw, request.num_log_probs
+    params, alternatives = request.params, request.num_log_probs
     for name, value, least, most in (
-        ("temperature", draw.temperature, 0.0, MOST_TEMPERATURE),
-        ("top_p", draw.top_p, 0.0, 1.0),
-        ("min_p", draw.min_p, 0.0, 1.0),
-        ("repetition_penalty", draw.repetition_penalty, 1 / MOST_PENALTY, MOST_PENALTY),
+        ("temperature", params.temperature, 0.0, MOST_TEMPERATURE),
+        ("top_p", params.top_p, 0.0, 1.0),
+        ("min_p", params.min_p, 0.0, 1.0),
+        ("repetition_penalty", params.repetition_penalty, 1 / MOST_PENALTY, MOST_PENALTY),
         ("num_samples", request.num_samples, 0, MOST_SAMPLES),
         ("num_log_probs", 0 if alternatives is None else alternatives, 0, most_log_probs),
         ("seed", request.seed, -(2**63), 2**63 - 1),

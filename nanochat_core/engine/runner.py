@@ -12,18 +12,21 @@ A group is the layers with the same attention window; logical page i of a slot h
 is no longer needed (left of the window) or not yet, and no query sees what it holds.
 
 Slots. A slot's state: `length`, how many tokens the model has read into its pages; `token`, the one
-at position `length`, which is not read yet; `before`, the token at length - 1 (smear needs it);
-whether it is parked, that is skipped by decode steps; and its sampling parameters. Random numbers
+at position `length`, which is not read yet; `prev_token`, the token at length - 1 (smear needs it);
+whether it is stopped, that is skipped by decode steps; and its sampling parameters. Random numbers
 depend on (seed, sample, position) only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from nanochat_core.engine.requests import LogProbs, SamplingParams
+from nanochat_core.engine.sampling import SlotSampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class Chunk:
 
     slot: int
     start: int  # position of tokens[0]: tokens already in the slot's pages, own or shared
-    before: int  # the token at start - 1; -1 where start is 0
+    prev_token: int  # the token at start - 1; -1 where start is 0
     tokens: Sequence[int]
     wants_logits: bool  # of the last token
 
@@ -53,7 +56,7 @@ class Chunk:
 class DecodeOutput:
     """The tokens that `num_steps` decode steps sampled.
 
-    tokens[s][i]: the token of the i-th slot given in step s, -1 if it was parked before that step.
+    tokens[s][i]: the token of the i-th slot given in step s, -1 if it was stopped before that step.
     log_probs likewise, empty if no slot wants any.
     """
 
@@ -61,23 +64,18 @@ class DecodeOutput:
     log_probs: list[list[LogProbs | None]]
 
 
-class Pending(Protocol):
-    """A decode call under way on the device."""
-
-    def read(self) -> DecodeOutput:
-        """Wait for the call and return its output."""
-        ...
+# A decode call: waits for its steps, if they still run on the device, and returns their output.
+Pending: TypeAlias = Callable[[], DecodeOutput]
 
 
-class Done:
-    """The `Pending` of a synchronous runner: its output is known."""
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """What a runner makes room for."""
 
-    def __init__(self, columns: DecodeOutput) -> None:
-        self._columns = columns
-
-    def read(self) -> DecodeOutput:
-        """Return the output."""
-        return self._columns
+    groups: tuple[PageGroup, ...]
+    page_size: int
+    num_slots: int
+    max_len: int  # tokens of the longest sequence
 
 
 class Runner(Protocol):
@@ -105,10 +103,11 @@ class Runner(Protocol):
         ...
 
     def start(
-        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
-        """Assign the slot to a new sequence with these sampling parameters. No token counts as seen
-        for its repetition penalty yet, and the slot is parked until `draw_first`."""
+        """Assign the slot to a new sequence with these sampling parameters; key: see `row_key`. No
+        token counts as seen for its repetition penalty yet, and the slot is stopped until
+        `sample_first`."""
         ...
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
@@ -116,24 +115,28 @@ class Runner(Protocol):
         ...
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Read chunks of any lengths in one pass and set the slots' length and before. Returns
+        """Read chunks of any lengths in one pass and set the slots' length and prev_token. Returns
         logits (R, V) fp32 of the chunks that want them, in their order, on the runner's device."""
         ...
 
-    def draw_first(
-        self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
+    def sample_first(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        lengths: Sequence[int],
+        prev_tokens: Sequence[int],
     ) -> DecodeOutput:
         """Sample one token for each slot from its row of logits (n, V), set the slot's state
-        (length, before, token) and unpark it unless the token parks (see `decode`). Returns the
-        output of one step."""
+        (length, prev_token, token) and resume it unless the token stops it (see `decode`). Returns
+        the output of one step."""
         ...
 
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """Run `num_steps` steps of the slots given: each reads its token and samples the next one.
 
-        A slot parks itself if the sampled token is one of the park tokens (the ends of an answer
+        A slot stops itself if the sampled token is one of the stop tokens (the ends of an answer
         and <|python_end|>, given at construction), or if with it prompt and answer hold limits[i]
-        tokens: that token is returned, but not read. A parked slot changes no state. The tables
+        tokens: that token is returned, but not read. A stopped slot changes no state. The tables
         hold the pages of every position that will be read: up to
         min(length + num_steps, limits[i] - 1) - 1.
         """
@@ -146,3 +149,103 @@ class Runner(Protocol):
     def refresh(self) -> None:
         """Load the model's current weights, in place."""
         ...
+
+
+class HostRunner:
+    """What runners share that have every slot's state on the host, and control each step."""
+
+    is_asynchronous = False
+    # That the logits of `_step` have yet to go through: sampling may need only a few capped.
+    _step_softcap: float | None = None
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        *,
+        vocab_size: int,
+        stop_tokens: Iterable[int],
+        device: torch.device,
+    ) -> None:
+        """Set all slots free."""
+        self.groups, self.page_size = capacity.groups, capacity.page_size
+        self.num_slots, self.max_len = capacity.num_slots, capacity.max_len
+        self.vocab_size, self.device = vocab_size, device
+        self.stop_tokens = frozenset(stop_tokens)
+        # (num_slots,) each. int32, as the compiled kernels read them.
+        self.length, self.token, self.prev_token = np.zeros((3, self.num_slots), np.int32)
+        self.stopped = np.ones(self.num_slots, np.int32)
+        self.sampler = SlotSampler(self.num_slots, vocab_size, device)
+
+    def start(
+        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
+    ) -> None:
+        """See `Runner`."""
+        self.stopped[slot] = 1
+        self.sampler.start(slot, params, key=key, num_log_probs=num_log_probs)
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """See `Runner`."""
+        self.sampler.remember(slot, tokens)
+
+    @torch.inference_mode()
+    def sample_first(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        lengths: Sequence[int],
+        prev_tokens: Sequence[int],
+    ) -> DecodeOutput:
+        """See `Runner`."""
+        tokens, log_probs = self._sample(slots, logits, lengths)
+        at = list(slots)
+        self.length[at], self.prev_token[at], self.token[at] = lengths, prev_tokens, tokens
+        self.stopped[at] = [token in self.stop_tokens for token in tokens]
+        return DecodeOutput(tokens=[tokens], log_probs=[log_probs] if log_probs else [])
+
+    @torch.inference_mode()
+    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
+        """See `Runner`."""
+        limit_of = dict(zip(slots, limits, strict=True))
+        # A slot at its limit has no token left to read; no step must write beyond its pages.
+        for slot, limit in limit_of.items():
+            self.stopped[slot] |= self.length[slot] + 1 >= limit
+        output = DecodeOutput(tokens=[], log_probs=[])
+        for _ in range(num_steps):
+            going = [i for i, slot in enumerate(slots) if not self.stopped[slot]]
+            column, probs = [-1] * len(slots), list[LogProbs | None]([None]) * len(slots)
+            at = [slots[i] for i in going]
+            if at:
+                logits = self._step(at)
+                lengths: list[int] = self.length[at].tolist()
+                tokens, log_probs = self._sample(at, logits, lengths, self._step_softcap)
+                self.token[at] = tokens
+                for i, slot, token, length in zip(going, at, tokens, lengths, strict=True):
+                    column[i] = token
+                    self.stopped[slot] = token in self.stop_tokens or length + 1 >= limit_of[slot]
+                for i, one in zip(going, log_probs, strict=False):
+                    probs[i] = one
+            output.tokens.append(column)
+            output.log_probs.append(probs)
+        if all(self.sampler.num_log_probs[slot] is None for slot in slots):
+            output.log_probs.clear()
+        return lambda: output
+
+    def release(self, slot: int) -> None:
+        """See `Runner`."""
+        self.stopped[slot] = 1
+
+    def _step(self, slots: list[int]) -> Tensor:
+        """Read the token of each slot, add 1 to its length and return its row of logits (n, V)."""
+        raise NotImplementedError
+
+    def _sample(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        positions: Sequence[int],
+        softcap: float | None = None,
+    ) -> tuple[list[int], list[LogProbs | None]]:
+        """Sample the token for each slot's position from its row of logits (n, V), and count it as
+        seen. Returns the tokens and, if a slot wants any, their log-probabilities."""
+        tokens = self.sampler.sample(slots, logits, positions, softcap)
+        return tokens, self.sampler.log_probs(slots, logits, tokens, softcap)

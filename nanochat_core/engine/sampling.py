@@ -18,23 +18,20 @@ A token is sampled in this order:
 Shapes: B rows, V vocabulary, K candidates.
 """
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat_core.engine.requests import SamplingParams
+from nanochat_core.engine.requests import LogProbs, SamplingParams
 
 # SplitMix64's constants, see `_mix`.
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 _UNIFORM_BITS = 23  # so that uniform * total stays below total in fp32
-_FIELDS = tuple(field.name for field in dataclasses.fields(SamplingParams))
 
 GREEDY = SamplingParams(temperature=0.0)
 TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divide or exclude all
@@ -43,6 +40,11 @@ TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divid
 def row_keys(seeds: Tensor, samples: Tensor) -> Tensor:
     """Return one random stream's key per row. Seeds, sample indices and keys (B,) int64."""
     return _mix(_mix(seeds + _GOLDEN) + samples * _GOLDEN)
+
+
+def row_key(seed: int, sample: int) -> int:
+    """Return the key of one row, see `row_keys`."""
+    return int(row_keys(torch.tensor([seed]), torch.tensor([sample])))
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
@@ -56,37 +58,44 @@ def sample(
     logits: Tensor,
     keys: Tensor,
     positions: Tensor,
-    *,
-    temperature: float,
-    top_k: int | None,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
+    params: SamplingParams,
     seen: Tensor | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Sample the next token of every row, with the same parameters for all.
 
     logits (B, V) fp32; returns (B,) int64 ids. `seen` (B, V) bool: the tokens that the repetition
-    penalty applies to. keys, positions (B,) int64.
+    penalty applies to. keys, positions (B,) int64. softcap: one that the logits have yet to go
+    through; None: there is none left.
     """
-    if temperature == 0.0:
+    if params.temperature == 0.0:  # whatever the softcap: it does not change which is the largest
         return logits.argmax(dim=-1)
-    if repetition_penalty != 1.0 and seen is not None:
-        logits = _penalised(logits, seen, repetition_penalty)
+    top_k, top_p, penalty = candidates_of(params, logits.size(-1)), params.top_p, None
+    if seen is not None and params.repetition_penalty != 1.0:
+        penalty = params.repetition_penalty
+    is_ranked = top_k < logits.size(-1)
+    # The softcap is monotonic, so only the k likeliest need it. A penalty works on capped logits
+    # and may change their order: then there is no short cut.
+    if softcap is not None and (penalty is not None or not is_ranked):
+        logits, softcap = cap(logits, softcap), None
+    if seen is not None and penalty is not None:
+        logits = _penalised(logits, seen, penalty)
     candidates = None
-    if top_k is not None and 0 < top_k < logits.shape[-1]:
+    if is_ranked:
         logits, candidates = torch.topk(logits, top_k, dim=-1)  # (B, K), (B, K)
     # Stable, so that of equal logits the lower id comes first.
     elif top_p < 1.0:
         logits, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
+    if softcap is not None:
+        logits = cap(logits, softcap)
     logits = _finite(logits)
     top = logits.amax(dim=-1, keepdim=True)
     # (B, K). Not normalised: the likeliest token's weight is 1, which makes min_p a plain bound.
-    weights = ((logits - top) / max(temperature, TINY)).exp_()
+    weights = ((logits - top) / max(params.temperature, TINY)).exp_()
     if top_p < 1.0:
         weights = torch.where(_leading(weights, max(top_p, TINY)), weights, 0.0)
-    if min_p > 0.0:
-        weights = torch.where(weights >= min_p, weights, 0.0)
+    if params.min_p > 0.0:
+        weights = torch.where(weights >= params.min_p, weights, 0.0)
     choice = _choose(weights, uniforms(keys, positions))
     return choice if candidates is None else candidates.gather(-1, choice[:, None])[:, 0]
 
@@ -95,28 +104,22 @@ def sample_each(
     logits: Tensor,
     keys: Tensor,
     positions: Tensor,
-    draws: Sequence[SamplingParams],
+    all_params: Sequence[SamplingParams],
     seen: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Sample as `sample` does, with `SamplingParams` for each row; equal ones share one call.
-
-    softcap: one that the logits have yet to go through; None: there is none left. It is monotonic,
-    so that with a top_k only the k likeliest need it.
-    """
+    """Sample as `sample` does, with `SamplingParams` for each row; equal ones share one call."""
     rows_of: dict[SamplingParams, list[int]] = {}
-    for row, draw in enumerate(draws):
+    for row, params in enumerate(all_params):
         # All of temperature 0 are one group: their other settings change nothing.
-        rows_of.setdefault(draw if draw.temperature else GREEDY, []).append(row)
+        rows_of.setdefault(params if params.temperature else GREEDY, []).append(row)
     if len(rows_of) == 1:
-        return _sample_alike(logits, keys, positions, next(iter(rows_of)), seen, softcap)
+        return sample(logits, keys, positions, next(iter(rows_of)), seen, softcap)
     tokens = torch.empty_like(positions)
-    for draw, places in rows_of.items():
-        rows = torch.tensor(places, device=logits.device)
-        marked = None if seen is None else seen[rows]
-        tokens[rows] = _sample_alike(
-            logits[rows], keys[rows], positions[rows], draw, marked, softcap
-        )
+    for params, numbers in rows_of.items():
+        at = torch.tensor(numbers, device=logits.device)
+        marked = None if seen is None else seen[at]
+        tokens[at] = sample(logits[at], keys[at], positions[at], params, marked, softcap)
     return tokens
 
 
@@ -125,8 +128,7 @@ def cap(logits: Tensor, softcap: float) -> Tensor:
     return (logits / softcap).tanh_().mul_(softcap)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrawRows:
+class SamplingRows(NamedTuple):
     """The `SamplingParams` of B rows, as tensors on a device."""
 
     temperature: Tensor  # (B,) fp32
@@ -136,32 +138,40 @@ class DrawRows:
     repetition_penalty: Tensor  # (B,) fp32
 
     @classmethod
-    def of(cls, draws: Sequence[SamplingParams], *, vocab_size: int, device: torch.device) -> Self:
-        """Return the rows of `draws`."""
+    def of(
+        cls, all_params: Sequence[SamplingParams], *, vocab_size: int, device: torch.device
+    ) -> Self:
+        """Return a row for each of `all_params`."""
+        columns = zip(*(row_of(params, vocab_size) for params in all_params), strict=True)
+        return cls(*(torch.tensor(column, device=device) for column in columns))
 
-        def floats(values: list[float]) -> Tensor:
-            return torch.tensor(values, dtype=torch.float32, device=device)
-
-        return cls(
-            temperature=floats([d.temperature for d in draws]),
-            top_k=torch.tensor([candidates_of(d, vocab_size) for d in draws], device=device),
-            top_p=floats([d.top_p for d in draws]),
-            min_p=floats([d.min_p for d in draws]),
-            repetition_penalty=floats([d.repetition_penalty for d in draws]),
-        )
+    def take(self, rows: Tensor) -> "SamplingRows":
+        """Return `rows` (B,) of these."""
+        return SamplingRows(*(column[rows] for column in self))
 
 
-def candidates_of(draw: SamplingParams, vocab_size: int) -> int:
+def row_of(params: SamplingParams, vocab_size: int) -> tuple[float, int, float, float, float]:
+    """Return the values of a row of `SamplingRows`."""
+    return (
+        float(params.temperature),
+        candidates_of(params, vocab_size),
+        float(params.top_p),
+        float(params.min_p),
+        float(params.repetition_penalty),
+    )
+
+
+def candidates_of(params: SamplingParams, vocab_size: int) -> int:
     """Return how many tokens compete after top_k."""
-    limited = draw.top_k is not None and 0 < draw.top_k < vocab_size
-    return draw.top_k if limited and draw.top_k is not None else vocab_size
+    top_k = params.top_k or 0
+    return top_k if 0 < top_k < vocab_size else vocab_size
 
 
 def sample_rows(
     logits: Tensor,
     keys: Tensor,
     positions: Tensor,
-    draws: DrawRows,
+    params: SamplingRows,
     *,
     num_candidates: int,
     seen: Tensor | None = None,
@@ -177,10 +187,10 @@ def sample_rows(
     vocab = logits.size(-1)
     greedy = logits.argmax(dim=-1)
     if seen is not None:
-        logits = _penalised(logits, seen, draws.repetition_penalty[:, None])
+        logits = _penalised(logits, seen, params.repetition_penalty[:, None])
     logits, numbers = _finite(logits), uniforms(keys, positions)
-    temperature = draws.temperature.clamp(min=TINY)[:, None]
-    min_p, top_p = draws.min_p[:, None], draws.top_p.clamp(min=TINY)[:, None]
+    temperature = params.temperature.clamp(min=TINY)[:, None]
+    min_p, top_p = params.min_p[:, None], params.top_p.clamp(min=TINY)[:, None]
     weights = ((logits - logits.amax(dim=-1, keepdim=True)) / temperature).exp_()
     whole = _choose(torch.where(weights >= min_p, weights, 0.0), numbers)
     if num_candidates < vocab:
@@ -189,12 +199,12 @@ def sample_rows(
         values, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
     ranks = torch.arange(num_candidates, device=logits.device)
     weights = ((values - values[:, :1]) / temperature).exp_()
-    weights = torch.where(ranks < draws.top_k[:, None], weights, 0.0)
+    weights = torch.where(ranks < params.top_k[:, None], weights, 0.0)
     weights = torch.where(_leading(weights, top_p) | (top_p >= 1.0), weights, 0.0)
     weights = torch.where(weights >= min_p, weights, 0.0)
     ranked = candidates.gather(-1, _choose(weights, numbers)[:, None])[:, 0]
-    is_ranked = (draws.top_k < vocab) | (draws.top_p < 1.0)
-    return torch.where(draws.temperature > 0.0, torch.where(is_ranked, ranked, whole), greedy)
+    is_ranked = (params.top_k < vocab) | (params.top_p < 1.0)
+    return torch.where(params.temperature > 0.0, torch.where(is_ranked, ranked, whole), greedy)
 
 
 def log_probs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -206,29 +216,90 @@ def log_probs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Ten
     return chosen, ids, top
 
 
-def _sample_alike(
-    logits: Tensor,
-    keys: Tensor,
-    positions: Tensor,
-    draw: SamplingParams,
-    seen: Tensor | None,
-    softcap: float | None,
-) -> Tensor:
-    """Sample as `sample` does, from logits that may lack their softcap."""
-    # Not needed for temperature 0: the softcap does not change which logit is the largest.
-    if softcap is not None and draw.temperature != 0.0:
-        count = candidates_of(draw, logits.size(-1))
-        # A repetition penalty works on capped logits and may change the order: no short cut.
-        if count < logits.size(-1) and draw.repetition_penalty == 1.0:
-            values, candidates = torch.topk(logits, count, dim=-1)
-            choice = sample(cap(values, softcap), keys, positions, **_settings(draw))
-            return candidates.gather(-1, choice[:, None])[:, 0]
-        logits = cap(logits, softcap)
-    return sample(logits, keys, positions, **_settings(draw), seen=seen)
+def read_log_probs(
+    found: tuple[Tensor, Tensor, Tensor], wants: Sequence[int | None]
+) -> list[LogProbs | None]:
+    """Return the result of `log_probs` on the host, each row with as many alternatives as it wants;
+    None for a row that wants no log-probabilities."""
+    rows = zip(*(tensor.tolist() for tensor in found), wants, strict=False)
+    return [
+        None if count is None else LogProbs(chosen, tuple(zip(ids, top, strict=True))[:count])
+        for chosen, ids, top, count in rows
+    ]
 
 
-def _settings(draw: SamplingParams) -> dict[str, Any]:
-    return {field: getattr(draw, field) for field in _FIELDS}
+class SlotSampler:
+    """The sampling parameters of a runner's slots, and sampling with them."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        """Set defaults for all slots."""
+        self.params = [SamplingParams()] * num_slots
+        self.keys = [0] * num_slots
+        self.num_log_probs: list[int | None] = [None] * num_slots
+        self.seen: Tensor | None = None  # (num_slots, V) bool; made for the first penalty
+        self._shape = (num_slots, vocab_size)
+        self._device = device
+
+    def start(
+        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
+    ) -> None:
+        """Set a slot's parameters, see `Runner.start`. key: see `row_key`."""
+        self.params[slot], self.keys[slot] = params, key
+        self.num_log_probs[slot] = num_log_probs
+        if params.repetition_penalty != 1.0:
+            if self.seen is None:
+                self.seen = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+            self.seen[slot] = False
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """Count tokens as seen, see `Runner.remember`."""
+        if self.seen is not None and self.params[slot].repetition_penalty != 1.0:
+            self.seen[slot, self._tensor(tokens)] = True
+
+    def sample(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        positions: Sequence[int],
+        softcap: float | None = None,
+    ) -> list[int]:
+        """Sample a token for each slot from its row of logits (n, V), and count it as seen.
+
+        softcap: see `sample`.
+        """
+        all_params, seen = [self.params[slot] for slot in slots], None
+        if self.seen is not None and any(p.repetition_penalty != 1.0 for p in all_params):
+            seen = self.seen[self._tensor(slots)]
+        keys = self._tensor([self.keys[slot] for slot in slots])
+        tokens = sample_each(logits, keys, self._tensor(positions), all_params, seen, softcap)
+        if self.seen is not None and seen is not None:
+            self.seen[self._tensor(slots), tokens] = True
+        return tokens.tolist()
+
+    def log_probs(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        tokens: Sequence[int],
+        softcap: float | None = None,
+    ) -> list[LogProbs | None]:
+        """Return the log-probabilities of the slots that want them; an empty list if none does."""
+        wants = [self.num_log_probs[slot] for slot in slots]
+        rows = [i for i, count in enumerate(wants) if count is not None]
+        if not rows:
+            return []
+        # One call with the most alternatives that a row wants; each row then takes its share.
+        most = max(count for count in wants if count is not None)
+        logits = logits[self._tensor(rows)]
+        logits = logits if softcap is None else cap(logits, softcap)
+        values = log_probs(logits, self._tensor([tokens[i] for i in rows]), most)
+        found: list[LogProbs | None] = [None] * len(wants)
+        for i, one in zip(rows, read_log_probs(values, [wants[i] for i in rows]), strict=True):
+            found[i] = one
+        return found
+
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 def _penalised(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:

@@ -5,7 +5,7 @@ number of prompt tokens, and decodes. So a sequence can begin or end at any step
 does not stall the others. If pages run out, sequences wait; if running ones need more, the newest
 is preempted: it loses its pages, is prefilled again later and resumes with the same text.
 
-A tool call parks its slot. The result is prefilled like a piece of a prompt, then decoding resumes.
+A tool call stops its slot. The result is prefilled like a piece of a prompt, then decoding resumes.
 """
 
 import heapq
@@ -53,9 +53,9 @@ class Scheduler:
             context=context,
             prefill_tokens=prefill_tokens,
             max_steps=max_steps,
-            left=self._note_left,
+            on_leave=self._note_left,
         )
-        self._passes = StepRunner(
+        self._steps = StepRunner(
             self._slots,
             call_end=tools.python_end,
             max_steps=max_steps,
@@ -71,7 +71,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
         self._arrived: deque[RequestHandle] = deque()
-        self._called_off: deque[RequestHandle] = deque()
+        self._cancelled: deque[RequestHandle] = deque()
         self._num_requests = 0
         self._num_queued = 0
 
@@ -92,18 +92,18 @@ class Scheduler:
                     f"{self._num_queued} requests are waiting, at most {self._max_queue} may",
                     hint="try again in a moment",
                 )
-            ticket = RequestHandle(
+            handle = RequestHandle(
                 request=request,
                 prompt=list(request.prompt),
                 arrival=self._num_requests,
                 limit=limit,
-                call_off=self._call_off,
+                on_cancel=self._note_cancelled,
             )
             self._num_requests += 1
             self._num_queued += 1
-            self._arrived.append(ticket)
+            self._arrived.append(handle)
             self._changed.notify_all()
-        return ticket
+        return handle
 
     def limit_for(self, prompt: Sequence[int], max_tokens: int | None) -> int:
         """Return how many tokens may follow `prompt`. Raises DataError if it is empty, too long or
@@ -141,14 +141,14 @@ class Scheduler:
             pages_free=sum(group.available - group.num_idle for group in groups),
             pages_cached=sum(group.num_idle for group in groups),
             requests=self._num_requests,
-            seconds_per_step=self._passes.seconds_per_step,
+            seconds_per_step=self._steps.seconds_per_step,
             **counts,
         )
 
     def wait(self, seconds: float) -> None:
         """Sleep until a request comes or is cancelled, at most `seconds`."""
         with self._changed:
-            if not self._arrived and not self._called_off:
+            if not self._arrived and not self._cancelled:
                 self._changed.wait(seconds)
 
     def wake(self) -> None:
@@ -156,31 +156,44 @@ class Scheduler:
         with self._changed:
             self._changed.notify_all()
 
-    @property
-    def failure(self) -> Exception | None:
-        """The runner's latest exception; None if it raised none."""
-        return self._passes.failure
-
     # ---- for the thread that runs the steps
 
     def step(self) -> bool:
         """Run one step. Returns whether any work is left."""
         with self._stepping:
-            self._take_in()
+            self.drain_inbox()
             self._admit()
-            for sample in self._passes.read():
-                self._share(sample)
+            for seq in self._steps.prefill():
+                self._share(seq)
             # Again: the other samples of prompts that were prefilled just now can begin.
             self._admit()
-            self._passes.draw()
-            self._passes.decode()
-            asked = self._waiting or self._arrived or self._called_off
-            return bool(asked) or not self._passes.is_idle
+            self._steps.sample_first()
+            self._steps.decode()
+            asked = self._waiting or self._arrived or self._cancelled
+            return bool(asked) or not self._steps.is_idle
 
-    def settle(self) -> None:
+    def drain_inbox(self) -> None:
         """Take new and cancelled requests, without running a step."""
         with self._stepping:
-            self._take_in()
+            # Take the cancellations before the arrivals: every request in this list was submitted
+            # before, so the loop below opens it. One cancelled from here on waits for the next
+            # step.
+            cancelled = [self._cancelled.popleft() for _ in range(len(self._cancelled))]
+            while self._arrived:
+                self._open(self._arrived.popleft())
+            for handle in cancelled:
+                if any(seq.phase is not Phase.FINISHED for seq in handle.seqs):
+                    self._slots.counts.cancellations += 1
+                    self._unqueue(handle)
+                    self._slots.drop_prefix(handle)
+                    for seq in handle.seqs:
+                        self._slots.end(seq, "cancelled")
+            counts, running = self._slots.counts, self._slots.running
+            # Ended sequences leave the heap only at its top. Rebuild it once they are the majority,
+            # or cancelled requests would hold memory until all before them have begun.
+            if cancelled and len(self._waiting) > 2 * (counts.in_flight - len(running)):
+                self._waiting = [row for row in self._waiting if row[1].phase is not Phase.FINISHED]
+                heapq.heapify(self._waiting)
 
     def refresh(self) -> None:
         """Load the model's current weights; sequences in flight are prefilled again with them."""
@@ -192,32 +205,33 @@ class Scheduler:
     def forget(self) -> None:
         """Preempt all sequences and empty the prefix cache, as if the scheduler were new."""
         with self._stepping:
-            self._passes.drain()
-            self._slots.vacate()
+            self._steps.drain()
+            for seq in list(self._slots.running):
+                self._slots.preempt(seq)
             self._slots.forget()
 
     def slice_for(self, seconds: float | None) -> None:
         """Change `slice_seconds`."""
         with self._stepping:
-            self._passes.slice_seconds = seconds
+            self._steps.slice_seconds = seconds
 
-    def abandon(self, error: str, cause: Exception | None = None) -> None:
+    def fail_all(self, error: str, cause: Exception | None = None) -> None:
         """Fail all requests in flight, after a step that did not finish."""
         with self._stepping:
-            self._take_in()
-            in_flight = [sample for _, sample in self._waiting] + self._slots.running
+            self.drain_inbox()
+            in_flight = [seq for _, seq in self._waiting] + self._slots.running
             self._waiting.clear()
-            self._passes.abandon()
-            self._slots.abandon()
-            for ticket in {sample.ticket.arrival: sample.ticket for sample in in_flight}.values():
-                self._unqueue(ticket)
-                for sample in ticket.samples:
-                    self._slots.end(sample, "failed", error, cause)
-            self._slots.clear()
+            self._steps.drop()
+            self._slots.reset()
+            for handle in {seq.handle.arrival: seq.handle for seq in in_flight}.values():
+                self._unqueue(handle)
+                for seq in handle.seqs:
+                    self._slots.end(seq, "failed", error, cause)
+            self._slots.release_all()
 
-    def _call_off(self, ticket: RequestHandle) -> None:
+    def _note_cancelled(self, handle: RequestHandle) -> None:
         with self._changed:
-            self._called_off.append(ticket)
+            self._cancelled.append(handle)
             self._changed.notify_all()
 
     def _check_fits(self, total: int) -> None:
@@ -228,86 +242,66 @@ class Scheduler:
                 hint="give the engine more memory, or set max_tokens",
             )
 
-    def _take_in(self) -> None:
-        # Take the cancellations before the arrivals: every request in this list was submitted
-        # before, so the loop below opens it. One cancelled from here on waits for the next step.
-        called_off = [self._called_off.popleft() for _ in range(len(self._called_off))]
-        while self._arrived:
-            self._open(self._arrived.popleft())
-        for ticket in called_off:
-            if any(sample.phase is not Phase.OVER for sample in ticket.samples):
-                self._slots.counts.cancellations += 1
-                self._unqueue(ticket)
-                self._slots.drop_stem(ticket)
-                for sample in ticket.samples:
-                    self._slots.end(sample, "cancelled")
-        counts, running = self._slots.counts, self._slots.running
-        # Ended sequences leave the heap only at its top. Rebuild it once they are the majority, or
-        # cancelled requests would hold memory until all before them have begun.
-        if called_off and len(self._waiting) > 2 * (counts.in_flight - len(running)):
-            self._waiting = [row for row in self._waiting if row[1].phase is not Phase.OVER]
-            heapq.heapify(self._waiting)
+    def _open(self, handle: RequestHandle) -> None:
+        for index in range(handle.request.num_samples):
+            answer = Answer(self._tools, ends=self._ends, limit=handle.limit)
+            handle.seqs.append(TokenSequence(handle, index, answer))
+        handle.num_to_begin = len(handle.seqs)
+        self._slots.counts.in_flight += len(handle.seqs)
+        if handle.limit < 1 or not handle.seqs:
+            self._unqueue(handle)
+            for seq in handle.seqs:
+                self._slots.end(seq, "length")
+        for seq in handle.seqs:
+            self._queue(seq)
 
-    def _open(self, ticket: RequestHandle) -> None:
-        for index in range(ticket.request.num_samples):
-            answer = Answer(self._tools, ends=self._ends, limit=ticket.limit)
-            ticket.samples.append(TokenSequence(ticket, index, answer))
-        ticket.num_to_begin = len(ticket.samples)
-        self._slots.counts.in_flight += len(ticket.samples)
-        if ticket.limit < 1 or not ticket.samples:
-            self._unqueue(ticket)
-            for sample in ticket.samples:
-                self._slots.end(sample, "length")
-        for sample in ticket.samples:
-            self._queue(sample)
+    def _queue(self, seq: TokenSequence) -> None:
+        if seq.phase is Phase.WAITING:
+            heapq.heappush(self._waiting, (seq.order, seq))
 
-    def _queue(self, sample: TokenSequence) -> None:
-        if sample.phase is Phase.WAITING:
-            heapq.heappush(self._waiting, (sample.order, sample))
-
-    def _unqueue(self, ticket: RequestHandle) -> None:
-        if ticket.is_queued:
-            ticket.is_queued = False
+    def _unqueue(self, handle: RequestHandle) -> None:
+        if handle.is_queued:
+            handle.is_queued = False
             with self._changed:
                 self._num_queued -= 1
 
     def _admit(self) -> None:
         """Give slots to waiting sequences, in their order."""
         while self._waiting:
-            sample = self._waiting[0][1]
-            ticket = sample.ticket
-            if sample.phase is Phase.WAITING:
-                if sample.is_fresh and ticket.leader is not None:
-                    ticket.followers.append(sample)
-                elif not self._slots.make_room(sample):
+            seq = self._waiting[0][1]
+            handle = seq.handle
+            if seq.phase is Phase.WAITING:
+                if seq.is_fresh and handle.first is not None:
+                    handle.rest.append(seq)
+                elif not self._slots.make_room(seq):
                     # Smaller ones behind it wait too: overtaken at each step, a long prompt would
                     # never find enough pages free.
                     return
-                elif sample.is_fresh and ticket.stem is not None:
-                    self._slots.fork(sample, ticket.stem)
-                    if not ticket.num_to_begin:
-                        self._slots.drop_stem(ticket)
+                elif seq.is_fresh and handle.prefix is not None:
+                    self._slots.fork(seq, handle.prefix)
+                    if not handle.num_to_begin:
+                        self._slots.drop_prefix(handle)
                 else:
-                    self._unqueue(ticket)
-                    if sample.is_fresh:
-                        ticket.leader = sample
-                    self._slots.begin(sample)
+                    self._unqueue(handle)
+                    if seq.is_fresh:
+                        handle.first = seq
+                    self._slots.begin(seq)
             heapq.heappop(self._waiting)
 
-    def _share(self, sample: TokenSequence) -> None:
+    def _share(self, seq: TokenSequence) -> None:
         """Let the request's other samples begin, if `sample` has prefilled their prompt."""
-        ticket = sample.ticket
-        if ticket.leader is sample:
-            if ticket.num_to_begin:
-                self._slots.make_stem(sample)
-            self._note_left(sample)
+        handle = seq.handle
+        if handle.first is seq:
+            if handle.num_to_begin:
+                self._slots.make_prefix(seq)
+            self._note_left(seq)
 
-    def _note_left(self, sample: TokenSequence) -> None:
+    def _note_left(self, seq: TokenSequence) -> None:
         """Requeue a sequence that lost its slot, and those that waited for it to prefill."""
-        self._queue(sample)
-        ticket = sample.ticket
-        if ticket.leader is sample:
-            ticket.leader = None
-            for follower in ticket.followers:
-                self._queue(follower)
-            ticket.followers.clear()
+        self._queue(seq)
+        handle = seq.handle
+        if handle.first is seq:
+            handle.first = None
+            for other in handle.rest:
+                self._queue(other)
+            handle.rest.clear()

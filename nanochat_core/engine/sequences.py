@@ -19,42 +19,34 @@ class Phase(Enum):
     """Stage of a sequence's life in the scheduler."""
 
     WAITING = "waiting"  # for a slot, or for another sequence to prefill the same prompt
-    READING = "reading"  # has a slot, and tokens that the runner has yet to prefill
-    DRAWING = "drawing"  # has a slot, and logits to sample the next token from
-    DECODING = "decoding"  # has a slot and samples a token in each step
-    OVER = "over"
+    PREFILL = "prefill"  # has a slot, and tokens that the runner has yet to prefill
+    SAMPLE = "sample"  # has a slot, and logits to sample the next token from
+    DECODE = "decode"  # has a slot and samples a token in each step
+    FINISHED = "finished"
 
 
+@dataclass(slots=True, eq=False)
 class TokenSequence:
     """One sample of a request: its tokens, how many the runner has read, and its phase."""
 
-    __slots__ = (
-        "answer",
-        "index",
-        "keys",
-        "logits",
-        "order",
-        "phase",
-        "read",
-        "tables",
-        "ticket",
-        "tokens",
-    )
+    handle: "RequestHandle"
+    index: int
+    answer: Answer
+    tokens: list[int] = field(init=False)  # prompt and answer: its own list once it has a slot
+    read: int = 0  # of `tokens`; while it decodes all but the last are
+    logits: Tensor | None = None  # (1, V) of the last token, to sample the next from
+    tables: Tables | None = None  # while it has a slot
+    keys: list[bytes] = field(default_factory=list)  # of its first full pages, see `prefix_cache`
+    phase: Phase = Phase.WAITING
+    order: tuple[int, int, int] = field(init=False)
 
-    def __init__(self, ticket: "RequestHandle", index: int, answer: Answer) -> None:
-        self.ticket = ticket
-        self.index = index
-        self.answer = answer
-        self.tokens = ticket.prompt  # and its answer: its own list once it has a slot
-        self.read = 0  # of `tokens`; while it decodes all but the last are
-        self.logits: Tensor | None = None  # (1, V) of the last token, to draw the next from
-        self.tables: Tables | None = None  # while it has a slot
-        self.keys: list[bytes] = []  # of its first full pages, see `prefix_cache`
-        self.phase = Phase.WAITING
+    def __post_init__(self) -> None:
+        handle, index = self.handle, self.index
+        self.tokens = handle.prompt
         # Sample i ranks as if its request had come i requests later: one request with many samples
         # does not hold up all that come after it.
-        place = ticket.arrival + PATIENCE * ticket.request.priority + index
-        self.order = (place, ticket.arrival, index)
+        place = handle.arrival + PATIENCE * handle.request.priority + index
+        self.order = (place, handle.arrival, index)
 
     @property
     def slot(self) -> int:
@@ -92,15 +84,15 @@ class RequestHandle:
     prompt: list[int]
     arrival: int
     limit: int  # tokens that an answer may hold
-    call_off: Callable[["RequestHandle"], None]
+    on_cancel: Callable[["RequestHandle"], None]
     is_cancelled: bool = False
     sink_failed: bool = False  # it raised: it gets no more events
     is_queued: bool = True  # no sample has begun
-    samples: list[TokenSequence] = field(default_factory=list)
-    num_to_begin: int = 0  # samples that neither read nor drew anything
-    leader: TokenSequence | None = None  # reads the prompt for the others
-    followers: list[TokenSequence] = field(default_factory=list)  # wait for the leader
-    stem: SharedPrefix | None = None
+    seqs: list[TokenSequence] = field(default_factory=list)
+    num_to_begin: int = 0  # samples that have neither read nor sampled anything
+    first: TokenSequence | None = None  # reads the prompt for the others
+    rest: list[TokenSequence] = field(default_factory=list)  # wait for it
+    prefix: SharedPrefix | None = None
 
     @property
     def total(self) -> int:
@@ -111,19 +103,19 @@ class RequestHandle:
         """Cancel the request; the next step frees its slots and pages."""
         # The flag first: `steps` reads it and discards tokens that were sampled meanwhile.
         self.is_cancelled = True
-        self.call_off(self)
+        self.on_cancel(self)
 
 
-def tell(ticket: RequestHandle, event: Event) -> None:
+def emit(handle: RequestHandle, event: Event) -> None:
     """Pass an event to the request's sink. A sink that raises gets no more events, and its request
     is cancelled."""
-    if ticket.sink_failed:
+    if handle.sink_failed:
         return
     try:
-        ticket.request.sink(event)
+        handle.request.sink(event)
     except Exception:  # noqa: BLE001 - a client's error concerns its own request alone
-        ticket.sink_failed = True
-        ticket.cancel()
+        handle.sink_failed = True
+        handle.cancel()
 
 
 @dataclass(kw_only=True)

@@ -12,13 +12,14 @@ from nanochat_core.engine.kv_cache.pages import Pages, Tables, most_pages
 from nanochat_core.engine.kv_cache.prefix_cache import extend_keys
 from nanochat_core.engine.requests import EndEvent
 from nanochat_core.engine.runner import Runner
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.sequences import (
     Counts,
     Phase,
     RequestHandle,
     SharedPrefix,
     TokenSequence,
-    tell,
+    emit,
 )
 
 Reason: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
@@ -34,16 +35,16 @@ class Slots:
         context: int,
         prefill_tokens: int,
         max_steps: int,
-        left: Callable[[TokenSequence], None],
+        on_leave: Callable[[TokenSequence], None],
     ) -> None:
-        """Set all slots free. `left` is called with a sequence that ended, or was preempted and
+        """Set all slots free. `on_leave` is called with a sequence that ended, or was preempted and
         waits again. The rest is as in `Scheduler`."""
         self.runner = runner
         self.counts = Counts()
         self.running: list[TokenSequence] = []  # that have a slot
-        self.stems: list[RequestHandle] = []  # that have a shared prefix
-        self._vacant()
-        self._left = left
+        self.prefixes: list[RequestHandle] = []  # that have a shared prefix
+        self._free_all()
+        self._on_leave = on_leave
         self._size = runner.page_size
         # Positions beyond the tokens read that need pages: an asynchronous runner has two decode
         # calls in flight.
@@ -54,7 +55,7 @@ class Slots:
         longest = [(group.num_pages - 2) * self._size - group.window for group in short]
         self.prefill_tokens = max(1, min([prefill_tokens, *longest]))
 
-    def _vacant(self) -> None:
+    def _free_all(self) -> None:
         self.groups = [Pages(group) for group in self.runner.groups]
         # Reversed, so that `pop` gives the lowest slot first.
         self.free = list(range(self.runner.num_slots - 1, -1, -1))
@@ -66,14 +67,14 @@ class Slots:
             for group in self.groups
         )
 
-    def make_room(self, sample: TokenSequence) -> bool:
+    def make_room(self, seq: TokenSequence) -> bool:
         """Return whether a slot is free, and pages for the sequence's prefill beside one more page
         for every running sequence. May drop shared prefixes if nothing runs."""
         if not self.free:
             return False
         # A fork shares the full pages of the prefix and copies at most the last one.
-        forks = sample.is_fresh and sample.ticket.stem is not None
-        wanted = 1 if forks else len(sample.tokens)
+        forks = seq.is_fresh and seq.handle.prefix is not None
+        wanted = 1 if forks else len(seq.tokens)
         if all(
             most_pages(wanted, group.window, self._size, ahead=self.prefill_tokens)
             <= group.available - len(self.running)
@@ -83,153 +84,143 @@ class Slots:
         if self.running:
             return False
         # Nothing runs, so no sequence will free pages: without this none would ever begin.
-        for ticket in list(self.stems):
-            self.drop_stem(ticket)
+        for handle in list(self.prefixes):
+            self.drop_prefix(handle)
         return True
 
-    def begin(self, sample: TokenSequence) -> None:
+    def begin(self, seq: TokenSequence) -> None:
         """Give the sequence a slot; its tokens have to be prefilled."""
-        slot = self._start(sample)
-        sample.tables = Tables(self.groups, self.runner, slot=slot)
-        sample.phase, sample.read = Phase.READING, 0
-        self.counts.prompt_tokens += len(sample.tokens)
+        slot = self._start(seq)
+        seq.tables = Tables(self.groups, self.runner, slot=slot)
+        seq.phase, seq.read = Phase.PREFILL, 0
+        self.counts.prompt_tokens += len(seq.tokens)
         # A preempted sequence with tokens in its answer has been counted before.
-        sample.ticket.num_to_begin -= sample.is_fresh
+        seq.handle.num_to_begin -= seq.is_fresh
 
-    def fork(self, sample: TokenSequence, stem: SharedPrefix) -> None:
+    def fork(self, seq: TokenSequence, prefix: SharedPrefix) -> None:
         """Give the sequence a slot and the prefilled prompt; it can sample its first token."""
-        slot = self._start(sample)
-        sample.tables = stem.tables.fork(len(sample.tokens), slot=slot)
-        sample.phase, sample.read, sample.logits = Phase.DRAWING, len(sample.tokens), stem.logits
-        sample.keys = list(stem.keys)
-        self.counts.prompt_tokens += len(sample.tokens)
-        self.counts.prefix_tokens += len(sample.tokens)
-        sample.ticket.num_to_begin -= 1
+        slot = self._start(seq)
+        seq.tables = prefix.tables.fork(len(seq.tokens), slot=slot)
+        seq.phase, seq.read, seq.logits = Phase.SAMPLE, len(seq.tokens), prefix.logits
+        seq.keys = list(prefix.keys)
+        self.counts.prompt_tokens += len(seq.tokens)
+        self.counts.prefix_tokens += len(seq.tokens)
+        seq.handle.num_to_begin -= 1
 
-    def make_stem(self, leader: TokenSequence) -> None:
-        """Hold the prompt that the leader has prefilled for the request's other samples."""
-        assert leader.logits is not None
-        tables = leader.held.fork(len(leader.tokens), slot=None)
-        # A copy: the leader's is a view of the logits of all that were prefilled with it.
-        logits = leader.logits.clone()
-        leader.ticket.stem = SharedPrefix(tables=tables, logits=logits, keys=list(leader.keys))
-        self.stems.append(leader.ticket)
+    def make_prefix(self, first: TokenSequence) -> None:
+        """Hold the prompt that the first sample has prefilled for the others of its request."""
+        assert first.logits is not None
+        tables = first.held.fork(len(first.tokens), slot=None)
+        # A copy: its own are a view of the logits of all that were prefilled with it.
+        logits = first.logits.clone()
+        first.handle.prefix = SharedPrefix(tables=tables, logits=logits, keys=list(first.keys))
+        self.prefixes.append(first.handle)
 
-    def drop_stem(self, ticket: RequestHandle) -> None:
+    def drop_prefix(self, handle: RequestHandle) -> None:
         """Release a request's shared prefix: no sample needs it, or others need its pages."""
-        if ticket.stem is not None:
-            ticket.stem.tables.drop()
-            ticket.stem = None
-            self.stems.remove(ticket)
+        if handle.prefix is not None:
+            handle.prefix.tables.drop()
+            handle.prefix = None
+            self.prefixes.remove(handle)
 
-    def leave(self, sample: TokenSequence) -> None:
+    def leave(self, seq: TokenSequence) -> None:
         """Take slot and pages back. Full pages stay in the prefix cache."""
-        slot = sample.slot
+        slot = seq.slot
         # While decoding, the last token is sampled but not read: its keys are in no page.
-        read = len(sample.tokens) - 1 if sample.phase is Phase.DECODING else sample.read
+        read = len(seq.tokens) - 1 if seq.phase is Phase.DECODE else seq.read
         # Before `drop`: a page that has a key then becomes cached, one without it free.
-        self.name(sample, read)
+        self.name(seq, read)
         self.runner.release(slot)
-        sample.held.drop()
-        sample.tables = None
+        seq.held.drop()
+        seq.tables = None
         self.free.append(slot)
-        self.running.remove(sample)
-        sample.read, sample.logits = 0, None
+        self.running.remove(seq)
+        seq.read, seq.logits = 0, None
 
     def end(
-        self, sample: TokenSequence, reason: Reason, error: str = "", cause: Exception | None = None
+        self, seq: TokenSequence, reason: Reason, error: str = "", cause: Exception | None = None
     ) -> None:
         """End the sequence and notify its client. Does nothing if it has ended."""
-        if sample.phase is Phase.OVER:
+        if seq.phase is Phase.FINISHED:
             return
-        if sample.tables is not None:
-            self.leave(sample)
-        sample.phase = Phase.OVER
+        if seq.tables is not None:
+            self.leave(seq)
+        seq.phase = Phase.FINISHED
         if reason == "failed":
             self.counts.failures += 1
         self.counts.in_flight -= 1
-        self._left(sample)
-        end = EndEvent(sample=sample.index, reason=reason, error=error, cause=cause)
-        tell(sample.ticket, end)
+        self._on_leave(seq)
+        end = EndEvent(sample=seq.index, reason=reason, error=error, cause=cause)
+        emit(seq.handle, end)
 
     def forget(self) -> None:
         """Empty the prefix cache, for example because the weights changed. No sequence may have a
         slot."""
-        for ticket in list(self.stems):
-            self.drop_stem(ticket)
+        for handle in list(self.prefixes):
+            self.drop_prefix(handle)
         for group in self.groups:
             group.forget()
 
-    def preempt(self, sample: TokenSequence) -> None:
+    def preempt(self, seq: TokenSequence) -> None:
         """Take the sequence's slot and pages; it waits and is prefilled again later."""
-        self.leave(sample)
-        sample.phase = Phase.WAITING
+        self.leave(seq)
+        seq.phase = Phase.WAITING
         self.counts.preemptions += 1
-        sample.ticket.num_to_begin += sample.is_fresh
-        self._left(sample)
+        seq.handle.num_to_begin += seq.is_fresh
+        self._on_leave(seq)
 
-    def vacate(self) -> None:
-        """Preempt all running sequences."""
-        for sample in list(self.running):
-            self.preempt(sample)
-
-    def abandon(self) -> None:
-        """Reset slots and pages after a step that did not finish; `clear` resets the runner."""
+    def reset(self) -> None:
+        """Reset slots and pages after a step that did not finish; `release_all` does the runner."""
         # Tables are forgotten and not dropped: their counts of holders may be half updated.
-        for sample in self.running:
-            sample.tables = None
-        for ticket in self.stems:
-            ticket.stem = None
+        for seq in self.running:
+            seq.tables = None
+        for handle in self.prefixes:
+            handle.prefix = None
         self.running.clear()
-        self.stems.clear()
-        self._vacant()
+        self.prefixes.clear()
+        self._free_all()
 
-    def clear(self) -> None:
+    def release_all(self) -> None:
         """Release all free slots in the runner and clear their page tables."""
         for slot in self.free:
             self.runner.release(slot)
             self.runner.clear_table(slot)
 
-    def _start(self, sample: TokenSequence) -> int:
-        slot, request = self.free.pop(), sample.ticket.request
-        self.runner.start(
-            slot,
-            draw=request.draw,
-            seed=request.seed,
-            sample=sample.index,
-            num_log_probs=request.num_log_probs,
-        )
-        self.running.append(sample)
+    def _start(self, seq: TokenSequence) -> int:
+        slot, request = self.free.pop(), seq.handle.request
+        key = row_key(request.seed, seq.index)
+        self.runner.start(slot, request.params, key=key, num_log_probs=request.num_log_probs)
+        self.running.append(seq)
         # Until now it shared the prompt's list with the request's other samples.
-        if sample.is_fresh:
-            sample.tokens = list(sample.tokens)
-        self.remember(slot, sample, sample.tokens)
+        if seq.is_fresh:
+            seq.tokens = list(seq.tokens)
+        self.remember(slot, seq, seq.tokens)
         return slot
 
-    def remember(self, slot: int, sample: TokenSequence, tokens: Sequence[int]) -> None:
+    def remember(self, slot: int, seq: TokenSequence, tokens: Sequence[int]) -> None:
         """Count tokens that were not sampled for the repetition penalty."""
-        if sample.ticket.request.draw.repetition_penalty != 1.0:
+        if seq.handle.request.params.repetition_penalty != 1.0:
             self.runner.remember(slot, tokens)
 
-    def name(self, sample: TokenSequence, read: int) -> None:
+    def name(self, seq: TokenSequence, read: int) -> None:
         """Add the full pages of the first `read` tokens to the prefix cache."""
-        salt = sample.ticket.request.cache_salt
-        extend_keys(sample.keys, sample.tokens, read // self._size, self._size, salt=salt)
-        sample.held.name(sample.keys[: read // self._size])
+        salt = seq.handle.request.cache_salt
+        extend_keys(seq.keys, seq.tokens, read // self._size, self._size, salt=salt)
+        seq.held.name(seq.keys[: read // self._size])
 
-    def grow(self, sample: TokenSequence, upto: int) -> bool:
+    def grow(self, seq: TokenSequence, upto: int) -> bool:
         """Grow the sequence to `upto` tokens, preempting newer ones if no page is free.
 
         Returns False if this sequence was preempted.
         """
-        while not sample.held.grow(upto):
+        while not seq.held.grow(upto):
             # Shared prefixes first: they cost a prefill at most, a preemption costs an answer's.
-            if self.stems:
-                self.drop_stem(max(self.stems, key=lambda ticket: ticket.arrival))
+            if self.prefixes:
+                self.drop_prefix(max(self.prefixes, key=lambda handle: handle.arrival))
                 continue
             assert len(self.running) > 1, f"{upto} tokens do not fit, which was to be checked"
             newest = max(self.running, key=lambda other: other.order)
             self.preempt(newest)
-            if newest is sample:
+            if newest is seq:
                 return False
         return True

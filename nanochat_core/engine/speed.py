@@ -17,7 +17,7 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runner import Runner
-from nanochat_core.engine.runners.choose import Choice
+from nanochat_core.engine.runners.choose import BYTES, Choice
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
@@ -25,7 +25,6 @@ from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 from nanochat_core.tokenizer.bpe import Tokenizer
 
-BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 PROBE_BYTES = 2**28  # more than any cache
 GPU_PROBE_BYTES = 2**31  # so that reading takes a hundred times as long as a launch
 PROBE_SECONDS = 2.0
@@ -63,7 +62,7 @@ def measure_speed(
     bytes_per_step: int,
     bandwidth: float,
     rounds: int = 3,
-    draw: SamplingParams = SamplingParams(top_k=50),  # noqa: B008 - frozen
+    params: SamplingParams = SamplingParams(top_k=50),  # noqa: B008 - frozen
 ) -> Iterator[Speed | None]:
     """Time answers to `prompt` by `batch_size` samples of `num_tokens` tokens. Yields None after
     each round, for progress, and the result at the end. One more round warms up.
@@ -73,7 +72,7 @@ def measure_speed(
     found: list[tuple[float, float]] = []
     for number in range(rounds + 1):
         scheduler.forget()  # or the prompt would be cached after the first round
-        timed = time_answers(scheduler, prompt, batch_size, num_tokens, seed=number, draw=draw)
+        timed = time_answers(scheduler, prompt, batch_size, num_tokens, seed=number, params=params)
         if number:
             found.append(timed)
         yield None
@@ -97,7 +96,7 @@ def time_answers(
     num_tokens: int,
     *,
     seed: int,
-    draw: SamplingParams,
+    params: SamplingParams,
     on_first: Callable[[], None] = lambda: None,
 ) -> tuple[float, float]:
     """Return the seconds until every answer has a first token, and from there to the last token.
@@ -129,7 +128,7 @@ def time_answers(
             sink=sink,
             num_samples=batch_size,
             max_tokens=num_tokens,
-            draw=draw,
+            params=params,
             seed=seed,
         )
     )

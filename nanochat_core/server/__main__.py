@@ -10,15 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat_core.errors import NanochatError
 from nanochat_core.server.app import make_app
 from nanochat_core.server.config import ServerConfig
-from nanochat_core.server.connection_timeouts import Deadlines
-from nanochat_core.server.launch import Engines, allow_connections, make_pool, open_port
+from nanochat_core.server.connection_timeouts import TimedProtocol
+from nanochat_core.server.launch import (
+    Engines,
+    allow_connections,
+    make_pool,
+    make_rules,
+    open_port,
+)
 from nanochat_core.server.metrics import Metrics
-from nanochat_core.server.options import engines_of, make_parser, rules_of
+from nanochat_core.server.options import make_parser
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
 
@@ -37,10 +42,6 @@ class Newer:
     every_seconds: float = 30.0
 
 
-class Protocol(Deadlines, H11Protocol):
-    """uvicorn's HTTP/1.1 with deadlines."""
-
-
 class Server(uvicorn.Server):
     """uvicorn's server, which ends open streams with an error event when it is stopped."""
 
@@ -48,7 +49,7 @@ class Server(uvicorn.Server):
         self._service = service
         config = uvicorn.Config(
             make_app(service),
-            http=Protocol,
+            http=TimedProtocol,
             ws="none",
             log_level="error",
             # The middleware logs requests, by route; uvicorn would log their paths and queries.
@@ -78,8 +79,22 @@ def main(arguments: list[str]) -> int:
             name=options.model.resolve().name,
             host=options.host,
             port=options.port,
-            engines=engines_of(options),
-            rules=rules_of(options),
+            engines=Engines(
+                device=options.device,
+                workers=options.workers,
+                precision=options.precision,
+                num_slots=options.slots,
+            ),
+            rules=make_rules(
+                options.host,
+                key_file=options.key_file,
+                trusted_host=options.trusted_host,
+                allow_origin=options.allow_origin,
+                max_waiting=options.max_waiting,
+                max_seconds=options.max_seconds,
+                overflow=options.overflow,
+                log=options.log,
+            ),
         )
     except NanochatError as error:
         hint = f"hint: {error.hint}\n" if error.hint else ""

@@ -32,7 +32,7 @@ from nanochat_core.server.api.schema import DEFAULTS, LIMITS, ChatRequest, Reque
 from nanochat_core.server.middleware import Guard
 from nanochat_core.server.page.page import page_csp, page_html
 from nanochat_core.server.service import Service
-from nanochat_core.server.workers.pool import Busy, NoEngine
+from nanochat_core.server.workers.pool import Unavailable
 
 _POSTS = (
     ("/chat/completions", chat_api.chat_completions, ChatRequest),
@@ -158,17 +158,12 @@ def _add_refusals(app: FastAPI) -> None:
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
         return refusal(request.url.path, error.status, str(error), param=error.param)
 
-    @app.exception_handler(Busy)
-    async def refuse_busy(request: Request, error: Busy) -> JSONResponse:
-        path = request.url.path
-        return refusal(path, 503, "too many requests are waiting; try again in a moment")
-
-    @app.exception_handler(NoEngine)
-    async def refuse_dead(request: Request, error: NoEngine) -> JSONResponse:
-        return refusal(request.url.path, 503, "the model is being loaded; try again in a moment")
+    @app.exception_handler(Unavailable)
+    async def refuse_for_now(request: Request, error: Unavailable) -> JSONResponse:
+        return refusal(request.url.path, 503, f"{error}; try again in a moment")
 
     # The framework's own refusals, such as 404 and 405, in the shape of the API.
     @app.exception_handler(HTTPException)
     async def refuse_route(request: Request, error: HTTPException) -> JSONResponse:
-        path, headers = request.url.path, dict(error.headers or {})
-        return refusal(path, error.status_code, error.detail.lower(), headers=headers)
+        detail = error.detail.lower()
+        return refusal(request.url.path, error.status_code, detail, headers=error.headers)

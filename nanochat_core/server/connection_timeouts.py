@@ -5,37 +5,30 @@ ever. The server's other limits are for requests; these are for connections that
 """
 
 import asyncio
-from typing import Any
 
 import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 RECEIVE_SECONDS = 20.0  # for a whole request, from its connection or its first byte
 READ_SECONDS = 30.0  # in which a client must have read something of what waits for it
 
 
-class Deadlines:
-    """A mixin with timeouts; it comes before uvicorn's H11Protocol in a class's bases."""
+class TimedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with timeouts."""
 
     receive_seconds = RECEIVE_SECONDS
     read_seconds = READ_SECONDS
     _receiving: asyncio.TimerHandle | None = None
     _reading: asyncio.TimerHandle | None = None
-    # uvicorn's
-    conn: Any
-    cycle: Any
-    scope: Any
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    flow: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timer in which a new connection must send its first request."""
-        super().connection_made(transport)  # pyright: ignore[reportAttributeAccessIssue]
+        super().connection_made(transport)
         self._receiving = self.loop.call_later(self.receive_seconds, self._cut)
 
     def data_received(self, data: bytes) -> None:
         """Start the timer of a request that has begun, or stop that of one that is complete."""
-        super().data_received(data)  # pyright: ignore[reportAttributeAccessIssue]
+        super().data_received(data)
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
             self._expect_end()
         else:
@@ -46,7 +39,7 @@ class Deadlines:
         # What is buffered may be too little for a pause in writing, which starts that timer else.
         self._reading = _cancelled(self._reading)
         self._expect_rest()
-        super().on_response_complete()  # pyright: ignore[reportAttributeAccessIssue]
+        super().on_response_complete()
         # Pipelining: the beginning of the next request may have come with the last one.
         if self.conn.their_state is h11.SEND_BODY:
             self._expect_end()
@@ -59,19 +52,19 @@ class Deadlines:
             self.cycle.message_event.set()
         is_head = self.scope is not None and self.scope["method"] == "HEAD"  # takes no body
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not is_head:
-            super().send_400_response(msg)  # pyright: ignore[reportAttributeAccessIssue]
+            super().send_400_response(msg)
         else:
             self.transport.close()
 
     def pause_writing(self) -> None:
         """Start the timer in which the client must read: the write buffer is full."""
-        super().pause_writing()  # pyright: ignore[reportAttributeAccessIssue]
+        super().pause_writing()
         if self._reading is None:
             self._expect_less(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         """Stop the timer: the client has read."""
-        super().resume_writing()  # pyright: ignore[reportAttributeAccessIssue]
+        super().resume_writing()
         self._reading = _cancelled(self._reading)
         if self.cycle is None or self.cycle.response_complete:
             self._expect_rest()
@@ -80,7 +73,7 @@ class Deadlines:
         """Stop all timers."""
         self._receiving = _cancelled(self._receiving)
         self._reading = _cancelled(self._reading)
-        super().connection_lost(exc)  # pyright: ignore[reportAttributeAccessIssue]
+        super().connection_lost(exc)
 
     def _expect_end(self) -> None:
         if self._receiving is None:

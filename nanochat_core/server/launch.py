@@ -6,11 +6,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.ipc import Spec
-from nanochat_core.server.workers.pool import Patience, Pool
+from nanochat_core.server.workers.pool import HangTimeouts, Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
@@ -28,7 +29,7 @@ class Engines:
     precision: str = "model"
     num_slots: int | None = None  # None: what suits the device
     maker: str = MAKER
-    patience: Patience = field(default_factory=Patience)
+    timeouts: HangTimeouts = field(default_factory=HangTimeouts)
 
     def __post_init__(self) -> None:
         for name, value in (("workers", self.workers), ("slots", self.num_slots)):
@@ -50,7 +51,7 @@ def make_pool(directory: Path, engines: Engines, *, max_waiting: int) -> Pool:
         make_specs(directory, engines),
         Tokenizer.load(directory / "tokenizer"),
         max_waiting=max_waiting,
-        patience=engines.patience,
+        timeouts=engines.timeouts,
     )
 
 
@@ -106,6 +107,24 @@ def allow_connections() -> None:
     """Raise the limit of open files to the most that the system allows; a shell's is often low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def make_rules(
+    host: str,
+    *,
+    key_file: Path | None,
+    trusted_host: Sequence[str],
+    allow_origin: Sequence[str],
+    **limits: Any,
+) -> ServerConfig:
+    """Return the rules of a server on `host`, from both command lines' options; `limits` are fields
+    of ServerConfig. Raises ConfigError."""
+    return ServerConfig(
+        keys=read_keys(key_file) if key_file else (),
+        hosts=trusted_hosts(host, trusted_host),
+        origins=tuple(allow_origin),
+        **limits,
+    )
 
 
 def trusted_hosts(host: str, more: Sequence[str]) -> tuple[str, ...]:

@@ -109,10 +109,10 @@ class Guard:
             metrics.refusals.inc()
         if self._service.rules.log == "none":
             return
-        answering: GenerationStream | None = scope.get("state", {}).get("answering")
+        generation: GenerationStream | None = scope.get("state", {}).get("generation")
         tokens = ""
-        if answering:
-            tokens = f" {answering.prompt_tokens}+{answering.completion_tokens} tokens"
+        if generation:
+            tokens = f" {generation.prompt_tokens}+{generation.completion_tokens} tokens"
         client = scope["client"][0] if scope.get("client") else "-"
         method = scope["method"] if scope["method"] in _METHODS else "other"  # may be anything
         _LOG.info("%s %s %s %d%s %.3f s", client, method, route, status, tokens, seconds)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from nanochat_core.server.config import Log, Overflow, ServerConfig
-from nanochat_core.server.launch import Device, Engines, read_keys, trusted_hosts
+from nanochat_core.server.launch import Device, Engines
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -20,50 +20,15 @@ def make_parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
     add("--device", choices=get_args(Device), default=Engines.device)
     add("--workers", type=int, help="engine processes; default one for each GPU")
-    add(
-        "--precision",
-        default=Engines.precision,
-        help="of the weights: fp32, bf16, int8; default the model's own",
-    )
+    precisions = "of the weights: fp32, bf16, int8; default the model's own"
+    add("--precision", default=Engines.precision, help=precisions)
     add("--slots", type=int, help="answers that one engine process writes at the same time")
-    add(
-        "--max-waiting",
-        type=int,
-        default=rules.max_waiting,
-        help="answers that may wait for a slot",
-    )
-    add(
-        "--max-seconds",
-        type=float,
-        default=rules.max_seconds,
-        help="for one answer, its wait included",
-    )
+    waiting, seconds = rules.max_waiting, rules.max_seconds
+    add("--max-waiting", type=int, default=waiting, help="answers that may wait for a slot")
+    add("--max-seconds", type=float, default=seconds, help="for one answer, its wait included")
     add("--overflow", choices=get_args(Overflow), default=rules.overflow, help="of the context")
     add("--key-file", type=Path, help="a file with the API keys to ask for, one a line")
     add("--trusted-host", action="append", default=[], help="a name this server goes by")
     add("--allow-origin", action="append", default=[], help="a web site that may ask")
     add("--log", choices=get_args(Log), default=rules.log)
     return parser
-
-
-def engines_of(options: argparse.Namespace) -> Engines:
-    """Return the engine processes that the options ask for."""
-    return Engines(
-        device=options.device,
-        workers=options.workers,
-        precision=options.precision,
-        num_slots=options.slots,
-    )
-
-
-def rules_of(options: argparse.Namespace) -> ServerConfig:
-    """Return the rules that the options ask for. Raises ConfigError."""
-    return ServerConfig(
-        max_waiting=options.max_waiting,
-        max_seconds=options.max_seconds,
-        overflow=options.overflow,
-        keys=read_keys(options.key_file) if options.key_file else (),
-        hosts=trusted_hosts(options.host, options.trusted_host),
-        origins=tuple(options.allow_origin),
-        log=options.log,
-    )

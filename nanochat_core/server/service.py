@@ -6,7 +6,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
 from nanochat_core.server.config import ServerConfig
@@ -14,10 +14,8 @@ from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.text import AnswerText, StopStrings, TextPiece, TextToken
 from nanochat_core.server.workers.ipc import EngineRequest
 from nanochat_core.server.workers.pool import AnswerStream, Pool
-from nanochat_core.tokenizer.bpe import Tokenizer
 
 _LOG = logging.getLogger(__name__)
-T = TypeVar("T")
 Finish: TypeAlias = Literal["stop", "length", "cancelled", "failed"]
 
 
@@ -103,6 +101,7 @@ class StreamEvent:
 class _Choice:
     """The state of one answer of a request."""
 
+    sample: int
     text: AnswerText
     stops: StopStrings
     tokens: list[TextToken] = field(default_factory=list)  # their text is not yet shown
@@ -115,12 +114,12 @@ class GenerationStream:
     """One request's answers while they are written. Its owner must call `close`, also on errors."""
 
     def __init__(
-        self, service: Service, pool: Pool, ask: EngineRequest, *, stops: Sequence[str] = ()
+        self, service: Service, pool: Pool, request: EngineRequest, *, stops: Sequence[str] = ()
     ) -> None:
-        """Submit the request. Raises Busy or NoEngine."""
+        """Submit the request. Raises Unavailable."""
         # First: if it raises, there is nothing to cancel or to count.
-        self.stream: AnswerStream = pool.submit(ask)
-        self.prompt_tokens = len(ask.prompt)
+        self.stream: AnswerStream = pool.submit(request)
+        self.prompt_tokens = len(request.prompt)
         self.completion_tokens = 0
         self.finish: Finish | None = None  # of the first answer
         self._metrics = service.metrics
@@ -128,16 +127,16 @@ class GenerationStream:
         self._ping = service.rules.ping_seconds
         self._began = self._last = time.monotonic()
         self._is_late = False
-        tokenizer: Tokenizer = pool.tokenizer
+        tokenizer = pool.tokenizer
         self._ends = {tokenizer.bos, tokenizer.special("<|assistant_end|>")}
         self._written: list[str] | None = [] if service.rules.log == "contents" else None
         if self._written is not None:
-            _LOG.info("asked: %r", tokenizer.decode(ask.prompt))
+            _LOG.info("asked: %r", tokenizer.decode(request.prompt))
         self._choices = [
-            _Choice(text=AnswerText(tokenizer), stops=StopStrings(stops))
-            for _ in range(ask.num_samples)
+            _Choice(sample=i, text=AnswerText(tokenizer), stops=StopStrings(stops))
+            for i in range(request.num_samples)
         ]
-        service.metrics.prompt_tokens.inc(len(ask.prompt))
+        self._metrics.prompt_tokens.inc(len(request.prompt))
 
     @property
     def seconds(self) -> float:
@@ -160,9 +159,9 @@ class GenerationStream:
             _LOG.info("answered: %r", "".join(self._written))
             self._written = None
 
-    async def tell(self) -> AsyncIterator[list[StreamEvent]]:
+    async def events(self) -> AsyncIterator[list[StreamEvent]]:
         """Yield events as they come, and an empty list after `ping_seconds` without any."""
-        while not all(choice.over for choice in self._choices):
+        while not self._is_over:
             left = self._seconds - self.seconds
             # The earlier of the next ping and the request's own limit.
             try:
@@ -180,13 +179,17 @@ class GenerationStream:
             if items:
                 yield items
 
+    @property
+    def _is_over(self) -> bool:
+        return all(choice.over for choice in self._choices)
+
     def _out_of_time(self) -> list[Event]:
         self._is_late = True
         self.stream.cancel()
         error = f"the answer took longer than {self._seconds:g} seconds"
         return [
-            EndEvent(sample=i, reason="failed", error=error)
-            for i, choice in enumerate(self._choices)
+            EndEvent(sample=choice.sample, reason="failed", error=error)
+            for choice in self._choices
             if not choice.over
         ]
 
@@ -195,26 +198,24 @@ class GenerationStream:
         if choice.over:
             return []
         if isinstance(event, EndEvent):
-            items = self._pieces(event.sample, choice, choice.text.end())
-            return [*items, *self._end(event.sample, choice, event.reason, event.error)]
+            items = self._pieces(choice, choice.text.end())
+            return [*items, *self._end(choice, event.reason, event.error)]
         if event.token in self._ends:
             return []
         self.completion_tokens += 1
         if event.log_probs is not None and choice.text.is_text(event.token):
             token = TextToken(id=event.token, log_probs=event.log_probs, offset=choice.length)
             choice.tokens.append(token)
-        items = self._pieces(event.sample, choice, choice.text.take(event.token))
+        items = self._pieces(choice, choice.text.take(event.token))
         # The engine knows no stop strings: it writes on until the request is cancelled, which
         # stops all of its answers and so waits for the last.
         if choice.stops.found:
-            items += self._end(event.sample, choice, "stop", "")
-            if all(choice.over for choice in self._choices):
+            items += self._end(choice, "stop", "")
+            if self._is_over:
                 self.stream.cancel()
         return items
 
-    def _pieces(
-        self, sample: int, choice: _Choice, pieces: Iterable[TextPiece]
-    ) -> list[StreamEvent]:
+    def _pieces(self, choice: _Choice, pieces: Iterable[TextPiece]) -> list[StreamEvent]:
         items = list[StreamEvent]()
         for piece in pieces:
             tokens = ()
@@ -226,22 +227,22 @@ class GenerationStream:
                 piece = TextPiece(kind="text", text=shown)
                 tokens = tuple(choice.tokens)
                 choice.tokens.clear()
-            items.append(StreamEvent(sample=sample, piece=piece, tokens=tokens))
+            items.append(StreamEvent(sample=choice.sample, piece=piece, tokens=tokens))
             if self._written is not None:
                 self._written.append(piece.text)
         return items
 
-    def _end(self, sample: int, choice: _Choice, reason: Finish, error: str) -> list[StreamEvent]:
+    def _end(self, choice: _Choice, reason: Finish, error: str) -> list[StreamEvent]:
         choice.over = True
         self.finish = self.finish or reason
         self._count_end(choice, reason)
-        end = StreamEvent(sample=sample, finish=reason, error=error)
+        end = StreamEvent(sample=choice.sample, finish=reason, error=error)
         # Text that was held back cannot become a stop string any more.
         held = choice.stops.end()
         if not held:
             return [end]
         piece = TextPiece(kind="text", text=held)
-        return [StreamEvent(sample=sample, piece=piece, tokens=tuple(choice.tokens)), end]
+        return [StreamEvent(sample=choice.sample, piece=piece, tokens=tuple(choice.tokens)), end]
 
     def _count_end(self, choice: _Choice, reason: Finish) -> None:
         if not choice.counted:
@@ -266,18 +267,3 @@ def engine_seed(seed: int | None) -> int:
     """Return the engine's seed for a request's; a random one for None."""
     # Modulo 2**62: never negative, and fits the int64 in which the engine computes.
     return secrets.randbits(62) if seed is None else seed % 2**62
-
-
-async def prepared(pool: Pool, work: Callable[[], T], *, size: int) -> T:
-    """Return `work()`, run in another thread if `size` characters would block the event loop.
-
-    `pool`, whose tokenizer it uses, is not stopped meanwhile.
-    """
-    # For short texts a thread costs more than the work.
-    if size <= 2000:
-        return work()
-    pool.preparing += 1
-    try:
-        return await asyncio.to_thread(work)
-    finally:
-        pool.preparing -= 1

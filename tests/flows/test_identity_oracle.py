@@ -241,7 +241,7 @@ def test_the_oracle_sees_what_stages_are_known_to_open(world: World):
     assert "tasks/generated/words.txt" in world.opened["task_data"]
     assert "nanochat_core/model/gpt.py" in world.opened["pretrain"]
     if unable_here() is None:
-        assert "nanochat_core/engine/native/kernels_draw.h" in world.opened["base_eval"]
+        assert "nanochat_core/engine/native/kernels_sample.h" in world.opened["base_eval"]
 
 
 def test_what_is_exempt_is_what_fingerprints_leave_out():
@@ -262,9 +262,9 @@ class Escape:
 ESCAPES = {
     "native sources found by a pattern": Escape(
         "nanochat_core/engine/native/build.py",
-        '    "kernels_draw.h",\n',
-        '    *(f"kernels_{part}.h" for part in ("draw",)),\n',
-        finds="nanochat_core/engine/native/kernels_draw.h",
+        '    "kernels_sample.h",\n',
+        '    *(f"kernels_{part}.h" for part in ("sample",)),\n',
+        finds="nanochat_core/engine/native/kernels_sample.h",
     ),
     "a data file with a name that is put together": Escape(
         "tasks/generated/spelling.py",

@@ -164,7 +164,7 @@ def _open(
     chosen: list[Choice] = []
     opened = open_runner(
         gpt,
-        park_tokens=(),  # no token calls a tool or ends an answer: all have the same length
+        stop_tokens=(),  # no token calls a tool or ends an answer: all have the same length
         precision=precision,
         runner=runner,
         threads=threads,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -15,8 +15,6 @@ from flows.cli.options import DeviceOptions, ModelName
 from flows.cli.output import print_mistake, print_warning, screen
 from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.errors import ConfigError, NanochatError
-
-_Number = TypeVar("_Number", int, float)
 
 # Unicode's direction marks: an answer must not reverse the text around it.
 _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -32,6 +30,13 @@ _HELP = """\
 /help            this list
 /quit            leave
 Ctrl-C stops an answer, twice in a row at the prompt it leaves; Ctrl-D leaves."""
+
+_SETTINGS: dict[str, tuple[str, Callable[[str], float]]] = {
+    "/temperature": ("temperature", float),
+    "/topk": ("top_k", int),
+    "/maxtokens": ("max_tokens", int),
+    "/seed": ("seed", int),
+}
 
 _MAX_LINES = 1000  # of the history
 
@@ -141,7 +146,7 @@ def _command(session: ChatSession, text: str) -> str:
         case "/clear", []:
             session.clear()
             return "forgotten"
-        case "/temperature" | "/topk" | "/maxtokens" | "/seed", [] | [_]:
+        case _, [] | [_] if name in _SETTINGS:
             return _setting(session, name, *values)
         case _:
             raise ConfigError(f"there is no command '{text}'", hint="/help lists them")
@@ -149,34 +154,16 @@ def _command(session: ChatSession, text: str) -> str:
 
 def _setting(session: ChatSession, command: str, value: str | None = None) -> str:
     """Set a sampling parameter if a value is given; return its current value as text."""
-    now = session.sampling
-    match command:
-        case "/temperature":
-            if value is not None:
-                now = replace(now, temperature=_number(value, float))
-            shown = f"temperature {now.temperature}"
-        case "/topk":
-            if value is not None:
-                now = replace(now, top_k=_number(value, int))
-            shown = f"top_k {now.top_k}"
-        case "/maxtokens":
-            if value is not None:
-                now = replace(now, max_tokens=_number(value, int))
-            shown = f"max_tokens {now.max_tokens}"
-        case _:
-            # Not by `replace`: a new seed also starts the count of answers again.
-            if value is not None:
-                session.reseed(_number(value, int))
-            return f"seed {session.sampling.seed}"
-    session.sampling = now
-    return shown
-
-
-def _number(text: str, parse: Callable[[str], _Number]) -> _Number:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise ConfigError(f"'{text}' is not a number") from error
+    name, parse = _SETTINGS[command]
+    if value is not None:
+        try:
+            number = parse(value)
+        except ValueError as error:
+            raise ConfigError(f"'{value}' is not a number") from error
+        session.sampling = replace(session.sampling, **{name: number})
+        if name == "seed":  # a new seed also starts the count of answers again
+            session.num_answers = 0
+    return f"{name} {getattr(session.sampling, name)}"
 
 
 def _take_any_text() -> None:

@@ -4,10 +4,10 @@ The prompt holds the tokens that the model wrote before, tool results included, 
 encoding of their text, which could differ. When the context is full, the oldest turns are dropped.
 """
 
-import codecs
 import logging
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -51,7 +51,7 @@ class ChatSession:
         self._tokenizer = tokenizer
         self._context = context
         self._turns: list[list[int]] = []  # token ids of a question and, once given, its answer
-        self._answers = 0  # with this seed
+        self.num_answers = 0  # with this seed
         self.forgotten = 0  # turns that the context had no room for, since the last `clear`
 
     @classmethod
@@ -84,11 +84,6 @@ class ChatSession:
         """Forget the conversation."""
         self._turns.clear()
         self.forgotten = 0
-
-    def reseed(self, seed: int) -> None:
-        """Sample the next answers like a session that begins with `seed`."""
-        self.sampling = replace(self.sampling, seed=seed)
-        self._answers = 0
 
     def answer(self, text: str) -> Generator[str]:
         """Ask `text`; yield the answer in pieces of whole characters.
@@ -140,14 +135,14 @@ class ChatSession:
         """Yield the answer's tokens without the one that ends it; each is added to `turn`."""
         # Each answer has its own seed: the same question asked twice gets two answers, and the same
         # session typed again gets the same ones.
-        self._answers += 1
+        self.num_answers += 1
         for column, _ in self._engine.generate(
             prompt,
             num_samples=1,
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature,
             top_k=sampling.top_k or None,
-            seed=sampling.seed + self._answers - 1,
+            seed=sampling.seed + self.num_answers - 1,
         ):
             if column[0] in self._engine.ends:
                 return
@@ -156,27 +151,20 @@ class ChatSession:
 
 
 def readable(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
-    """Yield what each token adds to the text, in whole characters; empty pieces are skipped.
+    """Yield the text of an answer in pieces of whole characters.
 
     A calculator call reads `<<12*3=36>>`, one without a value `<<12*>>`.
     """
-    call_ended, result = tokenizer.special("<|python_end|>"), tokenizer.special("<|output_start|>")
-    shown = {tokenizer.special("<|python_start|>"): "<<", call_ended: "", result: "="}
-    shown[tokenizer.special("<|output_end|>")] = ">>"
-    # Incremental: a token may end inside a character, whose last bytes are in the next token.
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    before = None
-    for token in tokens:
-        # A call that is not followed by its result is closed here, since no token does it.
-        text = ">>" if before == call_ended and token != result else ""
-        before = token
-        if token in shown:
-            # final=True: half a character before a special token will never be completed.
-            text = decoder.decode(b"", final=True) + text + shown[token]
+    from nanochat_core.server.text import AnswerText
+
+    text, in_call = AnswerText(tokenizer), False
+    for piece in chain(chain.from_iterable(map(text.take, tokens)), text.end()):
+        if piece.kind == "tool_result":
+            yield f"={piece.text}>>"
         else:
-            text += decoder.decode(tokenizer.decode_bytes([token]))
-        if text:
-            yield text
-    text = decoder.decode(b"", final=True) + (">>" if before == call_ended else "")
-    if text:
-        yield text
+            # A call that is not followed by its result is closed here.
+            start = "<<" if piece.kind == "tool_call" else ""
+            yield (">>" if in_call else "") + start + piece.text
+        in_call = piece.kind == "tool_call"
+    if in_call:
+        yield ">>"

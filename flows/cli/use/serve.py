@@ -96,7 +96,7 @@ def serve(
     directory = _open(where, model)
     from nanochat_core.server.__main__ import Newer
     from nanochat_core.server.__main__ import serve as serve_directory
-    from nanochat_core.server.launch import Engines, read_keys, trusted_hosts
+    from nanochat_core.server.launch import Engines, make_rules
 
     serve_directory(
         directory,
@@ -110,15 +110,7 @@ def serve(
             precision=precision,
             num_slots=slots,
         ),
-        rules=ServerConfig(
-            max_waiting=limits.max_waiting,
-            max_seconds=limits.max_seconds,
-            overflow=limits.overflow,
-            keys=read_keys(limits.key_file) if limits.key_file else (),
-            hosts=trusted_hosts(host, limits.trusted_host),
-            origins=limits.allow_origin,
-            log=limits.log,
-        ),
+        rules=make_rules(host, **vars(limits)),
         newer=Newer(find=newer_model(where, model, reload_on)) if reload_on else None,
     )
     return 0

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.runner import Capacity, PageGroup
 
 
 class PagePool:
@@ -22,24 +22,23 @@ class PagePool:
     def __init__(
         self,
         group: PageGroup,
+        capacity: Capacity,
         *,
-        page_size: int,
-        num_slots: int,
-        max_len: int,
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.group, self.page_size = group, page_size
-        shape = (len(group.layers), group.num_pages, page_size, num_kv_heads, head_dim)
+        self.group, self.page_size = group, capacity.page_size
+        shape = (len(group.layers), group.num_pages, self.page_size, num_kv_heads, head_dim)
         # Zeros, not empty: a masked key still meets the softmax, and 0 * nan is nan.
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
         self.place = {layer: i for i, layer in enumerate(group.layers)}
-        self.table = np.zeros((num_slots, -(-max_len // page_size)), dtype=np.int64)
+        width = -(-capacity.max_len // self.page_size)
+        self.table = np.zeros((capacity.num_slots, width), dtype=np.int64)
         # _run[slot, i]: the first entry from which the pages up to entry i are contiguous.
-        self._run = np.tile(np.arange(self.table.shape[1]), (num_slots, 1))
+        self._run = np.tile(np.arange(width), (capacity.num_slots, 1))
 
     def set_table(self, slot: int, first: int, pages: Sequence[int]) -> None:
         """Set entries `first` and on of the slot's table."""
@@ -85,13 +84,13 @@ class PagePool:
         pages = torch.from_numpy(self.table[slot, low : high + 1].copy())
         return PageRange(first % size, last - first, pages.to(self.keys.device))
 
-    def read(self, layer: int, stretch: "PageRange") -> tuple[Tensor, Tensor]:
+    def read(self, layer: int, page_range: "PageRange") -> tuple[Tensor, Tensor]:
         """Return a layer's keys and values in the range, (1, K, T, D) each."""
         at = self.place[layer]
         found: list[Tensor] = []
         for pool in (self.keys[at], self.values[at]):
-            memory = pool if stretch.pages is None else pool.index_select(0, stretch.pages)
-            part = memory.flatten(0, 1)[stretch.offset : stretch.offset + stretch.length]
+            memory = pool if page_range.pages is None else pool.index_select(0, page_range.pages)
+            part = memory.flatten(0, 1)[page_range.offset : page_range.offset + page_range.length]
             found.append(part.transpose(0, 1).unsqueeze(0))
         return found[0], found[1]
 

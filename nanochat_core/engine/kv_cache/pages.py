@@ -104,7 +104,7 @@ class Tables:
             for page in pages[self.firsts[i] :]:
                 self._groups[i].hold(page)
             self.pages[i] = list(pages)
-            self._tell(i, self.firsts[i], pages[self.firsts[i] :])
+            self._write_table(i, self.firsts[i], pages[self.firsts[i] :])
         self.capacity = len(found[0]) * self._size
         self._plan_trim()
 
@@ -119,7 +119,7 @@ class Tables:
             return False
         for i, group in enumerate(self._groups):
             new = [group.take() for _ in range(missing)]
-            self._tell(i, len(self.pages[i]), new)
+            self._write_table(i, len(self.pages[i]), new)
             self.pages[i] += new
         self.capacity += missing * self._size
         return True
@@ -133,7 +133,7 @@ class Tables:
                 for page in self.pages[i][old:first]:
                     group.drop(page)
                 self.pages[i][old:first] = [SCRATCH] * (first - old)
-                self._tell(i, old, self.pages[i][old:first])
+                self._write_table(i, old, self.pages[i][old:first])
                 self.firsts[i] = first
         self._plan_trim()
 
@@ -156,7 +156,7 @@ class Tables:
                 shared.append(own)
             other.pages[i] = shared
             other.firsts[i] = min(self.firsts[i], len(shared))
-            other._tell(i, other.firsts[i], shared[other.firsts[i] :])
+            other._write_table(i, other.firsts[i], shared[other.firsts[i] :])
         other.capacity = len(other.pages[0]) * self._size
         other._plan_trim()
         return other
@@ -180,7 +180,7 @@ class Tables:
         if self.slot is not None:
             self._runner.clear_table(self.slot)
 
-    def _tell(self, group: int, first: int, pages: Sequence[int]) -> None:
+    def _write_table(self, group: int, first: int, pages: Sequence[int]) -> None:
         if self.slot is not None and pages:
             self._runner.set_table(group, self.slot, first, pages)
 

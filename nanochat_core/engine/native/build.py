@@ -34,7 +34,7 @@ SOURCES = Path(__file__).parent
 FILES = (  # each by its name, because a fingerprint sees the data files that a module names
     "kernels.cpp",
     "kernels_attention.h",
-    "kernels_draw.h",
+    "kernels_sample.h",
     "kernels_matrix.h",
     "kernels_model.h",
     "kernels_simd.h",
@@ -128,10 +128,9 @@ def _open(path: Path) -> ctypes.CDLL:
     for name, result, arguments in (
         ("nf_open", pointer, (pointer, pointer)),
         ("nf_close", None, (pointer,)),
-        ("nf_row_key", int64, (int64, int64)),
         ("nf_read", None, (pointer, int32, *(pointer,) * 4, int32, pointer, pointer)),
         ("nf_step", None, (pointer, int32, pointer, pointer)),
-        ("nf_draw", None, (pointer, int32, pointer, pointer, pointer, int64, pointer)),
+        ("nf_sample", None, (pointer, int32, pointer, pointer, pointer, int64, pointer)),
         ("nf_decode", None, (pointer, int32, pointer, pointer, int32, pointer)),
     ):
         try:

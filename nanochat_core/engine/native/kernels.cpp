@@ -1,4 +1,4 @@
-// Inference on a CPU with AVX-512, BF16 and VNNI, for runner.py: passes, drawing, decoding.
+// Inference on a CPU with AVX-512, BF16 and VNNI, for runner.py: passes, sampling, decoding.
 //
 // A row is (token, the token before it, position, slot). All layers of a pass are one call. In each
 // layer every row writes its key and value into its slot's pages, then attends over them: whether
@@ -17,26 +17,26 @@ std::unique_ptr<Engine> make_engine(const Spec& spec) {
 }
 
 // One step: `count` slots read their tokens; their logits go to consecutive rows of `logits`.
-void read_tokens(Engine& e, int count, const int32_t* slots, float* logits, bool capped,
-                 int32_t* drawn) {
+void forward(Engine& e, int count, const int32_t* slots, float* logits, bool capped,
+             int32_t* sampled) {
   for (int i = 0; i < count; ++i) {
     const int slot = slots[i];
     e.tokens[i] = e.spec.token[slot];
-    e.befores[i] = e.spec.before[slot];
+    e.prev_tokens[i] = e.spec.prev_token[slot];
     e.positions[i] = e.spec.length[slot];
     e.wanted[i] = i;
   }
-  e.pass({count, e.tokens.data(), e.befores.data(), e.positions.data(), slots, count,
-          e.wanted.data(), logits, static_cast<size_t>(e.spec.head.panels) * 16, capped, drawn});
+  e.pass({count, e.tokens.data(), e.prev_tokens.data(), e.positions.data(), slots, count,
+          e.wanted.data(), logits, static_cast<size_t>(e.spec.head.panels) * 16, capped, sampled});
   for (int i = 0; i < count; ++i) {
-    e.spec.before[slots[i]] = e.spec.token[slots[i]];
+    e.spec.prev_token[slots[i]] = e.spec.token[slots[i]];
     ++e.spec.length[slots[i]];
   }
 }
 
 void take_token(const Spec& s, int slot, int token, int limit) {
   s.token[slot] = token;
-  if (s.parks[token] || s.length[slot] + 1 >= limit) s.parked[slot] = 1;
+  if (s.stops[token] || s.length[slot] + 1 >= limit) s.stopped[slot] = 1;
 }
 
 }  // namespace
@@ -54,7 +54,7 @@ void* nf_open(const Spec* spec, int32_t* unsound) {
   try {
     e = make_engine(*spec);
     const size_t slots = spec->num_slots;
-    for (auto* v : {&e->tokens, &e->befores, &e->positions, &e->slots, &e->wanted, &e->drawn,
+    for (auto* v : {&e->tokens, &e->prev_tokens, &e->positions, &e->slots, &e->wanted, &e->sampled,
                     &e->places})
       v->resize(slots);
     e->logits = e->logits_memory.make(slots * spec->head.panels * 16);
@@ -66,51 +66,47 @@ void* nf_open(const Spec* spec, int32_t* unsound) {
 
 void nf_close(void* engine) { delete static_cast<Engine*>(engine); }
 
-int64_t nf_row_key(int64_t seed, int64_t sample) {
-  return static_cast<int64_t>(row_key(static_cast<uint64_t>(seed), static_cast<uint64_t>(sample)));
-}
-
 // Rows of any slots, at most max_rows. Logits (num_wanted, head.panels * 16) are capped.
-void nf_read(void* engine, int num_rows, const int32_t* tokens, const int32_t* befores,
+void nf_read(void* engine, int num_rows, const int32_t* tokens, const int32_t* prev_tokens,
              const int32_t* positions, const int32_t* slots, int num_wanted, const int32_t* wanted,
              float* logits) {
   Engine& e = *static_cast<Engine*>(engine);
-  e.pass({num_rows, tokens, befores, positions, slots, num_wanted, wanted, logits,
+  e.pass({num_rows, tokens, prev_tokens, positions, slots, num_wanted, wanted, logits,
           static_cast<size_t>(e.spec.head.panels) * 16, true, nullptr});
 }
 
-// One step of slots that are not parked, without drawing: logits as in nf_read.
+// One step of slots that are not stopped, without sampling: logits as in nf_read.
 void nf_step(void* engine, int count, const int32_t* slots, float* logits) {
-  read_tokens(*static_cast<Engine*>(engine), count, slots, logits, true, nullptr);
+  forward(*static_cast<Engine*>(engine), count, slots, logits, true, nullptr);
 }
 
 // The token that comes at each slot's position, from capped logits (count, stride).
-void nf_draw(void* engine, int count, const int32_t* slots, const int32_t* positions,
-             const float* logits, int64_t stride, int32_t* drawn) {
+void nf_sample(void* engine, int count, const int32_t* slots, const int32_t* positions,
+             const float* logits, int64_t stride, int32_t* sampled) {
   Engine& e = *static_cast<Engine*>(engine);
   for (int i = 0; i < count; ++i)
-    drawn[i] = e.draw_row(logits + i * stride, slots[i], positions[i], 0.0f);
+    sampled[i] = e.sample_row(logits + i * stride, slots[i], positions[i], 0.0f);
 }
 
-// See Runner.decode; out (num_steps, count), -1 where a slot is parked.
+// See Runner.decode; out (num_steps, count), -1 where a slot is stopped.
 void nf_decode(void* engine, int count, const int32_t* slots, const int32_t* limits, int num_steps,
                int32_t* out) {
   Engine& e = *static_cast<Engine*>(engine);
   for (int i = 0; i < count; ++i)
-    if (e.spec.length[slots[i]] + 1 >= limits[i]) e.spec.parked[slots[i]] = 1;
+    if (e.spec.length[slots[i]] + 1 >= limits[i]) e.spec.stopped[slots[i]] = 1;
   for (int step = 0; step < num_steps; ++step, out += count) {
     int going = 0;
     for (int i = 0; i < count; ++i) {
       out[i] = -1;
-      if (e.spec.parked[slots[i]]) continue;
+      if (e.spec.stopped[slots[i]]) continue;
       e.slots[going] = slots[i];
       e.places[going++] = i;
     }
     if (going == 0) continue;
-    read_tokens(e, going, e.slots.data(), e.logits, false, e.drawn.data());
+    forward(e, going, e.slots.data(), e.logits, false, e.sampled.data());
     for (int i = 0; i < going; ++i) {
-      out[e.places[i]] = e.drawn[i];
-      take_token(e.spec, e.slots[i], e.drawn[i], limits[e.places[i]]);
+      out[e.places[i]] = e.sampled[i];
+      take_token(e.spec, e.slots[i], e.sampled[i], limits[e.places[i]]);
     }
   }
 }

@@ -67,7 +67,7 @@ class Model : public Engine {
     int32_t* packed;
     float *scales, *row, *head;
     AttentionSpace attention;
-    DrawSpace draw;
+    SamplingSpace sampling;
   };
 
   int largest_qkv() const {
@@ -92,12 +92,12 @@ class Model : public Engine {
                        pass_.capped ? softcap16(value, cap) : value);
     };
     if (!product(m, spec.head, a, pass_.num_wanted, take)) return;
-    if (pass_.drawn == nullptr) return;
+    if (pass_.sampled == nullptr) return;
     crew_.phase(m, pass_.num_wanted, [&](int i) {
       const int row = pass_.wanted[i];
-      pass_.drawn[i] = draw(pass_.logits + i * pass_.logits_stride, spec.vocab,
+      pass_.sampled[i] = sample(pass_.logits + i * pass_.logits_stride, spec.vocab,
                             spec.rules[pass_.slots[row]], pass_.positions[row] + 1,
-                            pass_.capped ? 0.0f : cap, own_[m.index]->draw);
+                            pass_.capped ? 0.0f : cap, own_[m.index]->sampling);
     });
   }
 
@@ -273,7 +273,7 @@ class Model : public Engine {
       float sum = 0.0f;
       for (int c = 0; c < spec.smear_channels; ++c) sum += x[c] * spec.smear_gate[c];
       const __m512 gate = _mm512_set1_ps(spec.smear_lambda * sigmoid(sum));
-      load_embedding(pass_.befores[row], first);
+      load_embedding(pass_.prev_tokens[row], first);
       for (int c = 0; c < spec.width; c += 16)
         _mm512_storeu_ps(
             x + c, _mm512_fmadd_ps(gate, _mm512_loadu_ps(first + c), _mm512_loadu_ps(x + c)));

@@ -7,7 +7,7 @@
 #include <new>
 #include <vector>
 
-#include "kernels_draw.h"
+#include "kernels_sample.h"
 #include "kernels_matrix.h"
 
 // The structures of runner.py and weights.py; all pointers stay its own.
@@ -40,11 +40,11 @@ struct Spec {
   const GroupSpec* groups;
   Matrix head;
   // Of each slot.
-  int32_t *length, *token, *before, *parked;
-  const DrawRule* rules;
-  const uint8_t* parks;  // of each token: whether it parks
+  int32_t *length, *token, *prev_token, *stopped;
+  const SamplingRule* rules;
+  const uint8_t* stops;  // of each token: whether it stops
   // Numbers that those who own them have, against which `is_sound` holds the counts above.
-  size_t embedding_size, smear_gate_size, rotary_size, slots_size, parks_size;
+  size_t embedding_size, smear_gate_size, rotary_size, slots_size, stops_size;
 };
 
 // Whether every index that a pass computes from the counts stays inside of the arrays. The rows of a
@@ -69,7 +69,7 @@ static inline bool is_sound(const Spec& s, int depth_of_form, int depth_of_kept)
                                   static_cast<size_t>(s.smear_channels) > s.smear_gate_size))
     return false;
   if (s.embedding_size < static_cast<size_t>(s.vocab) * s.width ||
-      s.parks_size < static_cast<size_t>(s.vocab) ||
+      s.stops_size < static_cast<size_t>(s.vocab) ||
       s.slots_size < static_cast<size_t>(s.num_slots) ||
       s.rotary_size < (static_cast<size_t>(s.table_width - 1) * 16 + 1) * (s.head_width / 2) ||
       !is(s.head, s.vocab, s.width))
@@ -115,13 +115,13 @@ class Word {
 
 struct Pass {
   Word<int> num_rows;
-  Word<const int32_t*> tokens, befores, positions, slots;
+  Word<const int32_t*> tokens, prev_tokens, positions, slots;
   Word<int> num_wanted;
   Word<const int32_t*> wanted;
   Word<float*> logits;
   Word<size_t> logits_stride;
   Word<bool> capped;
-  Word<int32_t*> drawn;  // of each wanted row, or null where nothing is drawn
+  Word<int32_t*> sampled;  // of each wanted row, or null where nothing is sampled
 };
 
 constexpr int FEW = 4;  // rows up to which every thread prepares all of them for itself
@@ -151,13 +151,13 @@ class Engine {
   virtual ~Engine() = default;
   virtual void pass(const Pass& pass) = 0;
 
-  int draw_row(const float* logits, int slot, int position, float cap) {
-    return draw(logits, spec.vocab, spec.rules[slot], position, cap, caller_space);
+  int sample_row(const float* logits, int slot, int position, float cap) {
+    return sample(logits, spec.vocab, spec.rules[slot], position, cap, caller_space);
   }
 
   const Spec& spec;  // written to by a refresh of the weights
-  DrawSpace caller_space;
-  std::vector<int32_t> tokens, befores, positions, slots, wanted, drawn, places;
+  SamplingSpace caller_space;
+  std::vector<int32_t> tokens, prev_tokens, positions, slots, wanted, sampled, places;
   Buffer<float> logits_memory;
   float* logits = nullptr;
 };

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.build import Unavailable, load_kernels
-from nanochat_core.engine.native.draws import Draws
 from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.native.weights import (
     FORMS,
@@ -37,12 +36,22 @@ from nanochat_core.engine.native.weights import (
     padded_head,
 )
 from nanochat_core.engine.requests import LogProbs, SamplingParams
-from nanochat_core.engine.runner import Chunk, DecodeOutput, Done, PageGroup
+from nanochat_core.engine.runner import (
+    Capacity,
+    Chunk,
+    DecodeOutput,
+    HostRunner,
+    PageGroup,
+    Pending,
+)
+from nanochat_core.engine.sampling import TINY
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 
 MAX_ROWS = 256  # of one pass; longer prompts take several passes, with the same result
+# SamplingRule of kernels_sample.h.
+_RULE = np.dtype([("temperature", np.float32), ("top_k", np.int32), ("key", np.int64)])
 
 
 class GroupSpec(ctypes.Structure):
@@ -61,7 +70,8 @@ _INTS = (
     *("table_width", "width", "real_width", "hidden", "num_heads", "num_kv_heads", "head_width"),
     *("real_head_width", "smear_channels", "has_scalars", "middle_layer"),
 )
-_SIZES = ("embedding_size", "smear_gate_size", "rotary_size", "slots_size", "parks_size")
+_SLOTS = ("length", "token", "prev_token", "stopped")
+_SIZES = ("embedding_size", "smear_gate_size", "rotary_size", "slots_size", "stops_size")
 _FLOATS = ("norm_eps", "qk_scale", "cap", "gate_scale", "smear_lambda", "backout_lambda")
 
 
@@ -78,9 +88,9 @@ class EngineSpec(ctypes.Structure):
         ("layers", ctypes.POINTER(LayerSpec)),
         ("groups", ctypes.POINTER(GroupSpec)),
         ("head", MatrixSpec),
-        *((name, ctypes.c_void_p) for name in ("length", "token", "before", "parked")),
+        *((name, ctypes.c_void_p) for name in _SLOTS),
         ("rules", ctypes.c_void_p),
-        ("parks", ctypes.c_void_p),
+        ("stops", ctypes.c_void_p),
         *((name, ctypes.c_size_t) for name in _SIZES),
     )
 
@@ -105,48 +115,48 @@ def page_bytes(config: ModelConfig, precision: Precision, group: PageGroup) -> i
     return numbers * kept_dtype(precision).itemsize
 
 
-class NativeRunner:
+class NativeRunner(HostRunner):
     """Runs `model`, see runner.py. Its weights are loaded at construction and by `refresh`."""
-
-    page_size = PAGE_SIZE
-    is_asynchronous = False
 
     def __init__(
         self,
         model: GPT,
+        capacity: Capacity,
         *,
         precision: Precision,
-        groups: Sequence[PageGroup],
-        num_slots: int,
-        max_len: int,
-        park_tokens: Iterable[int],
+        stop_tokens: Iterable[int],
         num_threads: int,
         cache: Path | None = None,
     ) -> None:
-        """Load the kernels and pack the weights. `max_len`: tokens of the longest sequence.
-        `cache`: as in load_kernels. Raises Unavailable if `unable` returns a reason."""
+        """Load the kernels and pack the weights. `cache`: as in load_kernels. Raises Unavailable if
+        `unable` returns a reason."""
         config = model.config
-        self.groups, self.num_slots = tuple(groups), num_slots
-        self.vocab_size, self.max_len = config.vocab_size, max_len
-        self.park_tokens = frozenset(park_tokens)
+        assert capacity.page_size == PAGE_SIZE, f"pages of {capacity.page_size} tokens"
+        super().__init__(
+            capacity,
+            vocab_size=config.vocab_size,
+            stop_tokens=stop_tokens,
+            device=torch.device("cpu"),
+        )
+        num_slots = self.num_slots
         self._library = load_kernels(cache)
-        self._weights = NativeWeights(model, precision=precision, max_len=max_len)
-        width = -(-max_len // PAGE_SIZE)
+        self._weights = NativeWeights(model, precision=precision, max_len=self.max_len)
+        width = -(-self.max_len // PAGE_SIZE)
         self._tables = [np.zeros((num_slots, width), np.int32) for _ in self.groups]
         self._pools = [
             Arena().zeros((g.num_pages, page_bytes(config, precision, g)), torch.uint8)
             for g in self.groups
         ]
-        self.length, self.token, self.before = (np.zeros(num_slots, np.int32) for _ in range(3))
-        self.parked = np.ones(num_slots, np.int32)
-        self._draws = Draws(self._library, num_slots=num_slots, vocab_size=config.vocab_size)
-        self._parks = np.zeros(config.vocab_size, np.uint8)
-        self._parks[[t for t in self.park_tokens if 0 <= t < config.vocab_size]] = 1
+        self._rules = np.zeros(num_slots, _RULE)
+        # A slot that needs what the kernels do not compute; one of them takes the slower way.
+        self._is_special, self._wants_log_probs = np.zeros((2, num_slots), bool)
+        self._stops = np.zeros(config.vocab_size, np.uint8)
+        self._stops[[t for t in self.stop_tokens if 0 <= t < config.vocab_size]] = 1
         # Buffers of the calls and their addresses, made once and not in every step.
-        self._slots, self._limits = np.zeros(num_slots, np.int32), np.zeros(num_slots, np.int32)
-        self._out = np.zeros(num_slots, np.int32)
+        self._slots, self._limits, self._out = np.zeros((3, num_slots), np.int32)
         self._pointers = (self._slots.ctypes.data, self._limits.ctypes.data, self._out.ctypes.data)
-        self._rows = np.zeros((5, MAX_ROWS), np.int32)  # token, before, position, slot, wanted
+        # token, prev_token, position, slot, wanted
+        self._rows = np.zeros((5, MAX_ROWS), np.int32)
         self._spec = self._make_spec(model, precision, num_threads)
         self._engine = self._open()
 
@@ -168,15 +178,17 @@ class NativeRunner:
         self._pools[group][target] = self._pools[group][source]
 
     def start(
-        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
-        self.parked[slot] = 1
-        self._draws.start(slot, draw=draw, seed=seed, sample=sample, num_log_probs=num_log_probs)
-
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """See runner.py."""
-        self._draws.remember(slot, tokens)
+        super().start(slot, params, key=key, num_log_probs=num_log_probs)
+        top_k = min(max(params.top_k or 0, 0), self.vocab_size)
+        # At least TINY: a smaller number is 0 in fp32, and 0 means the likeliest token.
+        temperature = max(params.temperature, TINY) if params.temperature else 0.0
+        self._rules[slot] = (temperature, top_k, key)
+        is_plain = (params.top_p, params.min_p, params.repetition_penalty) == (1.0, 0.0, 1.0)
+        self._is_special[slot] = params.temperature != 0.0 and not is_plain
+        self._wants_log_probs[slot] = num_log_probs is not None
 
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         """See runner.py."""
@@ -188,12 +200,12 @@ class NativeRunner:
             assert c.start + len(c.tokens) <= self.max_len, f"{c.start} + {end - at} tokens"
             rows[0, at:end] = c.tokens
             # Each token's predecessor; that of the first one is from the chunk before.
-            rows[1, at], rows[1, at + 1 : end] = c.before, rows[0, at : end - 1]
+            rows[1, at], rows[1, at + 1 : end] = c.prev_token, rows[0, at : end - 1]
             rows[2, at:end] = range(c.start, c.start + len(c.tokens))
             rows[3, at:end] = c.slot
             if c.wants_logits:
                 wanted.append(end - 1)
-            self.length[c.slot], self.before[c.slot] = c.start + end - at, c.tokens[-1]
+            self.length[c.slot], self.prev_token[c.slot] = c.start + end - at, c.tokens[-1]
             at = end
         assert rows[0].min() >= 0, "a token is negative"
         assert rows[0].max() < self.vocab_size, f"token {rows[0].max()} of {self.vocab_size}"
@@ -204,44 +216,31 @@ class NativeRunner:
             self._rows[:4, :count] = rows[:, first : first + count]
             here = [row - first for row in wanted if first <= row < first + count]
             self._rows[4, : len(here)] = here
-            token, before, position, slot, place = (r.ctypes.data for r in self._rows)
+            token, prev_token, position, slot, place = (r.ctypes.data for r in self._rows)
             out = logits[done:].data_ptr()
             self._library.nf_read(
-                self._engine, count, token, before, position, slot, len(here), place, out
+                self._engine, count, token, prev_token, position, slot, len(here), place, out
             )
             done += len(here)
         return logits[:, : self.vocab_size]
 
-    def draw_first(
-        self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
-    ) -> DecodeOutput:
-        """See runner.py."""
-        tokens, thought = self._draws.draw(self._engine, slots, logits, lengths)
-        where = list(slots)
-        self.length[where], self.before[where], self.token[where] = lengths, befores, tokens
-        self.parked[where] = [token in self.park_tokens for token in tokens]
-        return DecodeOutput(tokens=[tokens], log_probs=[thought] if thought else [])
-
-    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
+    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
         # + 1: the last token of a full text is returned but not read, and so needs no position.
         assert max(limits) <= self.max_len + 1, f"{max(limits)} tokens of {self.max_len}"
-        if self._draws.wants_torch(slots):
-            return self._decode_special(slots, limits, num_steps)
-        count = len(slots)
+        count, at = len(slots), list(slots)
+        if self._is_special[at].any() or self._wants_log_probs[at].any():
+            return super().decode(slots, limits, num_steps)
         self._slots[:count], self._limits[:count] = slots, limits
         if len(self._out) < num_steps * count:
             self._out = np.zeros(num_steps * count, np.int32)
             self._pointers = (*self._pointers[:2], self._out.ctypes.data)
-        at, limit, out = self._pointers
-        self._library.nf_decode(self._engine, count, at, limit, num_steps, out)
-        tokens = self._out[: num_steps * count].tolist()
-        columns = [tokens[i : i + count] for i in range(0, len(tokens), count)]
-        return Done(DecodeOutput(tokens=columns, log_probs=[]))
-
-    def release(self, slot: int) -> None:
-        """See runner.py."""
-        self.parked[slot] = 1
+        self._library.nf_decode(
+            self._engine, count, *self._pointers[:2], num_steps, self._pointers[2]
+        )
+        tokens = self._out[: num_steps * count].reshape(num_steps, count).tolist()
+        output = DecodeOutput(tokens=tokens, log_probs=[])
+        return lambda: output
 
     def refresh(self) -> None:
         """See runner.py."""
@@ -261,40 +260,42 @@ class NativeRunner:
         if getattr(self, "_engine", None):
             self.close()
 
-    def _decode_special(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Done:
-        """Decode slots of which some need sampling.py: one step per call of the kernels."""
-        limit_of = dict(zip(slots, limits, strict=True))
-        for slot, limit in limit_of.items():
-            self.parked[slot] |= int(self.length[slot] + 1 >= limit)
-        tokens: list[list[int]] = []
-        thought: list[list[LogProbs | None]] = []
-        for _ in range(num_steps):
-            going = [i for i, slot in enumerate(slots) if not self.parked[slot]]
-            column = [-1] * len(slots)
-            thoughts: list[LogProbs | None] = [None] * len(slots)
-            if going:
-                drawn = self._step([slots[i] for i in going], limit_of)
-                for i, token, one in zip(going, *drawn, strict=True):
-                    column[i], thoughts[i] = token, one
-            tokens.append(column)
-            thought.append(thoughts)
-        wants = any(self._draws.num_log_probs[slot] is not None for slot in slots)
-        return Done(DecodeOutput(tokens=tokens, log_probs=thought if wants else []))
-
-    def _step(
-        self, slots: list[int], limit_of: dict[int, int]
-    ) -> tuple[list[int], list[LogProbs | None]]:
-        """Run one step of slots that are not parked. Returns their tokens and log-probabilities."""
+    def _step(self, slots: list[int]) -> Tensor:
         logits = torch.empty((len(slots), padded(self.vocab_size)))
         self._slots[: len(slots)] = slots
         self._library.nf_step(self._engine, len(slots), self._pointers[0], logits.data_ptr())
-        lengths: list[int] = self.length[slots].tolist()
-        own = logits[:, : self.vocab_size]
-        tokens, thought = self._draws.draw(self._engine, slots, own, lengths)
-        for slot, token, length in zip(slots, tokens, lengths, strict=True):
-            self.token[slot] = token
-            self.parked[slot] = token in self.park_tokens or length + 1 >= limit_of[slot]
-        return tokens, thought or [None] * len(slots)
+        return logits[:, : self.vocab_size]
+
+    def _sample(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        positions: Sequence[int],
+        softcap: float | None = None,
+    ) -> tuple[list[int], list[LogProbs | None]]:
+        if logits.stride(1) != 1:
+            logits = logits.contiguous()
+        count = len(slots)
+        at, where, out = np.array(slots, np.int32), np.array(positions, np.int32), self._out
+        self._library.nf_sample(
+            self._engine,
+            count,
+            at.ctypes.data,
+            where.ctypes.data,
+            logits.data_ptr(),
+            logits.stride(0),
+            self._pointers[2],
+        )
+        tokens: list[int] = out[:count].tolist()
+        # The kernels sampled these rows too, without their other settings: replace the tokens.
+        rows = self._is_special[at].nonzero()[0].tolist()
+        if rows:
+            special, places = [slots[i] for i in rows], [positions[i] for i in rows]
+            for i, token in zip(
+                rows, self.sampler.sample(special, logits[rows], places), strict=True
+            ):
+                tokens[i] = token
+        return tokens, self.sampler.log_probs(slots, logits, tokens)
 
     def _make_spec(self, model: GPT, precision: Precision, num_threads: int) -> EngineSpec:
         config, numerics, weights = model.config, model.numerics, self._weights
@@ -342,17 +343,14 @@ class NativeRunner:
             layers=weights.specs,
             groups=self._group_specs,
             head=weights.lm_head.spec(),
-            length=self.length.ctypes.data,
-            token=self.token.ctypes.data,
-            before=self.before.ctypes.data,
-            parked=self.parked.ctypes.data,
-            rules=self._draws.rules.ctypes.data,
-            parks=self._parks.ctypes.data,
+            **{name: getattr(self, name).ctypes.data for name in _SLOTS},
+            rules=self._rules.ctypes.data,
+            stops=self._stops.ctypes.data,
             embedding_size=weights.embedding.numel(),
             smear_gate_size=0 if weights.smear_gate is None else weights.smear_gate.numel(),
             rotary_size=min(weights.cos.numel(), weights.sin.numel()),
-            slots_size=min(map(len, (self.length, self.token, self.before, self.parked))),
-            parks_size=len(self._parks),
+            slots_size=self.num_slots,
+            stops_size=len(self._stops),
         )
 
     def _open(self) -> int:

@@ -8,7 +8,6 @@ and the others wait. If not even one of full length fits, the choice is refused.
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -16,7 +15,7 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.engine.kv_cache.pages import most_pages
 from nanochat_core.engine.native.runner import NativeRunner, page_bytes, unable
 from nanochat_core.engine.native.weights import FORMS, Precision
-from nanochat_core.engine.runner import PageGroup, Runner
+from nanochat_core.engine.runner import Capacity, PageGroup, Runner
 from nanochat_core.engine.runners.cuda_graphs import GraphRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.errors import ConfigError
@@ -33,7 +32,7 @@ PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is 
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 AHEAD = 512  # tokens of one prefill, which a short window's pages must hold beside the window
 
-_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ def choose_runner(
 
     weights = weight_bytes(model, precision)
     # cos and sin in fp32, twice: building the table takes as much again for a moment.
-    rotary = 2 * longest * head_dim(config) * _BYTES["fp32"]
+    rotary = 2 * longest * head_dim(config) * BYTES["fp32"]
     room = (available_memory(device) if memory is None else memory) - weights - rotary
     groups = _fit(
         lambda sequences: _groups(config, sequences, longest, size),
@@ -132,7 +131,7 @@ def choose_runner(
 def open_runner(
     model: GPT,
     *,
-    park_tokens: Iterable[int],
+    stop_tokens: Iterable[int],
     precision: str = "model",
     num_slots: int = 32,
     max_len: int | None = None,
@@ -143,7 +142,7 @@ def open_runner(
 ) -> Runner:
     """Open a runner of `model` on the model's device; see `choose_runner` for the other parameters.
 
-    park_tokens: see `Runner.decode`. on_choice: called once with what runs the model, before memory
+    stop_tokens: see `Runner.decode`. on_choice: called once with what runs the model, before memory
     is taken; with CUDA graphs after it, because torch replaces them if their capture fails.
     """
     # Chosen, and refused, before anything is allocated.
@@ -162,30 +161,25 @@ def open_runner(
         if on_choice is not None:
             on_choice(choice)
 
-    if choice.runner == "native":
-        report(choice)
-        return NativeRunner(
-            model,
-            precision=_native(choice.precision),
-            groups=choice.groups,
-            num_slots=num_slots,
-            max_len=choice.max_len,
-            park_tokens=park_tokens,
-            num_threads=choice.threads,
-        )
-    open_torch = partial(
-        TorchRunner,
-        model,
-        dtype=compute_dtype(choice.precision),
+    capacity = Capacity(
         groups=choice.groups,
         page_size=choice.page_size,
         num_slots=num_slots,
         max_len=choice.max_len,
-        park_tokens=frozenset(park_tokens),
     )
+    if choice.runner == "native":
+        report(choice)
+        return NativeRunner(
+            model,
+            capacity,
+            precision=_native(choice.precision),
+            stop_tokens=stop_tokens,
+            num_threads=choice.threads,
+        )
+    dtype, stops = compute_dtype(choice.precision), frozenset(stop_tokens)
     if choice.runner == "cuda graphs":
         try:
-            graphs = GraphRunner(*open_torch.args, **open_torch.keywords)
+            graphs = GraphRunner(model, capacity, dtype=dtype, stop_tokens=stops)
         except RuntimeError as error:  # torch's error for whatever CUDA refuses
             why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
             if runner is not None:
@@ -198,7 +192,7 @@ def open_runner(
             report(choice)
             return graphs
     report(choice)
-    return open_torch()
+    return TorchRunner(model, capacity, dtype=dtype, stop_tokens=stops)
 
 
 def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]:
@@ -234,12 +228,12 @@ def weight_bytes(model: GPT, precision: str) -> int:
     """Return the bytes that a runner allocates for weights, beside the model's own."""
     config = model.config
     matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
-    kept = 2 if precision == "int8" else _BYTES[precision]  # of a number in a table
+    kept = 2 if precision == "int8" else BYTES[precision]  # of a number in a table
     rows, kv_width = padded_vocab_size(config), config.num_kv_heads * head_dim(config)
     tables = rows * config.width
     if model.dtype.itemsize != kept:  # else the runner uses the model's own tables
         tables += rows * kv_width * len(value_embed_layers(config))
-    return matrices * _BYTES[precision] + tables * kept
+    return matrices * BYTES[precision] + tables * kept
 
 
 def available_memory(device: torch.device) -> int:

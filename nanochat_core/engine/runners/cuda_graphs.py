@@ -2,7 +2,7 @@
 
 A graph is captured for each kind of step (see device_runner.py), for 1, 2, 4, 8, ... rows; those
 of plain sampling at construction, others on first use; all share one memory pool. The steps' output
-is copied to pinned memory behind an event, which `Launched.read` waits for.
+is copied to pinned memory behind an event, which `Pending` waits for.
 
 Attention is FlashAttention's over paged memory if its package is installed (3, then 2), else
 torch's SDPA, with graphs for 1, 2, 4, 8, ... pages of length.
@@ -12,18 +12,21 @@ tested on CPUs.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.runner import Capacity, DecodeOutput, Pending
 from nanochat_core.engine.runners.device_runner import (
     Attend,
     DeviceRunner,
     Kind,
-    Launched,
-    StepTokens,
+    StepOutput,
+    read_output,
 )
 from nanochat_core.model.gpt import GPT
 
@@ -33,8 +36,8 @@ WARM_UPS = 2  # runs before a capture, in which libraries choose their kernels
 class Graph:
     """A captured step, the memory it reads its rows from and the memory of its output."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, rows: Tensor, told: StepTokens) -> None:
-        self.graph, self.rows, self.told = graph, rows, told
+    def __init__(self, graph: torch.cuda.CUDAGraph, rows: Tensor, output: StepOutput) -> None:
+        self.graph, self.rows, self.output = graph, rows, output
 
 
 class GraphRunner(DeviceRunner):
@@ -43,25 +46,9 @@ class GraphRunner(DeviceRunner):
     is_asynchronous = True
 
     def __init__(
-        self,
-        model: GPT,
-        *,
-        dtype: torch.dtype,
-        groups: Sequence[PageGroup],
-        page_size: int,
-        num_slots: int,
-        max_len: int,
-        park_tokens: Iterable[int],
+        self, model: GPT, capacity: Capacity, *, dtype: torch.dtype, stop_tokens: Iterable[int]
     ) -> None:
-        super().__init__(
-            model,
-            dtype=dtype,
-            groups=groups,
-            page_size=page_size,
-            num_slots=num_slots,
-            max_len=max_len,
-            park_tokens=park_tokens,
-        )
+        super().__init__(model, capacity, dtype=dtype, stop_tokens=stop_tokens)
         paged = find_paged_attention(self) if dtype == torch.bfloat16 else None
         self.attention = "sdpa" if paged is None else paged[0]
         if paged is not None:
@@ -69,14 +56,15 @@ class GraphRunner(DeviceRunner):
         self.graphs: dict[Kind, Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()
         # The largest first: the smaller graphs then reuse its blocks of the shared pool.
-        for count in sorted({bucket_of(n, num_slots) for n in range(1, num_slots + 1)})[::-1]:
-            self._graph(self._paged(self.kind_of([], [max_len], num_rows=count)))
+        counts = {bucket_of(n, self.num_slots) for n in range(1, self.num_slots + 1)}
+        for count in sorted(counts, reverse=True):
+            self._graph(self._paged(self.kind_of([], [self.max_len], num_rows=count)))
 
     @torch.inference_mode()
-    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Launched:
+    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
         # A graph has a fixed number of rows. Spare ones are those of the slot that is always
-        # parked, see `State`: they are computed and change nothing.
+        # stopped, see `State`: they are computed and change nothing.
         count = bucket_of(len(slots), self.num_slots)
         spare = [self.num_slots] * (count - len(slots))
         graph = self._graph(self._paged(self.kind_of(slots, limits, num_rows=count)))
@@ -84,14 +72,20 @@ class GraphRunner(DeviceRunner):
         self.state.limit[rows] = self._send([*limits, *(0 for _ in spare)])
         # Copied, because the graph reads from the address that it captured.
         graph.rows.copy_(rows)
-        outputs: list[StepTokens] = []
+        outputs: list[StepOutput] = []
         for _ in range(num_steps):
             graph.graph.replay()
-            outputs.append(_to_host(graph.told))
+            outputs.append(_to_host(graph.output))
         # After the copies, on the same stream: once it has passed, the host may read them.
         event = torch.cuda.Event()
         event.record()
-        return Launched(outputs, self._wants(slots), event.synchronize)
+        wants = self._wants(slots)
+
+        def read() -> DecodeOutput:
+            event.synchronize()
+            return read_output(outputs, wants)
+
+        return read
 
     def _send(self, values: Sequence[int]) -> Tensor:
         """Copy to the device without waiting for it."""
@@ -100,14 +94,7 @@ class GraphRunner(DeviceRunner):
 
     def _paged(self, kind: Kind) -> Kind:
         """Return the kind without a length, if attention works for any: fewer graphs."""
-        if self.attention == "sdpa":
-            return kind
-        return Kind(
-            num_rows=kind.num_rows,
-            num_pages=0,
-            all_candidates=kind.all_candidates,
-            tells=kind.tells,
-        )
+        return kind if self.attention == "sdpa" else replace(kind, num_pages=0)
 
     def _graph(self, kind: Kind) -> Graph:
         found = self.graphs.get(kind)
@@ -117,7 +104,7 @@ class GraphRunner(DeviceRunner):
 
     @torch.inference_mode()
     def _capture(self, kind: Kind) -> Graph:
-        """Capture a step. Its rows are parked, so that running it changes no slot."""
+        """Capture a step. Its rows are stopped, so that running it changes no slot."""
         rows = torch.full((kind.num_rows,), self.num_slots, device=self.device)
         # A capture must not be the first run, and warm-ups belong on a side stream: torch's rules
         # for CUDA graphs.
@@ -140,23 +127,15 @@ def bucket_of(count: int, most: int) -> int:
 
 def find_paged_attention(runner: DeviceRunner) -> tuple[str, Attend] | None:
     """Return FlashAttention's name and its call over the runner's pages; None if not installed."""
-    try:
-        # Not from packages that download kernels: a server may have no network.
-        from flash_attn_interface import (  # pyright: ignore[reportMissingImports]
-            flash_attn_with_kvcache,  # pyright: ignore[reportUnknownVariableType]
-        )
-
-        return "fa3", _paged_call(runner, flash_attn_with_kvcache, "page_table")
-    except ImportError:
-        pass
-    try:
-        from flash_attn import (  # pyright: ignore[reportMissingImports]
-            flash_attn_with_kvcache,  # pyright: ignore[reportUnknownVariableType]
-        )
-
-        return "fa2", _paged_call(runner, flash_attn_with_kvcache, "block_table")
-    except ImportError:
-        return None
+    # Not from packages that download kernels: a server may have no network.
+    for name, package, table in (
+        ("fa3", "flash_attn_interface", "page_table"),
+        ("fa2", "flash_attn", "block_table"),
+    ):
+        with suppress(ImportError, AttributeError):
+            attention = import_module(package).flash_attn_with_kvcache
+            return name, _paged_call(runner, attention, table)
+    return None
 
 
 def _paged_call(runner: DeviceRunner, attention: Callable[..., Any], table_name: str) -> Attend:
@@ -182,16 +161,11 @@ def _paged_call(runner: DeviceRunner, attention: Callable[..., Any], table_name:
     return attend
 
 
-def _to_host(output: StepTokens) -> StepTokens:
+def _to_host(output: StepOutput) -> StepOutput:
     """Start copies to pinned memory; the next replay overwrites the originals."""
 
     def copy(tensor: Tensor) -> Tensor:
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor, non_blocking=True)
 
-    return StepTokens(
-        tokens=copy(output.tokens),
-        chosen=copy(output.chosen),
-        ids=copy(output.ids),
-        values=copy(output.values),
-    )
+    return StepOutput(*map(copy, output))

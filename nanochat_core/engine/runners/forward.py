@@ -18,24 +18,24 @@ from nanochat_core.engine.runners.weights import LayerWeights, Weights
 
 # (layer, q (N, H, D), k and v (N, K, D)) -> (N, H, D), or (R, H, D) in the last layer. It stores k
 # and v in the KV cache. q and k are not scaled: the softmax's scale is `Weights.softmax_scale`.
-Mix: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+AttentionFn: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
-def read_tokens(
+def forward(
     weights: Weights,
     tokens: Tensor,
-    befores: Tensor,
+    prev_tokens: Tensor,
     positions: Tensor,
-    mix: Mix,
+    attention_fn: AttentionFn,
     wanted: Tensor | None = None,
 ) -> Tensor:
     """Return logits (R, V) fp32, before the softcap, of the tokens at indices `wanted` (R,); None:
     of all.
 
-    tokens, befores (each token's predecessor; -1: there is none) and positions (N,) int64.
+    tokens, prev_tokens (each token's predecessor; -1: there is none) and positions (N,) int64.
     """
     eps, last = weights.numerics.norm_eps, weights.config.depth - 1
-    x = _embed(weights, tokens, befores)
+    x = _embed(weights, tokens, prev_tokens)
     rotary = weights.rotary[positions]
     first = None if weights.first is None else weights.first * x  # (depth, N, C)
     middle = x
@@ -43,7 +43,7 @@ def read_tokens(
         if first is not None and weights.resid is not None:
             x = torch.addcmul(first[layer], x, weights.resid[layer])
         q, k, v = _queries(weights, block, _norm(x, eps), tokens, rotary)
-        mixed = mix(layer, q, k, v)
+        mixed = attention_fn(layer, q, k, v)
         # Only the last layer can be cut down to the wanted tokens: until there every token's keys
         # and values depend on its activations.
         if layer == last and wanted is not None:
@@ -59,14 +59,14 @@ def read_tokens(
     return weights.head(_norm(x, eps)).float()
 
 
-def _embed(weights: Weights, tokens: Tensor, befores: Tensor) -> Tensor:
+def _embed(weights: Weights, tokens: Tensor, prev_tokens: Tensor) -> Tensor:
     x = F.embedding(tokens, weights.embed).to(weights.stream_dtype)
     if weights.smear is None:
         return x
     # Smear: a share of the previous token's embedding is added; the first token has none.
-    gate = F.embedding(tokens, weights.smear) * (befores >= 0).unsqueeze(-1)
-    before = F.embedding(befores.clamp(min=0), weights.embed).to(x.dtype)
-    return torch.addcmul(x, gate, before)
+    gate = F.embedding(tokens, weights.smear) * (prev_tokens >= 0).unsqueeze(-1)
+    prev_token = F.embedding(prev_tokens.clamp(min=0), weights.embed).to(x.dtype)
+    return torch.addcmul(x, gate, prev_token)
 
 
 def _queries(

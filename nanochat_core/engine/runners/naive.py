@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from nanochat_core.engine.answer import Answer, Completion, end_tokens
+from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import row_keys, sample
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
@@ -33,6 +34,13 @@ def generate_naive(
 
     temperature to repetition_penalty: see `SamplingParams`.
     """
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+    )
     limit = min(max_tokens, model.config.sequence_len - len(tokens))
     answer = Answer(ToolTokens.of(tokenizer), ends=end_tokens(tokenizer), limit=limit)
     key = row_keys(torch.tensor([seed]), torch.tensor([sample_index]))
@@ -40,16 +48,7 @@ def generate_naive(
         sequence = torch.tensor([[*tokens, *answer.ids]])
         # Sampled even if a tool forces the next token: `take` then ignores it.
         logits = model(sequence)[:, -1]
-        token = sample(
-            logits,
-            key,
-            torch.tensor([sequence.size(1)]),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            seen=torch.zeros_like(logits, dtype=torch.bool).scatter_(1, sequence, True),
-        )
+        seen = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, sequence, True)
+        token = sample(logits, key, torch.tensor([sequence.size(1)]), params, seen)
         answer.take(int(token))
     return answer.completion()

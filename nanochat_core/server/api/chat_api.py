@@ -15,10 +15,12 @@ from starlette.responses import Response
 
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.server.api.http import PING, EventStream, event, read_body
-from nanochat_core.server.api.prompts import make_chat_prompt
-from nanochat_core.server.api.schema import DEFAULTS, ChatRequest, check_turns, parse
-from nanochat_core.server.service import GenerationStream, Service, engine_seed, prepared
+from nanochat_core.server.api.prompts import prepare_chat_prompt
+from nanochat_core.server.api.schema import DEFAULTS, ChatRequest, parse
+from nanochat_core.server.service import GenerationStream, Service, engine_seed
 from nanochat_core.server.workers.ipc import EngineRequest
+
+LEAST = 1e-6  # of temperature and top_p: in float32, which the engine uses, less becomes 0
 
 
 async def chat_completions(request: Request) -> Response:
@@ -26,39 +28,25 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     chat = parse(ChatRequest, await read_body(request))
     messages = [(message.role, message.content) for message in chat.messages]
-    check_turns(messages)
-    pool = service.pool
-    max_tokens = DEFAULTS["max_tokens"] if chat.max_tokens is None else chat.max_tokens
-
-    def make_prompt() -> list[int]:
-        return make_chat_prompt(
-            pool.tokenizer,
-            messages,
-            context=pool.facts.sequence_len,
-            max_tokens=int(max_tokens),
-            overflow=service.rules.overflow,
-        )
-
-    # Refuse before the prompt is tokenised if the queue is full.
-    pool.find_place(1)
-    prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
-    ask = EngineRequest(
-        prompt=prompt,
-        num_samples=1,
-        max_tokens=int(max_tokens),
-        draw=make_draw(chat.temperature, chat.top_k),
-        seed=engine_seed(chat.seed),
-        cache_salt=request.state.cache_salt,
+    max_tokens = chat.max_tokens or int(DEFAULTS["max_tokens"])
+    pool, prompt = await prepare_chat_prompt(service, messages, max_tokens=max_tokens)
+    generation = GenerationStream(
+        service,
+        pool,
+        EngineRequest(
+            prompt=prompt,
+            num_samples=1,
+            max_tokens=max_tokens,
+            params=sampling_params(chat.temperature, chat.top_k),
+            seed=engine_seed(chat.seed),
+            cache_salt=request.state.cache_salt,
+        ),
     )
-    answering = GenerationStream(service, pool, ask)
-    request.state.answering = answering
-    return EventStream(_events(answering), on_end=answering.close)
+    request.state.generation = generation
+    return EventStream(_stream(generation), on_end=generation.close)
 
 
-LEAST = 1e-6  # of temperature and top_p: float32, in which the engine draws, makes less a 0
-
-
-def make_draw(
+def sampling_params(
     temperature: float | None, top_k: int | None, top_p: float | None = None
 ) -> SamplingParams:
     """Return sampling parameters, with this server's defaults for those that are None."""
@@ -70,28 +58,28 @@ def make_draw(
     return SamplingParams(temperature=temperature, top_k=top_k or None, top_p=top_p)
 
 
-async def _events(answering: GenerationStream) -> AsyncIterator[str]:
-    async for items in answering.tell():
+async def _stream(generation: GenerationStream) -> AsyncIterator[str]:
+    async for items in generation.events():
         # One chunk for all that came together: one write, not one per token.
         chunk = ""
         for item in items:
             if item.piece is None:
-                chunk += _end(answering, item.error)
+                chunk += _end(generation, item.error)
             elif item.piece.kind == "text":
-                chunk += event({"token": item.piece.text, "gpu": answering.stream.worker})
+                chunk += event({"token": item.piece.text, "gpu": generation.stream.worker})
             else:
                 chunk += event({item.piece.kind: item.piece.text})
         yield chunk or PING
     yield event({"done": True})
 
 
-def _end(answering: GenerationStream, error: str) -> str:
-    if answering.finish == "failed":
+def _end(generation: GenerationStream, error: str) -> str:
+    if generation.finish == "failed":
         return event({"error": error})
     usage = {
-        "prompt_tokens": answering.prompt_tokens,
-        "completion_tokens": answering.completion_tokens,
-        "seconds": round(answering.seconds, 3),
-        "finish_reason": answering.finish,
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": generation.completion_tokens,
+        "seconds": round(generation.seconds, 3),
+        "finish_reason": generation.finish,
     }
     return event({"usage": usage})

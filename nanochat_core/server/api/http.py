@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nanochat_core.server.api.schema import MAX_BODY_BYTES, RequestError, too_big
@@ -54,28 +54,25 @@ def refusal(
     message: str,
     *,
     param: str | None = None,
-    headers: dict[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
     """Return an error response in the shape of the API at `path`: OpenAI's below /v1, else
     {"detail": "..."}."""
+    headers = dict(headers or {})
     if status == 503:
-        headers = {**(headers or {}), "Retry-After": str(RETRY_AFTER_SECONDS)}
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
     if status in FAILURES:
-        headers = {**(headers or {}), "x-should-retry": "false"}
+        headers["x-should-retry"] = "false"
     if not path.startswith("/v1"):
         return JSONResponse({"detail": message}, status_code=status, headers=headers)
     status = 400 if status == 422 else status  # OpenAI knows no 422
-    error = openai_error(message, openai_type(status), param=param)
+    error = openai_error(message, status, param=param)
     return JSONResponse(error, status_code=status, headers=headers)
 
 
-def openai_type(status: int) -> str:
-    """Return OpenAI's name for errors of this status."""
-    return _TYPES.get(status, "invalid_request_error")
-
-
-def openai_error(message: str, kind: str, *, param: str | None = None) -> dict[str, Any]:
-    """Return an error object of OpenAI's."""
+def openai_error(message: str, status: int, *, param: str | None = None) -> dict[str, Any]:
+    """Return an error object of OpenAI's, with its type for errors of this status."""
+    kind = _TYPES.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": None}}
 
 
@@ -84,34 +81,25 @@ def event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False, allow_nan=False)}\n\n"
 
 
-class EventStream(Response):
-    """Server-sent events. `on_end` is called once, as soon as the client is gone or all is sent."""
+class EventStream(StreamingResponse):
+    """Server-sent events. `on_end` is called as soon as the client is gone or all is sent."""
 
     media_type = "text/event-stream"
 
     def __init__(self, chunks: AsyncIterator[str], *, on_end: Callable[[], None]) -> None:
+        # A lone surrogate, as JSON from a client may hold, becomes "?".
+        data = (chunk.encode("utf-8", "replace") async for chunk in chunks)
         # X-Accel-Buffering: nginx would hold events back.
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        # Set by Response for its empty body; a stream's length is unknown.
-        del self.headers["content-length"]
-        self._chunks = chunks
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(data, headers=headers)
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events as they come."""
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        # `receive` returns early if the client disconnects: the engine is then stopped at once,
-        # and not at the next write.
-        gone = asyncio.create_task(_when_gone(receive, self._on_end))
+        # Here and not in the generator, which may never have begun.
         try:
-            await send(start)
-            async for chunk in self._chunks:
-                # A lone surrogate, as JSON from a client may hold, becomes "?".
-                data = chunk.encode("utf-8", "replace")
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await super().__call__(scope, receive, send)
         finally:
-            gone.cancel()
             self._on_end()
 
 
@@ -119,15 +107,15 @@ async def while_listening(
     request: Request, work: Awaitable[Response], *, on_gone: Callable[[], None]
 ) -> Response:
     """Return the response of `work`; `on_gone` is called as soon as the client disconnects."""
+
+    async def listen() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        on_gone()
+
     # The body has been read: all that `receive` can still return is the disconnect.
-    gone = asyncio.create_task(_when_gone(request.receive, on_gone))
+    listening = asyncio.create_task(listen())
     try:
         return await work
     finally:
-        gone.cancel()
-
-
-async def _when_gone(receive: Receive, call: Callable[[], None]) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    call()
+        listening.cancel()

@@ -9,19 +9,17 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from nanochat_core.server.api.chat_api import make_draw
+from nanochat_core.server.api.chat_api import sampling_params
 from nanochat_core.server.api.http import (
     PING,
     EventStream,
     event,
     openai_error,
-    openai_type,
     read_body,
     refusal,
     while_listening,
@@ -33,39 +31,14 @@ from nanochat_core.server.api.openai_schema import (
     MAX_CHOICES,
     ChatCompletionRequest,
     CompletionRequest,
-    Sampled,
+    SampledForm,
 )
-from nanochat_core.server.api.prompts import make_chat_prompt, make_text_prompt
-from nanochat_core.server.api.schema import DEFAULTS, RequestError, check_turns, parse
-from nanochat_core.server.service import (
-    GenerationStream,
-    Service,
-    StreamEvent,
-    engine_seed,
-    prepared,
-)
+from nanochat_core.server.api.prompts import make_text_prompt, prepare, prepare_chat_prompt
+from nanochat_core.server.api.schema import DEFAULTS, RequestError, parse
+from nanochat_core.server.service import GenerationStream, Service, StreamEvent, engine_seed
 from nanochat_core.server.workers.ipc import EngineRequest
-from nanochat_core.server.workers.pool import Busy, NoEngine, Pool
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Head:
-    """The fields that all objects of one response share."""
-
-    id: str
-    created: int
-    model: str
-    shape: Shape
-
-    def object(self, kind: str, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            **more,
-        }
+from nanochat_core.server.workers.pool import Pool, Unavailable
+from nanochat_core.tokenizer.bpe import Tokenizer
 
 
 async def chat_completions(request: Request) -> Response:
@@ -77,26 +50,14 @@ async def chat_completions(request: Request) -> Response:
         ("system" if message.role == "developer" else message.role, message.content)
         for message in chat.messages
     ]
-    check_turns(messages)
-    pool = service.pool
-    given = chat.max_completion_tokens or chat.max_tokens
-    max_tokens = given or int(DEFAULTS["max_tokens"])
-
-    def make_prompt() -> list[int]:
-        return make_chat_prompt(
-            pool.tokenizer,
-            messages,
-            context=pool.facts.sequence_len,
-            max_tokens=max_tokens,
-            overflow=service.rules.overflow,
-        )
-
-    pool.find_place(chat.n or 1)
-    prompt = await prepared(pool, make_prompt, size=sum(len(content) for _, content in messages))
+    max_tokens = chat.max_completion_tokens or chat.max_tokens or int(DEFAULTS["max_tokens"])
+    pool, prompt = await prepare_chat_prompt(
+        service, messages, max_tokens=max_tokens, num_samples=chat.n or 1
+    )
     wants_log_probs = chat.logprobs or chat.top_logprobs
     log_probs = (chat.top_logprobs or 0) if wants_log_probs else None
-    ask = _make_ask(request, chat, prompt, max_tokens, log_probs)
-    return await _respond(request, pool, chat, [ask], CHAT)
+    wanted = _engine_request(request, chat, prompt, max_tokens, log_probs)
+    return await _respond(request, pool, chat, [wanted], CHAT)
 
 
 async def completions(request: Request) -> Response:
@@ -120,7 +81,7 @@ async def completions(request: Request) -> Response:
     pool = service.pool
     max_tokens = text.max_tokens or DEFAULT_COMPLETION_TOKENS
 
-    def make_prompts() -> list[list[int]]:
+    def make() -> list[list[int]]:
         return [
             make_text_prompt(
                 pool.tokenizer,
@@ -132,10 +93,9 @@ async def completions(request: Request) -> Response:
             for prompt in text.prompt
         ]
 
-    pool.find_place(n)
-    prompts = await prepared(pool, make_prompts, size=sum(map(len, text.prompt)))
-    asks = [_make_ask(request, text, prompt, max_tokens, text.logprobs) for prompt in prompts]
-    return await _respond(request, pool, text, asks, TEXT)
+    prompts = await prepare(pool, make, size=sum(map(len, text.prompt)), num_samples=n)
+    wanted = [_engine_request(request, text, p, max_tokens, text.logprobs) for p in prompts]
+    return await _respond(request, pool, text, wanted, TEXT)
 
 
 async def models(request: Request) -> Response:
@@ -160,22 +120,23 @@ def _model(service: Service) -> dict[str, Any]:
     }
 
 
-def _make_ask(
-    request: Request, form: Sampled, prompt: list[int], max_tokens: int, log_probs: int | None
+def _engine_request(
+    request: Request, form: SampledForm, prompt: list[int], max_tokens: int, log_probs: int | None
 ) -> EngineRequest:
-    alternatives = (form.n or 1) * max_tokens * (log_probs or 0)
+    n = form.n or 1
+    alternatives = n * max_tokens * (log_probs or 0)
     if alternatives > MAX_ALTERNATIVES:
         raise RequestError(
             400,
-            f"{log_probs} alternatives to each of {max_tokens} tokens of {form.n or 1} choices are "
+            f"{log_probs} alternatives to each of {max_tokens} tokens of {n} choices are "
             f"{alternatives}, at most {MAX_ALTERNATIVES} are returned",
             param="logprobs" if isinstance(form, CompletionRequest) else "top_logprobs",
         )
     return EngineRequest(
         prompt=prompt,
-        num_samples=form.n or 1,
+        num_samples=n,
         max_tokens=max_tokens,
-        draw=make_draw(form.temperature, form.top_k, form.top_p),
+        params=sampling_params(form.temperature, form.top_k, form.top_p),
         seed=engine_seed(form.seed),
         cache_salt=request.state.cache_salt,
         num_log_probs=log_probs,
@@ -183,96 +144,104 @@ def _make_ask(
 
 
 async def _respond(
-    request: Request, pool: Pool, form: Sampled, asks: Sequence[EngineRequest], shape: Shape
+    request: Request, pool: Pool, form: SampledForm, wanted: Sequence[EngineRequest], shape: Shape
 ) -> Response:
     """Return all choices of all prompts, streamed or at once."""
     service: Service = request.app.state.service
-    answerings = list[GenerationStream]()
+    generations = list[GenerationStream]()
 
     def close() -> None:
-        for answering in answerings:
-            answering.close()
+        for generation in generations:
+            generation.close()
 
     try:
-        for ask in asks:
-            answerings.append(GenerationStream(service, pool, ask, stops=form.stop or ()))
-    except (Busy, NoEngine):
+        for one in wanted:
+            generations.append(GenerationStream(service, pool, one, stops=form.stop or ()))
+    except Unavailable:
         close()  # the prompts that were submitted before the refused one
         raise
     # For the access log, which shows the tokens of one prompt.
-    request.state.answering = answerings[0]
-    head = _Head(
-        id=f"{shape.prefix}-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        model=service.name,
-        shape=shape,
-    )
+    request.state.generation = generations[0]
+    head = {
+        "id": f"{shape.prefix}-{secrets.token_hex(12)}",
+        "object": shape.chunk_kind if form.stream else shape.kind,
+        "created": int(time.time()),
+        "model": service.name,
+    }
+    tokenizer, n = pool.tokenizer, form.n or 1
     if form.stream:
         wants_usage = bool(form.stream_options and form.stream_options.include_usage)
-        chunks = _stream(head, answerings, pool, wants_usage=wants_usage, n=form.n or 1)
+        chunks = _stream(head, shape, generations, tokenizer, wants_usage=wants_usage, n=n)
         return EventStream(chunks, on_end=close)
     try:
-        gathering = _gather(head, answerings, pool, n=form.n or 1)
+        gathering = _gather(head, shape, generations, tokenizer, n=n)
         return await while_listening(request, gathering, on_gone=close)
     finally:
         close()
 
 
 async def _gather(
-    head: _Head, answerings: Sequence[GenerationStream], pool: Pool, *, n: int
+    head: dict[str, Any],
+    shape: Shape,
+    generations: Sequence[GenerationStream],
+    tokenizer: Tokenizer,
+    *,
+    n: int,
 ) -> JSONResponse:
-    choices = [Gathered(index=i, pool=pool) for i in range(n * len(answerings))]
-    async with contextlib.aclosing(_merged(answerings)) as merged:
+    choices = [Gathered() for _ in range(n * len(generations))]
+    async with contextlib.aclosing(_merged(generations)) as merged:
         async for number, items in merged:
             for item in items:
                 if item.finish == "failed":
-                    return refusal("/v1", answerings[number].failure_status, item.error)
+                    return refusal("/v1", generations[number].failure_status, item.error)
                 choices[n * number + item.sample].add(item)
-    whole = [head.shape.whole(choice) for choice in choices]
-    return JSONResponse(head.object(head.shape.kind, whole, usage=_usage(answerings)))
+    whole = [shape.gather(i, choice, tokenizer) for i, choice in enumerate(choices)]
+    return JSONResponse({**head, "choices": whole, "usage": _usage(generations)})
 
 
 async def _stream(
-    head: _Head, answerings: Sequence[GenerationStream], pool: Pool, *, wants_usage: bool, n: int
+    head: dict[str, Any],
+    shape: Shape,
+    generations: Sequence[GenerationStream],
+    tokenizer: Tokenizer,
+    *,
+    wants_usage: bool,
+    n: int,
 ) -> AsyncIterator[str]:
-    more: dict[str, Any] = {"usage": None} if wants_usage else {}
-    kind = head.shape.chunk_kind
+    usage: dict[str, Any] = {"usage": None} if wants_usage else {}
 
-    def say(choices: list[dict[str, Any]], **extra: Any) -> str:
-        return event(head.object(kind, choices, **{**more, **extra}))
+    def chunk_of(choices: list[dict[str, Any]]) -> str:
+        return "".join(event({**head, "choices": [choice], **usage}) for choice in choices)
 
     # At once: the client sees that its request was accepted, even if it waits for a slot.
-    yield "".join(
-        say([choice]) for i in range(n * len(answerings)) for choice in head.shape.opening(i)
-    )
-    async with contextlib.aclosing(_merged(answerings)) as merged:
+    yield "".join(chunk_of(shape.open(i)) for i in range(n * len(generations)))
+    async with contextlib.aclosing(_merged(generations)) as merged:
         async for number, items in merged:
             chunk = ""
             for item in items:
                 # The status has been sent: an error can only be an event of the stream.
                 if item.finish == "failed":
-                    kind_of_error = openai_type(answerings[number].failure_status)
-                    yield chunk + event(openai_error(item.error, kind_of_error))
+                    error = openai_error(item.error, generations[number].failure_status)
+                    yield chunk + event(error)
                     yield "data: [DONE]\n\n"
                     return
-                for choice in head.shape.part(n * number + item.sample, item, pool):
-                    chunk += say([choice])
+                chunk += chunk_of(shape.stream(n * number + item.sample, item, tokenizer))
             # No items: a sign of life. Items without a chunk: calculator calls, left out.
             if chunk or not items:
                 yield chunk or PING
     if wants_usage:
-        yield say([], usage=_usage(answerings))
+        yield event({**head, "choices": [], "usage": _usage(generations)})
     yield "data: [DONE]\n\n"
 
 
 async def _merged(
-    answerings: Sequence[GenerationStream],
+    generations: Sequence[GenerationStream],
 ) -> AsyncGenerator[tuple[int, list[StreamEvent]]]:
     """Yield (index, events) of all streams as they come.
 
     All are read at the same time, so that each is cancelled as soon as its stop string is found.
     """
-    streams = [answering.tell() for answering in answerings]
+    streams = [generation.events() for generation in generations]
 
     def next_of(number: int) -> asyncio.Future[list[StreamEvent] | None]:
         return asyncio.ensure_future(anext(streams[number], None))
@@ -292,9 +261,9 @@ async def _merged(
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-def _usage(answerings: Sequence[GenerationStream]) -> dict[str, int]:
-    prompt = sum(answering.prompt_tokens for answering in answerings)
-    completion = sum(answering.completion_tokens for answering in answerings)
+def _usage(generations: Sequence[GenerationStream]) -> dict[str, int]:
+    prompt = sum(generation.prompt_tokens for generation in generations)
+    completion = sum(generation.completion_tokens for generation in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

@@ -173,7 +173,7 @@ class StreamOptions(Form):
     include_usage: bool | None = None
 
 
-class Sampled(Form):
+class SampledForm(Form):
     """The fields that both routes share."""
 
     model: str | None = None  # any: there is one
@@ -191,7 +191,7 @@ class Sampled(Form):
     logit_bias: Annotated[Any, Only({})] = None
 
 
-class ChatCompletionRequest(Sampled):
+class ChatCompletionRequest(SampledForm):
     """POST /v1/chat/completions."""
 
     messages: Annotated[
@@ -201,15 +201,14 @@ class ChatCompletionRequest(Sampled):
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), INTEGER] | None = None
-    tool_choice: Annotated[Any, Only("none", "auto")] = (
-        None  # the model may always choose to use none
-    )
+    # "auto": the model may always choose to use none.
+    tool_choice: Annotated[Any, Only("none", "auto")] = None
     function_call: Annotated[Any, Only("none", "auto")] = None
     response_format: Annotated[Any, Only({"type": "text"})] = None
     modalities: Annotated[Any, Only(["text"])] = None
 
 
-class CompletionRequest(Sampled):
+class CompletionRequest(SampledForm):
     """POST /v1/completions: the prompt is the beginning of a document.
 
     A prompt of tokens is read as it is: nothing is put before it, and special ones are special.

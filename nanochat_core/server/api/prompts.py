@@ -1,13 +1,59 @@
 """Makes prompts from conversations and texts, shortened to fit the model's context."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from nanochat_core.server.api.schema import RequestError
+from nanochat_core.server.api.schema import RequestError, check_turns
 from nanochat_core.server.config import Overflow
+from nanochat_core.server.service import Service
+from nanochat_core.server.workers.pool import Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 
 ANSWER_SHARE = 4  # a quarter of the context is reserved for the answer, or max_tokens if fewer
+SHORT = 2000  # characters; to tokenise fewer costs less than a thread
+
+_T = TypeVar("_T")
+
+
+async def prepare_chat_prompt(
+    service: Service, messages: Sequence[tuple[str, str]], *, max_tokens: int, num_samples: int = 1
+) -> tuple[Pool, list[int]]:
+    """Return the prompt of a conversation of (role, content), and the pool that is to answer it.
+
+    Raises RequestError, or Unavailable if no engine process takes `num_samples` more.
+    """
+    check_turns(messages)
+    pool = service.pool
+
+    def make() -> list[int]:
+        return make_chat_prompt(
+            pool.tokenizer,
+            messages,
+            context=pool.facts.sequence_len,
+            max_tokens=max_tokens,
+            overflow=service.rules.overflow,
+        )
+
+    size = sum(len(content) for _, content in messages)
+    return pool, await prepare(pool, make, size=size, num_samples=num_samples)
+
+
+async def prepare(pool: Pool, work: Callable[[], _T], *, size: int, num_samples: int) -> _T:
+    """Return `work()`, run in another thread if `size` characters would block the event loop.
+
+    `pool`, whose tokenizer it uses, is not stopped meanwhile. Raises Unavailable without running
+    `work` if no engine process takes `num_samples` more.
+    """
+    pool.find_worker(num_samples)
+    if size <= SHORT:
+        return work()
+    pool.preparing += 1
+    try:
+        return await asyncio.to_thread(work)
+    finally:
+        pool.preparing -= 1
 
 
 def make_chat_prompt(
@@ -39,17 +85,13 @@ def make_chat_prompt(
         kept = [*messages[:first], *messages[gone:]]
     # The lengths are an estimate; the rendered prompt decides, and rarely needs another pass.
     while True:
-        prompt = _render(tokenizer, kept)
+        turns = [{"role": role, "content": content} for role, content in kept]
+        prompt = render_for_completion(tokenizer, {"messages": turns})
         if len(prompt) + wanted <= context or overflow == "refuse" or len(kept) == first + 1:
             break
         del kept[first : first + 2]
-    if overflow == "refuse" and len(prompt) + wanted > context:
-        raise RequestError(
-            400,
-            f"the conversation is {len(prompt)} tokens and max_tokens is {wanted}: together "
-            f"{len(prompt) + wanted}, the model's context is {context}",
-            param="messages",
-        )
+    if overflow == "refuse":
+        _check_total(prompt, wanted, context, "the conversation", param="messages")
     return _check_room(prompt, context, "the last message", param="messages")
 
 
@@ -77,19 +119,20 @@ def make_text_prompt(
                 f"are 0 to {tokenizer.vocab_size - 1}",
                 param="prompt",
             )
-    if overflow == "refuse" and len(prompt) + max_tokens > context:
-        raise RequestError(
-            400,
-            f"the prompt is {len(prompt)} tokens and max_tokens is {max_tokens}: together "
-            f"{len(prompt) + max_tokens}, the model's context is {context}",
-            param="prompt",
-        )
+    if overflow == "refuse":
+        _check_total(prompt, max_tokens, context, "the prompt", param="prompt")
     return _check_room(prompt, context, "the prompt", param="prompt")
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[tuple[str, str]]) -> list[int]:
-    turns = [{"role": role, "content": content} for role, content in messages]
-    return render_for_completion(tokenizer, {"messages": turns})
+def _check_total(prompt: list[int], wanted: int, context: int, what: str, *, param: str) -> None:
+    total = len(prompt) + wanted
+    if total > context:
+        raise RequestError(
+            400,
+            f"{what} is {len(prompt)} tokens and max_tokens is {wanted}: together {total}, "
+            f"the model's context is {context}",
+            param=param,
+        )
 
 
 def _check_room(prompt: list[int], context: int, what: str, *, param: str) -> list[int]:

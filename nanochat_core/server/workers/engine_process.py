@@ -13,44 +13,23 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Request
-from nanochat_core.errors import NanochatError
-from nanochat_core.server.workers.ipc import (
-    EngineRequest,
-    ModelFacts,
-    Spec,
-    frame,
-    pack_event,
-    receive_message,
+from nanochat_core.engine.requests import (
+    ENGINE_FAILED,
+    EndEvent,
+    Event,
+    Request,
+    SamplingParams,
 )
+from nanochat_core.errors import NanochatError
+from nanochat_core.server.workers.ipc import ModelFacts, Spec, frame, pack_event, receive_message
+
+if TYPE_CHECKING:  # tests run another engine here, which need not load torch
+    from nanochat_core.engine.engine import Engine
+    from nanochat_core.engine.sequences import RequestHandle
 
 FAILED = 70  # exit status after a failure of the engine; EX_SOFTWARE of sysexits.h
-
-
-class EngineRequestHandle(Protocol):
-    """A request that is under way."""
-
-    def cancel(self) -> None:
-        """Cancel it; its samples end as cancelled within a step. Any thread may call this."""
-        ...
-
-
-class AnswerEngine(Protocol):
-    """The interface of an engine that this process runs; `Engine` has it."""
-
-    def submit(self, request: Request) -> EngineRequestHandle:
-        """Begin to answer. Raises NanochatError if the request cannot be answered."""
-        ...
-
-    def start(self) -> None:
-        """Start the engine's thread."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the engine's thread."""
-        ...
 
 
 def main(arguments: list[str]) -> int:
@@ -73,9 +52,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def open_engine(spec: Spec) -> tuple[AnswerEngine, ModelFacts]:
+def open_engine(spec: Spec) -> "tuple[Engine, ModelFacts]":
     """Open the engine of the model directory in `spec`. Raises ModelError or ConfigError."""
-    # Imported here: another maker, as tests use, need not load torch.
     import torch
 
     from nanochat_core.engine.engine import Engine
@@ -116,28 +94,33 @@ def _die(failed: threading.ExceptHookArgs) -> None:
     os._exit(FAILED)
 
 
-def _answer(engine: AnswerEngine, facts: ModelFacts, connection: socket.socket) -> None:
+def _answer(engine: "Engine", facts: ModelFacts, connection: socket.socket) -> None:
     outbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
     connection.sendall(frame(["ready", vars(facts)]))
     threading.Thread(target=_send, args=(outbox, connection), daemon=True).start()
-    tickets: dict[int, EngineRequestHandle] = {}
+    handles: dict[int, RequestHandle] = {}
     while (message := receive_message(connection)) is not None:
         kind, number, *rest = message
-        if kind == "ask":
+        if kind == "generate":
             try:
-                tickets[number] = _submit(engine, number, EngineRequest.from_tree(rest[0]), outbox)
+                handles[number] = _submit(engine, number, rest[0], outbox)
             except NanochatError as error:
                 end = EndEvent(sample=-1, reason="failed", error=str(error))
                 outbox.put(pack_event(number, end))
-        elif (ticket := tickets.pop(number, None)) and kind == "cancel":  # else it has ended
-            ticket.cancel()
+        elif (handle := handles.pop(number, None)) and kind == "cancel":  # else it has ended
+            handle.cancel()
     # Not a normal exit, which would wait for the engine's threads in the middle of a long step.
     os._exit(0)
 
 
 def _submit(
-    engine: AnswerEngine, number: int, ask: EngineRequest, outbox: "queue.SimpleQueue[list[Any]]"
-) -> EngineRequestHandle:
+    engine: "Engine",
+    number: int,
+    fields: dict[str, Any],
+    outbox: "queue.SimpleQueue[list[Any]]",
+) -> "RequestHandle":
+    """Submit the request with these fields of an EngineRequest."""
+
     def sink(event: Event) -> None:
         if (
             isinstance(event, EndEvent)
@@ -149,18 +132,8 @@ def _submit(
             event = EndEvent(sample=event.sample, reason="failed", error=ENGINE_FAILED)
         outbox.put(pack_event(number, event))
 
-    return engine.submit(
-        Request(
-            prompt=ask.prompt,
-            sink=sink,
-            num_samples=ask.num_samples,
-            max_tokens=ask.max_tokens,
-            draw=ask.draw,
-            seed=ask.seed,
-            cache_salt=ask.cache_salt,
-            num_log_probs=ask.num_log_probs,
-        )
-    )
+    params = SamplingParams(**fields.pop("params"))
+    return engine.submit(Request(sink=sink, params=params, **fields))
 
 
 def _send(outbox: "queue.SimpleQueue[list[Any]]", connection: socket.socket) -> None:

@@ -3,7 +3,7 @@
 Messages are JSON with its length in four bytes before it. From the HTTP process, the first is the
 `Spec`; then
 
-    ["ask", id, EngineRequest as an object]      ["cancel", id]      ["forget", id]: it has ended
+    ["generate", id, EngineRequest as an object]   ["cancel", id]   ["forget", id]: it has ended
 
 From the engine process
 
@@ -15,24 +15,22 @@ An end of file at either side means that the other process has ended.
 """
 
 import asyncio
-import dataclasses
 import json
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from nanochat_core.engine.requests import EndEvent, Event, LogProbs, SamplingParams, TokenEvent
 
 _LENGTH = struct.Struct(">I")
-MakerName: TypeAlias = str  # module:function, which takes a Spec and returns (engine, ModelFacts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """The model and settings of an engine process."""
 
-    maker: MakerName
+    maker: str  # module:function, which takes a Spec and returns (engine, ModelFacts)
     directory: str
     device: str  # "cpu", "cuda:0", ...
     num_threads: int
@@ -58,19 +56,10 @@ class EngineRequest:
     prompt: list[int]
     num_samples: int
     max_tokens: int
-    draw: SamplingParams
+    params: SamplingParams
     seed: int
     cache_salt: int
     num_log_probs: int | None = None
-
-    def tree(self) -> dict[str, Any]:
-        """Return the request as JSON values."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_tree(cls, tree: dict[str, Any]) -> "EngineRequest":
-        """Return the request of `tree`."""
-        return cls(**{**tree, "draw": SamplingParams(**tree["draw"])})
 
 
 def pack_event(number: int, event: Event) -> list[Any]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from nanochat_core.engine.requests import TokenEvent
 from nanochat_core.errors import ModelError
@@ -35,23 +36,19 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Patience:
+class HangTimeouts:
     """Timeouts after which an engine process counts as hung and is killed."""
 
     load_seconds: float = 1800.0  # from its start until it is ready
     cancel_seconds: float = 60.0  # from a cancellation until it reports the answer's end
 
 
-class Busy(Exception):
-    """The limit of waiting requests is reached."""
-
-
-class NoEngine(Exception):
-    """No engine process is ready: all are being restarted."""
+class Unavailable(Exception):
+    """No request can be taken now: too many wait, or all engine processes are being restarted."""
 
 
 @dataclasses.dataclass
-class _Asked:
+class _UnderWay:
     """A request that an engine process has not ended."""
 
     stream: AnswerStream
@@ -61,10 +58,10 @@ class _Asked:
 class Worker:
     """One engine process, and the requests under way in it."""
 
-    def __init__(self, index: int, spec: Spec, patience: Patience = Patience()) -> None:
+    def __init__(self, index: int, spec: Spec, timeouts: HangTimeouts = HangTimeouts()) -> None:
         self.index = index
         self.spec = spec
-        self.patience = patience
+        self.timeouts = timeouts
         self.facts: ModelFacts | None = None  # None: it is not ready
         self.restarts = 0
         self.busy = 0  # samples that it writes or that wait in it
@@ -74,7 +71,7 @@ class Worker:
         self._was_ready = False
         self._has_answered = False  # in this life of its process
         self._status: int | None = None  # of the last process that ended
-        self._asked: dict[int, _Asked] = {}
+        self._under_way: dict[int, _UnderWay] = {}
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -96,34 +93,34 @@ class Worker:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def ask(self, ask: EngineRequest) -> AnswerStream:
+    def submit(self, request: EngineRequest) -> AnswerStream:
         """Send a request to the process, which must be ready."""
         assert self._writer is not None, "no process is ready"
         self._count += 1
         number = self._count
 
-        # The request stays in `_asked`, and counts as busy, until the engine reports its end: its
-        # slot is not free before.
+        # The request stays in `_under_way`, and counts as busy, until the engine reports its end:
+        # its slot is not free before.
         def cancel() -> None:
-            if number in self._asked:
-                self._say(["cancel", number])
-                seconds = self.patience.cancel_seconds
+            if number in self._under_way:
+                self._send(["cancel", number])
+                seconds = self.timeouts.cancel_seconds
                 asyncio.get_running_loop().call_later(seconds, self._check_ended, number)
 
-        stream = AnswerStream(ask.num_samples, worker=self.index, on_cancel=cancel)
-        self._asked[number] = _Asked(stream=stream, open=ask.num_samples)
-        self.busy += ask.num_samples
-        self._say(["ask", number, ask.tree()])
+        stream = AnswerStream(request.num_samples, worker=self.index, on_cancel=cancel)
+        self._under_way[number] = _UnderWay(stream=stream, open=request.num_samples)
+        self.busy += request.num_samples
+        self._send(["generate", number, dataclasses.asdict(request)])
         return stream
 
     def fail_all(self, why: str) -> None:
         """End every stream with an error."""
-        for asked in self._asked.values():
-            asked.stream.close("failed", why)
-        self._asked.clear()
+        for request in self._under_way.values():
+            request.stream.close("failed", why)
+        self._under_way.clear()
         self.busy = 0
 
-    def _say(self, message: list[object]) -> None:
+    def _send(self, message: object) -> None:
         if self._writer is not None and not self._writer.is_closing():
             self._writer.write(frame(message))
 
@@ -180,14 +177,14 @@ class Worker:
                 process_group=0,
             )
             undone.pop_all()  # the process has started: our end of the socket stays open
-        seconds = self.patience.load_seconds
+        seconds = self.timeouts.load_seconds
         loading = asyncio.get_running_loop().call_later(seconds, self._check_loaded)
         try:
             # limit: bytes that are buffered before the engine process has to wait.
             reader, self._writer = await asyncio.open_connection(sock=ours, limit=2**26)
-            self._say(dataclasses.asdict(self.spec))  # pyright: ignore[reportArgumentType]
+            self._send(dataclasses.asdict(self.spec))
             while (message := await read_message(reader)) is not None:
-                self._hear(message)
+                self._handle(message)
         finally:
             loading.cancel()
             if self._writer is not None:
@@ -203,11 +200,11 @@ class Worker:
 
     def _check_loaded(self) -> None:
         if self.facts is None:
-            self._kill(f"it was not ready within {self.patience.load_seconds:g} seconds")
+            self._kill(f"it was not ready within {self.timeouts.load_seconds:g} seconds")
 
     def _check_ended(self, number: int) -> None:
-        if number in self._asked:  # else it has ended, or its process has
-            seconds = self.patience.cancel_seconds
+        if number in self._under_way:  # else it has ended, or its process has
+            seconds = self.timeouts.cancel_seconds
             self._kill(f"it did not end a cancelled answer within {seconds:g} seconds")
 
     def _kill(self, why: str) -> None:
@@ -216,32 +213,32 @@ class Worker:
             self.failure = ModelError(f"the engine hangs: {why}", hint="it was killed")
             self._process.kill()
 
-    def _hear(self, message: list[object]) -> None:
+    def _handle(self, message: list[Any]) -> None:
         match message:
             case ["ready", dict(facts)]:
                 self.facts = ModelFacts(**facts)
                 self._was_ready = True
                 self.changed.set()
             case ["refused", str(why), hint]:
-                self.failure = ModelError(why, hint=hint)  # pyright: ignore[reportArgumentType]
+                self.failure = ModelError(why, hint=hint)
             case ["events", list(events)]:
                 for event in events:
                     self._put(event)
 
-    def _put(self, packed: list[object]) -> None:
-        asked = self._asked.get(packed[0])  # pyright: ignore[reportArgumentType]
-        if asked is None:
+    def _put(self, packed: list[Any]) -> None:
+        request = self._under_way.get(packed[0])
+        if request is None:
             return
         event = unpack_event(packed)
-        asked.stream.put(event)
+        request.stream.put(event)
         if not isinstance(event, TokenEvent):
             self._has_answered |= event.reason in ("stop", "length")
-            ended = asked.open if event.sample < 0 else 1  # below 0: the request was refused
-            asked.open -= ended
+            ended = request.open if event.sample < 0 else 1  # below 0: the request was refused
+            request.open -= ended
             self.busy -= ended
-            if not asked.open:
-                del self._asked[packed[0]]  # pyright: ignore[reportArgumentType]
-                self._say(["forget", packed[0]])
+            if not request.open:
+                del self._under_way[packed[0]]
+                self._send(["forget", packed[0]])
 
 
 class Pool:
@@ -253,11 +250,11 @@ class Pool:
         tokenizer: Tokenizer,
         *,
         max_waiting: int,
-        patience: Patience = Patience(),
+        timeouts: HangTimeouts = HangTimeouts(),
     ) -> None:
         self.tokenizer = tokenizer
         self.max_waiting = max_waiting  # samples that may wait at each process
-        self.workers = [Worker(index, spec, patience) for index, spec in enumerate(specs)]
+        self.workers = [Worker(index, spec, timeouts) for index, spec in enumerate(specs)]
         self.preparing = 0  # requests that will be submitted here
         self._facts: ModelFacts | None = None
 
@@ -314,28 +311,24 @@ class Pool:
                 raise worker.failure
             self._facts = self._facts or worker.facts
 
-    @property
-    def _is_needed(self) -> bool:
-        return self.preparing > 0 or any(worker.busy for worker in self.workers)
+    def submit(self, request: EngineRequest) -> AnswerStream:
+        """Send a request to the least busy process. Raises Unavailable."""
+        return self.find_worker(request.num_samples).submit(request)
 
-    def submit(self, ask: EngineRequest) -> AnswerStream:
-        """Send a request to the least busy process. Raises Busy or NoEngine."""
-        return self.find_place(ask.num_samples).ask(ask)
-
-    def find_place(self, num_samples: int) -> Worker:
-        """Return the least busy process. Raises Busy or NoEngine.
+    def find_worker(self, num_samples: int) -> Worker:
+        """Return the least busy process. Raises Unavailable.
 
         Routes also call this first, to refuse a request before they tokenise it.
         """
         ready = [worker for worker in self.workers if worker.facts]
         if not ready:
-            raise NoEngine
+            raise Unavailable("the model is being loaded")
         worker = min(ready, key=lambda worker: worker.busy)
         assert worker.facts is not None
         # An idle process takes a request of any number of samples: it could never run else.
         most = worker.facts.num_slots + self.max_waiting
         if worker.busy and worker.busy + num_samples > most:
-            raise Busy
+            raise Unavailable("too many requests are waiting")
         return worker
 
     def fail_all(self, why: str) -> None:
@@ -350,7 +343,7 @@ class Pool:
     async def drain(self, *, seconds: float) -> None:
         """Wait until no request is under way, at most `seconds`; then stop."""
         until = time.monotonic() + seconds
-        while self._is_needed and time.monotonic() < until:
+        while (self.preparing or self.running or self.waiting) and time.monotonic() < until:
             await asyncio.sleep(0.05)
         await self.stop()
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from nanochat_core.engine.requests import LogProbs, SamplingParams
-from nanochat_core.engine.runner import Chunk, DecodeOutput, PageGroup
+from nanochat_core.engine.runner import Chunk, DecodeOutput, PageGroup, Pending
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -24,10 +25,10 @@ class Slot:
     """See runner.py."""
 
     length: int = 0
-    before: int = -1
+    prev_token: int = -1
     token: int = -1
-    parked: bool = True
-    key: tuple[int, int] = (0, 0)
+    stopped: bool = True
+    key: int = 0
     penalty: bool = False
     seen: list[int] = field(default_factory=list)
     num_log_probs: int | None = None
@@ -90,15 +91,15 @@ class Memory:
         """Set it."""
         self.written[group][position] = value
 
-    def step(self, position: int, token: int, before: int) -> int:
+    def step(self, position: int, token: int, prev_token: int) -> int:
         """Read a token; its logits, as a hash."""
         seen = [
             mix(*(self.read(group, at) for at in range(max(0, position - window), position)))
             for group, window in enumerate(self.windows)
         ]
         for group, value in enumerate(seen):
-            self.write(group, position, mix(token, before, position, value))
-        return mix(token, before, position, *seen)
+            self.write(group, position, mix(token, prev_token, position, value))
+        return mix(token, prev_token, position, *seen)
 
 
 class SlotMemory(Memory):
@@ -134,13 +135,13 @@ class FakeRunner:
         *,
         page_size: int = 4,
         num_slots: int = 4,
-        park_tokens: frozenset[int],
+        stop_tokens: frozenset[int],
         is_asynchronous: bool = False,
     ) -> None:
         self.speaker, self.groups, self.page_size = speaker, groups, page_size
         self.num_slots, self.vocab_size = num_slots, speaker.size
         self.is_asynchronous = is_asynchronous
-        self.park_tokens = park_tokens
+        self.stop_tokens = stop_tokens
         self.memory = [[UNREAD] * (group.num_pages * page_size) for group in groups]
         self.tables: list[list[dict[int, int]]] = [[{} for _ in groups] for _ in range(num_slots)]
         self.slots = [Slot() for _ in range(num_slots)]
@@ -156,7 +157,7 @@ class FakeRunner:
 
     def clear_table(self, slot: int) -> None:
         """See runner.py."""
-        assert self.slots[slot].parked, "a slot that goes on loses its pages"
+        assert self.slots[slot].stopped, "a slot that goes on loses its pages"
         for table in self.tables[slot]:
             table.clear()
 
@@ -168,13 +169,13 @@ class FakeRunner:
         memory[target * size : (target + 1) * size] = memory[source * size : (source + 1) * size]
 
     def start(
-        self, slot: int, *, draw: SamplingParams, seed: int, sample: int, num_log_probs: int | None
+        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
         """See runner.py."""
-        assert self.slots[slot].parked
+        assert self.slots[slot].stopped
         self.slots[slot] = Slot(
-            key=(seed, sample),
-            penalty=draw.repetition_penalty != 1.0,
+            key=key,
+            penalty=params.repetition_penalty != 1.0,
             num_log_probs=num_log_probs,
         )
 
@@ -190,34 +191,38 @@ class FakeRunner:
         self.tokens_read.append(sum(len(chunk.tokens) for chunk in chunks))
         found: list[list[int]] = []
         for chunk in chunks:
-            assert self.slots[chunk.slot].parked
+            assert self.slots[chunk.slot].stopped
             assert chunk.tokens
-            memory, before, value = SlotMemory(self, chunk.slot), chunk.before, 0
+            memory, prev_token, value = SlotMemory(self, chunk.slot), chunk.prev_token, 0
             for position, token in enumerate(chunk.tokens, start=chunk.start):
-                value = memory.step(position, token, before)
-                before = token
+                value = memory.step(position, token, prev_token)
+                prev_token = token
             if chunk.wants_logits:
                 found.append([value])
         return torch.tensor(found, dtype=torch.int64).reshape(-1, 1)
 
-    def draw_first(
-        self, slots: Sequence[int], logits: Tensor, lengths: Sequence[int], befores: Sequence[int]
+    def sample_first(
+        self,
+        slots: Sequence[int],
+        logits: Tensor,
+        lengths: Sequence[int],
+        prev_tokens: Sequence[int],
     ) -> DecodeOutput:
         """See runner.py."""
         self._fail()
         tokens: list[int] = []
-        for slot, [value], length, before in zip(
-            slots, logits.tolist(), lengths, befores, strict=True
+        for slot, [value], length, prev_token in zip(
+            slots, logits.tolist(), lengths, prev_tokens, strict=True
         ):
             state = self.slots[slot]
-            assert state.parked
-            state.length, state.before = length, before
+            assert state.stopped
+            state.length, state.prev_token = length, prev_token
             state.token = self._say(state, value)
-            state.parked = state.token in self.park_tokens
+            state.stopped = state.token in self.stop_tokens
             tokens.append(state.token)
-        return DecodeOutput(tokens=[tokens], log_probs=self._thoughts(slots, [tokens]))
+        return DecodeOutput(tokens=[tokens], log_probs=self._log_probs(slots, [tokens]))
 
-    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> "Done":
+    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
         self._fail()
         self.num_calls += 1
@@ -228,21 +233,22 @@ class FakeRunner:
             column: list[int] = []
             for slot, limit in zip(slots, limits, strict=True):
                 state = self.slots[slot]
-                state.parked = state.parked or state.length + 1 >= limit
-                if state.parked:
+                state.stopped = state.stopped or state.length + 1 >= limit
+                if state.stopped:
                     column.append(-1)
                     continue
-                value = SlotMemory(self, slot).step(state.length, state.token, state.before)
-                state.length, state.before = state.length + 1, state.token
+                value = SlotMemory(self, slot).step(state.length, state.token, state.prev_token)
+                state.length, state.prev_token = state.length + 1, state.token
                 state.token = self._say(state, value)
-                state.parked = state.token in self.park_tokens
+                state.stopped = state.token in self.stop_tokens
                 column.append(state.token)
             columns.append(column)
-        return Done(DecodeOutput(tokens=columns, log_probs=self._thoughts(slots, columns)))
+        output = DecodeOutput(tokens=columns, log_probs=self._log_probs(slots, columns))
+        return lambda: output
 
     def release(self, slot: int) -> None:
         """See runner.py."""
-        self.slots[slot].parked = True
+        self.slots[slot].stopped = True
 
     def refresh(self) -> None:
         """Other weights."""
@@ -251,13 +257,13 @@ class FakeRunner:
     def _say(self, state: Slot, value: int) -> int:
         seen = mix(*sorted(set(state.seen))) if state.penalty else 0
         token = self.speaker.say(
-            mix(value, *state.key, state.length, self.salt, seen), state.before
+            mix(value, state.key, state.length, self.salt, seen), state.prev_token
         )
         if state.penalty:
             state.seen.append(token)
         return token
 
-    def _thoughts(
+    def _log_probs(
         self, slots: Sequence[int], columns: Sequence[Sequence[int]]
     ) -> list[list[LogProbs | None]]:
         if all(self.slots[slot].num_log_probs is None for slot in slots):
@@ -278,17 +284,6 @@ class FakeRunner:
             raise error
 
 
-@dataclass(frozen=True)
-class Done:
-    """Work that was over when it was handed out."""
-
-    columns: DecodeOutput
-
-    def read(self) -> DecodeOutput:
-        """The columns."""
-        return self.columns
-
-
 def reference_answer(
     speaker: Speaker,
     tools: ToolTokens,
@@ -306,16 +301,16 @@ def reference_answer(
 
     The tool's rules are written down a second time here.
     """
-    memory = Memory(windows)
+    memory, key = Memory(windows), row_key(seed, sample)
     tokens, mask, read, value = list(prompt), [], 0, 0
     call: list[int] | None = None
     while len(mask) < limit:
         for position in range(read, len(tokens)):
-            before = tokens[position - 1] if position else -1
-            value = memory.step(position, tokens[position], before)
+            prev_token = tokens[position - 1] if position else -1
+            value = memory.step(position, tokens[position], prev_token)
         read = len(tokens)
         seen = mix(*sorted(set(tokens))) if penalty else 0
-        token = speaker.say(mix(value, seed, sample, read, salt, seen), tokens[-1])
+        token = speaker.say(mix(value, key, read, salt, seen), tokens[-1])
         if token in ends:
             return tokens[len(prompt) :], mask, True
         tokens.append(token)

@@ -9,7 +9,7 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import PAGE_SIZE, Precision
-from nanochat_core.engine.runner import Chunk, PageGroup
+from nanochat_core.engine.runner import Capacity, Chunk, PageGroup
 from nanochat_core.eras import HEAD, numerics, of_era
 from nanochat_core.model.gpt import GPT
 
@@ -58,7 +58,7 @@ def make_runner(
     *,
     precision: Precision = "fp32",
     num_slots: int = 4,
-    park_tokens: tuple[int, ...] = (),
+    stop_tokens: tuple[int, ...] = (),
     num_threads: int = 2,
 ) -> NativeRunner:
     """Every slot has the pages of LENGTH tokens, in an order of its own."""
@@ -66,10 +66,13 @@ def make_runner(
     runner = NativeRunner(
         model,
         precision=precision,
-        groups=page_groups(model.config, num_pages=1 + num_slots * pages),
-        num_slots=num_slots,
-        max_len=LENGTH,
-        park_tokens=park_tokens,
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=1 + num_slots * pages),
+            page_size=PAGE_SIZE,
+            num_slots=num_slots,
+            max_len=LENGTH,
+        ),
+        stop_tokens=stop_tokens,
         num_threads=num_threads,
     )
     for group in range(len(runner.groups)):
@@ -91,7 +94,7 @@ def chunk(slot: int, tokens: list[int], start: int, end: int, *, wants: bool = T
     return Chunk(
         slot=slot,
         start=start,
-        before=tokens[start - 1] if start else -1,
+        prev_token=tokens[start - 1] if start else -1,
         tokens=tokens[start:end],
         wants_logits=wants,
     )

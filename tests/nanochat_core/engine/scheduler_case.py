@@ -44,7 +44,7 @@ class Case:
             pages_of(self.windows, num_pages=self.num_pages),
             page_size=self.page_size,
             num_slots=self.num_slots,
-            park_tokens=ENDS | {TOOLS.python_end},
+            stop_tokens=ENDS | {TOOLS.python_end},
             is_asynchronous=self.is_asynchronous,
         )
         self.scheduler = Scheduler(
@@ -57,7 +57,7 @@ class Case:
 
     def ask(self, prompt: list[int], **changes: Any) -> "Asked":
         asked = Asked()
-        asked.ticket = self.scheduler.submit(Request(prompt=prompt, sink=asked.take, **changes))
+        asked.handle = self.scheduler.submit(Request(prompt=prompt, sink=asked.take, **changes))
         return asked
 
     def work(self, most: int = 100_000) -> None:
@@ -69,7 +69,7 @@ class Case:
 
     def check(self, asked: "Asked") -> None:
         """It is what the reference says."""
-        request = asked.ticket.request
+        request = asked.handle.request
         limit = self.scheduler.limit_for(request.prompt, request.max_tokens)
         for sample in range(request.num_samples):
             expected, mask, finished = reference_answer(
@@ -82,7 +82,7 @@ class Case:
                 seed=request.seed,
                 sample=sample,
                 salt=self.runner.salt,
-                penalty=request.draw.repetition_penalty != 1.0,
+                penalty=request.params.repetition_penalty != 1.0,
             )
             events = asked.tokens(sample)
             if finished:
@@ -105,7 +105,7 @@ class Asked:
 
     events: list[Event] = field(default_factory=list)
     ends: dict[int, EndEvent] = field(default_factory=dict)
-    ticket: RequestHandle = field(init=False)
+    handle: RequestHandle = field(init=False)
 
     def take(self, event: Event) -> None:
         assert event.sample not in self.ends, "told after its end"
@@ -119,7 +119,7 @@ class Asked:
 
     @property
     def is_over(self) -> bool:
-        return len(self.ends) == self.ticket.request.num_samples
+        return len(self.ends) == self.handle.request.num_samples
 
 
 def prompt_of(rng: random.Random, *, longest: int = 50, kinds: int = 3) -> list[int]:

@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk, DecodeOutput
+from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.cuda_graphs import GraphRunner, bucket_of
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.engine.sampling import row_key
 
 pytestmark = pytest.mark.torch
 
 PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 5
-PARKS = tuple(range(0, 256, 16))  # so that answers park now and then
-DRAWS = [
+STOPS = tuple(range(0, 256, 16))  # so that answers stop now and then
+ALL_PARAMS = [
     SamplingParams(temperature=0.0),
     SamplingParams(),
     SamplingParams(top_k=5, temperature=0.7),
@@ -27,17 +28,23 @@ DRAWS = [
 
 
 def answers(
-    kind: type[TorchRunner], model, draws: list[SamplingParams], *, num_log_probs: int | None = None
+    kind: type[TorchRunner],
+    model,
+    all_params: list[SamplingParams],
+    *,
+    num_log_probs: int | None = None,
 ) -> list[DecodeOutput]:
     """Ragged prompts, scattered pages, calls of several steps, limits that are met on the way."""
     runner = kind(
         model,
         dtype=torch.float32,
-        groups=page_groups(model.config, num_pages=1 + SLOTS * PAGES),
-        page_size=PAGE,
-        num_slots=SLOTS,
-        max_len=LONGEST,
-        park_tokens=PARKS,
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=1 + SLOTS * PAGES),
+            page_size=PAGE,
+            num_slots=SLOTS,
+            max_len=LONGEST,
+        ),
+        stop_tokens=STOPS,
     )
     rng = random.Random(3)
     prompts = [[rng.randrange(256) for _ in range(n)] for n in (1, 9, 17, 30, 3)]
@@ -47,39 +54,39 @@ def answers(
         rng.shuffle(pages)
         for group in range(len(runner.groups)):
             runner.set_table(group, slot, 0, pages)
-        runner.start(slot, draw=draws[slot], seed=5, sample=slot, num_log_probs=num_log_probs)
+        runner.start(slot, all_params[slot], key=row_key(5, slot), num_log_probs=num_log_probs)
         runner.remember(slot, prompt)
-        chunks.append(Chunk(slot=slot, start=0, before=-1, tokens=prompt, wants_logits=True))
+        chunks.append(Chunk(slot=slot, start=0, prev_token=-1, tokens=prompt, wants_logits=True))
     logits = runner.prefill(chunks)
-    lengths, befores = [len(p) for p in prompts], [p[-1] for p in prompts]
-    told = [runner.draw_first(range(SLOTS), logits, lengths, befores)]
+    lengths, prev_tokens = [len(p) for p in prompts], [p[-1] for p in prompts]
+    output = [runner.sample_first(range(SLOTS), logits, lengths, prev_tokens)]
     limits = [LONGEST, 14, LONGEST, 33, LONGEST]
     order = [3, 0, 4, 1, 2]
-    told.append(runner.decode(order, [limits[s] for s in order], 3).read())
+    output.append(runner.decode(order, [limits[s] for s in order], 3)())
     runner.release(4)
-    told.append(runner.decode([0, 4, 2], [limits[s] for s in (0, 4, 2)], 5).read())
-    told.append(runner.decode(order, [limits[s] for s in order], 12).read())
-    return told
+    output.append(runner.decode([0, 4, 2], [limits[s] for s in (0, 4, 2)], 5)())
+    output.append(runner.decode(order, [limits[s] for s in order], 12)())
+    return output
 
 
 @pytest.mark.parametrize("shape", [{}, {"windows": (6, 64), "num_kv_heads": 1}], ids=str)
-@pytest.mark.parametrize("same", [None, *DRAWS], ids=str)
-def test_the_device_draws_and_parks_as_the_host_does(make_model, shape, same):
+@pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
+def test_the_device_samples_and_stops_as_the_host_does(make_model, shape, same):
     model = make_model(**shape)
-    draws = DRAWS if same is None else [same] * SLOTS
-    expected = answers(TorchRunner, model, draws)
-    assert answers(DeviceRunner, model, draws) == expected
+    all_params = ALL_PARAMS if same is None else [same] * SLOTS
+    expected = answers(TorchRunner, model, all_params)
+    assert answers(DeviceRunner, model, all_params) == expected
     tokens = [token for columns in expected[1:] for step in columns.tokens for token in step]
     assert -1 in tokens
     assert sum(token >= 0 for token in tokens) > 15
 
 
-def test_what_was_thought_of_tokens_is_told_alike(make_model):
+def test_log_probabilities_of_the_device_are_those_of_the_host(make_model):
     model = make_model()
-    draws = [replace(draw, temperature=1.5) for draw in DRAWS]
+    all_params = [replace(params, temperature=1.5) for params in ALL_PARAMS]
     for one, other in zip(
-        answers(TorchRunner, model, draws, num_log_probs=3),
-        answers(DeviceRunner, model, draws, num_log_probs=3),
+        answers(TorchRunner, model, all_params, num_log_probs=3),
+        answers(DeviceRunner, model, all_params, num_log_probs=3),
         strict=True,
     ):
         assert one.tokens == other.tokens
@@ -99,15 +106,17 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
     runner = DeviceRunner(
         make_model(),
         dtype=torch.float32,
-        groups=page_groups(make_model().config, num_pages=2),
-        page_size=PAGE,
-        num_slots=1,
-        max_len=LONGEST,
-        park_tokens=(),
+        capacity=Capacity(
+            groups=page_groups(make_model().config, num_pages=2),
+            page_size=PAGE,
+            num_slots=1,
+            max_len=LONGEST,
+        ),
+        stop_tokens=(),
     )
 
-    def needs(draw: SamplingParams) -> bool:
-        runner.start(0, draw=draw, seed=0, sample=0, num_log_probs=None)
+    def needs(params: SamplingParams) -> bool:
+        runner.start(0, params, key=row_key(0, 0), num_log_probs=None)
         return runner.kind_of([0], [LONGEST], num_rows=1).all_candidates
 
     assert not needs(SamplingParams())
@@ -120,11 +129,11 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("same", [None, *DRAWS], ids=str)
-def test_captured_steps_draw_what_eager_ones_draw(make_model, same):
+@pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
+def test_captured_steps_sample_what_eager_ones_sample(make_model, same):
     model = make_model().to("cuda")
-    draws = DRAWS if same is None else [same] * SLOTS
-    assert answers(GraphRunner, model, draws) == answers(DeviceRunner, model, draws)
+    all_params = ALL_PARAMS if same is None else [same] * SLOTS
+    assert answers(GraphRunner, model, all_params) == answers(DeviceRunner, model, all_params)
 
 
 @pytest.mark.gpu
@@ -134,16 +143,18 @@ def test_a_kind_of_step_is_captured_once(make_model):
     runner = GraphRunner(
         model,
         dtype=torch.float32,
-        groups=page_groups(model.config, num_pages=40),
-        page_size=PAGE,
-        num_slots=4,
-        max_len=LONGEST,
-        park_tokens=(),
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=40),
+            page_size=PAGE,
+            num_slots=4,
+            max_len=LONGEST,
+        ),
+        stop_tokens=(),
     )
     for slot in range(4):
-        runner.start(slot, draw=SamplingParams(), seed=0, sample=slot, num_log_probs=None)
+        runner.start(slot, SamplingParams(), key=row_key(0, slot), num_log_probs=None)
     captured = dict(runner.graphs)
     assert {kind.num_rows for kind in captured} == {1, 2, 4}
     for count in (1, 2, 3, 4, 2, 1):
-        runner.decode(range(count), [LONGEST] * count, 2).read()
+        runner.decode(range(count), [LONGEST] * count, 2)()
     assert runner.graphs == captured

@@ -188,9 +188,9 @@ def test_a_call_without_a_result_does_not_disturb_the_repetition_penalty(
 ):
     engine = engine_on(runner, make_model(), tokenizer)
     make_caller(engine, call="1/0")
-    draw = SamplingParams(temperature=0.0, repetition_penalty=1.3)
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.3)
     prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
-    asked = [ask(engine, prompt, max_tokens=9, draw=draw), ask(engine, [65] * 9, max_tokens=9)]
+    asked = [ask(engine, prompt, max_tokens=9, params=params), ask(engine, [65] * 9, max_tokens=9)]
     while engine.scheduler.step():
         pass
     assert [event.token for event in asked[0].tokens()][4:5] == [
@@ -307,10 +307,10 @@ def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
 
 
 def test_the_runner_and_its_memory_are_told_before_anything_is_asked(make_model, tokenizer):
-    told: list[Choice] = []
-    engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=told.append)
-    assert told == []
+    output: list[Choice] = []
+    engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=output.append)
+    assert output == []
     engine.limit_for([65], None)
-    [choice] = told
+    [choice] = output
     assert choice.num_slots == 3
     assert choice.pool_bytes > 0

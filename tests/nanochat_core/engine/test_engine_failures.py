@@ -17,25 +17,25 @@ pytestmark = pytest.mark.torch
 def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, tokenizer):
     engine = engine_on("torch", make_model(), tokenizer)
     scheduler, asked = engine.scheduler, Asked()
-    step, abandon = scheduler.step, scheduler.abandon
+    step, fail_all = scheduler.step, scheduler.fail_all
 
     def fail() -> bool:
         raise ZeroDivisionError("a bug")
 
     def abandon_and_be_asked(*of: object) -> None:
         """A request comes in when the others have been told, and before anybody knows more."""
-        abandon(*of)
-        scheduler.abandon = abandon
+        fail_all(*of)
+        scheduler.fail_all = fail_all
         scheduler.submit(Request(prompt=[65], sink=asked.take))
 
-    scheduler.step, scheduler.abandon = fail, abandon_and_be_asked
+    scheduler.step, scheduler.fail_all = fail, abandon_and_be_asked
     engine.start()
     assert engine._thread is not None
     engine._thread.join(20)
     assert asked.ends[0].reason == "failed"
-    with pytest.raises(RuntimeError, match="thread has failed") as told:
+    with pytest.raises(RuntimeError, match="thread has failed") as output:
         engine._next(SimpleQueue())
-    assert isinstance(told.value.__cause__, ZeroDivisionError)
+    assert isinstance(output.value.__cause__, ZeroDivisionError)
     with pytest.raises(RuntimeError, match="thread has failed"):
         engine.generate_batch([65], max_tokens=3)
     scheduler.step = step
@@ -56,7 +56,7 @@ def test_what_failed_once_is_not_raised_for_a_later_failure(make_model, tokenize
             engine.generate_batch([65], max_tokens=3)
     columns = engine.generate([65], max_tokens=30)
     next(columns)
-    engine.scheduler.abandon("the engine was stopped")
+    engine.scheduler.fail_all("the engine was stopped")
     with pytest.raises(RuntimeError, match="the engine was stopped"):
         list(columns)
 
@@ -66,12 +66,12 @@ def test_a_tiny_temperature_takes_the_likeliest_whatever_else_is_asked(
     runner, make_model, tokenizer
 ):
     engine = engine_on(runner, make_model(), tokenizer, num_slots=8)
-    draws = [
+    all_params = [
         SamplingParams(temperature=temperature, **settings)
         for temperature in (0.0, 1e-300, 1e-42)
         for settings in ({}, {"top_k": 5}, {"top_p": 0.9})
     ]
-    asked = [ask(engine, [65, 66], max_tokens=8, draw=draw) for draw in draws]
+    asked = [ask(engine, [65, 66], max_tokens=8, params=params) for params in all_params]
     while engine.scheduler.step():
         pass
     assert all(
@@ -83,8 +83,8 @@ def test_a_tiny_temperature_takes_the_likeliest_whatever_else_is_asked(
 def test_a_slots_next_answer_is_not_penalised_for_the_last_ones_tokens(
     runner, make_model, tokenizer
 ):
-    draw = SamplingParams(repetition_penalty=5.0)
-    settings = {"max_tokens": 20, "draw": draw, "seed": 4}
+    params = SamplingParams(repetition_penalty=5.0)
+    settings = {"max_tokens": 20, "params": params, "seed": 4}
 
     def answers(engine: Engine, *prompts: list[int]) -> list[int]:
         """The last prompt's, one after the other in the same slot."""
@@ -106,13 +106,13 @@ def test_a_model_of_no_numbers_gives_tokens_that_there_are(runner, make_model, t
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     engine = engine_on(runner, model, tokenizer)
-    for draw in (
+    for params in (
         SamplingParams(),
         SamplingParams(top_k=5),
         SamplingParams(top_p=0.5),
         SamplingParams(temperature=0.0),
     ):
-        asked = ask(engine, [1, 2, 3], max_tokens=4, draw=draw)
+        asked = ask(engine, [1, 2, 3], max_tokens=4, params=params)
         while engine.scheduler.step():
             pass
         assert asked.ends[0].reason in ("length", "stop")

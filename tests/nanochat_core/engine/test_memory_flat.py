@@ -25,14 +25,14 @@ def test_memory_is_flat_over_ten_thousand_requests(runner: str | None) -> None:
     seen: list[int] = []
     for done in range(0, REQUESTS, ROUND):
         ended: list[Event] = []
-        tickets = [
+        handles = [
             engine.submit(
                 Request(
                     prompt=[rng.randrange(290) for _ in range(rng.randint(1, 60))],
                     sink=ended.append,
                     max_tokens=rng.randint(1, 12),
                     num_samples=rng.choice((1, 1, 2)),
-                    draw=SamplingParams(
+                    params=SamplingParams(
                         temperature=rng.choice((0.0, 1.0)), top_k=rng.choice((None, 5))
                     ),
                     seed=done + i,
@@ -40,11 +40,11 @@ def test_memory_is_flat_over_ten_thousand_requests(runner: str | None) -> None:
             )
             for i in range(ROUND)
         ]
-        for ticket in rng.sample(tickets, 10):
-            ticket.cancel()
+        for handle in rng.sample(handles, 10):
+            handle.cancel()
         while engine.scheduler.step():
             pass
-        del tickets
+        del handles
         gc.collect()
         seen.append(process.memory_info().rss)
     assert engine.stats().running == 0

@@ -15,13 +15,13 @@ from nanochat_core.runtime.user_cache import user_cache
 
 REASON = unable_here()
 needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}")
-NAMES = ("nf_open", "nf_close", "nf_read", "nf_step", "nf_draw", "nf_decode")
+NAMES = ("nf_close", "nf_read", "nf_step", "nf_sample", "nf_decode")
 BUILD = """
 import sys
 from pathlib import Path
 from nanochat_core.engine.native import build
 build.SOURCES = Path(sys.argv[2])
-print(build.load_kernels(Path(sys.argv[1])).nf_row_key(1, 2))
+print(build.load_kernels(Path(sys.argv[1])).nf_open(1, 2))
 """
 
 
@@ -30,8 +30,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     """A stand-in for the kernels: theirs take seconds to build."""
     folder = tmp_path_factory.mktemp("sources")
     empty = "".join(f"void {name}() {{}}\n" for name in NAMES)
-    key = "long nf_row_key(long seed, long sample) { return seed + sample; }\n"
-    (folder / "kernels.cpp").write_text(f'extern "C" {{\n{empty}{key}}}\n')
+    opener = "long nf_open(long first, long second) { return first + second; }\n"
+    (folder / "kernels.cpp").write_text(f'extern "C" {{\n{empty}{opener}}}\n')
     for name in build.FILES[1:]:
         (folder / name).write_text("// nothing\n")
     monkeypatch.setattr(build, "SOURCES", folder)
@@ -60,9 +60,9 @@ def test_processes_that_build_at_the_same_time_leave_one_whole_file(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    told = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-    assert told[0][0] == told[1][0] == "3\n"
+    output = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], output
+    assert output[0][0] == output[1][0] == "3\n"
     (library,) = libraries(tmp_path)
     before = library.stat().st_mtime_ns
     load_kernels(tmp_path)
@@ -122,7 +122,7 @@ def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) 
     data = other.read_bytes()
     path = tmp_path / "kernels" / f"{fingerprint()}.so"
     path.write_bytes(data + hashlib.sha256(data).digest())
-    assert load_kernels(tmp_path).nf_row_key(1, 2) == 3
+    assert load_kernels(tmp_path).nf_open(1, 2) == 3
 
 
 @needs_kernels
@@ -170,7 +170,7 @@ def test_another_source_or_header_or_flag_is_another_file(
     sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [fingerprint()]
-    (sources / "kernels_draw.h").write_text("// something\n")
+    (sources / "kernels_sample.h").write_text("// something\n")
     names.append(fingerprint())
     (sources / "kernels.cpp").write_text("// another\n")
     names.append(fingerprint())

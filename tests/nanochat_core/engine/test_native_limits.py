@@ -65,8 +65,8 @@ def test_with_fewer_threads_than_asked_for_the_answers_are_the_same() -> None:
 
 
 def test_buffers_that_do_not_fit_are_an_error_and_no_crash() -> None:
-    _, told = run_limited(threads=1, rows=2**20)
-    assert told == "the kernels' buffers do not fit into memory"
+    _, output = run_limited(threads=1, rows=2**20)
+    assert output == "the kernels' buffers do not fit into memory"
 
 
 @pytest.mark.parametrize("threads", [1, 3])

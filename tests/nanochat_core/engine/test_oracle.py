@@ -14,7 +14,7 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.requests import Request, SamplingParams
-from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.runner import Capacity, PageGroup
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.model.gpt import GPT
@@ -84,7 +84,7 @@ def test_two_hundred_greedy_answers_are_the_naive_ones_however_they_are_asked_fo
     eight = Engine(model, tokenizer, num_slots=8)  # each slot is used again and again
     asked = [ask(eight, prompt) for prompt in prompts]
     for number in range(0, 50, 3):  # others come and go
-        ask(eight, prompts[number], seed=9).ticket.cancel()
+        ask(eight, prompts[number], seed=9).handle.cancel()
     while eight.scheduler.step():
         pass
     assert [completion_of(one, eight) for one in asked] == naive
@@ -113,9 +113,10 @@ def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_ro
     engine = Engine(model, tokenizer, num_slots=6)
     assert engine.complete(prompts, num_samples=2, seeds=range(12), **settings) == naive
 
-    draw = SamplingParams(temperature=1.0, top_k=20)
+    params = SamplingParams(temperature=1.0, top_k=20)
     asked = [
-        ask(engine, prompt, seed=i, num_samples=2, draw=draw) for i, prompt in enumerate(prompts)
+        ask(engine, prompt, seed=i, num_samples=2, params=params)
+        for i, prompt in enumerate(prompts)
     ]
     for _ in range(12):
         engine.scheduler.step()
@@ -140,21 +141,23 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
     engine._open_runner = partial(
         StepBehind,
         dtype=torch.float32,
-        groups=page_groups(model.config.windows),
-        page_size=16,
-        num_slots=5,
-        max_len=CONTEXT,
+        capacity=Capacity(
+            groups=page_groups(model.config.windows),
+            page_size=16,
+            num_slots=5,
+            max_len=CONTEXT,
+        ),
     )
     prompts = prompts_of(shape, 16)
-    draw = SamplingParams(temperature=1.0, top_k=20)
+    params = SamplingParams(temperature=1.0, top_k=20)
     asked: list[Asked] = []
     for i, prompt in enumerate(prompts):
-        asked.append(ask(engine, prompt, seed=i, num_samples=2, draw=draw))
+        asked.append(ask(engine, prompt, seed=i, num_samples=2, params=params))
         if i % 3 == 0:
-            gone = ask(engine, prompt, seed=i + 100, draw=draw)
+            gone = ask(engine, prompt, seed=i + 100, params=params)
             engine.scheduler.step()
             engine.scheduler.step()
-            gone.ticket.cancel()
+            gone.handle.cancel()
     while engine.scheduler.step():
         pass
     for i, prompt in enumerate(prompts):
@@ -193,9 +196,9 @@ def ask(engine: Engine, prompt: list[int], *, seed: int = 0, **changes) -> Asked
         sink=asked.take,
         max_tokens=TOKENS,
         seed=seed,
-        **{"draw": SamplingParams(temperature=0.0), **changes},
+        **{"params": SamplingParams(temperature=0.0), **changes},
     )
-    asked.ticket = engine.submit(request)
+    asked.handle = engine.submit(request)
     return asked
 
 

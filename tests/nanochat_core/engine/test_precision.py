@@ -13,6 +13,7 @@ from nanochat_core.engine.native.runner import unable
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Chunk, Runner
 from nanochat_core.engine.runners.choose import open_runner
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 
@@ -62,22 +63,22 @@ def bits_per_byte(runner: Runner, rows: torch.Tensor) -> float:
     for slot in range(count):
         for group in range(len(runner.groups)):
             runner.set_table(group, slot, 0, [1 + slot * pages + i for i in range(pages)])
-        runner.start(slot, draw=SamplingParams(), seed=0, sample=0, num_log_probs=None)
+        runner.start(slot, SamplingParams(), key=row_key(0, 0), num_log_probs=None)
     for position in range(LENGTH):
         logits = runner.prefill(
             [
                 Chunk(
                     slot=slot,
                     start=position,
-                    before=int(row[position - 1]) if position else -1,
+                    prev_token=int(row[position - 1]) if position else -1,
                     tokens=[int(row[position])],
                     wants_logits=True,
                 )
                 for slot, row in enumerate(rows)
             ]
         )
-        thought = torch.log_softmax(logits.double(), dim=-1)
-        total -= float(thought.gather(1, rows[:, position + 1 : position + 2]).sum())
+        log_probs = torch.log_softmax(logits.double(), dim=-1)
+        total -= float(log_probs.gather(1, rows[:, position + 1 : position + 2]).sum())
     return total / (count * LENGTH * math.log(2))
 
 
@@ -107,7 +108,7 @@ def test_bits_per_byte_hardly_change(trained, reference, runner, precision, tole
         pytest.skip(f"the compiled kernels cannot be had here: {reason}")
     expected, rows = reference
     opened = open_runner(
-        trained, park_tokens=(), precision=precision, runner=runner, num_slots=ROWS, memory=10**9
+        trained, stop_tokens=(), precision=precision, runner=runner, num_slots=ROWS, memory=10**9
     )
     change = bits_per_byte(opened, rows) / expected - 1
     assert abs(change) < tolerance, f"{change:+.4%} of {expected:.4f}"

@@ -16,6 +16,7 @@ from nanochat_core.engine.runner import Chunk
 from nanochat_core.engine.runners import choose as runners
 from nanochat_core.engine.runners.choose import Choice, choose_runner, open_runner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.speed import make_endless
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
@@ -40,18 +41,18 @@ def pool_of(runner: TorchRunner) -> int:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_memory_told_is_the_memory_taken(make_model, precision):
     model = make_model(windows=(16, 16, 64))
-    told = []
+    output = []
     runner = open_runner(
         model,
-        park_tokens=[],
+        stop_tokens=[],
         precision=precision,
         num_slots=3,
         runner="torch",
         memory=GB,
-        on_choice=told.append,
+        on_choice=output.append,
     )
     assert isinstance(runner, TorchRunner)
-    [choice] = told
+    [choice] = output
     assert choice.pool_bytes == pool_of(runner)
     assert choice.groups == runner.groups
     weights = runner.weights
@@ -72,7 +73,7 @@ def test_a_large_models_weights_are_told_within_two_percent():
     for precision in ("fp32", "bf16"):
         choice = choose_runner(model, precision=precision, runner="torch", num_slots=1)
         runner = open_runner(
-            model, park_tokens=[], precision=precision, runner="torch", num_slots=1, max_len=16
+            model, stop_tokens=[], precision=precision, runner="torch", num_slots=1, max_len=16
         )
         assert isinstance(runner, TorchRunner)
         weights = runner.weights
@@ -112,7 +113,7 @@ def test_one_slots_pages_do_not_make_it_read_in_crumbs(max_len):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    runner = open_runner(model, park_tokens=(), num_slots=1, max_len=max_len, runner="torch")
+    runner = open_runner(model, stop_tokens=(), num_slots=1, max_len=max_len, runner="torch")
     scheduler = make_endless(runner, context=max_len)
     assert scheduler._slots.prefill_tokens >= min(512, max_len)
 
@@ -124,7 +125,7 @@ def test_nothing_is_allocated_to_refuse(monkeypatch):
     monkeypatch.setattr(torch, "zeros", None)
     monkeypatch.setattr(torch, "empty", None)
     with pytest.raises(ConfigError, match="are available"):
-        open_runner(model, park_tokens=[], runner="torch")
+        open_runner(model, stop_tokens=[], runner="torch")
 
 
 def test_a_containers_limit_is_what_there_is_a_share_of(monkeypatch):
@@ -188,11 +189,11 @@ def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("graphs_that_fail")
 def test_where_graphs_cannot_be_captured_torch_runs_the_model_and_says_why(make_model):
-    told = []
-    runner = open_runner(make_model(), park_tokens=iter([5]), num_slots=2, on_choice=told.append)
+    output = []
+    runner = open_runner(make_model(), stop_tokens=iter([5]), num_slots=2, on_choice=output.append)
     assert type(runner) is TorchRunner
-    assert runner.park_tokens == {5}
-    assert [(c.runner, c.reason) for c in told] == [
+    assert runner.stop_tokens == {5}
+    assert [(c.runner, c.reason) for c in output] == [
         (
             "torch",
             "not cuda graphs: it cannot capture a step: CUDA error: operation not permitted",
@@ -203,47 +204,47 @@ def test_where_graphs_cannot_be_captured_torch_runs_the_model_and_says_why(make_
 @pytest.mark.usefixtures("graphs_that_fail")
 def test_graphs_that_were_asked_for_by_name_are_an_error(make_model):
     with pytest.raises(ConfigError, match=r"cuda graphs cannot run here: .*not permitted") as e:
-        open_runner(make_model(), park_tokens=[], num_slots=2, runner="cuda graphs")
+        open_runner(make_model(), stop_tokens=[], num_slots=2, runner="cuda graphs")
     assert e.value.hint is not None
 
 
 def test_an_engine_is_given_a_runner_by_name(make_model):
-    told = []
+    output = []
     engine = Engine(
         make_model(),
         Tokenizer({bytes([i]): i for i in range(256)}),
         num_slots=1,
         runner="torch",
-        on_choice=told.append,
+        on_choice=output.append,
     )
     assert engine.scheduler
-    assert [(c.runner, c.reason) for c in told] == [("torch", "asked for")]
+    assert [(c.runner, c.reason) for c in output] == [("torch", "asked for")]
 
 
 @needs_kernels
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_kernels_are_chosen_where_they_run_and_agree_with_torch(make_model, precision):
     model = make_model(windows=(16, 64))
-    told = []
+    output = []
     logits = []
     for name in (None, "torch"):
         wanted = precision if name is None else "fp32"
         runner = open_runner(
             model,
-            park_tokens=[],
+            stop_tokens=[],
             precision=wanted,
             num_slots=2,
             runner=name,
             memory=GB,
-            on_choice=told.append,
+            on_choice=output.append,
         )
         for group in range(len(runner.groups)):
             runner.set_table(group, 0, 0, [1, 2, 3])
-        runner.start(0, draw=SamplingParams(), seed=1, sample=0, num_log_probs=None)
-        chunk = Chunk(slot=0, start=0, before=-1, tokens=list(range(40)), wants_logits=True)
+        runner.start(0, SamplingParams(), key=row_key(1, 0), num_log_probs=None)
+        chunk = Chunk(slot=0, start=0, prev_token=-1, tokens=list(range(40)), wants_logits=True)
         logits.append(runner.prefill([chunk])[0])
         assert isinstance(runner, NativeRunner if name is None else TorchRunner)
-    assert [(c.runner, c.reason) for c in told] == [
+    assert [(c.runner, c.reason) for c in output] == [
         ("native", "the fastest here"),
         ("torch", "asked for"),
     ]
@@ -253,7 +254,7 @@ def test_kernels_are_chosen_where_they_run_and_agree_with_torch(make_model, prec
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("native", marks=needs_kernels)])
 def test_what_runs_a_model_is_noted_for_the_manifest(make_model, name):
-    open_runner(make_model(), park_tokens=[], num_slots=1, memory=GB, runner=name)
+    open_runner(make_model(), stop_tokens=[], num_slots=1, memory=GB, runner=name)
     versions = versions_in_use()
     assert versions["runner"] == f"{name} in fp32"
     assert versions["torch"] == importlib.metadata.version("torch")

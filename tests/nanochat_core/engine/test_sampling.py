@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.sampling import DrawRows, row_keys, sample, sample_rows, uniforms
+from nanochat_core.engine.sampling import SamplingRows, row_keys, sample, sample_rows, uniforms
 
 pytestmark = pytest.mark.torch
 
@@ -11,9 +11,9 @@ def _keys(count):
     return row_keys(torch.full((count,), 7), torch.arange(count))
 
 
-def _draw(logits, count, **settings):
+def _sample(logits, count, **settings):
     positions = torch.arange(count)
-    return sample(logits.expand(count, -1), _keys(count), positions, **settings)
+    return sample(logits.expand(count, -1), _keys(count), positions, SamplingParams(**settings))
 
 
 def test_uniforms_fill_the_unit_interval_evenly():
@@ -43,43 +43,43 @@ def test_a_rows_number_does_not_depend_on_the_other_rows():
 def test_tokens_come_as_often_as_the_softmax_says():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     expected = torch.softmax(logits / 0.7, dim=-1)
-    drawn = _draw(logits, 40_000, temperature=0.7, top_k=None)
-    shares = torch.bincount(drawn, minlength=4) / 40_000
+    sampled = _sample(logits, 40_000, temperature=0.7, top_k=None)
+    shares = torch.bincount(sampled, minlength=4) / 40_000
     assert torch.allclose(shares, expected, atol=0.01)
 
 
 def test_top_k_draws_from_the_k_likeliest_only():
     logits = torch.tensor([0.0, 3.0, -1.0, 2.0, 1.0])
-    drawn = _draw(logits, 5_000, temperature=1.0, top_k=2)
-    shares = torch.bincount(drawn, minlength=5) / 5_000
+    sampled = _sample(logits, 5_000, temperature=1.0, top_k=2)
+    shares = torch.bincount(sampled, minlength=5) / 5_000
     expected = torch.softmax(torch.tensor([3.0, 2.0]), dim=-1)
-    assert set(drawn.tolist()) == {1, 3}
+    assert set(sampled.tolist()) == {1, 3}
     assert torch.allclose(shares[[1, 3]], expected, atol=0.03)
 
 
 @pytest.mark.parametrize("top_k", [None, 0, -1, 5, 99])
 def test_a_top_k_of_none_or_too_many_is_off(top_k):
     logits = torch.zeros(5)
-    drawn = _draw(logits, 1_000, temperature=1.0, top_k=top_k)
-    assert torch.equal(drawn, _draw(logits, 1_000, temperature=1.0, top_k=None))
-    assert set(drawn.tolist()) == set(range(5))
+    sampled = _sample(logits, 1_000, temperature=1.0, top_k=top_k)
+    assert torch.equal(sampled, _sample(logits, 1_000, temperature=1.0, top_k=None))
+    assert set(sampled.tolist()) == set(range(5))
 
 
 def test_temperature_zero_takes_the_likeliest():
     logits = torch.tensor([0.0, 3.0, -1.0])
-    assert set(_draw(logits, 100, temperature=0.0, top_k=None).tolist()) == {1}
+    assert set(_sample(logits, 100, temperature=0.0, top_k=None).tolist()) == {1}
 
 
 def test_impossible_tokens_are_never_drawn():
     logits = torch.full((1000,), -1e4)
     logits[123] = logits[456] = 0.0
-    drawn = _draw(logits, 10_000, temperature=1.0, top_k=None)
-    assert set(drawn.tolist()) == {123, 456}
+    sampled = _sample(logits, 10_000, temperature=1.0, top_k=None)
+    assert set(sampled.tolist()) == {123, 456}
 
 
 @pytest.mark.parametrize("numbers", [(), (0, 3)])
 @pytest.mark.parametrize(
-    "draw",
+    "params",
     [
         SamplingParams(),
         SamplingParams(top_k=2),
@@ -89,17 +89,19 @@ def test_impossible_tokens_are_never_drawn():
         SamplingParams(temperature=0.0),
     ],
 )
-def test_what_is_not_a_number_is_not_drawn_and_never_gives_a_token_that_there_is_not(draw, numbers):
+def test_what_is_not_a_number_is_not_drawn_and_never_gives_a_token_that_there_is_not(
+    params, numbers
+):
     logits = torch.full((200, 7), torch.nan)
     for token in numbers:
         logits[:, token] = 1.0
     positions, seen = torch.arange(200), torch.zeros(200, 7, dtype=torch.bool)
-    drawn = sample(logits, _keys(200), positions, seen=seen, **vars(draw))
-    rows = DrawRows.of([draw] * 200, vocab_size=7, device=logits.device)
+    sampled = sample(logits, _keys(200), positions, params, seen)
+    rows = SamplingRows.of([params] * 200, vocab_size=7, device=logits.device)
     also = sample_rows(logits, _keys(200), positions, rows, num_candidates=7, seen=seen)
-    for tokens in (drawn, also):
+    for tokens in (sampled, also):
         assert 0 <= tokens.min() <= tokens.max() < 7
-        if numbers and draw.top_k is None and draw.temperature:
+        if numbers and params.top_k is None and params.temperature:
             assert set(tokens.tolist()) <= set(numbers)
 
 
@@ -108,4 +110,4 @@ def test_what_is_not_a_number_is_not_drawn_and_never_gives_a_token_that_there_is
 def test_a_temperature_that_fp32_does_not_hold_takes_the_likeliest(temperature, settings):
     logits = torch.tensor([0.0, 3.0, -1.0, 2.999])
     settings = {"top_k": None, **settings}
-    assert set(_draw(logits, 100, temperature=temperature, **settings).tolist()) == {1}
+    assert set(_sample(logits, 100, temperature=temperature, **settings).tolist()) == {1}

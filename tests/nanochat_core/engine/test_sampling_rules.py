@@ -9,7 +9,7 @@ import torch
 
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import (
-    DrawRows,
+    SamplingRows,
     candidates_of,
     cap,
     log_probs,
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 VOCAB = 40
 CPU = torch.device("cpu")
-DRAWS = [
+ALL_PARAMS = [
     SamplingParams(temperature=t, top_k=k, top_p=p, min_p=m, repetition_penalty=r)
     for t, k, p, m, r in itertools.product(
         (0.0, 0.7, 1.3), (None, 5), (1.0, 0.6), (0.0, 0.1), (1.0, 1.5)
@@ -32,29 +32,29 @@ DRAWS = [
 ]
 
 
-def share_of_each(logits: list[float], seen: set[int], draw: SamplingParams) -> dict[int, float]:
+def share_of_each(logits: list[float], seen: set[int], params: SamplingParams) -> dict[int, float]:
     """The distribution that `draw` makes of the logits, in the order in which a token is picked."""
-    if draw.temperature == 0:
+    if params.temperature == 0:
         return {max(range(len(logits)), key=lambda i: (logits[i], -i)): 1.0}
     bent = list(logits)
     for i in seen:
-        by = draw.repetition_penalty
+        by = params.repetition_penalty
         bent[i] = bent[i] / by if bent[i] > 0 else bent[i] * by
     top = max(bent)
-    weights = {i: math.exp((z - top) / draw.temperature) for i, z in enumerate(bent)}
+    weights = {i: math.exp((z - top) / params.temperature) for i, z in enumerate(bent)}
     ranked = sorted(weights, key=lambda i: -weights[i])
-    if draw.top_k:
-        ranked = ranked[: draw.top_k]
-    if draw.top_p < 1:
+    if params.top_k:
+        ranked = ranked[: params.top_k]
+    if params.top_p < 1:
         total, kept, mass = sum(weights[i] for i in ranked), [], 0.0
         for i in ranked:
-            if mass >= draw.top_p * total:
+            if mass >= params.top_p * total:
                 break
             kept.append(i)
             mass += weights[i]
         ranked = kept
-    ranked = [i for i in ranked if weights[i] >= draw.min_p]
-    order = ranked if draw.top_k or draw.top_p < 1 else sorted(ranked)
+    ranked = [i for i in ranked if weights[i] >= params.min_p]
+    order = ranked if params.top_k or params.top_p < 1 else sorted(ranked)
     total = sum(weights[i] for i in order)
     return {i: weights[i] / total for i in order}
 
@@ -78,33 +78,33 @@ def make_rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tor
     return logits, keys, torch.arange(count) % 7, seen
 
 
-@pytest.mark.parametrize("draw", DRAWS, ids=str)
-def test_each_rule_gives_what_plain_arithmetic_gives(draw):
+@pytest.mark.parametrize("params", ALL_PARAMS, ids=str)
+def test_each_rule_gives_what_plain_arithmetic_gives(params):
     logits, keys, positions, seen = make_rows(60)
-    drawn = sample_each(logits, keys, positions, [draw] * 60, seen).tolist()
+    sampled = sample_each(logits, keys, positions, [params] * 60, seen).tolist()
     numbers = uniforms(keys, positions).tolist()
     compared = 0
-    for row, token in enumerate(drawn):
+    for row, token in enumerate(sampled):
         marked = set(seen[row].nonzero().flatten().tolist())
-        shares = share_of_each(logits[row].tolist(), marked, draw)
+        shares = share_of_each(logits[row].tolist(), marked, params)
         expected, margin = pick(shares, numbers[row])
         if margin > 1e-5:  # nearer, rounding decides
             compared += 1
             assert token == expected
-    assert compared > 50 or draw.temperature == 0
+    assert compared > 50 or params.temperature == 0
 
 
 def test_settings_as_tensors_draw_what_settings_of_rows_draw():
     rng = random.Random(1)
     logits, keys, positions, seen = make_rows(500)
-    draws = [rng.choice(DRAWS) for _ in range(500)]
-    rows = DrawRows.of(draws, vocab_size=VOCAB, device=CPU)
-    expected = sample_each(logits, keys, positions, draws, seen)
+    all_params = [rng.choice(ALL_PARAMS) for _ in range(500)]
+    rows = SamplingRows.of(all_params, vocab_size=VOCAB, device=CPU)
+    expected = sample_each(logits, keys, positions, all_params, seen)
     got = sample_rows(logits, keys, positions, rows, num_candidates=VOCAB, seen=seen)
     assert torch.equal(got, expected)
-    few = [d for d in draws if d.top_k is not None or d.top_p == 1.0]
-    at = [i for i, d in enumerate(draws) if d in few]
-    rows = DrawRows.of([draws[i] for i in at], vocab_size=VOCAB, device=CPU)
+    few = [d for d in all_params if d.top_k is not None or d.top_p == 1.0]
+    at = [i for i, d in enumerate(all_params) if d in few]
+    rows = SamplingRows.of([all_params[i] for i in at], vocab_size=VOCAB, device=CPU)
     got = sample_rows(logits[at], keys[at], positions[at], rows, num_candidates=8, seen=seen[at])
     assert torch.equal(got, expected[at])
 
@@ -112,48 +112,40 @@ def test_settings_as_tensors_draw_what_settings_of_rows_draw():
 def test_a_row_is_drawn_the_same_alone_and_in_any_company():
     rng = random.Random(2)
     logits, keys, positions, seen = make_rows(200)
-    draws = [rng.choice(DRAWS) for _ in range(200)]
-    together = sample_each(logits, keys, positions, draws, seen)
+    all_params = [rng.choice(ALL_PARAMS) for _ in range(200)]
+    together = sample_each(logits, keys, positions, all_params, seen)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(1))
     shuffled = sample_each(
-        logits[order], keys[order], positions[order], [draws[i] for i in order], seen[order]
+        logits[order], keys[order], positions[order], [all_params[i] for i in order], seen[order]
     )
     assert torch.equal(shuffled, together[order])
     for i in range(200):
         row = slice(i, i + 1)
-        alone = sample_each(logits[row], keys[row], positions[row], [draws[i]], seen[row])
+        alone = sample_each(logits[row], keys[row], positions[row], [all_params[i]], seen[row])
         assert alone.item() == together[i].item()
 
 
 def test_a_softcap_that_is_left_to_the_draw_changes_nothing():
     rng = random.Random(3)
     logits, keys, positions, seen = make_rows(300)
-    draws = [rng.choice(DRAWS) for _ in range(300)]
-    expected = sample_each(cap(logits, 4.0), keys, positions, draws, seen)
-    assert torch.equal(sample_each(logits, keys, positions, draws, seen, 4.0), expected)
-    assert not torch.equal(sample_each(logits, keys, positions, draws, seen), expected)
+    all_params = [rng.choice(ALL_PARAMS) for _ in range(300)]
+    expected = sample_each(cap(logits, 4.0), keys, positions, all_params, seen)
+    assert torch.equal(sample_each(logits, keys, positions, all_params, seen, 4.0), expected)
+    assert not torch.equal(sample_each(logits, keys, positions, all_params, seen), expected)
 
 
 def test_rules_that_are_off_change_nothing():
     logits, keys, positions, seen = make_rows(300)
     for top_k in (None, 5):
-        plain = sample(logits, keys, positions, temperature=0.9, top_k=top_k)
-        off = sample(
-            logits,
-            keys,
-            positions,
-            temperature=0.9,
-            top_k=top_k,
-            top_p=1.0,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            seen=seen,
+        plain = sample(logits, keys, positions, SamplingParams(temperature=0.9, top_k=top_k))
+        off = SamplingParams(
+            temperature=0.9, top_k=top_k, top_p=1.0, min_p=0.0, repetition_penalty=1.0
         )
-        assert torch.equal(plain, off)
+        assert torch.equal(plain, sample(logits, keys, positions, off, seen))
 
 
 @pytest.mark.parametrize(
-    "draw",
+    "params",
     [
         SamplingParams(temperature=0.8),
         SamplingParams(top_k=6),
@@ -164,20 +156,20 @@ def test_rules_that_are_off_change_nothing():
     ],
     ids=str,
 )
-def test_tokens_come_as_often_as_their_distribution_says(draw):
+def test_tokens_come_as_often_as_their_distribution_says(params):
     count = 50_000
     logits, _, _, seen = make_rows(1)
     keys = row_keys(torch.full((count,), 9), torch.arange(count))
-    drawn = sample_each(
+    sampled = sample_each(
         logits.expand(count, -1),
         keys,
         torch.zeros(count, dtype=torch.int64),
-        [draw] * count,
+        [params] * count,
         seen.expand(count, -1),
     )
     marked = set(seen[0].nonzero().flatten().tolist())
-    shares = share_of_each(logits[0].tolist(), marked, draw)
-    counts = torch.bincount(drawn, minlength=VOCAB).tolist()
+    shares = share_of_each(logits[0].tolist(), marked, params)
+    counts = torch.bincount(sampled, minlength=VOCAB).tolist()
     assert sum(counts[i] for i in range(VOCAB) if i not in shares) == 0
     chi_square = sum((counts[i] - count * p) ** 2 / (count * p) for i, p in shares.items())
     freedom = len(shares) - 1
@@ -189,15 +181,15 @@ def test_tokens_come_as_often_as_their_distribution_says(draw):
 @pytest.mark.parametrize("top_p", [0.0, 1e-9])
 def test_a_tiny_top_p_leaves_the_likeliest(top_p):
     logits, keys, positions, _ = make_rows(50)
-    drawn = sample(logits, keys, positions, temperature=2.0, top_k=None, top_p=top_p)
-    assert torch.equal(drawn, logits.argmax(dim=-1))
+    sampled = sample(logits, keys, positions, SamplingParams(temperature=2.0, top_p=top_p))
+    assert torch.equal(sampled, logits.argmax(dim=-1))
 
 
 def test_temperature_zero_does_not_mind_the_other_rules():
     logits, keys, positions, seen = make_rows(50)
-    draw = SamplingParams(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9, repetition_penalty=9.0)
-    drawn = sample_each(logits, keys, positions, [draw] * 50, seen)
-    assert torch.equal(drawn, logits.argmax(dim=-1))
+    params = SamplingParams(temperature=0.0, top_k=3, top_p=0.1, min_p=0.9, repetition_penalty=9.0)
+    sampled = sample_each(logits, keys, positions, [params] * 50, seen)
+    assert torch.equal(sampled, logits.argmax(dim=-1))
 
 
 def test_a_row_without_a_top_k_has_the_vocabulary_as_candidates():

@@ -33,7 +33,7 @@ SHAPES = {
 class Machine(RuleBasedStateMachine):
     """Requests come, are called off, and go on, in any order."""
 
-    tickets = Bundle("tickets")
+    handles = Bundle("tickets")
     make = staticmethod(Case)
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Machine(RuleBasedStateMachine):
         self.asked: list[Asked] = []
 
     @rule(
-        target=tickets,
+        target=handles,
         seed=st.integers(0, 2**31),
         num_samples=st.sampled_from((1, 1, 1, 2, 5, 9)),
         max_tokens=st.sampled_from((None, 0, 1, 2, 7, 30)),
@@ -56,21 +56,21 @@ class Machine(RuleBasedStateMachine):
             num_samples=num_samples,
             max_tokens=max_tokens,
             priority=priority,
-            draw=SamplingParams(repetition_penalty=penalty),
+            params=SamplingParams(repetition_penalty=penalty),
         )
         self.asked.append(asked)
         return asked
 
-    @rule(asked=tickets)
+    @rule(asked=handles)
     def go_on_from_an_answer(self, asked):
         """The next turn of a conversation."""
-        tokens = [*asked.ticket.request.prompt, *(event.token for event in asked.tokens())]
+        tokens = [*asked.handle.request.prompt, *(event.token for event in asked.tokens())]
         if len(tokens) < CONTEXT - 8:
             self.asked.append(self.case.ask([*tokens, 1, 2, 3], max_tokens=9))
 
-    @rule(asked=tickets)
+    @rule(asked=handles)
     def cancel(self, asked):
-        asked.ticket.cancel()
+        asked.handle.cancel()
 
     @rule(count=st.integers(1, 6))
     def steps(self, count):
@@ -88,17 +88,17 @@ class Machine(RuleBasedStateMachine):
         for index, group in enumerate(slots.groups):
             holders = [0] * (group.num_pages + 1)
             tables = [sample.held for sample in slots.running]
-            tables += [ticket.stem.tables for ticket in slots.stems]
+            tables += [handle.prefix.tables for handle in slots.prefixes]
             for table in tables:
                 for page in table.pages[index][table.firsts[index] :]:
                     holders[page] += 1
             assert holders == group._holders
             for table in tables[: len(slots.running)]:
-                told = self.case.runner.tables[table.slot][index]
-                assert [told.get(i, 0) for i in range(len(table.pages[index]))] == table.pages[
+                output = self.case.runner.tables[table.slot][index]
+                assert [output.get(i, 0) for i in range(len(table.pages[index]))] == table.pages[
                     index
                 ]
-                assert not any(page for i, page in told.items() if i >= len(table.pages[index]))
+                assert not any(page for i, page in output.items() if i >= len(table.pages[index]))
             assert holders[0] == 0
             free = [*group._free, *group._idle]
             assert sorted(free) == [i for i, n in enumerate(holders) if not n and i]
@@ -107,7 +107,7 @@ class Machine(RuleBasedStateMachine):
         self.case.work()
         for asked in self.asked:
             assert asked.is_over
-            if not asked.ticket.is_cancelled:
+            if not asked.handle.is_cancelled:
                 self.case.check(asked)
         self.case.check_empty()
 

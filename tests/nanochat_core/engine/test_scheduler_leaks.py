@@ -27,9 +27,9 @@ def test_nothing_is_lost_after_a_thousand_cancellations(is_asynchronous):
         asked.append(case.ask(prompt_of(rng), num_samples=rng.choice((1, 1, 3)), seed=len(asked)))
         for _ in range(rng.randrange(3)):
             case.scheduler.step()
-        rng.choice(asked[-8:]).ticket.cancel()
+        rng.choice(asked[-8:]).handle.cancel()
     for one in asked:
-        one.ticket.cancel()
+        one.handle.cancel()
     after = case.ask(prompt_of(rng), num_samples=3)
     case.work()
     assert all(one.is_over for one in asked)
@@ -44,8 +44,8 @@ def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
 
     def ask_and_go(event: Event) -> None:
         if isinstance(event, EndEvent):
-            inner.ticket = case.scheduler.submit(Request(prompt=[1, 2, 3], sink=inner.take))
-            inner.ticket.cancel()
+            inner.handle = case.scheduler.submit(Request(prompt=[1, 2, 3], sink=inner.take))
+            inner.handle.cancel()
 
     outer = case.scheduler.submit(Request(prompt=[5, 6], sink=ask_and_go))
     case.scheduler.step()
@@ -61,7 +61,7 @@ def test_those_called_off_while_all_slots_are_busy_do_not_pile_up():
     for _ in range(40):
         case.scheduler.step()
         for _ in range(2):
-            case.ask([7] * 40, num_samples=50).ticket.cancel()
+            case.ask([7] * 40, num_samples=50).handle.cancel()
     assert len(case.scheduler._waiting) < 10
     case.work()
     for one in busy:
@@ -72,9 +72,9 @@ def test_samples_that_wait_share_their_prompt():
     case = Case(num_slots=1)
     asked = case.ask([7] * 40, num_samples=50)
     case.scheduler.step()
-    waiting = [s for s in asked.ticket.samples if s.tables is None and s.is_fresh]
+    waiting = [s for s in asked.handle.seqs if s.tables is None and s.is_fresh]
     assert len(waiting) > 40
-    assert {id(sample.tokens) for sample in waiting} == {id(asked.ticket.prompt)}
+    assert {id(sample.tokens) for sample in waiting} == {id(asked.handle.prompt)}
     case.work()
     case.check(asked)
 
@@ -85,7 +85,7 @@ def test_when_all_is_abandoned_the_runners_tables_are_empty():
         case.ask([1] * 20)
     case.scheduler.step()
     assert any(table for tables in case.runner.tables for table in tables)
-    case.scheduler.abandon("it was cut off")
+    case.scheduler.fail_all("it was cut off")
     assert not any(table for tables in case.runner.tables for table in tables)
 
 
@@ -155,7 +155,7 @@ def ask_and_call_off(case: Case, asked: list[Asked], number: int) -> None:
         asked.append(one)
         case.scheduler.stats()
         if rng.random() < 0.4:
-            one.ticket.cancel()
+            one.handle.cancel()
 
 
 def test_any_thread_may_ask_and_call_off_while_another_works():
@@ -175,7 +175,7 @@ def test_any_thread_may_ask_and_call_off_while_another_works():
     assert len(asked) == 240
     for one in asked:
         assert one.is_over
-        if not one.ticket.is_cancelled:
+        if not one.handle.is_cancelled:
             case.check(one)
     case.check_empty()
 

@@ -57,7 +57,7 @@ def test_prompts_that_come_together_read_what_they_share_once():
 
 
 def test_nothing_that_other_weights_read_is_used_after_a_refresh():
-    case = Case()
+    case = Case(ends=0.0)
     before = case.ask([1] * 30)
     case.work()
     case.check(before)
@@ -166,11 +166,11 @@ def test_calling_off_frees_slot_and_pages_at_the_next_step():
         case.scheduler.step()
     assert case.scheduler.stats().running == 1
     assert not waiting.tokens()
-    told = len(long.tokens())
-    long.ticket.cancel()
+    output = len(long.tokens())
+    long.handle.cancel()
     case.scheduler.step()
     assert long.ends[0].reason == "cancelled"
-    assert len(long.tokens()) == told
+    assert len(long.tokens()) == output
     case.work()
     case.check(waiting)
     case.check_empty()
@@ -181,8 +181,8 @@ def test_calling_off_twice_or_too_late_does_nothing():
     case = Case()
     asked = case.ask([1, 2, 3], max_tokens=4)
     case.work()
-    asked.ticket.cancel()
-    asked.ticket.cancel()
+    asked.handle.cancel()
+    asked.handle.cancel()
     case.work()
     case.check(asked)
     assert case.scheduler.stats().cancellations == 0
@@ -195,7 +195,7 @@ def test_as_many_wait_as_may():
     first, second = case.ask([2]), case.ask([3])
     with pytest.raises(QueueFull, match="2 requests are waiting, at most 2 may"):
         case.ask([4])
-    first.ticket.cancel()
+    first.handle.cancel()
     case.scheduler.step()
     third = case.ask([5])
     with pytest.raises(QueueFull):
@@ -243,15 +243,15 @@ def test_too_few_pages_make_the_newest_wait_and_change_no_answer():
     "wrong",
     [
         *(
-            {"draw": SamplingParams(temperature=value)}
+            {"params": SamplingParams(temperature=value)}
             for value in (-1.0, math.nan, math.inf, 1e300)
         ),
         *(
-            {"draw": SamplingParams(repetition_penalty=value)}
+            {"params": SamplingParams(repetition_penalty=value)}
             for value in (0.0, -1.0, 1e-40, math.nan)
         ),
-        *({"draw": SamplingParams(top_p=value)} for value in (-0.1, 1.1, math.nan)),
-        *({"draw": SamplingParams(min_p=value)} for value in (-0.1, 1.1, math.nan)),
+        *({"params": SamplingParams(top_p=value)} for value in (-0.1, 1.1, math.nan)),
+        *({"params": SamplingParams(min_p=value)} for value in (-0.1, 1.1, math.nan)),
         *({"seed": value} for value in (2**63, -(2**63) - 1)),
         *({"num_log_probs": value} for value in (-1, 21)),
         *({"num_samples": value} for value in (-1, 200_000)),
@@ -282,7 +282,7 @@ def test_a_failing_runner_fails_those_concerned_and_nobody_else():
         0: "failed", 1: "length", 2: "length"
     }  # fmt: skip
     case.check_empty()
-    assert isinstance(case.scheduler.failure, RuntimeError)
+    assert isinstance(first.ends[0].cause, RuntimeError)
     assert case.scheduler.stats().failures == 2
 
 
@@ -321,9 +321,9 @@ def test_a_sink_may_call_its_request_off_and_hears_no_further_token():
     def sink(event):
         asked.take(event)
         if len(asked.tokens()) == 3:
-            asked.ticket.cancel()
+            asked.handle.cancel()
 
-    asked.ticket = case.scheduler.submit(Request(prompt=[1], sink=sink))
+    asked.handle = case.scheduler.submit(Request(prompt=[1], sink=sink))
     case.work()
     assert len(asked.tokens()) == 3
     assert asked.ends[0].reason == "cancelled"
@@ -336,7 +336,7 @@ def test_what_is_cut_off_in_the_middle_of_a_step_leaves_nothing_behind():
     case.runner.fail_next = KeyboardInterrupt()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(KeyboardInterrupt):
         case.scheduler.step()
-    case.scheduler.abandon("interrupted")
+    case.scheduler.fail_all("interrupted")
     assert {end.reason for one in asked for end in one.ends.values()} == {"failed"}
     assert all(one.is_over for one in asked)
     case.check_empty()

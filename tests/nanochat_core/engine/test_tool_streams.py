@@ -30,19 +30,20 @@ EXPRESSIONS = (
 
 
 class ScriptedRunner(FakeRunner):
-    """Draws what the request's script says, whatever was read; the seed is the script's number."""
+    """Samples what the request's script says, whatever was read; the seed is the script's number."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
         groups = (PageGroup(window=16, layers=(0,), num_pages=60),)
-        park = ENDS | {TOOLS.python_end}
-        super().__init__(Speaker(TOKENIZER), groups, num_slots=5, park_tokens=park)
+        stop = ENDS | {TOOLS.python_end}
+        super().__init__(Speaker(TOKENIZER), groups, num_slots=5, stop_tokens=stop)
         self.scripts = scripts
-        self.drawn: dict[int, int] = {}
+        self.numbers = {row_key(seed, 0): seed for seed in range(len(scripts))}
+        self.sampled: dict[int, int] = {}
 
     def _say(self, state: Slot, value: int) -> int:
-        seed, _ = state.key
-        at = self.drawn.get(seed, 0)
-        self.drawn[seed] = at + 1
+        seed = self.numbers[state.key]
+        at = self.sampled.get(seed, 0)
+        self.sampled[seed] = at + 1
         return self.scripts[seed][at]
 
 
@@ -74,14 +75,14 @@ def script_of(rng: random.Random) -> list[int]:
 def expected(script: list[int], limit: int) -> tuple[list[tuple[int, bool]], bool]:
     """(token, drawn) of each token of the answer, its end too, and whether it ended by itself."""
     start, end = TOOLS.python_start, TOOLS.python_end
-    told: list[tuple[int, bool]] = []
+    output: list[tuple[int, bool]] = []
     call: list[int] | None = None
     for token in script:
-        if len(told) >= limit:
+        if len(output) >= limit:
             break
-        told.append((token, True))
+        output.append((token, True))
         if token in ENDS:
-            return told, True
+            return output, True
         if token == start:
             call = []
         elif call is not None and token == end:
@@ -89,11 +90,11 @@ def expected(script: list[int], limit: int) -> tuple[list[tuple[int, bool]], boo
             call = None
             if value is not None:
                 result = [TOOLS.output_start, *TOKENIZER.encode(value), TOOLS.output_end]
-                if len(told) + len(result) <= limit:
-                    told += [(token, False) for token in result]
+                if len(output) + len(result) <= limit:
+                    output += [(token, False) for token in result]
         elif call is not None:
             call.append(token)
-    return told, False
+    return output, False
 
 
 def value_of(call: list[int]) -> str | None:
@@ -117,18 +118,18 @@ def test_a_thousand_scripted_answers_are_what_the_rules_say():
     asked = [Asked() for _ in scripts]
     for number, (one, limit) in enumerate(zip(asked, limits, strict=True)):
         prompt = [rng.randrange(256) for _ in range(rng.randint(1, 20))]
-        one.ticket = scheduler.submit(
+        one.handle = scheduler.submit(
             Request(prompt=prompt, sink=one.take, max_tokens=limit, seed=number)
         )
     while scheduler.step():
         pass
     seen = {"forced": 0, "cut": 0, "length": 0, "stop": 0}
     for one, script, limit in zip(asked, scripts, limits, strict=True):
-        told, finished = expected(script, limit)
-        assert [(event.token, event.sampled) for event in one.tokens()] == told
+        output, finished = expected(script, limit)
+        assert [(event.token, event.sampled) for event in one.tokens()] == output
         assert one.ends[0].reason == ("stop" if finished else "length")
-        seen["forced"] += any(not drawn for _, drawn in told)
-        seen["cut"] += expected(script, CONTEXT)[0][: len(told)] != told
+        seen["forced"] += any(not sampled for _, sampled in output)
+        seen["cut"] += expected(script, CONTEXT)[0][: len(output)] != output
         seen[one.ends[0].reason] += 1
     # Else the scripts would show little.
     assert min(seen.values()) > 25, seen

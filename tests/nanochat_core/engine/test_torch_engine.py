@@ -15,7 +15,7 @@ from nanochat_core.engine.runners.torch_runner import TorchRunner
 
 pytestmark = pytest.mark.torch
 
-DRAWS = [
+ALL_PARAMS = [
     SamplingParams(temperature=0.0),
     SamplingParams(),
     SamplingParams(top_k=7, temperature=0.8),
@@ -62,7 +62,7 @@ def test_every_way_of_drawing_gives_the_naive_answers_in_a_ragged_crowd(
                 sink=sink,
                 num_samples=1 + number % 2,
                 max_tokens=14,
-                draw=DRAWS[number % len(DRAWS)],
+                params=ALL_PARAMS[number % len(ALL_PARAMS)],
                 seed=number,
             )
         )
@@ -72,18 +72,18 @@ def test_every_way_of_drawing_gives_the_naive_answers_in_a_ragged_crowd(
         pass
     assert {end.reason for end in ends} <= {"stop", "length"}
     for number, request in enumerate(requests):
-        draw = request.draw
+        params = request.params
         for index in range(request.num_samples):
             naive = generate_naive(
                 engine.model,
                 tokenizer,
                 request.prompt,
                 max_tokens=14,
-                temperature=draw.temperature,
-                top_k=draw.top_k,
-                top_p=draw.top_p,
-                min_p=draw.min_p,
-                repetition_penalty=draw.repetition_penalty,
+                temperature=params.temperature,
+                top_k=params.top_k,
+                top_p=params.top_p,
+                min_p=params.min_p,
+                repetition_penalty=params.repetition_penalty,
                 seed=request.seed,
                 sample_index=index,
             )

@@ -46,12 +46,12 @@ def test_a_pass_that_wants_no_logits_keeps_what_it_read(make_model, dtype):
     at_once = whole(runner, 0, tokens)
     begin(runner, [tokens], GREEDY)
     none = runner.prefill(
-        [Chunk(slot=0, start=0, before=-1, tokens=tokens[:-2], wants_logits=False)]
+        [Chunk(slot=0, start=0, prev_token=-1, tokens=tokens[:-2], wants_logits=False)]
     )
     assert none.shape == (0, 265)
     assert none.dtype == torch.float32
     chunk = Chunk(
-        slot=0, start=len(tokens) - 2, before=tokens[-3], tokens=tokens[-2:], wants_logits=True
+        slot=0, start=len(tokens) - 2, prev_token=tokens[-3], tokens=tokens[-2:], wants_logits=True
     )
     tolerance = 1e-5 if dtype == torch.float32 else 0.05
     torch.testing.assert_close(runner.prefill([chunk])[0], at_once, rtol=0, atol=tolerance)
@@ -64,7 +64,7 @@ def test_bf16_is_near_fp32_whatever_the_number_of_rows(make_model):
     begin(runner, prompts, GREEDY)
     for count in (1, 2, 3, 4):
         chunks = [
-            Chunk(slot=slot, start=0, before=-1, tokens=prompts[slot], wants_logits=True)
+            Chunk(slot=slot, start=0, prev_token=-1, tokens=prompts[slot], wants_logits=True)
             for slot in range(count)
         ]
         for row, prompt in zip(runner.prefill(chunks), prompts, strict=False):

@@ -5,13 +5,14 @@ import random
 import torch
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Chunk
+from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.model.gpt import GPT
 
 PAGE, PAGES, LONGEST = 4, 16, 64
-PARK = 256
+STOP = 256
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -22,11 +23,13 @@ def open_small(
     return TorchRunner(
         model,
         dtype=dtype,
-        groups=page_groups(model.config, num_pages=1 + num_slots * PAGES),
-        page_size=PAGE,
-        num_slots=num_slots,
-        max_len=LONGEST,
-        park_tokens=[PARK],
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=1 + num_slots * PAGES),
+            page_size=PAGE,
+            num_slots=num_slots,
+            max_len=LONGEST,
+        ),
+        stop_tokens=[STOP],
     )
 
 
@@ -56,7 +59,7 @@ def read_in_pieces(
                     Chunk(
                         slot=slot,
                         start=start,
-                        before=prompt[start - 1] if start else -1,
+                        prev_token=prompt[start - 1] if start else -1,
                         tokens=prompt[start : start + count],
                         wants_logits=read[slot] == len(prompt),
                     )
@@ -70,17 +73,17 @@ def read_in_pieces(
 
 def whole(runner: TorchRunner, slot: int, tokens: list[int]) -> torch.Tensor:
     """Logits (V,) after a prompt that is read at once."""
-    chunk = Chunk(slot=slot, start=0, before=-1, tokens=tokens, wants_logits=True)
+    chunk = Chunk(slot=slot, start=0, prev_token=-1, tokens=tokens, wants_logits=True)
     return runner.prefill([chunk])[0]
 
 
 def begin(
-    runner: TorchRunner, prompts: list[list[int]], draw: SamplingParams, **settings: object
+    runner: TorchRunner, prompts: list[list[int]], params: SamplingParams, **settings: object
 ) -> None:
     """Pages and settings for one slot a prompt."""
     for slot in range(len(prompts)):
         give_pages(runner, slot)
-        runner.start(slot, draw=draw, seed=7, sample=slot, num_log_probs=None, **settings)  # pyright: ignore[reportArgumentType]
+        runner.start(slot, params, key=row_key(7, slot), num_log_probs=None, **settings)  # pyright: ignore[reportArgumentType]
 
 
 def prompts_of(count: int, *, seed: int = 0, longest: int = 40) -> list[list[int]]:

@@ -58,7 +58,7 @@ def fake_pool(directory: str = "fake", *, max_waiting: int = 64, **engines) -> P
     """A pool of engines that have no model; not started."""
     given = Engines(device="cpu", maker=FAKE, **engines)
     specs = make_specs(Path(directory), given)
-    return Pool(specs, TOKENIZER, max_waiting=max_waiting, patience=given.patience)
+    return Pool(specs, TOKENIZER, max_waiting=max_waiting, timeouts=given.timeouts)
 
 
 @contextlib.contextmanager

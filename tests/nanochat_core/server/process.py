@@ -16,8 +16,9 @@ from pathlib import Path
 
 import httpx
 
-from nanochat_core.server.__main__ import Protocol, serve
+from nanochat_core.server.__main__ import serve
 from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.connection_timeouts import TimedProtocol
 from nanochat_core.server.launch import Engines, trusted_hosts
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, wait_until
@@ -77,7 +78,7 @@ def serving_apart(*, slots: int = 16, max_waiting: int = 64, maker: str = FAKE) 
 
 
 if __name__ == "__main__":
-    Protocol.receive_seconds = RECEIVE_SECONDS
+    TimedProtocol.receive_seconds = RECEIVE_SECONDS
     serve(
         Path(sys.argv[1]),
         name="apart",

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from nanochat_core.server.api import chat_api, openai_api
+from nanochat_core.server.api import openai_api, prompts
 from nanochat_core.server.service import ServerConfig
 from tests.nanochat_core.server.live import body, events_of, serving, text_of, wait_until
 
@@ -227,8 +227,7 @@ def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeyp
     ):
         lines = going.iter_lines()  # dropping it would close the connection
         next(lines)
-        for module in (chat_api, openai_api):
-            monkeypatch.setattr(module, "make_chat_prompt", fail)
+        monkeypatch.setattr(prompts, "make_chat_prompt", fail)
         monkeypatch.setattr(openai_api, "make_text_prompt", fail)
         assert http.post("/chat/completions", json=body()).status_code == 503
         assert http.post("/v1/chat/completions", json=body()).status_code == 503

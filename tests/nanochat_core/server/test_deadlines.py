@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nanochat_core.server.__main__ import Protocol
+from nanochat_core.server.connection_timeouts import TimedProtocol
 from tests.nanochat_core.server.hostile_http import (
     HEAD,
     UNFINISHED,
@@ -19,8 +19,8 @@ from tests.nanochat_core.server.live import Live, body, wait_until
 
 @pytest.fixture
 def hurried(live: Live, monkeypatch):
-    monkeypatch.setattr(Protocol, "receive_seconds", 0.3)
-    monkeypatch.setattr(Protocol, "read_seconds", 0.3)
+    monkeypatch.setattr(TimedProtocol, "receive_seconds", 0.3)
+    monkeypatch.setattr(TimedProtocol, "read_seconds", 0.3)
     return live
 
 
@@ -79,14 +79,14 @@ def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
 @pytest.mark.parametrize("kind", [b"close", b"keep-alive"])
 def test_so_is_whoever_reads_nothing_of_a_short_answer(hurried, kind, monkeypatch):
     # Less than pauses a writer, more than the kernel takes with buffers as small as these.
-    accept = Protocol.connection_made
+    accept = TimedProtocol.connection_made
 
     def shrink(self, transport):
         own = transport.get_extra_info("socket")
         own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         accept(self, transport)
 
-    monkeypatch.setattr(Protocol, "connection_made", shrink)
+    monkeypatch.setattr(TimedProtocol, "connection_made", shrink)
     connections = hurried.server.server_state.connections
     wait_until(lambda: len(connections) == 0)
     with socket.socket() as connection:

@@ -5,7 +5,7 @@ import httpx
 import openai
 import pytest
 
-from nanochat_core.server.api.chat_api import make_draw
+from nanochat_core.server.api.chat_api import sampling_params
 from nanochat_core.server.service import ServerConfig
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import NAME, Live, body, serving, wait_until
@@ -256,9 +256,17 @@ def test_a_prompt_may_be_tokens_which_are_read_as_they_are(client):
 
 
 def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():
-    assert make_draw(1e-30, None).temperature == make_draw(1.0, None, 1e-30).temperature == 0.0
-    assert make_draw(9e-7, None).temperature == make_draw(1.0, None, 0.0).temperature == 0.0
-    least = make_draw(1e-6, None, 1e-6)
+    assert (
+        sampling_params(1e-30, None).temperature
+        == sampling_params(1.0, None, 1e-30).temperature
+        == 0.0
+    )
+    assert (
+        sampling_params(9e-7, None).temperature
+        == sampling_params(1.0, None, 0.0).temperature
+        == 0.0
+    )
+    least = sampling_params(1e-6, None, 1e-6)
     assert (least.temperature, least.top_p) == (1e-6, 1e-6)
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_core.engine.requests import EndEvent, LogProbs, SamplingParams, TokenEvent
+from nanochat_core.engine.requests import EndEvent, LogProbs, TokenEvent
 from nanochat_core.errors import ModelError
 from nanochat_core.server.__main__ import Newer, follow_newer, serve
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
 from nanochat_core.server.service import Service
-from nanochat_core.server.workers.ipc import EngineRequest, pack_event, unpack_event
-from nanochat_core.server.workers.pool import AnswerStream, Patience, Pool
+from nanochat_core.server.workers.ipc import pack_event, unpack_event
+from nanochat_core.server.workers.pool import AnswerStream, HangTimeouts, Pool
 from tests.nanochat_core.server.fake_engine import TOKENIZER
 from tests.nanochat_core.server.live import FAKE, body, fake_pool, serving, text_of, wait_until
 
@@ -33,19 +33,6 @@ from tests.nanochat_core.server.live import FAKE, body, fake_pool, serving, text
 )
 def test_events_arrive_as_they_were_sent(event):
     assert unpack_event(pack_event(5, event)) == event
-
-
-def test_asks_arrive_as_they_were_sent():
-    ask = EngineRequest(
-        prompt=[1, 2],
-        num_samples=1,
-        max_tokens=3,
-        draw=SamplingParams(top_k=5),
-        seed=9,
-        cache_salt=3,
-        num_log_probs=2,
-    )
-    assert EngineRequest.from_tree(ask.tree()) == ask
 
 
 def test_a_cancelled_stream_ends_at_once_and_hears_no_more():
@@ -131,7 +118,10 @@ def test_a_pool_whose_process_cannot_be_started_says_so(live, monkeypatch):
 
 
 def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
-    with serving(patience=Patience(cancel_seconds=0.3)) as live, ThreadPoolExecutor(1) as threads:
+    with (
+        serving(timeouts=HangTimeouts(cancel_seconds=0.3)) as live,
+        ThreadPoolExecutor(1) as threads,
+    ):
         worker = live.service.pool.workers[0]
         company = threads.submit(live.ask, "long", max_tokens=4000)
         wait_until(lambda: live.health()["running"] == 1)
@@ -150,7 +140,7 @@ def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
 
 
 def test_an_engine_that_ends_what_is_cancelled_is_left_alone():
-    with serving(patience=Patience(cancel_seconds=0.3)) as live:
+    with serving(timeouts=HangTimeouts(cancel_seconds=0.3)) as live:
         with (
             live.client() as http,
             http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
@@ -161,7 +151,7 @@ def test_an_engine_that_ends_what_is_cancelled_is_left_alone():
 
 
 def test_an_engine_that_is_never_ready_is_given_up(live):
-    pool = fake_pool("never", patience=Patience(load_seconds=0.5))
+    pool = fake_pool("never", timeouts=HangTimeouts(load_seconds=0.5))
     with pytest.raises(ModelError, match=r"hangs: it was not ready within 0.5 seconds"):
         live.run(pool.start())
     assert pool.workers[0].pid is None

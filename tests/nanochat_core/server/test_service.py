@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.server.api import chat_api
+from nanochat_core.server.api import prompts
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.pool import Pool
 from tests.nanochat_core.server.live import Live, body, fake_pool, serving, text_of, wait_until
@@ -31,7 +31,7 @@ def test_a_server_that_stops_tells_the_streams_of_a_model_that_leaves():
 
 def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
-    make_chat_prompt = chat_api.make_chat_prompt
+    make_chat_prompt = prompts.make_chat_prompt
 
     def make_slowly(*given, **options):
         begun.set()
@@ -40,7 +40,7 @@ def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(mon
 
     with serving() as live, ThreadPoolExecutor(1) as threads:
         old = live.service.pool
-        monkeypatch.setattr(chat_api, "make_chat_prompt", make_slowly)
+        monkeypatch.setattr(prompts, "make_chat_prompt", make_slowly)
         asked = threads.submit(live.ask, "echo " + "x" * 2500, max_tokens=3)
         assert begun.wait(10)
         live.run(live.service.swap(lambda: fake_pool("newer")))

@@ -8,7 +8,7 @@
 
 #include "kernels_simd.h"
 
-struct DrawRule {
+struct SamplingRule {
   float temperature;  // 0: the likeliest token
   int32_t top_k;      // 0 and below: all
   int64_t key;        // the row's random stream
@@ -19,12 +19,12 @@ struct Candidate {
   int32_t token;
 };
 
-struct DrawSpace {
+struct SamplingSpace {
   std::vector<float> peaks, order;
   std::vector<Candidate> candidates;
 };
 
-constexpr int DRAW_BLOCK = 64;
+constexpr int SAMPLE_BLOCK = 64;
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15u;
 
 // SplitMix64's finaliser, as sampling.py has it.
@@ -32,10 +32,6 @@ static inline uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
   x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
   return x ^ (x >> 31);
-}
-
-static inline uint64_t row_key(uint64_t seed, uint64_t sample) {
-  return mix(mix(seed + GOLDEN) + sample * GOLDEN);
 }
 
 static inline float uniform(uint64_t key, uint64_t position) {
@@ -64,11 +60,11 @@ static inline __m512 logits16(const float* logits, int at, int vocab) {
 }
 
 // All logits from `least` on, in the order of tokens.
-static void collect(const float* logits, int vocab, float least, DrawSpace& space) {
+static void collect(const float* logits, int vocab, float least, SamplingSpace& space) {
   space.candidates.clear();
-  for (int block = 0; block * DRAW_BLOCK < vocab; ++block) {
+  for (int block = 0; block * SAMPLE_BLOCK < vocab; ++block) {
     if (space.peaks[block] < least) continue;
-    for (int at = block * DRAW_BLOCK; at < std::min(vocab, (block + 1) * DRAW_BLOCK); at += 16) {
+    for (int at = block * SAMPLE_BLOCK; at < std::min(vocab, (block + 1) * SAMPLE_BLOCK); at += 16) {
       const __m512 x = logits16(logits, at, vocab);
       unsigned mask = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GE_OQ);
       for (; mask; mask &= mask - 1) {
@@ -93,11 +89,11 @@ static float margin(float x, float cap) {
 
 // The k likeliest, likeliest first, the lowest token of equals. A cap of 0: logits are capped.
 // Capping keeps the order but for rounding, so only those that may be among the k are capped.
-static void likeliest(const float* logits, int vocab, int k, float cap, DrawSpace& space) {
+static void likeliest(const float* logits, int vocab, int k, float cap, SamplingSpace& space) {
   space.peaks.clear();
-  for (int start = 0; start < vocab; start += DRAW_BLOCK) {
+  for (int start = 0; start < vocab; start += SAMPLE_BLOCK) {
     __m512 most = logits16(logits, start, vocab);
-    for (int at = start + 16; at < std::min(vocab, start + DRAW_BLOCK); at += 16)
+    for (int at = start + 16; at < std::min(vocab, start + SAMPLE_BLOCK); at += 16)
       most = _mm512_max_ps(most, logits16(logits, at, vocab));
     space.peaks.push_back(_mm512_reduce_max_ps(most));
   }
@@ -123,7 +119,7 @@ static void likeliest(const float* logits, int vocab, int k, float cap, DrawSpac
 
 // A token in proportion to its weight, tokens in their order: the first whose cumulative weight is
 // above u x all. Sums are kept in double and compared in float, as torch's cumsum does.
-static int draw_from_all(const float* logits, int vocab, const DrawRule& rule, float cap, float u) {
+static int sample_from_all(const float* logits, int vocab, const SamplingRule& rule, float cap, float u) {
   const auto capped = [&](int at) {
     const __m512 x = logits16(logits, at, vocab);
     return cap > 0.0f ? softcap16(x, cap) : x;
@@ -164,12 +160,12 @@ static int draw_from_all(const float* logits, int vocab, const DrawRule& rule, f
 }
 
 // The token that comes at `position`. A cap of 0: the logits are capped already.
-static int draw(const float* logits, int vocab, const DrawRule& rule, int position, float cap,
-                DrawSpace& space) {
+static int sample(const float* logits, int vocab, const SamplingRule& rule, int position, float cap,
+                SamplingSpace& space) {
   const float u = uniform(static_cast<uint64_t>(rule.key), static_cast<uint64_t>(position));
   const bool greedy = rule.temperature == 0.0f;
   if (!greedy && (rule.top_k <= 0 || rule.top_k >= vocab))
-    return draw_from_all(logits, vocab, rule, cap, u);
+    return sample_from_all(logits, vocab, rule, cap, u);
   const int k = greedy ? 1 : rule.top_k;
   likeliest(logits, vocab, k, cap, space);
   if (greedy) return space.candidates[0].token;
