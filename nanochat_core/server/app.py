@@ -32,7 +32,7 @@ from nanochat_core.server.api.schema import DEFAULTS, LIMITS, ChatRequest, Reque
 from nanochat_core.server.middleware import Guard
 from nanochat_core.server.page.page import page_csp, page_html
 from nanochat_core.server.service import Service
-from nanochat_core.server.workers.pool import Unavailable
+from nanochat_core.server.workers.pool import ServiceUnavailable
 
 _POSTS = (
     ("/chat/completions", chat_api.chat_completions, ChatRequest),
@@ -158,8 +158,8 @@ def _add_refusals(app: FastAPI) -> None:
     async def refuse(request: Request, error: RequestError) -> JSONResponse:
         return refusal(request.url.path, error.status, str(error), param=error.param)
 
-    @app.exception_handler(Unavailable)
-    async def refuse_for_now(request: Request, error: Unavailable) -> JSONResponse:
+    @app.exception_handler(ServiceUnavailable)
+    async def refuse_for_now(request: Request, error: ServiceUnavailable) -> JSONResponse:
         return refusal(request.url.path, 503, f"{error}; try again in a moment")
 
     # The framework's own refusals, such as 404 and 405, in the shape of the API.

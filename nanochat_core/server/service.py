@@ -116,7 +116,7 @@ class GenerationStream:
     def __init__(
         self, service: Service, pool: Pool, request: EngineRequest, *, stops: Sequence[str] = ()
     ) -> None:
-        """Submit the request. Raises Unavailable."""
+        """Submit the request. Raises ServiceUnavailable."""
         # First: if it raises, there is nothing to cancel or to count.
         self.stream: AnswerStream = pool.submit(request)
         self.prompt_tokens = len(request.prompt)

@@ -37,7 +37,7 @@ from nanochat_core.server.api.prompts import make_text_prompt, prepare, prepare_
 from nanochat_core.server.api.schema import DEFAULTS, RequestError, parse
 from nanochat_core.server.service import GenerationStream, Service, StreamEvent, engine_seed
 from nanochat_core.server.workers.ipc import EngineRequest
-from nanochat_core.server.workers.pool import Pool, Unavailable
+from nanochat_core.server.workers.pool import Pool, ServiceUnavailable
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 
@@ -157,7 +157,7 @@ async def _respond(
     try:
         for one in wanted:
             generations.append(GenerationStream(service, pool, one, stops=form.stop or ()))
-    except Unavailable:
+    except ServiceUnavailable:
         close()  # the prompts that were submitted before the refused one
         raise
     # For the access log, which shows the tokens of one prompt.

@@ -22,7 +22,7 @@ async def prepare_chat_prompt(
 ) -> tuple[Pool, list[int]]:
     """Return the prompt of a conversation of (role, content), and the pool that is to answer it.
 
-    Raises RequestError, or Unavailable if no engine process takes `num_samples` more.
+    Raises RequestError, or ServiceUnavailable if no engine process takes `num_samples` more.
     """
     check_turns(messages)
     pool = service.pool
@@ -43,8 +43,8 @@ async def prepare_chat_prompt(
 async def prepare(pool: Pool, work: Callable[[], _T], *, size: int, num_samples: int) -> _T:
     """Return `work()`, run in another thread if `size` characters would block the event loop.
 
-    `pool`, whose tokenizer it uses, is not stopped meanwhile. Raises Unavailable without running
-    `work` if no engine process takes `num_samples` more.
+    `pool`, whose tokenizer it uses, is not stopped meanwhile. Raises ServiceUnavailable, before
+    `work` is run, if no engine process takes `num_samples` more.
     """
     pool.find_worker(num_samples)
     if size <= SHORT:

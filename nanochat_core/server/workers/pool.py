@@ -43,7 +43,7 @@ class HangTimeouts:
     cancel_seconds: float = 60.0  # from a cancellation until it reports the answer's end
 
 
-class Unavailable(Exception):
+class ServiceUnavailable(Exception):
     """No request can be taken now: too many wait, or all engine processes are being restarted."""
 
 
@@ -312,23 +312,23 @@ class Pool:
             self._facts = self._facts or worker.facts
 
     def submit(self, request: EngineRequest) -> AnswerStream:
-        """Send a request to the least busy process. Raises Unavailable."""
+        """Send a request to the least busy process. Raises ServiceUnavailable."""
         return self.find_worker(request.num_samples).submit(request)
 
     def find_worker(self, num_samples: int) -> Worker:
-        """Return the least busy process. Raises Unavailable.
+        """Return the least busy process. Raises ServiceUnavailable.
 
         Routes also call this first, to refuse a request before they tokenise it.
         """
         ready = [worker for worker in self.workers if worker.facts]
         if not ready:
-            raise Unavailable("the model is being loaded")
+            raise ServiceUnavailable("the model is being loaded")
         worker = min(ready, key=lambda worker: worker.busy)
         assert worker.facts is not None
         # An idle process takes a request of any number of samples: it could never run else.
         most = worker.facts.num_slots + self.max_waiting
         if worker.busy and worker.busy + num_samples > most:
-            raise Unavailable("too many requests are waiting")
+            raise ServiceUnavailable("too many requests are waiting")
         return worker
 
     def fail_all(self, why: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from nanochat_core.engine.requests import Request
 from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.sampling import row_key
 from nanochat_core.engine.scheduler import Scheduler
 from tests.nanochat_core.engine.fake_runner import FakeRunner, Slot, Speaker
 from tests.nanochat_core.engine.scheduler_case import ENDS, TOKENIZER, TOOLS, Asked
@@ -30,7 +31,7 @@ EXPRESSIONS = (
 
 
 class ScriptedRunner(FakeRunner):
-    """Samples what the request's script says, whatever was read; the seed is the script's number."""
+    """Samples what the request's script says; the seed is the script's number."""
 
     def __init__(self, scripts: list[list[int]]) -> None:
         groups = (PageGroup(window=16, layers=(0,), num_pages=60),)
