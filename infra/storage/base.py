@@ -105,17 +105,12 @@ class Store(Protocol):
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """Return the object's bytes. Raises ObjectNotFound, and BadObject if they are too many.
 
-        `size` is what a manifest says: the object exists, so a store that shows it late is asked
-        again. None means a record: it may not exist, and it has at most MAX_RECORD bytes.
+        `size` is what a manifest says; None means a record, of at most MAX_RECORD bytes.
         """
         ...
 
     def get_stored(self, key: str) -> VersionedObject:
         """Return a record with its version and age. Raises ObjectNotFound and BadObject."""
-        ...
-
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """Return `length` bytes from offset `start`; fewer at the end. Raises ObjectNotFound."""
         ...
 
     def head(self, key: str) -> ObjectInfo:
@@ -130,10 +125,6 @@ class Store(Protocol):
         """Remove an object; do nothing if it does not exist."""
         ...
 
-    def copy(self, source: str, key: str) -> None:
-        """Copy an object to another key, inside the store. Raises ObjectNotFound."""
-        ...
-
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """Write a local file as an object, over an older one if need be. Durable on return."""
         ...
@@ -141,8 +132,7 @@ class Store(Protocol):
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """Write an object to a read-only local file, whole or not at all. Raises ObjectNotFound.
 
-        `size` is what a manifest says. A larger object raises BadObject before a byte is written,
-        and one that is not found is asked for again: a store may show a new object late.
+        `size` is what a manifest says. A larger object raises BadObject before a byte is written.
         The bytes are not verified and not yet durable: the caller checks their digest. A killed
         fetch of the same key to the same path leaves a hidden `.part` file beside the path; the
         next fetch resumes from it and reports its bytes to `on_bytes` at once.

@@ -118,12 +118,6 @@ class LocalStore:
             age = max(0.0, self._now() - written)
         return VersionedObject(data=data, version=_version(data), age=age)
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """See Store."""
-        with self._reading(key), open_plain(self._path(key)) as file:
-            file.seek(start)
-            return file.read(length)
-
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
         with self._reading(key), open_plain(self._path(key)) as file:
@@ -146,11 +140,6 @@ class LocalStore:
         with contextlib.suppress(ObjectNotFound), self._reading(key):
             path.unlink()
             sync_directory(path.parent)
-
-    def copy(self, source: str, key: str) -> None:
-        """See Store."""
-        self.head(source)  # raises ObjectNotFound
-        self.upload(key, self._path(source))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""

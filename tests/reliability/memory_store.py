@@ -65,10 +65,6 @@ class MemoryStore:
             data, written = self._objects[key]
             return VersionedObject(data=data, version=_version(data), age=self.now - written)
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """See Store."""
-        return self.get(key)[start : start + length]
-
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
         with self._lock:
@@ -88,10 +84,6 @@ class MemoryStore:
         with self._lock:
             if self._objects.pop(key, None) is not None:
                 self.deleted.append(key)
-
-    def copy(self, source: str, key: str) -> None:
-        """See Store."""
-        self.put(key, self.get(source))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""

@@ -53,7 +53,7 @@ class _SimBucket:
         else:
             self._ask("create", key, self._create, data)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, *, limit: int) -> bytes:
         return self.get_stored(key).data
 
     def get_stored(self, key: str) -> VersionedObject:

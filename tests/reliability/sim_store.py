@@ -144,10 +144,6 @@ class SimStore:
         """See Store."""
         return self.ask("get", key, self.objects.get)
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """See Store."""
-        return self.get(key)[start : start + length]
-
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
         return self._entry(key, len(self.get(key)))
@@ -160,10 +156,6 @@ class SimStore:
     def delete(self, key: str) -> None:
         """See Store."""
         self.ask("delete", key, self.objects.delete)
-
-    def copy(self, source: str, key: str) -> None:
-        """See Store."""
-        self.put(key, self.get(source))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""

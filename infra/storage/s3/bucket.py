@@ -42,7 +42,7 @@ from infra.storage.s3.settings import Settings, client_hint, endpoint_setting
 from nanochat_core.errors import StoreError
 
 READ_SECONDS = 30  # longest pause between two pieces of an answer
-SLOW_SECONDS = 300  # longest wait for a copy, or for the completion of a multipart upload
+SLOW_SECONDS = 300  # longest wait for the completion of a multipart upload
 _CHUNK = 1 << 20  # bytes
 
 
@@ -116,23 +116,6 @@ class Bucket:
             age = max(0.0, now - field_of(answer, "LastModified").timestamp())
             return VersionedObject(data=data, version=version_of(answer), age=age)
 
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """Return `length` bytes from `start`; fewer at the object's end."""
-        try:
-            with self._reading(key, Part(index=0, start=start, length=length)) as answer:
-                if is_whole(answer):
-                    return answer["Body"].read(start + length)[start:]
-                data: bytes = answer["Body"].read()
-        except ErrorResponse as error:
-            if error.status == 416:  # the range begins after the end
-                return b""
-            raise
-        # A caching proxy may answer with another range than was requested.
-        first, last, size = parse_range(answer.get("ContentRange", ""))
-        if first != start or last != min(start + length, size) - 1 or len(data) != last - start + 1:
-            raise NoResponse(f"the store sent bytes {first}-{last} as {len(data)} bytes")
-        return data
-
     def read(
         self, key: str, found: ObjectHead, part: Part, write: Callable[[int, bytes], None]
     ) -> None:
@@ -197,13 +180,6 @@ class Bucket:
         with contextlib.suppress(ObjectNotFound):
             self._ask("delete_object", key)
 
-    def copy(self, source: str, key: str) -> None:
-        """Copy an object to another key, inside the store."""
-        try:
-            self._ask("copy_object", key, {"CopySource": self._source(source)}, slow=True)
-        except ObjectNotFound:
-            raise ObjectNotFound(source) from None  # the request named `key`
-
     def begin_upload(self, key: str, checksum: Checksum) -> str:
         """Begin a multipart upload; return its id."""
         answer = self._ask("create_multipart_upload", key, algorithm_of(checksum))
@@ -220,24 +196,16 @@ class Bucket:
         claim: bytes | None = None,
     ) -> Mapping[str, Any]:
         """Upload a part; return its entry for `complete_upload`. `claim` as in `put`."""
-        sums = checksum_of(data if claim is None else claim, checksum)
-        return self._part("upload_part", key, upload, part, {"Body": data, **sums})
-
-    def copy_part(self, key: str, upload: str, part: Part, source: str) -> Mapping[str, Any]:
-        """Copy a part of another object; return its entry for `complete_upload`."""
-        origin = {"CopySource": self._source(source), "CopySourceRange": part.span}
-        return self._part("upload_part_copy", key, upload, part, origin, slow=True)
-
-    def _part(
-        self, verb: str, key: str, upload: str, part: Part, what: Any, *, slow: bool = False
-    ) -> Mapping[str, Any]:
         number = part.index + 1  # S3 counts parts from 1
-        place = {"UploadId": upload, "PartNumber": number}
-        answer = self._ask(verb, key, {**place, **what}, slow=slow)
+        sums = checksum_of(data if claim is None else claim, checksum)
+        answer = self._ask(
+            "upload_part",
+            key,
+            {"UploadId": upload, "PartNumber": number, "Body": data, **sums},
+        )
         # An upload announced with a checksum algorithm is completed with the sum of every part.
-        tag = answer.get("CopyPartResult", answer)
         names = ("ETag", "ChecksumSHA256", "ChecksumCRC32")
-        return {"PartNumber": number, **{name: tag[name] for name in names if name in tag}}
+        return {"PartNumber": number, **{name: answer[name] for name in names if name in answer}}
 
     def complete_upload(self, key: str, upload: str, parts: Iterable[Mapping[str, Any]]) -> None:
         """Complete a multipart upload: the object appears under its key."""
@@ -273,9 +241,6 @@ class Bucket:
             # Botocore compares the length with Content-Length only when it reads past the end.
             answer["Body"].read(1)
         return data
-
-    def _source(self, key: str) -> dict[str, str]:
-        return {"Bucket": self.name, "Key": self.prefix + check_key(key)}
 
     @contextlib.contextmanager
     def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:

@@ -16,8 +16,6 @@ _ROOTS = {
     "ListMultipartUploads": "ListMultipartUploadsResult",
     "CreateMultipartUpload": "InitiateMultipartUploadResult",
     "CompleteMultipartUpload": "CompleteMultipartUploadResult",
-    "CopyObject": "CopyObjectResult",
-    "UploadPartCopy": "CopyPartResult",
 }
 # S3 explains these errors in a body with the root element Error.
 _EXPLAINED = {400, 401, 403, 404}  # not to a HEAD, whose answer has no body
@@ -48,7 +46,7 @@ def check_answer(operation: str, status: int, headers: Mapping[str, str], body: 
     found = _ROOT.match(body)
     root = found.group(1).decode() if found else ""
     if root == "Error":
-        # S3 begins a long copy or completion with 200 and may still fail: that is an error 500.
+        # S3 begins a long completion with 200 and may still fail: that is an error 500.
         return 500 if status == 200 else status
     if 300 <= status < 400:
         if "x-amz-bucket-region" in headers:  # botocore follows it to that region, or names it

@@ -105,8 +105,7 @@ class _Trial:
 
     def tests(self) -> Sequence[Callable[[], str]]:
         """Return all tests after the first put."""
-        tests = [self.get, self.clock, self.range, self.list, self.parts, self.copy]
-        tests += [self.create, self.swap]
+        tests = [self.get, self.clock, self.list, self.parts, self.create, self.swap]
         return [*tests, self.checksum, self.unfinished] if _is_bucket(self._store.url) else tests
 
     def clean(self) -> list[str]:
@@ -168,14 +167,6 @@ class _Trial:
             )
         return "the store's clock and ours agree"
 
-    def range(self) -> str:
-        """Test that ranges of an object are right, also at and past its end."""
-        key = self._put(b"0123456789")
-        pieces = [self._store.get_range(key, start=start, length=4) for start in (0, 4, 8, 20)]
-        if pieces != [b"0123", b"4567", b"89", b""]:
-            raise _Fault(f"pieces of an object are wrong: {pieces}", _ANOTHER)
-        return "pieces of an object are right"
-
     def list(self) -> str:
         """Test that more keys than fit in one page are all listed."""
         with ThreadPoolExecutor(THREADS) as pool:
@@ -204,14 +195,6 @@ class _Trial:
                 raise _Fault("a large object came back damaged", _ANOTHER)
         up, down = (len(data) / 1e6 / s for s in (uploaded - started, fetched - uploaded))
         return f"a large object: {up:.0f} MB/s up, {down:.0f} MB/s down"
-
-    def copy(self) -> str:
-        """Test that an object can be copied inside the store."""
-        source, target = self._put(b"copy"), self._key()
-        self._store.copy(source, target)
-        if self._store.get(target) != b"copy":
-            raise _Fault("a copy has other bytes", _ANOTHER)
-        return "an object is copied inside the store"
 
     def create(self) -> str:
         """Test that one of several simultaneous put_if_absent wins."""

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from infra.storage.base import (
+    MAX_RECORD,
     ObjectInfo,
     ObjectNotFound,
     OnBytes,
@@ -55,9 +56,7 @@ from infra.storage.s3.multipart import Uploads, checks_parts
 from infra.storage.s3.settings import Settings, read_settings
 from nanochat_core.errors import StoreError
 
-COPY_LIMIT = 5 << 30  # bytes that one request may copy, on AWS
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
-_UNTIL_SHOWN = 4  # tries, within 3 s: a store that shows objects late does so sooner, if at all
 _ROUNDS = 3  # tries of a fetch whose object changes meanwhile
 # Temporary once a request was accepted: then a proxy or gateway on the way is the cause.
 _TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}
@@ -113,23 +112,12 @@ class S3Store:
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
-        if size is None:
-            return self._persist(f"get {key}", lambda: self.bucket.get(key))
-        return self._persist_until_shown(key, lambda: self.bucket.get(key, limit=size))
+        limit = MAX_RECORD if size is None else size
+        return self._persist(f"get {key}", lambda: self.bucket.get(key, limit=limit))
 
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
         return self._persist(f"get {key}", lambda: self.bucket.get_stored(key))
-
-    def get_range(self, key: str, *, start: int, length: int) -> bytes:
-        """See Store."""
-        assert start >= 0, start
-        if length <= 0:
-            self.head(key)  # raises ObjectNotFound
-            return b""
-        return self._persist(
-            f"get {key}", lambda: self.bucket.get_range(key, start=start, length=length)
-        )
 
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
@@ -168,18 +156,6 @@ class S3Store:
         """See Store."""
         self._persist(f"delete {key}", lambda: self.bucket.delete(key))
 
-    def copy(self, source: str, key: str) -> None:
-        """See Store."""
-        size = self.head(source).size
-        if size <= COPY_LIMIT:
-            self._persist(f"copy {source}", lambda: self.bucket.copy(source, key))
-            return
-
-        def copy(upload: str, part: Part, checksum: Checksum) -> Mapping[str, Any]:
-            return self.bucket.copy_part(key, upload, part, source)
-
-        self._uploads.send(key, size, copy, checksum=self.bucket.checksum)
-
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         check_key(key)
@@ -208,7 +184,7 @@ class S3Store:
         """See Store."""
         source = f"{self.url}/{check_key(key)}"
         for _ in range(_ROUNDS):
-            found = self._persist_until_shown(key, lambda: self.bucket.head(key))
+            found = self._persist(f"get {key}", lambda: self.bucket.head(key))
             check_size(source, found.size, size)
             version = f"{found.version} {found.modified}"
             with (
@@ -293,7 +269,7 @@ class S3Store:
 
             def work(part: Part, stop: threading.Event) -> None:
                 read = functools.partial(self.bucket.read, key, found, part, file.write)
-                self._persist_until_shown(key, read, stop=stop)
+                self._persist(f"get {key}", read, stop=stop)
                 file.finish(part)
                 on_bytes(part.length)
 
@@ -303,7 +279,8 @@ class S3Store:
                 self._has_ranges = False  # for all later fetches: each answer is the whole object
         if missing := file.missing:
             whole = Part(index=0, start=0, length=found.size)
-            self._persist_until_shown(key, lambda: self.bucket.read(key, found, whole, file.write))
+            read = functools.partial(self.bucket.read, key, found, whole, file.write)
+            self._persist(f"get {key}", read)
             for part in missing:
                 file.finish(part)
                 on_bytes(part.length)
@@ -333,36 +310,11 @@ class S3Store:
                 was_accepted=self.bucket.has_accepted,
             ) from error
 
-    def _persist_until_shown(
-        self, key: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
-    ) -> _T:
-        """Get an object that exists by its manifest, with retries: a store may show it late.
-
-        Raises ObjectNotFound after a few tries.
-        """
-
-        def get() -> _T:
-            try:
-                return self._persist(f"get {key}", operation, stop=stop)
-            except ObjectNotFound as missing:  # NoResponse is what `with_retries` retries
-                raise NoResponse(str(missing)) from missing
-
-        try:
-            return with_retries(
-                get, patience=self._until_shown, is_passing=self._is_passing, stop=stop
-            )
-        except NoResponse:
-            raise ObjectNotFound(key) from None
-
     def _limits(self) -> RetryPolicy:
         # Called after each failure: a wrong address fails soon, an outage later gets all tries.
         if self.bucket.has_answered:
             return self._patience
         return replace(self._patience, tries=min(self._patience.tries, _FIRST_CONTACT))
-
-    def _until_shown(self) -> RetryPolicy:
-        tries = min(self._patience.tries, _UNTIL_SHOWN)
-        return replace(self._patience, tries=tries, first_wait=2 * self._patience.first_wait)
 
     def _is_passing(self, refused: ErrorResponse) -> bool:
         troubled = self.bucket.has_accepted and refused.code in _TROUBLED

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
-from urllib.parse import unquote
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -114,7 +113,7 @@ class FakeS3:
                 self._check_conditions(request)
             etag = hashlib.md5(data).hexdigest()
             self.objects[request.key] = Object(data=data, etag=etag, written=self.now())
-        return self._copied(request, etag)
+        return Answer(headers={"ETag": f'"{etag}"'})
 
     def _check_conditions(self, request: Request) -> None:
         found = self.objects.get(request.key)
@@ -185,7 +184,7 @@ class FakeS3:
         etag = hashlib.md5(data).hexdigest()
         parts = self._upload(request)[2]
         parts[int(request.query["partNumber"])] = Object(data=data, etag=etag, written=self.now())
-        return self._copied(request, etag)
+        return Answer(headers={"ETag": f'"{etag}"'})
 
     def _complete(self, request: Request) -> Answer:
         key, _, parts = self._upload(request)
@@ -221,16 +220,7 @@ class FakeS3:
             raise FakeError(404, "NoSuchKey") from None
 
     def _body(self, request: Request) -> bytes:
-        """The bytes to write: a copy, or the request's own if its checksums are right."""
-        if source := request.headers.get("x-amz-copy-source"):
-            if Quirk.COPIES_NOTHING in self.quirks:
-                raise FakeError(501, "NotImplemented")
-            data = self._find(unquote(source).lstrip("/").partition("/")[2]).data
-            span = request.headers.get("x-amz-copy-source-range")
-            if span is None:
-                return data
-            first, last = (int(n) for n in span.removeprefix("bytes=").split("-"))
-            return data[first : last + 1]
+        """The bytes to write, if their checksums are right."""
         md5 = request.headers.get("content-md5")
         sha256 = request.headers.get("x-amz-checksum-sha256")
         crc32 = request.headers.get("x-amz-checksum-crc32")
@@ -248,12 +238,6 @@ class FakeS3:
             if Quirk.CHECKS_NO_CRC32 not in self.quirks:
                 _compare(crc32, zlib.crc32(request.body).to_bytes(4))
         return request.body
-
-    def _copied(self, request: Request, etag: str) -> Answer:
-        if "x-amz-copy-source" not in request.headers:
-            return Answer(headers={"ETag": f'"{etag}"'})
-        name = "CopyPartResult" if "partNumber" in request.query else "CopyObjectResult"
-        return _xml(name, f"<ETag>{etag}</ETag>")
 
 
 def _compare(told: str | None, digest: bytes) -> None:

@@ -27,7 +27,6 @@ class Quirk(Enum):
     REFUSES_CRC32 = auto()
     REFUSES_MD5 = auto()
     REFUSES_SHA256 = auto()
-    COPIES_NOTHING = auto()
     LISTS_NO_UPLOADS = auto()
     LISTS_WITHOUT_TOKENS = auto()
     LISTS_MORE_AND_MORE = auto()

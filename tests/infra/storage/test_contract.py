@@ -14,7 +14,6 @@ import pytest
 from infra.storage import parts
 from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.local import LocalStore
-from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
@@ -182,24 +181,13 @@ def test_of_eight_who_put_if_same_one_wins_and_its_bytes_stay(place: Place, numb
     assert place.store.get(key) == b"%d" % won[0]
 
 
-def test_a_range_is_those_bytes_and_fewer_at_the_end(place: Place) -> None:
-    key = place.key("a")
-    place.store.put(key, b"0123456789")
-    for start, length in ((0, 4), (3, 1), (6, 4), (6, 100), (9, 1), (10, 1), (50, 9), (4, 0)):
-        expected = b"0123456789"[start : start + length]
-        assert place.store.get_range(key, start=start, length=length) == expected, (start, length)
-
-
 def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_path: Path) -> None:
     store, key = place.store, place.key("none")
     asks: list[Callable[[], object]] = [
         lambda: store.get(key),
         lambda: store.get_stored(key),
-        lambda: store.get_range(key, start=0, length=1),
-        lambda: store.get_range(key, start=0, length=0),
         lambda: store.head(key),
         lambda: store.fetch(key, tmp_path / "target", size=9),
-        lambda: store.copy(key, place.key("copy")),
     ]
     for ask in asks:
         with pytest.raises(ObjectNotFound):
@@ -232,13 +220,6 @@ def test_listing_is_by_prefix_and_in_the_order_of_keys(place: Place) -> None:
     assert abs(entry.modified - place.store.head(place.key("ab")).modified) < 2
 
 
-def test_a_copy_has_the_same_bytes_over_an_older_object(place: Place) -> None:
-    place.store.put(place.key("a"), b"a" * 1000)
-    place.store.put(place.key("b"), b"b")
-    place.store.copy(place.key("a"), place.key("b"))
-    assert place.store.get(place.key("b")) == place.store.get(place.key("a")) == b"a" * 1000
-
-
 @pytest.mark.parametrize("size", [0, PART, PART + 1, 7 * PART + 123])
 def test_a_file_goes_in_and_comes_out_whole_and_read_only(
     place: Place, tmp_path: Path, size: int
@@ -266,9 +247,8 @@ def test_an_object_larger_than_expected_is_refused_before_a_byte_is_written(
 
 
 def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("local", "s3.bucket"):
+    for module in ("local", "s3.bucket", "s3.store"):
         monkeypatch.setattr(f"infra.storage.{module}.MAX_RECORD", 10)
-    monkeypatch.setattr(Bucket.get, "__kwdefaults__", {"limit": 10})
     place.store.put(place.key("a"), b"0123456789")
     assert place.store.get(place.key("a")) == place.store.get_stored(place.key("a")).data
     place.store.put(place.key("a"), b"0123456789x")
@@ -312,10 +292,8 @@ def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: 
             functools.partial(store.put_if_same, key, b"", version="v"),
             functools.partial(store.get, key),
             functools.partial(store.get_stored, key),
-            functools.partial(store.get_range, key, start=0, length=1),
             functools.partial(store.head, key),
             functools.partial(store.delete, key),
-            functools.partial(store.copy, key, place.key("b")),
             functools.partial(store.upload, key, source),
             functools.partial(store.fetch, key, tmp_path / "target", size=9),
         ]

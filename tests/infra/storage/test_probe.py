@@ -13,7 +13,7 @@ from tests.infra.storage.conftest import MakeFake, store_on
 from tests.infra.storage.fake_s3 import FakeS3
 from tests.infra.storage.misbehaviour import Fault, Kind, Quirk
 
-OF_ALL = ["put", "get", "clock", "range", "list", "parts", "copy", "create", "swap"]
+OF_ALL = ["put", "get", "clock", "list", "parts", "create", "swap"]
 
 
 @pytest.fixture
@@ -63,12 +63,9 @@ def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) ->
         (Quirk.LISTS_NO_UPLOADS, "unfinished", "warn", "NotImplemented", "lifecycle rule"),
         (Quirk.FORGETS_IN_LISTS, "list", "fail", "15 of 30 keys are not listed", "garbage"),
         (Quirk.LISTS_UNSORTED, "list", "fail", "lists '", "in order"),
-        (Quirk.COPIES_NOTHING, "copy", "fail", "NotImplemented", "needs this"),
         (Quirk.SENDS_NO_DATE, "clock", "fail", "no Date header", "needs this"),
         (Fault(kind=Kind.FLIP, verb="GET"), "get", "fail", "other bytes", "another store"),
-        (Fault(kind=Kind.FLIP, verb="GET"), "range", "fail", "pieces of", "another store"),
         (Fault(kind=Kind.FLIP, verb="GET"), "parts", "fail", "damaged", "another store"),
-        (Fault(kind=Kind.FLIP, verb="GET"), "copy", "fail", "other bytes", "another store"),
         (
             Fault(kind=Kind.REFUSE, verb="POST uploads", status=501, code="NotImplemented"),
             *("parts", "fail", "NotImplemented", "needs this"),

@@ -263,14 +263,6 @@ def test_an_answer_that_was_cut_off_is_asked_for_again(fake: FakeS3) -> None:
     assert fake.count("GET") == 4
 
 
-def test_a_piece_that_is_shorter_than_it_says_is_asked_for_again(fake: FakeS3) -> None:
-    store = store_on(fake)
-    store.put("a", b"0123456789")
-    fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=3))
-    assert store.get_range("a", start=2, length=5) == b"23456"
-    assert fake.count("GET") == 4
-
-
 def test_a_lost_answer_to_a_put_that_decided_is_not_a_defeat(fake: FakeS3) -> None:
     store = store_on(fake)
     store.check_conditions()

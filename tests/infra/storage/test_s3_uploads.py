@@ -161,20 +161,6 @@ def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
         store.upload("large", large)
 
 
-def test_a_copy_that_is_too_large_for_one_request_goes_in_parts(
-    fake: FakeS3, large: Path, small_parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(s3_store, "COPY_LIMIT", 2 * small_parts)
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.requests.clear()
-    store.copy("large", "copy")
-    assert fake.objects[f"{store.bucket.prefix}copy"].data == large.read_bytes()
-    parts = [request for request in fake.requests if request.verb == "PUT partNumber"]
-    assert len(parts) == PARTS
-    assert all(request.body == b"" for request in parts)
-
-
 def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(
     fake: FakeS3,
 ) -> None:
