@@ -5,7 +5,7 @@ and may lack one or name one that is gone. Only records that are shown are read,
 so the cost does not grow with the store.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -143,17 +143,6 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
 def list_tags(store: Store) -> list[Tagged]:
     """Return every tag, in order of name. A damaged record is noted in its row, not an error."""
     return read_all(lambda name: _read_tag(store, name), tag_names(store))
-
-
-def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
-    """Return rows as lines with aligned columns; `right` has the indices of right-aligned ones."""
-    cells = [[" ".join(cell.split()) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-
-    def pad(place: int, cell: str) -> str:
-        return cell.rjust(widths[place]) if place in right else cell.ljust(widths[place])
-
-    return ["  ".join(pad(*item) for item in enumerate(row)).rstrip() for row in cells]
 
 
 def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[Artifact]:

@@ -25,6 +25,7 @@ from flows.build.messages import (
 from flows.build.retry import is_retryable
 from flows.identity.manifest import File
 from flows.leases.held_lease import HeldLease, LeaseTimings
+from flows.render.text import duration
 from infra.launch.background import run_in_background
 from infra.launch.rendezvous import Rendezvous, own_endpoint, store_host
 from infra.launch.torchrun import SECONDS_TO_STOP, SHUTDOWN_TIMEOUT, JobFailed, StageInterrupted
@@ -103,7 +104,7 @@ class Coordinator:
                 names = ", ".join(map(str, absent))
                 raise NodeLost(
                     f"{self._job.stage} needs {self._call.nodes} nodes: node {names} did not come "
-                    f"within {self._terms.meet:g} s",
+                    f"within {duration(self._terms.meet)}",
                     hint=f"start it there: nanochat stage {self._job.stage} ... --node {absent[0]}"
                     f" --nodes {self._call.nodes}, with the same store",
                     log_tail="",
@@ -155,7 +156,7 @@ class Coordinator:
         silent = ""
         if answers:
             status, age = max(answers, key=lambda item: item[1])
-            silent = f"; node {status.node}, {status.host}, was last heard of {age:.0f} s ago"
+            silent = f"; node {status.node}, {status.host}, was last heard of {duration(age)} ago"
         log_tail = error.log_tail if isinstance(error, JobFailed) else ""
         return NodeLost(f"{error}{silent}", hint=_AGAIN, log_tail=log_tail)
 
@@ -245,7 +246,7 @@ class Coordinator:
                 if not self._is_ours(status):
                     self._lose(self._gone(f"{who} was started again"))
                 elif age > self._terms.ttl / 2:
-                    self._lose(self._gone(f"{who} is silent for {age:.0f} s"))
+                    self._lose(self._gone(f"{who} is silent for {duration(age)}"))
             if any(status.state != "ready" for status, _ in answers):
                 gone_since = gone_since or time.monotonic()
                 # Normally our own ranks fail or save first, and that ends the attempt. After this

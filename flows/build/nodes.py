@@ -32,6 +32,7 @@ from flows.build.retry import TransientStageError
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
 from flows.leases.lease import LeaseHolder
+from flows.render.text import duration
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
@@ -178,7 +179,7 @@ class _Follower:
             if silence > limit:
                 raise TransientStageError(
                     f"{self._place.name}: node {self.node} heard nothing of node 0 for "
-                    f"{silence:.0f} s",
+                    f"{duration(silence)}",
                     hint="start node 0 with the same store, then this one again",
                 )
             if time.monotonic() >= next_line:

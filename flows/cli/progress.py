@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Generator
 
 from flows.cli.output import screen
+from flows.render.text import duration, size
 from infra.storage.base import OnBytes, ignore_bytes
 
 QUIET_BYTES = 16_000_000  # a smaller transfer takes about a second and shows nothing
@@ -56,7 +57,7 @@ def describe_transfer(count: int, seconds: float) -> str:
     """Return a transfer's time and speed; "" for one too small to measure."""
     if count < QUIET_BYTES or seconds <= 0:
         return ""
-    return f", in {seconds:.1f} s, {count / seconds / 1e6:.1f} MB/s"
+    return f", in {duration(seconds)}, {size(round(count / seconds))}/s"
 
 
 def _lines(say: Callable[[str], None], total: int, what: str) -> OnBytes:
@@ -72,7 +73,7 @@ def _lines(say: Callable[[str], None], total: int, what: str) -> OnBytes:
             now = time.monotonic()
             if now - shown >= _SECONDS_BETWEEN_LINES:
                 shown = now
-                speed = done / (now - began) / 1e6
-                say(f"{what}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {speed:.1f} MB/s")
+                speed = size(round(done / (now - began)))
+                say(f"{what}: {size(done)} of {size(total)}, {speed}/s")
 
     return advance

@@ -19,7 +19,7 @@ from flows.compare.compare import Answers, Delta, Score, answers_of, delta_of, s
 from flows.evals.suite import Against, Rule
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
-from flows.render.terminal import number
+from flows.render.text import number
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 

@@ -20,6 +20,7 @@ from flows.gc.inventory import Kind, Piece, Place
 from flows.gc.reach import Edges
 from flows.gc.survey import Survey
 from flows.leases import lease
+from flows.render.text import duration
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import StageError, StoreError
 
@@ -87,8 +88,8 @@ class Sweeper:
         seconds = self.clock() - self._renewed
         if seconds > self._ttl / 2:
             raise lease.LeaseLost(
-                f"the lease of the collection was not renewed for {seconds:.0f} s: the store or "
-                "this machine stood still",
+                f"the lease of the collection was not renewed for {duration(seconds)}: the store "
+                "or this machine stood still",
                 hint="nothing is damaged; run the same command again",
             )
 

@@ -19,6 +19,7 @@ from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import Claimant, LeaseHolder, find_holder
 from flows.leases.outage import not_reached
 from flows.leases.queue import DeviceSlot
+from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store, StoreUnavailable
 from nanochat_core.errors import StoreError
@@ -153,7 +154,9 @@ class _WaitReporter:
         if said != self._said or now - self._when >= self._terms.say:
             self._said, self._when = said, now
             expiry = (
-                f"; its lease expires {self._terms.ttl:g} s after the last" if is_silent else ""
+                f"; its lease expires {duration(self._terms.ttl)} after the last"
+                if is_silent
+                else ""
             )
             self._log(f"waiting: built by {builder}{expiry}")
 

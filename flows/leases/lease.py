@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from flows.identity.fingerprint import short
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_stored
+from flows.render.text import duration
 from infra.storage.base import Store, StoreUnavailable, VersionedObject
 from nanochat_core.errors import StageError
 
@@ -106,7 +107,8 @@ class LeaseHolder:
     def __str__(self) -> str:
         record = self.record
         step = f"step {record.step}/{record.total}, " if record.total else ""
-        return f"run {record.run} on host {record.host}, {step}heartbeat {self.age:.0f} s ago"
+        age = duration(round(self.age))
+        return f"run {record.run} on host {record.host}, {step}heartbeat {age} ago"
 
 
 def try_acquire(

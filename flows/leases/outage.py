@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from flows.leases.held_lease import LeaseTimings
+from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store, StoreUnavailable
 
@@ -77,4 +78,4 @@ class StoreWait:
 
 def not_reached(seconds: float, error: StoreUnavailable) -> str:
     """Return the line that says for how long a store has not answered, and what it was asked."""
-    return f"waiting: store not reached for {seconds:.0f} s ({error})"
+    return f"waiting: store not reached for {duration(round(seconds))} ({error})"

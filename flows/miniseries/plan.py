@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.artifacts.listing import columns
 from flows.identity.fingerprint import short
 from flows.miniseries.findings import HEADER, cells_of
 from flows.miniseries.points import size_of
 from flows.miniseries.series import Member, Series, Unit, units_of
 from flows.plan.plan import STATES, StagePlan, make_plan
+from flows.render.table import columns
 from flows.render.text import duration
 from infra.placement import Placement
 from infra.storage.base import Store

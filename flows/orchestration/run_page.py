@@ -14,11 +14,12 @@ from flows.artifacts.transfer import in_parallel
 from flows.build.build import Built
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File
-from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text, table
+from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render
 from flows.render.charts import LEARNING
 from flows.render.loss_curve import LossCurves, mermaid
+from flows.render.table import markdown_table
 from flows.render.text import percent, size
 from flows.report.scores import CHAT_MODELS, Measured, measured
 from infra.storage.base import Store
@@ -185,7 +186,7 @@ def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
     if built:
         newest = list(built.values())[-1].manifest.name
         parts += [
-            table(["stage", "in this run", "artifact", "size"], rows),
+            markdown_table(["stage", "in this run", "artifact", "size"], rows),
             "To have an artifact's files:",
             _commands(f"nanochat fetch {newest}{place}"),
         ]

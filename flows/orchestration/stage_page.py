@@ -7,12 +7,10 @@ It works in a task run and in a flow run that has no tasks. All writes go throug
 import contextlib
 import json
 import logging
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -31,9 +29,9 @@ from flows.build.build import Built
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.orchestration.client import quick_client
+from flows.render.events import Loop, describe, interval, is_end
 from flows.render.loss_curve import LossCurves, mermaid, png_url
-from flows.render.terminal import describe, duration, number
-from flows.render.text import escaped, key_of, percent
+from flows.render.text import escaped, fenced, key_of
 from flows.render.vega import can_draw
 from flows.stages import Stage
 from nanochat_core.runtime.progress import read_events
@@ -161,22 +159,6 @@ class BackgroundWriter:
             self._logger.warning(f"not shown on Prefect's pages: {type(error).__name__}: {error}")
 
 
-@dataclass(kw_only=True)
-class _Loop:
-    """The loop that the stage is executing."""
-
-    unit: str
-    first: int  # step at which this execution began
-    began: float
-    text: str  # step and newest values
-
-    def left(self, step: int, total: int) -> float | None:
-        """Return the estimated seconds left; None before the first step of this execution."""
-        # From this execution's steps alone: those before a resume ran at another time and speed.
-        done = step - self.first
-        return (total - step) * (time.monotonic() - self.began) / done if done > 0 else None
-
-
 class StagePage:
     """The events of a stage on Prefect's pages.
 
@@ -192,10 +174,9 @@ class StagePage:
         self._curves = LossCurves(stage.name)
         self._job: Path | None = None  # its directory
         self._resumed = ""
-        self._loop: _Loop | None = None
+        self._loop: Loop | None = None
         self._next_update = 0.0
         _tag_task_run(f"run:{run}")
-        self._percent = 0.0
         self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
         self._next_picture = time.monotonic() + SECONDS_BETWEEN_PICTURES
 
@@ -219,7 +200,7 @@ class StagePage:
             case "failed":
                 self._fail(event)
             case "interrupted" if self._loop is not None:
-                self._show_progress(f"interrupted at {self._loop.text}")
+                self._show_progress(self._loop, f"interrupted at {self._loop}")
             case _:
                 pass
 
@@ -232,14 +213,11 @@ class StagePage:
         self._logger.log(level, f"{self._stage}: {text}")
 
     def _start(self, event: Mapping[str, Any]) -> None:
-        step, total, unit = event["step"], event["total"], event["unit"]
-        text = f"{unit} {step:,} of {total:,}"
-        self._loop = _Loop(unit=unit, first=step, began=time.monotonic(), text=text)
+        loop = self._loop = Loop.of(event)
         if event["resumed"]:
-            self._resumed = f"resumed at {text}; "
+            self._resumed = f"resumed at {loop}; "
             self._read_earlier()
-        self._percent = _percent(event)
-        self._show_progress(self._resumed + text)
+        self._show_progress(loop, f"{self._resumed}{loop}")
 
     def _read_earlier(self) -> None:
         if self._job is not None:
@@ -250,32 +228,27 @@ class StagePage:
         loop, now = self._loop, time.monotonic()
         if loop is None:
             return
-        step, total = event["step"], event["total"]
-        self._percent = _percent(event)
-        loop.text = progress_text(event["values"], unit=loop.unit, step=step, total=total)
-        left = loop.left(step, total)
-        text = f"{loop.text}, {duration(left)} left" if left else loop.text
+        loop.move(event)
         if now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
-            self._log(text)
+            self._log(loop.line)
         # Updates are dropped while the last one is being sent: a slow server must not queue them.
         if now >= self._next_update and not self._courier.is_busy:
             self._next_update = now + SECONDS_BETWEEN_UPDATES
-            self._show_progress(self._resumed + text)
+            self._show_progress(loop, self._resumed + loop.line)
             if now >= self._next_picture:
                 self._next_picture = now + SECONDS_BETWEEN_PICTURES
                 self._show_curve()
 
-    def _show_progress(self, text: str) -> None:
-        description, percent = f"{self._stage}: {text}", self._percent
+    def _show_progress(self, loop: Loop, text: str, *, is_done: bool = False) -> None:
+        description, percent = f"{self._stage}: {text}", 100.0 if is_done else loop.percent
         self._courier.send(
             lambda: self._courier.write("progress", "progress", percent, description=description)
         )
 
     def _finish(self, event: Mapping[str, Any]) -> None:
-        if self._loop is not None:
-            self._percent = 100.0
-            self._show_progress(f"{self._resumed}finished at {self._loop.text}")
+        if loop := self._loop:
+            self._show_progress(loop, f"{self._resumed}finished at {loop}", is_done=True)
         if rows := metric_rows(event["metrics"]):
             self._courier.send(
                 lambda: self._courier.write("metrics", "table", rows, description=event["uri"])
@@ -286,7 +259,7 @@ class StagePage:
         for part in (event["log_tail"], event.get("hint")):
             if part:
                 self._log(part, logging.ERROR)
-        last_seen = self._loop.text if self._loop is not None else None
+        last_seen = str(self._loop) if self._loop else None
         text = failure_text(self._stage, event, last_seen=last_seen)
         self._courier.send(
             lambda: self._courier.write("failure", "markdown", text, description=event["error"])
@@ -304,52 +277,21 @@ class StagePage:
             self._courier.send(draw)
 
 
-def _percent(event: Mapping[str, Any]) -> float:
-    return 100.0 * event["step"] / max(event["total"], 1)
-
-
 _MOST_LOG = 20_000  # characters of a log's end that a failure page shows
-_MOST_VALUES = 4  # of a step, in one line
 _INTERVAL = "95 % interval"
-
-
-def progress_text(values: Mapping[str, Any], *, unit: str, step: int, total: int) -> str:
-    """Return the progress of a loop: "step 120 of 320, loss 3.21, 4,887 tokens/s"."""
-    numbers = [(name, value) for name, value in values.items() if type(value) in (int, float)]
-    shown = [_value(name, value) for name, value in numbers[:_MOST_VALUES]]
-    return ", ".join([f"{unit} {step:,} of {total:,}", *shown])
-
-
-def _value(name: str, value: float) -> str:
-    match name:
-        case "tokens_per_second":
-            return f"{value:,.0f} tokens/s"
-        case "mfu":
-            return f"{percent(value)} MFU"
-        case "seconds":
-            return f"{duration(value)} a step"
-        case _:
-            return f"{name.replace('_', ' ')} {number(value)}"
 
 
 def metric_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each metric; a column of intervals if at least one metric has one."""
-    # `x_low` and `x_high` are the ends of the interval of `x`, not metrics of their own.
-    ends = {f"{name}_{end}" for name in metrics for end in ("low", "high")}
     rows = [
-        {"metric": name, "value": _rounded(value), _INTERVAL: _interval(metrics, name)}
+        {"metric": name, "value": _rounded(value), _INTERVAL: interval(metrics, name)}
         for name, value in metrics.items()
-        if name not in ends
+        if not is_end(metrics, name)
     ]
     if not any(row[_INTERVAL] for row in rows):
         for row in rows:
             del row[_INTERVAL]
     return rows
-
-
-def _interval(metrics: Mapping[str, Any], name: str) -> str:
-    low, high = (metrics.get(f"{name}_{end}") for end in ("low", "high"))
-    return "" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
 def _rounded(value: Any) -> Any:
@@ -359,13 +301,15 @@ def _rounded(value: Any) -> Any:
 
 def failure_text(stage: str, event: Mapping[str, Any], *, last_seen: str | None) -> str:
     """Return a failure as markdown; `event` is of kind `failed`, `last_seen` its last progress."""
-    parts = [f"# {stage} failed", fenced(event["error"])]
+    parts = [f"# {stage} failed", fenced(escaped(event["error"]))]
     if last_seen is not None:
         parts.append(f"It was last seen at {last_seen}.")
     if hint := event.get("hint"):
-        parts += ["**What to do**", fenced(hint.replace("; ", "\n"))]  # lines are not folded
+        steps = hint.replace("; ", "\n")  # lines are not folded
+        parts += ["**What to do**", fenced(escaped(steps))]
     if event["log_tail"]:
-        parts += ["**The end of the failing rank's log**", fenced(event["log_tail"][-_MOST_LOG:])]
+        tail = escaped(event["log_tail"][-_MOST_LOG:])
+        parts += ["**The end of the failing rank's log**", fenced(tail)]
     parts.append(
         "Finished stages and saved checkpoints are stored. To resume from them, press *Retry* on "
         "the flow run's page, or start the same run again."
@@ -378,22 +322,4 @@ def resumed_text(manifest: Manifest) -> str | None:
     segments = manifest.provenance.segments
     if not segments or not segments[-1]["first_step"]:
         return None
-    return f"resumed at step {segments[-1]['first_step']} of {segments[-1]['last_step']}"
-
-
-def fenced(text: str) -> str:
-    """Return `text` as a markdown code block, with invisible characters escaped."""
-    shown = escaped(text)
-    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
-    fence = "`" * max(3, longest + 1)  # longer than any run of backticks in the text can close
-    return f"{fence}text\n{shown}\n{fence}"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return f"resumed at step {segments[-1]['first_step']}/{segments[-1]['last_step']}"

@@ -24,6 +24,7 @@ from flows.build.build import BuildContext, Built, build
 from flows.build.retry import MOST_LOSSES, RetryBudget, is_retryable
 from flows.orchestration.dispatch import HINT, dispatch
 from flows.orchestration.stage_page import StagePage, final_state
+from flows.render.text import duration
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError
@@ -105,7 +106,7 @@ def _pause(stage: Stage, context: BuildContext, seconds: float) -> None:
     """Wait before a retry, without a device or lease; raise StageInterrupted if stopped."""
     if seconds:
         # Not Prefect's retry delay: that one cannot be cut short when the run is stopped.
-        text = f"attempt {task_run.get_run_count()} begins in {seconds:.0f} s"
+        text = f"attempt {task_run.get_run_count()} begins in {duration(seconds)}"
         context.watch(stage.name, {"kind": "waiting", "text": text})
     if context.stop.wait(seconds):
         raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")

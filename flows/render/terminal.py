@@ -7,7 +7,6 @@ time, each in its own thread.
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,8 +23,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from flows.render.events import Loop, describe
+
 SECONDS_BETWEEN_LINES = 5.0
-_SHOWN_VALUES = 4
 _STYLES = {
     "cached": "dim",
     "finished": "green",
@@ -35,85 +35,6 @@ _STYLES = {
 }
 
 
-def describe(event: Mapping[str, Any]) -> str | None:
-    """Return one plain line for an event, or None for events that only move a bar."""
-    match event["kind"]:
-        case "cached":
-            return "cached"
-        case "building":
-            several = event["processes"] > 1
-            return f"started, {event['processes']} processes" if several else "started"
-        case "start" if event["resumed"]:
-            return f"resumed at {event['unit']} {event['step']}/{event['total']}"
-        case "eval":
-            return f"step {event['step']}: {describe_values(event['values'])}"
-        case "finished":
-            text = f"finished in {duration(event['seconds'])}"
-            values = describe_values(event["metrics"])
-            return f"{text}  {values}" if values else text
-        case "interrupted":
-            return "interrupted; the same command resumes from here"
-        case "failed":
-            return f"failed: {event['error']}"
-        case "warning":
-            return f"warning: {event['text']}"
-        case "message" | "waiting":
-            return event["text"]
-        case _:
-            return None
-
-
-def describe_values(values: Mapping[str, Any]) -> str:
-    """Return the first 4 numbers of a group, as `name value` or `name value (low to high)`."""
-    # Not isinstance: a bool is an int.
-    numbers = {name: value for name, value in values.items() if type(value) in (int, float)}
-    shown: list[str] = []
-    for name, value in numbers.items():
-        whole, _, end = name.rpartition("_")
-        # core_low and core_high are printed with core, as its interval.
-        if end in ("low", "high") and whole in numbers:
-            continue
-        low, high = (numbers.get(f"{name}_{end}") for end in ("low", "high"))
-        between = "" if low is None or high is None else f" ({number(low)} to {number(high)})"
-        shown.append(f"{name} {number(value)}{between}")
-    return "  ".join(shown[:_SHOWN_VALUES])
-
-
-def number(value: float) -> str:
-    """Return four digits, or all digits of an integer or a number of 1000 and more."""
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text: 4.2 s, 83 s, 12 min, 3.4 h, 2.5 days."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    hours = seconds / 3600
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"
-
-
-@dataclass
-class _Loop:
-    """The running loop of a stage, for its ETA. Times are of time.monotonic, in seconds."""
-
-    first: int  # step at which this execution began
-    began: float
-    shown: float  # time of the last printed line
-    unit: str = "step"
-
-    def eta(self, step: int, total: int, now: float) -> float | None:
-        """Return the seconds left, or None before the first step is done."""
-        # Steps of this execution only: those before a resume ran at another time.
-        done = step - self.first
-        return (total - step) * (now - self.began) / done if done > 0 else None
-
-
 class Display:
     """A display of events on `console`, with bars on a terminal. Use as a context manager."""
 
@@ -121,7 +42,8 @@ class Display:
         self._width = max(map(len, stages), default=0)
         # Reentrant: a signal handler runs in the main thread, which may hold the lock, and prints.
         self._lock = threading.RLock()
-        self._loops: dict[str, _Loop] = {}
+        self._loops: dict[str, Loop] = {}
+        self._printed: dict[str, float] = {}  # time of the last line of a loop
         self._bars: dict[str, TaskID] = {}
         self._console = console
         self._progress = _make_bars(console) if console.is_terminal else None
@@ -149,11 +71,13 @@ class Display:
         with self._lock:
             kind = event["kind"]
             if kind == "start":
-                now = time.monotonic()
-                self._loops[stage] = _Loop(event["step"], now, now, event["unit"])
+                self._loops[stage] = Loop.of(event)
+                self._printed[stage] = time.monotonic()
+            elif kind == "step" and stage in self._loops:
+                self._loops[stage].move(event)
             if kind in ("building", "start", "step"):
-                self._move(stage, event)
-            text = self._line_of_step(stage, event) if kind == "step" else describe(event)
+                self._move_bar(stage)
+            text = self._line_of_step(stage) if kind == "step" else describe(event)
             if text is not None:
                 self._say(stage, text, _STYLES.get(kind))
             if kind == "failed" and event["log_tail"]:
@@ -172,36 +96,31 @@ class Display:
         line = f"{stage:<{self._width}}  {one_line}"
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
 
-    def _line_of_step(self, stage: str, event: Mapping[str, Any]) -> str | None:
+    def _line_of_step(self, stage: str) -> str | None:
         """Return a progress line at most every 5 s; None if not due, or if there are bars."""
-        loop = self._loops.get(stage)
         now = time.monotonic()
-        if self._progress is not None or loop is None or now - loop.shown < SECONDS_BETWEEN_LINES:
+        if self._progress is not None or stage not in self._loops:
             return None
-        loop.shown = now
-        parts = [f"{loop.unit} {event['step']}/{event['total']}", describe_values(event["values"])]
-        left = loop.eta(event["step"], event["total"], now)
-        if left is not None:
-            parts.append(f"{duration(left)} left")
-        return "  ".join(filter(None, parts))
+        if now - self._printed[stage] < SECONDS_BETWEEN_LINES:
+            return None
+        self._printed[stage] = now
+        return self._loops[stage].line
 
-    def _move(self, stage: str, event: Mapping[str, Any]) -> None:
+    def _move_bar(self, stage: str) -> None:
         if self._progress is None:
             return
         if stage not in self._bars:
             name = f"{stage:<{self._width}}"
             self._bars[stage] = self._progress.add_task(name, total=None, values="", left="")
-        if event["kind"] == "building":  # the worker has not said yet how many steps there are
-            return
-        loop = self._loops[stage]
-        left = loop.eta(event["step"], event["total"], time.monotonic())
-        self._progress.update(
-            self._bars[stage],
-            completed=event["step"],
-            total=event["total"],
-            values=describe_values(event.get("values", {})),
-            left=f"{duration(left)} left" if left is not None else "",
-        )
+        # Before the loop begins the number of steps is not known.
+        if loop := self._loops.get(stage):
+            self._progress.update(
+                self._bars[stage],
+                completed=loop.step,
+                total=loop.total,
+                values=loop.values,
+                left=loop.left,
+            )
 
     def _end(self, stage: str) -> None:
         self._loops.pop(stage, None)

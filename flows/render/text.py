@@ -7,6 +7,12 @@ from collections.abc import Sequence
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 MAX_SHOWN = 2000  # characters of one model answer
 _KEPT_CONTROLS = "\n\t"
+# From how many seconds on a duration has these two units: seconds and name of each.
+_UNITS = (
+    (172_800, 86_400, "days", 3600, "h"),
+    (3600, 3600, "h", 60, "min"),
+    (60, 60, "min", 1, "s"),
+)
 # Unicode categories of characters that are invisible, or that change the direction of text.
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
 
@@ -54,15 +60,30 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} bytes"
 
 
+def number(value: float, *, digits: int = 4, sign: str = "") -> str:
+    """0.123456 -> "0.1235"; 1234.5 -> "1,234"; integers with all digits. `sign` "+" shows it."""
+    if isinstance(value, int):
+        return f"{value:{sign},}"
+    form = ",.0f" if abs(value) >= 10 ** (digits - 1) else f".{digits}g"
+    return f"{value:{sign}{form}}"
+
+
+def with_interval(value: float, low: float | None, high: float | None, *, sign: str = "") -> str:
+    """0.25, 0.2, 0.3 -> "0.25 [0.2, 0.3]"; without an interval (None) the number alone."""
+    shown, *ends = (number(n, sign=sign) for n in (value, low, high) if n is not None)
+    return f"{shown} [{', '.join(ends)}]" if len(ends) == 2 else shown
+
+
 def duration(seconds: float) -> str:
-    """270_000 -> "3 days 3 h"; 3_725 -> "1 h 2 min"; 75 -> "1 min 15 s"; 3.2 -> "3 s"."""
+    """4.21 -> "4.2 s"; 75 -> "1 min 15 s"; 3_725 -> "1 h 2 min"; 270_000 -> "3 days 3 h"."""
+    if seconds < 10:
+        return f"{round(seconds, 2):.2g} s"
     whole = round(seconds)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    if hours >= 48:
-        return f"{hours // 24} days {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    for least, large, big, small, little in _UNITS:
+        if whole >= least:
+            rest = whole % large // small
+            return f"{whole // large} {big}" + (f" {rest} {little}" if rest else "")
+    return f"{whole} s"
 
 
 def percent(share: float) -> str:
@@ -73,6 +94,14 @@ def percent(share: float) -> str:
 def bytes_per_token(value: float | None) -> str:
     """4.5678 -> "4.57"; None -> "not at hand"."""
     return "not at hand" if value is None else f"{value:.2f}"
+
+
+def fenced(text: str) -> str:
+    """Return `text`, which is escaped already, as a markdown block that nothing in it can close."""
+    # A fence is closed by one at least as long: take one more backtick than the longest run inside.
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"
 
 
 def listed(items: Sequence[object], most: int = 4) -> str:

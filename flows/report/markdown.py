@@ -3,14 +3,15 @@
 Model output and other untrusted text is in fenced blocks, where markdown has no meaning.
 """
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
+from flows.render.table import markdown_table
 from flows.render.text import (
     bytes_per_token,
     count,
     duration,
     escaped,
+    fenced,
     listed,
     money,
     percent,
@@ -54,9 +55,9 @@ def _scores(card: Card) -> Iterator[str]:
     yield ""
     rows = [[row.task, *map(_cell, row.scores)] for row in card.score_rows]
     rows.append(["ChatCORE", *map(_chatcore, card.chatcore)])
-    yield from _table(["task", *CHAT_MODELS.values()], rows)
+    yield markdown_table(["task", *CHAT_MODELS.values()], rows)
     if card.failures:
-        yield "\nCould not be evaluated:\n\n" + fenced("\n".join(card.failures))
+        yield "\nCould not be evaluated:\n\n" + fenced(visible("\n".join(card.failures)))
 
 
 def _core(card: Card) -> Iterator[str]:
@@ -68,7 +69,7 @@ def _core(card: Card) -> Iterator[str]:
     yield "share of right answers, and the same from guessing (0) to all right (1); CORE is the"
     yield "mean of the latter."
     yield ""
-    yield from _table(
+    yield markdown_table(
         ["task", "right", "above guessing"],
         [[row.task, _cell(row.share), f"{row.centred:.3f}"] for row in card.core_rows],
     )
@@ -93,7 +94,8 @@ def _samples(card: Card) -> Iterator[str]:
         yield "Sampled answers to one question of a step, each with its reward."
     for paid in card.rl_samples:
         lines = [f"[reward {reward:g}] {text}" for reward, text in paid.answers]
-        yield "\n" + fenced("\n".join([f"step {paid.step}: {paid.prompt}", *lines]))
+        text = "\n".join([f"step {paid.step}: {paid.prompt}", *lines])
+        yield "\n" + fenced(visible(text))
     yield "\n## Samples of the base model\n"
     yield ", ".join(f"{name} {score.text(4)}" for name, score in card.base_scores)
     for sample in card.base_samples:
@@ -101,21 +103,8 @@ def _samples(card: Card) -> Iterator[str]:
 
 
 def _sample(sample: Sample) -> Iterator[str]:
-    yield "\n" + fenced(
-        "\n".join([sample.prompt, *(f"[{m}] {text}" for m, text in sample.answers)])
-    )
-
-
-def fenced(text: str) -> str:
-    """Return `text` in a fenced block that nothing inside it can close."""
-    return _block(visible(text))
-
-
-def _block(text: str) -> str:
-    # A fence is closed by one at least as long: take one more backtick than the longest run inside.
-    longest = max((len(run) for run in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    answers = (f"[{model}] {text}" for model, text in sample.answers)
+    yield "\n" + fenced(visible("\n".join([sample.prompt, *answers])))
 
 
 def _fit(card: Card) -> Iterator[str]:
@@ -124,7 +113,7 @@ def _fit(card: Card) -> Iterator[str]:
     yield "\n## Vocabulary\n"
     yield "Bytes per token: more is better. All kinds but held-out are short texts of our own."
     yield ""
-    yield from _table(
+    yield markdown_table(
         ["text", "ours", *VOCABULARIES.values()],
         [[row.kind, *map(bytes_per_token, row.values)] for row in card.fit],
     )
@@ -132,7 +121,7 @@ def _fit(card: Card) -> Iterator[str]:
 
 def _stages(card: Card) -> Iterator[str]:
     yield "\n## Stages\n"
-    yield from _table(
+    yield markdown_table(
         ["stage", "what it made", "fingerprint", "digest", "size", "time", "cost", "made from"],
         [
             [
@@ -152,7 +141,7 @@ def _stages(card: Card) -> Iterator[str]:
 
 def _machine(card: Card) -> Iterator[str]:
     yield "\n## Speed and machine\n"
-    yield from _table(
+    yield markdown_table(
         ["stage", "machine", "steps", "tokens per second", "MFU", "resumed from step"],
         [
             [
@@ -175,13 +164,7 @@ def _reproduction(card: Card) -> Iterator[str]:
     yield "\n## Reproduce\n"
     none = "No one command makes these artifacts."
     # Not `visible`, which cuts long text: half a command is none.
-    yield _block(escaped(found.command)) if found.command else none
+    yield fenced(escaped(found.command)) if found.command else none
     yield ""
     yield from (f"- {visible(note)}" for note in found.notes)
     yield f"- all settings together have the digest `{found.digest}`"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    # A pipe inside a cell would begin another column.
-    for row in (head, ["---"] * len(head), *rows):
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"

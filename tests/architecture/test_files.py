@@ -143,3 +143,28 @@ def _code_of(path: Path) -> str:
         if documented and ast.get_docstring(node):
             node.body[0] = ast.Pass()
     return ast.unparse(tree)
+
+
+# Parts of an f-string that format a time, bytes or a score on their own: flows/render/text.py does.
+FORMATTED = re.compile(
+    r"\{[^{}]*\} (?:s|min|h|days)\b"  # {seconds:.0f} s
+    r"|\{[^{}]*/ ?(?:60|3600|86_?400|1e[369]|10 ?\*\* ?9|2 ?\*\* ?[123]0|GIB)\b"
+    r"|\} (?:[kMG]i?B)\b"  # {size} MB
+    r"|\[\{[^{}]*:[+,.0-9]*g\}, \{"  # [{low:.4g}, {high:.4g}]
+)
+FORMATTERS = {
+    "deployments/automations.py": "a constant of seconds in a description that Prefect stores",
+    "flows/cli/machine/checks.py": "memory and disk in GiB, as the needs are stated; a constant",
+    "flows/plan/estimate.py": "FLOPs a second, no bytes",
+    "flows/report/card.py": "a metric whose name says its unit: peak_memory_gb",
+    "flows/cli/artifacts/gc.py": "the number of an option, --keep-days",
+}
+
+
+def test_durations_bytes_and_intervals_are_formatted_in_one_place() -> None:
+    found = {
+        named(path)
+        for path in python_files("flows", "deployments")
+        if not named(path).startswith("flows/render/") and FORMATTED.search(path.read_text())
+    }
+    assert found == FORMATTERS.keys()

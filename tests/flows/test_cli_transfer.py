@@ -229,9 +229,9 @@ def test_a_long_transfer_says_now_and_then_how_far_it_is(
     captured = capsys.readouterr()
     assert captured.out == ""
     lines = captured.err.splitlines()
-    assert [line.partition(" MB,")[0] for line in lines] == [
-        "sft/1a2b3c: 16 of 32",
-        "sft/1a2b3c: 32 of 32",
+    assert [line.partition(", ")[0] for line in lines] == [
+        "sft/1a2b3c: 16.0 MB of 32.0 MB",
+        "sft/1a2b3c: 32.0 MB of 32.0 MB",
     ]
 
 
@@ -243,7 +243,7 @@ def test_a_short_transfer_says_nothing(
         on_bytes(1)
     assert capsys.readouterr().err == ""
     assert describe_transfer(QUIET_BYTES - 1, 1.0) == ""
-    assert describe_transfer(32_000_000, 2.0) == ", in 2.0 s, 16.0 MB/s"
+    assert describe_transfer(32_000_000, 2.0) == ", in 2 s, 16.0 MB/s"
 
 
 def test_on_a_terminal_a_long_transfer_is_a_bar_that_goes_away(

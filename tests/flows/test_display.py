@@ -8,7 +8,9 @@ import pytest
 from rich.console import Console
 
 from flows.render import terminal as display
-from flows.render.terminal import Display, describe, describe_values, duration
+from flows.render.events import describe, describe_values
+from flows.render.terminal import Display
+from flows.render.text import duration
 
 START = {"kind": "start", "step": 0, "total": 100, "unit": "step", "resumed": False}
 
@@ -39,7 +41,7 @@ def show(*events: tuple[str, dict[str, Any]], terminal: bool = False) -> str:
         ({"kind": "message", "text": "hello"}, "hello"),
         (
             {"kind": "finished", "uri": "", "seconds": 83.4, "metrics": {"a": 1.23456, "b": "x"}},
-            "finished in 83 s  a 1.235",
+            "finished in 1 min 23 s: a 1.235",
         ),
         ({"kind": "failed", "error": "no good", "log_tail": ""}, "failed: no good"),
         (step(3, loss=1.0), None),
@@ -52,12 +54,17 @@ def test_each_event_has_its_line(event: dict[str, Any], text: str | None) -> Non
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
+        (0.0, "0 s"),
+        (0.043, "0.04 s"),
         (4.21, "4.2 s"),
-        (83.4, "83 s"),
+        (9.98, "10 s"),
+        (75, "1 min 15 s"),
+        (3725, "1 h 2 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 days"),
+        (3601, "1 h"),
         (720, "12 min"),
-        (12240, "3.4 h"),
-        (171_000, "47.5 h"),
-        (216_000, "2.5 days"),
+        (652_944_960, "7557 days 5 h"),
     ],
 )
 def test_durations_are_said_as_people_say_them(seconds: float, text: str) -> None:
@@ -85,7 +92,7 @@ def test_steps_are_lines_now_and_then_with_values_and_the_time_left(
 
     printed = show(("pretrain", START), ("pretrain", step(50, loss=3.14159, tokens_per_second=9e4)))
 
-    assert printed == "pretrain  step 50/100  loss 3.142  tokens_per_second 90,000  0.0 s left\n"
+    assert printed == "pretrain  step 50/100, loss 3.142, 90,000 tokens/s, 0 s left\n"
 
 
 def test_steps_in_quick_succession_print_nothing() -> None:
@@ -109,7 +116,7 @@ def test_a_terminal_shows_a_bar_and_takes_it_away() -> None:
         terminal=True,
     )
 
-    assert "finished in 5.0 s" in printed
+    assert "finished in 5 s" in printed
     assert "\x1b[?25h" in printed[-10:]  # the cursor is given back
 
 
@@ -145,5 +152,5 @@ def test_stages_may_speak_at_the_same_time() -> None:
 
 def test_a_number_with_its_interval_is_one_number():
     values = {"core": 0.21, "core_low": 0.2, "core_high": 0.223, "price_low": 2.0, "steps": 7}
-    assert describe_values(values) == "core 0.21 (0.2 to 0.223)  price_low 2  steps 7"
+    assert describe_values(values) == "core 0.21 (0.2 to 0.223), price_low 2, steps 7"
     assert describe_values({"core": 0.21, "core_low": 0.2}) == "core 0.21"

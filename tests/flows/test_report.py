@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.render.charts import Chart, Quantity, smooth, thin
-from flows.render.text import MAX_SHOWN, count, duration, listed, money, percent, size, visible
+from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
 from flows.report import stage
 from flows.report.inputs import Stop
 from nanochat_core.errors import ArtifactError
@@ -201,9 +201,6 @@ def test_numbers_read_like_numbers() -> None:
         "300 T",
     ]
     assert [size(n) for n in (12, 1_482_000, 10**10)] == ["12 bytes", "1.5 MB", "10.0 GB"]
-    assert [duration(s) for s in (3.2, 75, 3725)] == ["3 s", "1 min 15 s", "1 h 2 min"]
-    assert [duration(s) for s in (172_799, 172_800)] == ["47 h 59 min", "2 days 0 h"]
-    assert duration(652_944_960) == "7557 days 5 h"
     assert percent(0.1234) == "12.3 %"
     assert [money(d) for d in (1234.5, 0.25, 0.0)] == ["$1,234.50", "$0.25", "no price"]
     assert listed([1, 2, 3, 4]) == "1, 2, 3, 4"

@@ -146,7 +146,7 @@ def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(
         assert f"`{item.manifest.name}`" in text
         assert item.uri in text
     row = next(line for line in text.splitlines() if line.startswith("| pretrain "))
-    assert "resumed at step 120 of 320" in row
+    assert "resumed at step 120/320" in row
     assert "| rl | Cached |" in text
     assert f"$ nanochat chat {made['rl'].manifest.name} --store s3://bucket" in text
     assert f"$ nanochat fetch {made['report'].manifest.name} --store s3://bucket" in text

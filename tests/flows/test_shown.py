@@ -141,7 +141,7 @@ def check_failed(pages: Pages, name: str) -> None:
         "training failed on rank 0: ValueError: the machine is on fire",
         'raise ValueError("the machine is on fire")',  # of the traceback in the rank's log
         "python -m nanochat_core.worker /",
-        "step 7 of 10",
+        "step 7/10",
     ):
         assert part in failure["data"]
     assert shown["toy-training-progress"]["data"] < 100
@@ -158,7 +158,7 @@ def check_failed(pages: Pages, name: str) -> None:
 def check_went_on(pages: Pages, name: str, built: Any) -> None:
     run = pages.task_run(name, "training")
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Resumed")
-    assert run["state"]["message"] == f"resumed at step 5 of 10; {built.uri}"
+    assert run["state"]["message"] == f"resumed at step 5/10; {built.uri}"
     assert {f"run:{name}", f"stage:{built.manifest.name}"} <= set(run["tags"])
     assert pages.task_run(name, "data")["state_name"] == "Cached"
     assert pages.flow_run(name)["tags"] == [f"run:{name}"]
@@ -167,7 +167,7 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     progress = shown["toy-training-progress"]
     assert progress["data"] == 100
     assert progress["description"] == (
-        "training: resumed at step 5 of 10; finished at step 10 of 10, loss 0.5, 1,234 tokens/s"
+        "training: resumed at step 5/10; finished at step 10/10, loss 0.5, 1,234 tokens/s"
     )
     metrics = shown["toy-training-metrics"]
     assert metrics["description"] == built.uri
@@ -179,7 +179,7 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     assert curve["type"] == "image"
     assert curve["data"].startswith("data:image/png;base64,")
     page = shown["toy-artifacts"]["data"]
-    assert "| training | resumed at step 5 of 10 |" in page
+    assert "| training | resumed at step 5/10 |" in page
     assert "| data | Cached |" in page
     pages.logs(name, "training: resumed at step 5/10")
 

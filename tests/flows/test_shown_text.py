@@ -2,21 +2,28 @@
 
 from typing import Any
 
-from flows.orchestration.stage_page import failure_text, fenced, metric_rows, progress_text, table
+from flows.orchestration.stage_page import failure_text, metric_rows
+from flows.render.events import Loop
+from flows.render.table import markdown_table
+from flows.render.text import fenced
+
+
+def progress(values: dict[str, float], *, step: int, total: int) -> str:
+    loop = Loop.of({"unit": "step", "step": step - 1, "total": total})
+    loop.move({"step": step, "total": total, "values": values})
+    return str(loop)
 
 
 def test_progress_names_step_loss_and_speed() -> None:
     values = {"loss": 3.2101234, "tokens_per_second": 4887.33, "mfu": 0.412}
-    said = progress_text(values, unit="step", step=1200, total=32000)
-    expected = "step 1,200 of 32,000, loss 3.21, 4,887 tokens/s, 41.2 % MFU"
-    assert said == expected
+    expected = "step 1200/32000, loss 3.21, 4,887 tokens/s, 41.2 % MFU"
+    assert progress(values, step=1200, total=32000) == expected
 
 
 def test_progress_of_rl_says_how_long_a_step_takes() -> None:
     values = {"reward": 0.25, "answer_tokens": 17.4, "useful_share": 0.875, "seconds": 5.66}
-    said = progress_text(values, unit="step", step=30, total=30)
-    expected = "reward 0.25, answer tokens 17.4, useful share 0.875, 5.7 s a step"
-    assert said == f"step 30 of 30, {expected}"
+    expected = "reward 0.25, answer_tokens 17.4, useful_share 0.875, 5.7 s a step"
+    assert progress(values, step=30, total=30) == f"step 30/30, {expected}"
 
 
 def test_metrics_have_their_interval_in_their_own_row() -> None:
@@ -78,6 +85,5 @@ def test_a_block_is_longer_than_any_fence_inside() -> None:
 
 
 def test_cells_cannot_break_a_table() -> None:
-    assert (
-        table(["a", "b"], [["x|y", "one\ntwo"]]) == "| a | b |\n| --- | --- |\n| x\\|y | one two |"
-    )
+    text = markdown_table(["a", "b"], [["x|y", "one\ntwo"]])
+    assert text == "| a | b |\n| --- | --- |\n| x\\|y | one two |"

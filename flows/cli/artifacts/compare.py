@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import columns
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import read_all
@@ -16,6 +15,8 @@ from flows.cli.output import print_json, print_lines, screen
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart
+from flows.render.table import columns
+from flows.render.text import number, with_interval
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -180,11 +181,11 @@ def _compare_stage(
     for name in names:
         first = scores[0].get(name)
         cells: list[dict[str, Any] | None] = []
-        for number, each in enumerate(scores):
+        for index, each in enumerate(scores):
             score = each.get(name)
             cell = None if score is None else asdict(score)
-            if cell is not None and score is not None and first is not None and number:
-                delta = delta_of(first, score, paired[number].by_task.get(name))
+            if cell is not None and score is not None and first is not None and index:
+                delta = delta_of(first, score, paired[index].by_task.get(name))
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
         tree["scores"].append({"metric": name, "of": cells})
@@ -242,17 +243,15 @@ def _row(item: Mapping[str, Any]) -> list[str]:
 
 def _score(cell: Mapping[str, Any]) -> str:
     if cell["low"] is None or cell["high"] is None:
-        return f"{cell['value']:.6g}"
-    return f"{cell['value']:.4g} [{cell['low']:.4g}, {cell['high']:.4g}]"
+        return number(cell["value"], digits=6)
+    return with_interval(cell["value"], cell["low"], cell["high"])
 
 
 def _delta(delta: Mapping[str, Any] | None) -> str:
     if delta is None:
         return ""
-    if delta["low"] is None:  # a score without interval, such as val_bpb
-        return f"{delta['value']:+.4g}"
-    ends = f"[{delta['low']:+.4g}, {delta['high']:+.4g}]"
-    return f"{delta['value']:+.4g} {ends}{' *' if delta['clear'] else ''}"
+    shown = with_interval(delta["value"], delta["low"], delta["high"], sign="+")
+    return f"{shown} *" if delta["clear"] else shown
 
 
 def _answers(first: str, name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.listing import columns
 from flows.artifacts.names import is_artifact, open_usable
 from flows.cli.artifacts.data_show import show
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_warning
 from flows.cli.progress import count_of, show_bytes
+from flows.render.table import columns
 from flows.render.text import count, percent, size
 from flows.stages import SHARDS
 from infra.storage.base import Store

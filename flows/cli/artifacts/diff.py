@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import columns
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
@@ -17,6 +16,8 @@ from flows.identity.diff import Difference, FileChange, InputChange, Metric, com
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Input, Manifest
 from flows.profiles import PROFILES
+from flows.render.table import columns
+from flows.render.text import number
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -159,7 +160,7 @@ def _metric_row(metric: Metric) -> tuple[str, ...]:
         metric.name,
         _shown(metric.old),
         _shown(metric.new),
-        "" if difference is None else _number(difference, sign="+" if difference else ""),
+        "" if difference is None else number(difference, digits=6, sign="+" if difference else ""),
     )
 
 
@@ -167,13 +168,9 @@ def _shown(value: Any) -> str:
     if value is None:
         return "none"
     if type(value) in (int, float):  # not isinstance: a bool is an int
-        return _number(value)
+        return number(value, digits=6)
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _MAX_VALUE else f"{text[: _MAX_VALUE - 3]}..."
-
-
-def _number(value: float, *, sign: str = "") -> str:
-    return f"{value:{sign},}" if isinstance(value, int) else f"{value:{sign}.6g}"
 
 
 # Runs.

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
 
-from flows.artifacts.listing import columns
 from flows.cli.artifacts.evals_history import history
 from flows.cli.options import AsJson, PlacementOptions, StoreOptions
 from flows.cli.output import print_json, print_lines, print_warning, screen
 from flows.cli.train.run import saying_how_to_go_on
 from flows.evals.suite import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
+from flows.render.table import columns
+from flows.render.text import duration
 from infra.placement import check_gpu_pool
 from nanochat_core.errors import ConfigError
 
@@ -175,7 +176,7 @@ def run(
     where.check_gpus()
     stages = judging.check(where, model).stages
     from flows.orchestration.local_run import ready
-    from flows.render.terminal import Display, duration
+    from flows.render.terminal import Display
 
     began = time.monotonic()
     command = shlex.join(["nanochat", "evals", "run", model, *judging.words, *where.words])

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import columns
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines
 from flows.identity.fingerprint import short
+from flows.render.table import columns
+from flows.render.text import with_interval
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
@@ -81,7 +82,7 @@ def _lines(name: str, found: "History") -> Iterator[str]:
                     entry.run.started,
                     entry.run.run,
                     short(entry.model),
-                    _score(entry),
+                    with_interval(entry.score.value, entry.score.low, entry.score.high),
                     # Newest first: the last entry is the first ever, unless --limit cut some.
                     _change(entry, is_first=entry is found.entries[-1] and not found.more),
                     strip(
@@ -100,20 +101,11 @@ def _lines(name: str, found: "History") -> Iterator[str]:
         yield f"{found.more} more before; --limit shows them"
 
 
-def _score(entry: "Entry") -> str:
-    score = entry.score
-    if score.low is None or score.high is None:
-        return f"{score.value:.4g}"
-    return f"{score.value:.4g} [{score.low:.4g}, {score.high:.4g}]"
-
-
 def _change(entry: "Entry", *, is_first: bool) -> str:
     delta = entry.delta
     if entry.is_same:
         return "the same evaluation"
     if delta is None:
         return "" if is_first else "asked otherwise before"
-    if delta.low is None or delta.high is None:
-        return f"{delta.value:+.4g}"
-    ends = f"[{delta.low:+.4g}, {delta.high:+.4g}]"
-    return f"{delta.value:+.4g} {ends}{' *' if delta.is_clear else ''}"
+    shown = with_interval(delta.value, delta.low, delta.high, sign="+")
+    return f"{shown} *" if delta.is_clear else shown

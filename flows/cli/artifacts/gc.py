@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import columns
 from flows.artifacts.runs import timestamp
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, screen
@@ -17,6 +16,7 @@ from flows.gc.reach import Rules
 from flows.gc.survey import Survey
 from flows.gc.sweep import Watch
 from flows.identity.fingerprint import short
+from flows.render.table import columns
 from flows.render.text import duration, size
 from nanochat_core.errors import ConfigError
 
@@ -188,7 +188,7 @@ def _table(pieces: Iterable[Piece], now: float) -> list[str]:
             f"{row.number:,}",
             f"{row.objects:,}",
             size(row.size),
-            f"{_age(now - row.newest)} ago",
+            f"{duration(max(0.0, now - row.newest))} ago",
         )
         for row in _rows(pieces)
     ]
@@ -199,7 +199,7 @@ def _named(pieces: Iterable[Piece], survey: Survey) -> Iterator[str]:
     """Yield the names of the largest artifacts among `pieces`, and the number of the others."""
     artifacts = _artifacts(pieces, survey)
     cells = [
-        (f"{stage}/{short(fingerprint)}", size(count), f"{_age(seconds)} ago")
+        (f"{stage}/{short(fingerprint)}", size(count), f"{duration(seconds)} ago")
         for stage, fingerprint, count, seconds in artifacts[:_NAMED]
     ]
     yield from (f"  {line}" for line in columns(cells, right=(1, 2)))
@@ -221,10 +221,6 @@ def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[tuple[str, str, 
         if piece.kind == "artifact" and piece.place
     ]
     return sorted(found, key=lambda item: (-item[2], item[:2]))
-
-
-def _age(seconds: float) -> str:
-    return f"{seconds / _DAY:.0f} days" if seconds >= 2 * _DAY else duration(max(0.0, seconds))
 
 
 def _to_tree(url: str, plan: CollectionPlan, done: Collected | None) -> dict[str, Any]:

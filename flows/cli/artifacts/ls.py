@@ -6,15 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import (
-    GONE,
-    Listed,
-    Listing,
-    columns,
-    list_artifact,
-    list_newest,
-    list_run,
-)
+from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
@@ -22,6 +14,7 @@ from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_unread
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
+from flows.render.table import columns
 from flows.render.text import size
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError

@@ -8,9 +8,9 @@ from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import columns
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_warning
+from flows.render.table import columns
 from nanochat_core.errors import ConfigError
 
 _MAX_CELL = 64  # characters of a value in a table

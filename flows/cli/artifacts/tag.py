@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import Tagged, columns, list_tags
+from flows.artifacts.listing import Tagged, list_tags
 from flows.artifacts.names import open_run, suggest
 from flows.artifacts.pins import reserve
 from flows.artifacts.runs import Run, check_name, find_run, find_tag, newest_runs, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, print_note
 from flows.profiles import PROFILES
+from flows.render.table import columns
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError

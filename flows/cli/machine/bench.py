@@ -13,6 +13,7 @@ from cyclopts import App, Group, Parameter
 from flows.artifacts.names import open_model
 from flows.cli.options import DeviceOptions
 from flows.cli.output import print_warning, screen
+from flows.render.text import size
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # torch is slow to import, and every command imports this module
@@ -70,7 +71,7 @@ def infer(
         ("--tokens", tokens, 2),
         ("--rounds", rounds, 1),
         ("--threads", threads, 1),
-        *(("--batch-sizes", size, 1) for size in batch_sizes),
+        *(("--batch-sizes", rows, 1) for rows in batch_sizes),
     ):
         if value is not None and value < least:
             raise ConfigError(f"{name} is {value}, expected at least {least}")
@@ -240,12 +241,12 @@ def _show(speeds: "list[Speed]", bandwidth: float) -> None:
             f"{speed.first_token * 1e3:,.1f} ms",
             f"{speed.step * 1e3:,.2f} ms",
             f"{speed.tokens_per_second:,.0f}",
-            f"{speed.bytes_per_step / 1e6:,.1f} MB",
+            size(speed.bytes_per_step),
             f"{speed.bandwidth_share:.0%}",
         )
     console = screen()
     console.print(table)
-    console.print(f"reading gets {bandwidth / 1e9:,.1f} GB/s out of this machine's memory")
+    console.print(f"reading gets {size(round(bandwidth))}/s out of this machine's memory")
     # rich and `sys.stdout.write` below have buffers of their own; the JSON must be the last line.
     sys.stdout.flush()
 

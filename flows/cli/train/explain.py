@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.listing import columns
 from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, pinned_profile
@@ -17,6 +16,7 @@ from flows.identity.manifest import Facts, Manifest
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, StagePlan, make_plan
 from flows.plan.render import to_json
+from flows.render.table import columns
 from flows.render.text import duration
 from infra.storage.base import Store
 

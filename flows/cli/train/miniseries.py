@@ -12,6 +12,8 @@ from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptio
 from flows.cli.output import print_json, print_lines, print_warning, screen
 from flows.cli.train.run import check_room, saying_how_to_go_on
 from flows.plan.upstream import pin
+from flows.render.table import columns
+from flows.render.text import duration
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # numpy, charts and Prefect are slow to import, and every command imports this
@@ -116,7 +118,7 @@ def _run(
 ) -> int:
     from flows.miniseries.findings import to_tree
     from flows.orchestration.local_run import ready
-    from flows.render.terminal import Display, duration
+    from flows.render.terminal import Display
 
     began = time.monotonic()
     # With --json stdout belongs to the result, so the display is on stderr.
@@ -193,7 +195,6 @@ def _plot(
 
 def _lines(findings: "Findings", files: "Files") -> Iterator[str]:
     """Yield the table, the sentences about it and the paths of the files."""
-    from flows.artifacts.listing import columns
     from flows.miniseries.findings import HEADER, rows, sentences
 
     yield from columns([HEADER, *rows(findings)], right=range(1, 6))

@@ -23,6 +23,7 @@ from flows.cli.output import print_error, print_lines, print_warning, screen
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import Plan, make_plan
 from flows.plan.render import render
+from flows.render.text import duration
 from flows.stages import REPORT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -85,7 +86,7 @@ def run(
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import run_flow
-    from flows.render.terminal import Display, duration
+    from flows.render.terminal import Display
 
     began = time.monotonic()
     with (
