@@ -33,7 +33,6 @@ from flows.miniseries.series import (
     Unit,
     open_series,
     pin_members,
-    units_of,
 )
 from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.forms import (
@@ -171,10 +170,10 @@ def miniseries(
     planned = store_wait(lambda: plan_series(series, context.store, context.work, placement))
     # A checkpoint found by the plan counts as progress of the start before.
     for depth, run in ids.items():
-        mine = [p.item for p in planned.units if depth in {m.depth for m in p.unit.members}]
+        mine = [item for unit, item in planned.items if unit.has(depth)]
         starts = starts.add_plan(run, mine)
     check_restart_limit(opened_store, starts, pool=pool)
-    if not planned.is_done:
+    if planned.plan.exit_code:
         store_wait(context.store.check_conditions)
     runs = {
         member.depth: Run(
@@ -194,7 +193,7 @@ def miniseries(
         for member in series.members
     }
     runs = {depth: starts.record_in(run) for depth, run in runs.items()}
-    return sweep(series, units_of(series), context, runs, planned=planned, retries=retries)
+    return sweep(series, planned.units, context, runs, planned=planned, retries=retries)
 
 
 def sweep(
@@ -332,8 +331,8 @@ def _failures(futures: Mapping[str, PrefectFuture[Built]]) -> dict[str, Nanochat
 def _status(
     units: Sequence[Unit], depth: int, futures: Mapping[str, PrefectFuture[Built]]
 ) -> Status:
-    mine = [unit for unit in units if depth in {member.depth for member in unit.members}]
-    is_done = all(futures[unit.label].state.is_completed() for unit in mine)
+    mine = (futures[unit.label].state for unit in units if unit.has(depth))
+    is_done = all(state.is_completed() for state in mine)
     return "finished" if is_done else "failed"
 
 

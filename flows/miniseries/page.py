@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from flows.miniseries.files import Files
 from flows.miniseries.findings import HEADER, Findings, rows, sentences
-from flows.miniseries.plan import SeriesPlan, lines_of, summary
+from flows.miniseries.plan import SeriesPlan, lines_of
 from flows.orchestration.stage_page import BackgroundWriter
 
 
@@ -23,8 +23,9 @@ class SeriesPages:
 
     def show_plan(self, planned: SeriesPlan) -> None:
         """Show what the series is about to do."""
-        text = "\n".join(["```text", *lines_of(planned), "```"])
-        about = f"{summary(planned)}. Store: {planned.store}"
+        lines = lines_of(planned)
+        text = "\n".join(["```text", *lines, "```"])
+        about = f"{lines[-1]}. Store: {planned.plan.store}"
         self._courier.send(lambda: self._courier.write("plan", "markdown", text, description=about))
 
     def show_findings(self, findings: Findings, files: Files) -> None:

@@ -62,6 +62,10 @@ class Unit:
             return self.stage.name
         return f"{' '.join(member.label for member in self.members)} / {self.stage.name}"
 
+    def has(self, depth: int) -> bool:
+        """Return whether the member of this depth uses the unit's artifact."""
+        return any(member.depth == depth for member in self.members)
+
 
 def check_depths(depths: Sequence[int]) -> tuple[int, ...]:
     """Return the depths in order. Raises ConfigError unless they are 2 to 12 different ones."""

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import asdict
+from typing import Any
 
 from flows.artifacts.revocations import Revoked
 from flows.identity.fingerprint import short
@@ -32,20 +33,16 @@ def render(plan: Plan) -> list[str]:
         # Reasons hold text from the store, which others can write: `visible` escapes control
         # characters, so that it cannot move a terminal's cursor.
         lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
-    return [*lines, "", _summary(plan)]
+    return [*lines, "", totals(plan)["summary"]]
 
 
 def to_json(plan: Plan) -> str:
     """Return the plan for programs, as JSON: all stages in the table's order."""
-    known = [item.estimate for item in plan.stages if item.estimate]
     tree = {
         "format": _FORMAT,
         "store": plan.store,
         "exit_code": plan.exit_code,
-        "summary": _summary(plan),
-        "seconds": sum(estimate.seconds for estimate in known),
-        "dollars": sum(estimate.dollars for estimate in known),
-        "without_estimate": _count_unknown(plan),
+        **totals(plan),
         "stages": [_to_tree(item) for item in plan.stages],
     }
     return json.dumps(tree, indent=1, allow_nan=False)
@@ -88,20 +85,22 @@ def _revoked_to_tree(revoked: Revoked) -> dict[str, str]:
     }
 
 
-def _summary(plan: Plan) -> str:
-    counts = Counter(item.state for item in plan.stages)
-    if plan.exit_code == 0:
-        return f"nothing to run: {len(plan.stages)} stages up to date"
-    text = ", ".join(f"{counts[s]} {word}" for s, word in _SUMMARY.items() if counts[s])
+def totals(plan: Plan) -> dict[str, Any]:
+    """Return the summary and the sums of the estimates as JSON values."""
     known = [item.estimate for item in plan.stages if item.estimate]
-    if known:
-        seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
-        text += f"; about {duration(seconds)}, ${dollars:.2f}"
-        unknown = _count_unknown(plan)
-        text += f" without {unknown} stages that never ran" if unknown else ""
-    return text
-
-
-def _count_unknown(plan: Plan) -> int:
-    """Return the number of stages that may run and have no estimate."""
-    return sum(item.state != "=" and item.estimate is None for item in plan.stages)
+    seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
+    # Stages that may run and never ran.
+    unknown = sum(item.state != "=" and item.estimate is None for item in plan.stages)
+    counts = Counter(item.state for item in plan.stages)
+    summary = ", ".join(f"{counts[s]} {word}" for s, word in _SUMMARY.items() if counts[s])
+    if plan.exit_code == 0:
+        summary = f"nothing to run: {len(plan.stages)} stages up to date"
+    elif known:
+        summary += f"; about {duration(seconds)}, ${dollars:.2f}"
+        summary += f" without {unknown} stages that never ran" if unknown else ""
+    return {
+        "summary": summary,
+        "seconds": seconds,
+        "dollars": dollars,
+        "without_estimate": unknown,
+    }

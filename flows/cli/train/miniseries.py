@@ -92,15 +92,15 @@ def miniseries(
             sys.stdout.write(plan_to_json(planned) + "\n")
         else:
             print_lines(lines_of(planned))
-        return 0 if planned.is_done else 2
-    if not planned.is_done:  # what is built already needs no disk
+        return planned.plan.exit_code
+    if planned.plan.exit_code:  # what is built already needs no disk
         check_room(where.home_path)
     return _run(
         series,
         overrides,
         where,
         workers,
-        [p.unit.label for p in planned.units],
+        [unit.label for unit in planned.units],
         lines_of(planned),
         as_json=as_json,
     )
