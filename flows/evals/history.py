@@ -4,27 +4,23 @@ The runs of a name are those called so or the one a tag points at, and the runs 
 the name referred to at the time (`nanochat evals`): a tag does not record where it pointed before.
 """
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 
 from flows.artifacts.names import MODELS, check_stage, open_run, suggest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, newest_runs, read_all, runs_called
-from flows.compare.compare import Answers, Delta, Score, answers_of, delta_of, scores_of
-from flows.evals.regression import Evaluation, same_suite
-from flows.evals.suite import history_name
+from flows.compare.compare import Delta, Score, scores_of
+from flows.evals.regression import USUAL, Evaluation, delta_between, same_suite
+from flows.evals.suite import EVALUATORS, history_name
 from flows.identity.manifest import Manifest
 from flows.stages import BASE_EVAL, CHAT_EVALS
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.errors import ConfigError
 
-USUAL = ("chatcore", "core", "val_bpb")  # default metrics: the first that was measured is shown
 MOST_RUNS = 500  # records read, the newest first: each costs a request
 _SHOWN = 20  # names in a hint
-_EVALUATORS = {stage.inputs[0].name: stage.name for stage in (BASE_EVAL, *CHAT_EVALS)}
 # Of a run's models the furthest trained first: RL, SFT, midtraining, then the base model.
 _BEST_FIRST = (*(stage.name for stage in reversed(CHAT_EVALS)), BASE_EVAL.name)
 
@@ -33,16 +29,10 @@ _BEST_FIRST = (*(stage.name for stage in reversed(CHAT_EVALS)), BASE_EVAL.name)
 class Entry:
     """One run's evaluation, and its difference from the one before it in time."""
 
-    run: Run
-    manifest: Manifest  # of the evaluation stage
+    evaluation: Evaluation
     score: Score
     delta: Delta | None  # None: the one before is of another suite, or does not exist
     is_same: bool  # the artifact is that of the one before: the evaluation was cached
-
-    @property
-    def model(self) -> str:
-        """The fingerprint of the model, or "" if the manifest has no model among its inputs."""
-        return Evaluation(run=self.run, manifest=self.manifest).model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +84,7 @@ def _evaluator_of(name: str) -> str | None:
         raise ConfigError(
             f"{stage} makes no model to evaluate", hint=f"stages that do: {', '.join(MODELS)}"
         )
-    return _EVALUATORS[stage]
+    return EVALUATORS[stage].name
 
 
 def _runs_of(store: Store, name: str) -> list[Run]:
@@ -123,23 +113,10 @@ def _entries(store: Store, evaluated: Sequence[Evaluation], metric: str) -> Iter
     for newer, older in zip(evaluated, [*evaluated[1:], None], strict=True):
         score = scores_of(newer.manifest)[metric]
         delta = None
-        # An evaluation compared with itself differs by 0 exactly, without any interval.
-        same = older is not None and older.manifest.fingerprint == newer.manifest.fingerprint
         if older is not None and same_suite(older.manifest, newer.manifest):
-            old = scores_of(older.manifest)[metric]
-            pair = None if same else _pairs(store, older.manifest, newer.manifest).get(metric)
-            delta = Delta(value=0.0) if same else delta_of(old, score, pair)
-        yield Entry(run=newer.run, manifest=newer.manifest, score=score, delta=delta, is_same=same)
-
-
-def _pairs(store: Store, old: Manifest, new: Manifest) -> Mapping[str, Answers]:
-    """Return by task the questions that both answered; none if their records are gone."""
-    with tempfile.TemporaryDirectory(prefix="evals-") as room:
-        try:
-            return answers_of(store, [old, new], Path(room))[0]
-        except ArtifactError:
-            # The scores are still valid; unpaired, their difference gets the wider interval.
-            return {}
+            delta = delta_between(store, older.manifest, newer.manifest, metric)
+        same = older is not None and older.manifest.fingerprint == newer.manifest.fingerprint
+        yield Entry(evaluation=newer, score=score, delta=delta, is_same=same)
 
 
 def _nothing(

@@ -7,7 +7,7 @@ reported once, on the day of the change; against the `best` one, every time unti
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from flows.artifacts.names import MODELS
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, newest_runs
-from flows.compare.compare import Answers, Delta, Score, answers_of, delta_of, scores_of
+from flows.compare.compare import Delta, Score, answers_of, delta_of, scores_of
 from flows.evals.suite import Against, Rule
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
@@ -23,7 +23,7 @@ from flows.render.text import number
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-_MAIN = ("chatcore", "core", "val_bpb")  # default metrics: the first that was measured is used
+USUAL = ("chatcore", "core", "val_bpb")  # default metrics: the first that was measured is used
 _LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
 _HISTORY = 200  # newest runs of a name that are read
 _SHOWN_NAMES = 12
@@ -48,11 +48,11 @@ class Assessment:
 
     metric: str
     score: Score
-    baseline: Score | None  # None: no earlier evaluation compares
-    baseline_run: str | None
-    delta: Delta | None  # from the baseline
     drop: float  # that was allowed
-    regressed: bool
+    baseline: Score | None = None  # None: no earlier evaluation compares
+    baseline_run: str | None = None
+    delta: Delta | None = None  # from the baseline
+    regressed: bool = False
 
     @property
     def is_inside(self) -> bool:
@@ -134,27 +134,16 @@ def assess(
         and same_suite(evaluation.manifest, newest.manifest)
         and metric in scores_of(evaluation.manifest)
     ]
+    found = Assessment(metric=metric, score=scores[metric], drop=rule.drop)
     baseline = _baseline(earlier, metric, rule.against)
     if baseline is None:
-        return Assessment(
-            metric=metric,
-            score=scores[metric],
-            baseline=None,
-            baseline_run=None,
-            delta=None,
-            drop=rule.drop,
-            regressed=False,
-        )
-    old = scores_of(baseline.manifest)[metric]
-    pairs = _pairs(store, baseline.manifest, newest.manifest).get(metric)
-    delta = delta_of(old, scores[metric], pairs)
-    return Assessment(
-        metric=metric,
-        score=scores[metric],
-        baseline=old,
+        return found
+    delta = delta_between(store, baseline.manifest, newest.manifest, metric)
+    return replace(
+        found,
+        baseline=scores_of(baseline.manifest)[metric],
         baseline_run=baseline.run.run,
         delta=delta,
-        drop=rule.drop,
         # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
         regressed=-delta.value * _sign(metric) > rule.drop,
     )
@@ -163,6 +152,20 @@ def assess(
 def same_suite(first: Manifest, second: Manifest) -> bool:
     """Return whether two evaluations differ in the model alone, or not at all."""
     return first.stage == second.stage and _suite(first) == _suite(second)
+
+
+def delta_between(store: Store, old: Manifest, new: Manifest, metric: str) -> Delta:
+    """Return the difference of two evaluations of the same suite, paired if they have answers."""
+    # An evaluation compared with itself differs by 0 exactly, without any interval.
+    if old.fingerprint == new.fingerprint:
+        return Delta(value=0.0)
+    with tempfile.TemporaryDirectory(prefix="evals-") as room:
+        try:
+            pairs = answers_of(store, [old, new], Path(room))[0].get(metric)
+        except ArtifactError:
+            # The scores are still valid; unpaired, their difference gets the wider interval.
+            pairs = None
+    return delta_of(scores_of(old)[metric], scores_of(new)[metric], pairs)
 
 
 def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, Any]]:
@@ -175,11 +178,13 @@ def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, A
             "run": evaluation.run.run,
             "model": short(evaluation.model),
             "evaluation": short(evaluation.manifest.fingerprint),
-            metric: scores[metric].value if metric in scores else None,
-            "low": scores[metric].low if metric in scores else None,
-            "high": scores[metric].high if metric in scores else None,
+            metric: None,
+            "low": None,
+            "high": None,
         }
-        rows.append(row | {n: s.value for n, s in scores.items() if n != metric})
+        if metric in scores:
+            row |= {"low": scores[metric].low, "high": scores[metric].high}
+        rows.append(row | {name: score.value for name, score in scores.items()})
     return rows
 
 
@@ -191,7 +196,7 @@ def _suite(manifest: Manifest) -> tuple[Any, ...]:
 
 
 def _metric(manifest: Manifest, scores: Mapping[str, Score], rule: Rule) -> str:
-    wanted = _MAIN if rule.metric is None else (rule.metric,)
+    wanted = USUAL if rule.metric is None else (rule.metric,)
     for name in wanted:
         if name in scores:
             return name
@@ -218,16 +223,6 @@ def _baseline(earlier: Sequence[Evaluation], metric: str, against: Against) -> E
 def _sign(metric: str) -> int:
     """Return 1 if more is better, -1 if less is."""
     return -1 if metric.endswith(_LESS_IS_BETTER) else 1
-
-
-def _pairs(store: Store, old: Manifest, new: Manifest) -> Mapping[str, Answers]:
-    """Return by task the questions that both answered; none if their records are gone."""
-    with tempfile.TemporaryDirectory(prefix="evals-") as room:
-        try:
-            return answers_of(store, [old, new], Path(room))[0]
-        except ArtifactError:
-            # The scores are still valid; unpaired, their difference gets the wider interval.
-            return {}
 
 
 def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:

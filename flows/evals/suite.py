@@ -23,7 +23,8 @@ from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 Against: TypeAlias = Literal["previous", "best"]
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
-_EVALUATORS = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
+# The evaluation stage of each stage that makes a model.
+EVALUATORS = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
 _OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
 
 
@@ -84,8 +85,10 @@ def open_suite(
         raise ModelError(
             f"{model} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
         )
-    stage = _EVALUATORS[manifest.stage]
-    run = _run_of(store, model, manifest)
+    stage = EVALUATORS[manifest.stage]
+    # The run that the model is found in: its settings and data evaluate it.
+    is_whole = "@" in model or "/" in model
+    run = open_run(store, model if is_whole else f"{manifest.stage}@{model}")
     if profile is None and run.profile == IMPORTED:
         raise ConfigError(
             f"{model} was imported, so it has no run with the settings of an evaluation",
@@ -128,12 +131,6 @@ def evaluated_model(run: Run) -> str | None:
     """Return the name of the model that `run` evaluated; None for a run that trains."""
     is_evaluation = len(run.uses) == 1 and run.name == history_name(run.uses[0])
     return run.uses[0] if is_evaluation else None
-
-
-def _run_of(store: Store, model: str, manifest: Manifest) -> Run:
-    """Return the run that the model is found in, whose settings and data evaluate it."""
-    is_whole = "@" in model or "/" in model
-    return open_run(store, model if is_whole else f"{manifest.stage}@{model}")
 
 
 def _pinned(

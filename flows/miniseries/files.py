@@ -1,7 +1,6 @@
 """The files of a series in a home: a page for people, a picture, numbers for programs."""
 
 import json
-import os
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from flows.miniseries.findings import HEADER, Findings, rows, sentences, to_tree
 from flows.miniseries.picture import pictures
 from flows.render.html import fill
 from nanochat_core.errors import ConfigError
+from nanochat_core.job import move_into_place
 
 TEMPLATE = Path(__file__).with_name("series.html.jinja")
 
@@ -29,7 +29,7 @@ def write_files(home: Path, findings: Findings) -> Files:
     Raises ConfigError if this machine cannot draw, or cannot write there.
     """
     directory = home / "miniseries" / findings.name
-    by_flops, _ = drawn = pictures(findings)
+    drawn = pictures(findings)
     page = fill(
         TEMPLATE,
         findings=findings,
@@ -39,7 +39,7 @@ def write_files(home: Path, findings: Findings) -> Files:
         header=HEADER,
     )
     # Everything is rendered before the first write: a failure leaves the older files as they were.
-    picture = by_flops.png() if findings.points else None
+    picture = drawn[0].png() if findings.points else None
     numbers = json.dumps(to_tree(findings), indent=1, allow_nan=False) + "\n"
     files = Files(
         page=directory / "series.html",
@@ -66,11 +66,7 @@ def write_files(home: Path, findings: Findings) -> Files:
 def _write(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            # Before the rename, or a power cut may leave an empty file under the final name.
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        temporary.write_bytes(data)
+        move_into_place(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,6 +14,11 @@ from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 FORMAT = 1  # of the JSON
+_NAMES = {  # in the JSON
+    "by_flops": "val_bpb_by_flops",
+    "by_parameters": "val_bpb_by_scaling_parameters",
+    "check": "largest_from_the_others",
+}
 HEADER = (
     *("depth", "parameters", "scaling", "tokens", "tokens/param", "FLOPs"),
     *("val_bpb", "CORE", "trained in"),
@@ -36,12 +41,6 @@ class PredictionCheck:
     depth: int
     measured: float
     prediction: Prediction
-
-    @property
-    def is_inside(self) -> bool | None:
-        """True if the measurement is in the predicted range; None: the prediction has no range."""
-        known = self.prediction.range
-        return None if known is None else known.low <= self.measured <= known.high
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ def analyse(
         for depth, run in sorted(runs.items())
     ]
     points = tuple(item for item in read if isinstance(item, Point))
-    by_flops = fit_law([(p.size.flops, p.val_bpb.value) for p in points])
+    by_flops = _fit_by_flops(points)
     return Findings(
         name=name,
         profile=profile,
@@ -90,6 +89,10 @@ def analyse(
         check=_check(points),
         notes=tuple(notes_on(points)),
     )
+
+
+def _fit_by_flops(points: Sequence[Point]) -> ScalingFit:
+    return fit_law([(point.size.flops, point.val_bpb.value) for point in points])
 
 
 def _next(
@@ -115,9 +118,8 @@ def _check(points: Sequence[Point]) -> PredictionCheck | None:
     # Two smaller models are the fewest that determine a law.
     if len(points) < 3:
         return None
-    fit = fit_law([(point.size.flops, point.val_bpb.value) for point in points[:-1]])
     last = points[-1]
-    prediction = fit.predict(last.size.flops)
+    prediction = _fit_by_flops(points[:-1]).predict(last.size.flops)
     return prediction and PredictionCheck(
         depth=last.depth, measured=last.val_bpb.value, prediction=prediction
     )
@@ -126,34 +128,17 @@ def _check(points: Sequence[Point]) -> PredictionCheck | None:
 def to_tree(findings: Findings) -> dict[str, Any]:
     """Return the findings as JSON values, for programs."""
     # No time in it, so that the same findings give the same bytes.
-    return {
-        "format": FORMAT,
-        "name": findings.name,
-        "profile": findings.profile,
-        "overrides": list(findings.overrides),
-        "store": findings.store,
-        "points": [asdict(point) for point in findings.points],
-        "missing": [asdict(missing) for missing in findings.missing],
-        "val_bpb_by_flops": _fit_tree(findings.by_flops),
-        "val_bpb_by_scaling_parameters": _fit_tree(findings.by_parameters),
-        "next": asdict(findings.next) if findings.next else None,
-        "largest_from_the_others": asdict(findings.check) if findings.check else None,
-        "notes": list(findings.notes),
-    }
-
-
-def _fit_tree(fit: ScalingFit) -> dict[str, Any]:
-    return {
-        "law": asdict(fit.law) if fit.law else None,
-        "floor_range": asdict(fit.floor_range) if fit.floor_range else None,
-        "doubts": list(fit.doubts),
-    }
+    tree = asdict(findings)
+    for fit in (tree["by_flops"], tree["by_parameters"]):
+        del fit["points"]  # among the findings already
+    return {"format": FORMAT, **{_NAMES.get(name, name): value for name, value in tree.items()}}
 
 
 def rows(findings: Findings) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table for people; HEADER is its head."""
     for point in findings.points:
-        yield (*cells_of(point.depth, point.size), *_measured(point))
+        scores = [score(found) if found else "" for found in (point.val_bpb, point.core)]
+        yield (*cells_of(point.depth, point.size), *scores, duration(point.seconds))
 
 
 def cells_of(depth: int, size: Size) -> tuple[str, ...]:
@@ -165,14 +150,6 @@ def cells_of(depth: int, size: Size) -> tuple[str, ...]:
         count(size.tokens),
         f"{size.tokens / size.scaling_parameters:.3g}",
         f"{size.flops:.3g}",
-    )
-
-
-def _measured(point: Point) -> tuple[str, ...]:
-    return (
-        score(point.val_bpb),
-        score(point.core) if point.core else "",
-        duration(point.seconds),
     )
 
 
@@ -227,11 +204,13 @@ def _between(prediction: Prediction) -> str:
 
 
 def _check_sentence(check: PredictionCheck) -> str:
-    inside = {True: ", inside", False: ", outside", None: ""}[check.is_inside]
-    return (
+    text = (
         f"from the smaller models d{check.depth} would be {check.prediction.value:.4f} "
-        f"({_between(check.prediction)}); it is {check.measured:.4f}{inside}"
+        f"({_between(check.prediction)}); it is {check.measured:.4f}"
     )
+    if (known := check.prediction.range) is None:
+        return text
+    return text + (", inside" if known.low <= check.measured <= known.high else ", outside")
 
 
 def _next_sentence(after: Next) -> str:

@@ -86,7 +86,10 @@ def runs_of(
     Without them they are the overrides of the newest evaluated run of any depth.
     """
     added = ADDED
-    evaluated = {depth: _evaluated(store, f"{name}-d{depth}") for depth in depths}
+    evaluated = {
+        depth: [run for run in newest_runs(store, f"{name}-d{depth}") if _is_evaluated(run)]
+        for depth in depths
+    }
     if overrides is None:
         newest = max(
             (runs[0] for runs in evaluated.values() if runs), key=lambda r: r.started, default=None
@@ -97,8 +100,10 @@ def runs_of(
     for depth, runs in evaluated.items():
         # The newest first, so alike[0] is the newest with these settings.
         alike = [run for run in runs if _has(run, overrides, added)]
-        why = f"it was trained with other settings only: {_settings(runs[0])}" if runs else ""
-        if not why:
+        if runs:
+            settings = ", ".join(runs[0].overrides) or "the profile's own"
+            why = f"it was trained with other settings only: {settings}"
+        else:
             why = _why_missing(next(newest_runs(store, f"{name}-d{depth}"), None))
         found[depth] = alike[0] if alike else Missing(depth=depth, why=why)
     return found
@@ -108,10 +113,8 @@ def _why_missing(run: Run | None) -> str:
     return "it failed" if run is not None and run.status == "failed" else "it was not evaluated"
 
 
-def _evaluated(store: Store, name: str) -> list[Run]:
-    """Return the runs of that name that have scores, the newest first."""
-    wanted = {PRETRAIN.name, BASE_EVAL.name}
-    return [run for run in newest_runs(store, name) if wanted <= run.stages.keys()]
+def _is_evaluated(run: Run) -> bool:
+    return {PRETRAIN.name, BASE_EVAL.name} <= run.stages.keys()
 
 
 def _has(run: Run, overrides: Sequence[str], added: str) -> bool:
@@ -122,13 +125,9 @@ def _has(run: Run, overrides: Sequence[str], added: str) -> bool:
     )
 
 
-def _settings(run: Run) -> str:
-    return ", ".join(run.overrides) or "the profile's own"
-
-
 def read_point(store: Store, run: Run, depth: int) -> Point | Missing:
     """Read the point that a run measured; Missing if its artifacts are gone or unreadable."""
-    if PRETRAIN.name not in run.stages or BASE_EVAL.name not in run.stages:
+    if not _is_evaluated(run):
         return Missing(depth=depth, why=_why_missing(run))
     try:
         trained, evaluated = (_open(store, run, stage) for stage in (PRETRAIN.name, BASE_EVAL.name))

@@ -51,18 +51,19 @@ def history(
 
 
 def _tree(name: str, found: "History") -> dict[str, Any]:
-    return {
-        **{"name": name, "stage": found.stage, "metric": found.metric, "more": found.more},
-        "evaluations": [
+    evaluations: list[dict[str, Any]] = []
+    for entry in found.entries:
+        run, delta = entry.evaluation.run, entry.delta
+        evaluations.append(
             {
-                **{"run": entry.run.run, "started": entry.run.started, "model": entry.model},
-                **{"evaluation": entry.manifest.fingerprint, **asdict(entry.score)},
-                "delta": entry.delta and {**asdict(entry.delta), "clear": entry.delta.is_clear},
+                **{"run": run.run, "started": run.started, "model": entry.evaluation.model},
+                **{"evaluation": entry.evaluation.manifest.fingerprint, **asdict(entry.score)},
+                "delta": delta and {**asdict(delta), "clear": delta.is_clear},
                 "same": entry.is_same,
             }
-            for entry in found.entries
-        ],
-    }
+        )
+    facts = {"name": name, "stage": found.stage, "metric": found.metric, "more": found.more}
+    return {**facts, "evaluations": evaluations}
 
 
 def _lines(name: str, found: "History") -> Iterator[str]:
@@ -71,31 +72,18 @@ def _lines(name: str, found: "History") -> Iterator[str]:
     # One scale for all rows, intervals included, so that the strips can be compared.
     scores = [entry.score for entry in found.entries]
     low, high = scale_of([n for s in scores for n in (s.value, s.low, s.high)])
+    rows = [["started", "run", "model", found.metric, "change", f"{low:.4g} to {high:.4g}"]]
+    for entry in found.entries:
+        run, score = entry.evaluation.run, entry.score
+        # Newest first: the last entry is the first ever, unless --limit cut some.
+        is_first = entry is found.entries[-1] and not found.more
+        drawn = strip(score.value, (score.low, score.high), low=low, high=high)
+        value = with_interval(score.value, score.low, score.high)
+        about = [value, _change(entry, is_first=is_first), drawn]
+        rows.append([run.started, run.run, short(entry.evaluation.model), *about])
     yield f"{found.metric} of {name}, evaluated by {found.stage}"
     yield ""
-    head = ["started", "run", "model", found.metric, "change", f"{low:.4g} to {high:.4g}"]
-    yield from columns(
-        [
-            head,
-            *(
-                [
-                    entry.run.started,
-                    entry.run.run,
-                    short(entry.model),
-                    with_interval(entry.score.value, entry.score.low, entry.score.high),
-                    # Newest first: the last entry is the first ever, unless --limit cut some.
-                    _change(entry, is_first=entry is found.entries[-1] and not found.more),
-                    strip(
-                        entry.score.value,
-                        (entry.score.low, entry.score.high),
-                        low=low,
-                        high=high,
-                    ),
-                ]
-                for entry in found.entries
-            ),
-        ]
-    )
+    yield from columns(rows)
     if found.more:
         yield ""
         yield f"{found.more} more before; --limit shows them"
