@@ -14,7 +14,6 @@ tested on CPUs.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -127,14 +126,16 @@ def bucket_of(count: int, most: int) -> int:
 
 def find_paged_attention(runner: DeviceRunner) -> tuple[str, Attend] | None:
     """Return FlashAttention's name and its call over the runner's pages; None if not installed."""
-    # Not from packages that download kernels: a server may have no network.
-    for name, package, table in (
-        ("fa3", "flash_attn_interface", "page_table"),
-        ("fa2", "flash_attn", "block_table"),
-    ):
-        with suppress(ImportError, AttributeError):
-            attention = import_module(package).flash_attn_with_kvcache
-            return name, _paged_call(runner, attention, table)
+    # Not from packages that download kernels: a server may have no network. Written-out imports,
+    # which a stage's fingerprint can follow.
+    with suppress(ImportError):
+        import flash_attn_interface as fa3  # pyright: ignore[reportMissingImports]
+
+        return "fa3", _paged_call(runner, fa3.flash_attn_with_kvcache, "page_table")
+    with suppress(ImportError):
+        import flash_attn as fa2  # pyright: ignore[reportMissingImports]
+
+        return "fa2", _paged_call(runner, fa2.flash_attn_with_kvcache, "block_table")
     return None
 
 
