@@ -6,7 +6,7 @@ its colour.
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -85,6 +85,14 @@ def print_plan(lines: list[str]) -> None:
 def print_json(tree: Any) -> None:
     """Print `tree` for programs."""
     sys.stdout.write(json.dumps(tree, indent=2) + "\n")
+
+
+def print_result(tree: Callable[[], Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print a command's result, for programs or for people; only what is printed is made."""
+    if as_json:
+        print_json(tree())
+    else:
+        print_lines(lines)
 
 
 def print_error(message: str, *, hint: str | None) -> None:

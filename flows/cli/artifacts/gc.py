@@ -1,15 +1,14 @@
 """`nanochat gc`: delete artifacts and records that nothing in the store refers to."""
 
 import contextlib
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Generator, Iterable, Iterator
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.artifacts.runs import timestamp
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, screen
+from flows.cli.output import print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
@@ -17,7 +16,7 @@ from flows.gc.survey import Survey
 from flows.gc.sweep import Watch
 from flows.identity.fingerprint import short
 from flows.render.table import columns
-from flows.render.text import duration, size
+from flows.render.text import duration, number, size
 from nanochat_core.errors import ConfigError
 
 _HEAD = ("stage", "what", "number", "objects", "size", "last written")
@@ -37,18 +36,6 @@ _NAMES: dict[Kind, str] = {
     "lease": "leases",
     "index entry": "index entries",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """Pieces of one kind of one stage."""
-
-    stage: str
-    what: str
-    number: int
-    objects: int
-    size: int
-    newest: float  # unix seconds by the store's clock
 
 
 def gc(
@@ -90,29 +77,21 @@ def gc(
     with _progress() as watch:
         done = collect(store, rules, watch=watch) if apply else None
         planned = done.plan if done else plan_collection(store, rules, watch=watch)
-    if as_json:
-        print_json(_to_tree(store.url, planned, done))
-    else:
-        lines = _describe_collected(done) if done else _describe(planned, keep_days)
-        print_lines(lines)
+    lines = _describe_collected(done) if done else _describe(planned, keep_days)
+    print_result(lambda: _to_tree(store.url, planned, done), lines, as_json=as_json)
     return 0 if apply else planned.exit_code
 
 
 def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:
     survey = plan.survey
-    # Garbage in its grace period: not marked yet, or marked too recently.
-    waiting = [piece for name, piece in survey.garbage.items() if name not in survey.deletable]
+    waiting = _waiting(survey)
     if survey.deletable:
         yield "garbage that --apply deletes:"
-        yield from _table(survey.deletable.values(), survey.now)
-        yield from _named(survey.deletable.values(), survey)
-        yield ""
+        yield from _table(survey.deletable.values(), survey)
     if waiting:
         marked = len(waiting) - len(plan.fresh)
         yield f"garbage that has to wait ({marked} marked already, --apply marks the rest):"
-        yield from _table(waiting, survey.now)
-        yield from _named(waiting, survey)
-        yield ""
+        yield from _table(waiting, survey)
     # The most surprising deletions are those of old runs, so the way to keep one is named.
     if any(piece.kind == "run record" for piece in survey.garbage.values()):
         yield (
@@ -126,10 +105,7 @@ def _describe_collected(done: Collected) -> Iterator[str]:
     swept, garbage = done.swept, done.plan.survey.garbage
     if swept.names:
         yield "deleted:"
-        pieces = [garbage[name] for name in sorted(swept.names)]
-        yield from _table(pieces, done.plan.survey.now)
-        yield from _named(pieces, done.plan.survey)
-        yield ""
+        yield from _table([garbage[name] for name in sorted(swept.names)], done.plan.survey)
         yield f"freed {size(swept.size)} in {swept.objects:,} objects"
     if done.unfinished:
         yield f"dropped {done.unfinished:,} half written objects"
@@ -163,116 +139,96 @@ def _used(plan: CollectionPlan) -> list[Piece]:
     return [piece for name, piece in pieces.items() if name not in plan.survey.garbage]
 
 
-def _rows(pieces: Iterable[Piece]) -> list[Row]:
+def _waiting(survey: Survey) -> list[Piece]:
+    """Return the garbage in its grace period: not marked yet, or marked too recently."""
+    return [piece for name, piece in survey.garbage.items() if name not in survey.deletable]
+
+
+def _rows(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
+    """Return a row for the pieces of each kind of each stage, as in --json."""
     groups: dict[tuple[str, Kind], list[Piece]] = {}
     for piece in pieces:
         groups.setdefault((piece.stage, piece.kind), []).append(piece)
     return [
-        Row(
-            stage=stage,
-            what=_NAMES[kind],
-            number=len(group),
-            objects=sum(piece.objects for piece in group),
-            size=sum(piece.size for piece in group),
-            newest=max(piece.newest for piece in group),
-        )
+        {
+            "stage": stage or None,
+            "what": _NAMES[kind],
+            "number": len(group),
+            "objects": sum(piece.objects for piece in group),
+            "bytes": sum(piece.size for piece in group),
+            "seconds_since_written": round(survey.now - max(piece.newest for piece in group)),
+        }
         for (stage, kind), group in sorted(groups.items())
     ]
 
 
-def _table(pieces: Iterable[Piece], now: float) -> list[str]:
-    cells = [
-        (
-            row.stage,
-            row.what,
-            f"{row.number:,}",
-            f"{row.objects:,}",
-            size(row.size),
-            f"{duration(max(0.0, now - row.newest))} ago",
-        )
-        for row in _rows(pieces)
-    ]
-    return [f"  {line}" for line in columns([_HEAD, *cells], right=_RIGHT)]
-
-
-def _named(pieces: Iterable[Piece], survey: Survey) -> Iterator[str]:
-    """Yield the names of the largest artifacts among `pieces`, and the number of the others."""
-    artifacts = _artifacts(pieces, survey)
-    cells = [
-        (f"{stage}/{short(fingerprint)}", size(count), f"{duration(seconds)} ago")
-        for stage, fingerprint, count, seconds in artifacts[:_NAMED]
-    ]
-    yield from (f"  {line}" for line in columns(cells, right=(1, 2)))
-    if len(artifacts) > _NAMED:
-        yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
-
-
-def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[tuple[str, str, int, float]]:
-    """Return (stage, fingerprint, bytes freed, seconds since it was published), largest first."""
+def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
+    """Return a row for each artifact among `pieces`, as in --json; the largest first."""
     # Count only files that are garbage themselves: others are used by another artifact and stay.
     garbage = survey.garbage.keys()
     found = [
-        (
-            *piece.place,
-            sum(p.size for p in survey.inventory.places[piece.place] if p.name in garbage),
-            max(0.0, survey.now - piece.newest),  # objects may be newer than the survey
-        )
+        {
+            **{"stage": piece.place[0], "fingerprint": piece.place[1]},
+            "bytes": sum(p.size for p in survey.inventory.places[piece.place] if p.name in garbage),
+            # Objects may be newer than the survey.
+            "seconds_since_written": round(max(0.0, survey.now - piece.newest)),
+        }
         for piece in pieces
         if piece.kind == "artifact" and piece.place
     ]
-    return sorted(found, key=lambda item: (-item[2], item[:2]))
+    return sorted(found, key=lambda row: (-row["bytes"], row["stage"], row["fingerprint"]))
+
+
+def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str]:
+    """Yield the rows, the names of the largest artifacts and an empty line."""
+    cells = [
+        (
+            row["stage"] or "",
+            row["what"],
+            number(row["number"]),
+            number(row["objects"]),
+            *_size_and_age(row),
+        )
+        for row in _rows(pieces, survey)
+    ]
+    yield from columns([_HEAD, *cells], right=_RIGHT, indent="  ")
+    artifacts = _artifacts(pieces, survey)
+    named = [
+        (f"{row['stage']}/{short(row['fingerprint'])}", *_size_and_age(row))
+        for row in artifacts[:_NAMED]
+    ]
+    yield from columns(named, right=(1, 2), indent="  ")
+    if len(artifacts) > _NAMED:
+        yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
+    yield ""
+
+
+def _size_and_age(row: dict[str, Any]) -> tuple[str, str]:
+    return size(row["bytes"]), f"{duration(max(0, row['seconds_since_written']))} ago"
 
 
 def _to_tree(url: str, plan: CollectionPlan, done: Collected | None) -> dict[str, Any]:
-    survey = plan.survey
-    used = _used(plan)
-    gone = done.swept.names if done else set[str]()
-    waiting = [p for name, p in survey.garbage.items() if name not in survey.deletable]
+    survey, used, waiting = plan.survey, _used(plan), _waiting(plan.survey)
     tree: dict[str, Any] = {
         "store": url,
-        "deletes": _to_rows(survey.deletable.values(), survey.now),
-        "waits": _to_rows(waiting, survey.now),
-        "deletes_artifacts": _to_names(survey.deletable.values(), survey),
-        "waiting_artifacts": _to_names(waiting, survey),
+        "deletes": _rows(survey.deletable.values(), survey),
+        "waits": _rows(waiting, survey),
+        "deletes_artifacts": _artifacts(survey.deletable.values(), survey),
+        "waiting_artifacts": _artifacts(waiting, survey),
         "unmarked": len(plan.fresh),
         "in_use": {"objects": sum(p.objects for p in used), "bytes": sum(p.size for p in used)},
         "not_ours": survey.inventory.unknown,
     }
     if done is not None:
-        tree["deleted"] = _to_rows((survey.garbage[name] for name in sorted(gone)), survey.now)
-        tree["deleted_artifacts"] = _to_names(
-            (survey.garbage[name] for name in sorted(gone)), survey
-        )
-        tree["freed_bytes"] = done.swept.size
-        tree["half_written"] = done.unfinished
-        tree["next"] = None if done.due is None else timestamp(done.due)
+        gone = [survey.garbage[name] for name in sorted(done.swept.names)]
+        tree |= {
+            "deleted": _rows(gone, survey),
+            "deleted_artifacts": _artifacts(gone, survey),
+            "freed_bytes": done.swept.size,
+            "half_written": done.unfinished,
+            "next": None if done.due is None else timestamp(done.due),
+        }
     return tree
-
-
-def _to_names(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": stage,
-            "fingerprint": fingerprint,
-            "bytes": count,
-            "seconds_since_written": round(seconds),
-        }
-        for stage, fingerprint, count, seconds in _artifacts(pieces, survey)
-    ]
-
-
-def _to_rows(pieces: Iterable[Piece], now: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": row.stage or None,
-            "what": row.what,
-            "number": row.number,
-            "objects": row.objects,
-            "bytes": row.size,
-            "seconds_since_written": round(now - row.newest),
-        }
-        for row in _rows(pieces)
-    ]
 
 
 @contextlib.contextmanager
