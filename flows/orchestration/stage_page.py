@@ -283,15 +283,12 @@ _INTERVAL = "95 % interval"
 
 def metric_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each metric; a column of intervals if at least one metric has one."""
-    rows = [
-        {"metric": name, "value": _rounded(value), _INTERVAL: interval(metrics, name)}
-        for name, value in metrics.items()
-        if not is_end(metrics, name)
+    shown = {name: interval(metrics, name) for name in metrics if not is_end(metrics, name)}
+    return [
+        {"metric": name, "value": _rounded(metrics[name])}
+        | ({_INTERVAL: between} if any(shown.values()) else {})
+        for name, between in shown.items()
     ]
-    if not any(row[_INTERVAL] for row in rows):
-        for row in rows:
-            del row[_INTERVAL]
-    return rows
 
 
 def _rounded(value: Any) -> Any:

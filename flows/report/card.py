@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.identity.fingerprint import short
+from flows.identity.manifest import Provenance
 from flows.render.charts import LEARNING, Chart, Stop
 from flows.render.text import duration, percent
 from flows.report.command import Reproduction, reproduction_of
@@ -31,19 +32,11 @@ _UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """A prompt and each model's answer."""
+    """A prompt and its answers: one of each model, or the sampled ones of a step of RL."""
 
     prompt: str
-    answers: tuple[tuple[str, str], ...]  # (model, text)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RewardedSample:
-    """A question of one step of RL, and its sampled answers with their rewards."""
-
-    step: int
-    prompt: str
-    answers: tuple[tuple[float, str], ...]  # (reward, text)
+    answers: tuple[tuple[str, str], ...]  # (model or reward, text)
+    step: int | None = None  # of RL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +92,7 @@ class Card:
     failures: tuple[str, ...]  # why a task could not be evaluated, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
-    rl_samples: tuple[RewardedSample, ...]  # in order of step
+    rl_samples: tuple[Sample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
     base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
     core: Measured | None  # None: not measured
@@ -155,6 +148,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
     by_label = [(label, scores[stage]) for stage, label in CHAT_MODELS.items()]
     base = artifacts["base_eval"].read_json("scores.json")
+    config: Any = artifacts["rl"].manifest.preimage["config"]
     return Card(
         depth=pretrain.read_json("config.json")["model"]["depth"],
         parameters=int(pretrain.metric("parameters")),
@@ -164,7 +158,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         dollars=sum(stage.dollars for stage in stages),
         bpb_first=pretrain.metric("val_bpb_first"),
         bpb_last=pretrain.metric("val_bpb"),
-        rl_task=_rl_task(artifacts["rl"]),
+        rl_task=config["rl"]["task"],
         score_rows=chat_rows(scores),
         chatcore=tuple(measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
         failures=tuple(
@@ -185,14 +179,9 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         fit=_fit(artifacts["tokenizer"]),
         stages=stages,
         speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
-        environment=_environment(pretrain),
+        environment=_environment(pretrain.manifest.provenance),
         reproduction=reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs]),
     )
-
-
-def _rl_task(rl: Artifact) -> str:
-    config: Any = rl.manifest.preimage["config"]
-    return config["rl"]["task"]
 
 
 def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
@@ -228,7 +217,7 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
     )
 
 
-def _rl_samples(rl: Artifact) -> tuple[RewardedSample, ...]:
+def _rl_samples(rl: Artifact) -> tuple[Sample, ...]:
     """Return a question of the first, the middle and the last step that has samples."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for line in rl.lines("samples.jsonl"):
@@ -237,10 +226,12 @@ def _rl_samples(rl: Artifact) -> tuple[RewardedSample, ...]:
     # A set: with one or two steps some of the three are the same.
     shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
     return tuple(
-        RewardedSample(
+        Sample(
             step=step,
             prompt=str(by_step[step][0]["prompt"]),
-            answers=tuple((float(line["reward"]), str(line["text"])) for line in by_step[step]),
+            answers=tuple(
+                (f"reward {line['reward']:g}", str(line["text"])) for line in by_step[step]
+            ),
         )
         for step in shown
     )
@@ -283,7 +274,7 @@ def _speed(stage: str, artifact: Artifact) -> Speed:
         stops=tuple(artifact.stops()),
         tokens_per_second=_median(artifact, "tokens_per_second"),
         mfu=_median(artifact, "mfu"),
-        machine=_machine(artifact),
+        machine=_machine(artifact.manifest.provenance),
     )
 
 
@@ -293,21 +284,23 @@ def _median(artifact: Artifact, name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _machine(artifact: Artifact) -> str:
-    """Return the number of processes and their device."""
-    # The stage's own name for the device ("NVIDIA H100 80GB HBM3") is better than "cuda".
-    provenance = artifact.manifest.provenance
+def _last_segment(provenance: Provenance) -> Mapping[str, Any]:
     # An imported or accepted artifact may have no segments.
-    segment = provenance.segments[-1] if provenance.segments else {}
+    return provenance.segments[-1] if provenance.segments else {}
+
+
+def _machine(provenance: Provenance) -> str:
+    """Return the number of processes and their device."""
+    segment = _last_segment(provenance)
+    # The stage's own name for the device ("NVIDIA H100 80GB HBM3") is better than "cuda".
     device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
     processes = segment.get("processes", 1)
     return f"{processes} x {device}" if processes > 1 else device
 
 
-def _environment(artifact: Artifact) -> tuple[tuple[str, str], ...]:
-    """Return facts about the machine of the last segment of pretraining, and the git commit."""
-    provenance = artifact.manifest.provenance
-    segment = provenance.segments[-1] if provenance.segments else {}
+def _environment(provenance: Provenance) -> tuple[tuple[str, str], ...]:
+    """Return facts about the machine of the last segment, and the git commit."""
+    segment = _last_segment(provenance)
     shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
     metrics = provenance.metrics
     names = ("device", "attention", "compile", "determinism")

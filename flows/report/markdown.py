@@ -92,10 +92,8 @@ def _samples(card: Card) -> Iterator[str]:
     if card.rl_samples:
         yield f"\n## Rewarded samples of RL: {card.rl_task}\n"
         yield "Sampled answers to one question of a step, each with its reward."
-    for paid in card.rl_samples:
-        lines = [f"[reward {reward:g}] {text}" for reward, text in paid.answers]
-        text = "\n".join([f"step {paid.step}: {paid.prompt}", *lines])
-        yield "\n" + fenced(visible(text))
+    for sample in card.rl_samples:
+        yield from _sample(sample)
     yield "\n## Samples of the base model\n"
     yield ", ".join(f"{name} {score.text(4)}" for name, score in card.base_scores)
     for sample in card.base_samples:
@@ -103,8 +101,9 @@ def _samples(card: Card) -> Iterator[str]:
 
 
 def _sample(sample: Sample) -> Iterator[str]:
-    answers = (f"[{model}] {text}" for model, text in sample.answers)
-    yield "\n" + fenced(visible("\n".join([sample.prompt, *answers])))
+    answers = (f"[{label}] {text}" for label, text in sample.answers)
+    prompt = sample.prompt if sample.step is None else f"step {sample.step}: {sample.prompt}"
+    yield "\n" + fenced(visible("\n".join([prompt, *answers])))
 
 
 def _fit(card: Card) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """`nanochat compare`: scores and training curves of runs, or of artifacts of one stage."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +9,9 @@ from cyclopts import Parameter
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import read_all
+from flows.artifacts.runs import Run, read_all
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, screen
+from flows.cli.output import print_result, screen
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart
@@ -53,6 +53,7 @@ def compare(
     import tempfile
 
     from flows.compare.curves import curve_tree, curves_of
+    from flows.compare.page import Compared, render, write
 
     if len(references) < 2:
         raise ConfigError(
@@ -64,57 +65,45 @@ def compare(
     if answers < 0:
         raise ConfigError(f"--answers is {answers}", hint="give 0 or more")
     store = place.open_store()
-    found = _open(store, references)
+    found = [_by_stage(store, item) for item in open_alike(store, references)]
+    names = in_order({stage for each in found for stage in each})
+    curves: dict[str, list[Chart]] = {}
     with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
-        stages = [
-            _compare_stage(store, stage, [each.get(stage) for each in found], Path(directory))
-            for stage in _order(found)
-        ]
-        # Curves need the events of every artifact. If all references have the same one, its curve
-        # is drawn on the page only, which shows all stages.
-        curves = {
-            stage["stage"]: curves_of(
-                store, stage["stage"], [each.get(stage["stage"]) for each in found], Path(directory)
+        stages: list[dict[str, Any]] = []
+        for name in names:
+            manifests = [each.get(name) for each in found]
+            stage = _compare_stage(store, name, manifests, Path(directory))
+            # Curves need the events of every artifact. If all references have the same one, its
+            # curve is drawn on the page only, which shows all stages.
+            if html is not None or len(set(stage["fingerprints"])) > 1:
+                curves[name] = curves_of(store, name, manifests, Path(directory))
+            # Drop stages that measured nothing, such as tokens: a run has all of them.
+            if stage["scores"] or stage["same"] or curves.get(name):
+                stages.append(stage)
+    if html is not None:
+        compared = [
+            Compared(
+                name=stage["stage"],
+                same=stage["same"],
+                rows=[_row(item) for item in stage["scores"]],
+                curves=curves.get(stage["stage"], ()),
             )
             for stage in stages
-            if html is not None or len(set(stage["fingerprints"])) > 1
-        }
-    # Drop stages that measured nothing, such as tokens: a run has all of them.
-    stages = [s for s in stages if s["scores"] or s["same"] or curves.get(s["stage"])]
-    if html is not None:
-        _write_page(html, references, stages, curves)
-    if as_json:
+        ]
+        write(html, render(references, compared))
+
+    def tree() -> dict[str, Any]:
         trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
-        print_json({"references": references, "stages": trees})
-    else:
-        print_lines(_lines(references, stages, curves, answers))
-        if html is not None:
-            screen().print(str(html))
+        return {"references": references, "stages": trees}
+
+    print_result(tree, _lines(references, stages, curves, answers), as_json=as_json)
+    if html is not None and not as_json:
+        screen().print(str(html))
     return 0
 
 
-def _write_page(
-    path: Path,
-    references: Sequence[str],
-    stages: Sequence[Mapping[str, Any]],
-    curves: Mapping[str, Sequence[Chart]],
-) -> None:
-    from flows.compare.page import Compared, render, write
-
-    compared = [
-        Compared(
-            name=stage["stage"],
-            same=stage["same"],
-            rows=[_row(item) for item in stage["scores"]],
-            curves=curves.get(stage["stage"], ()),
-        )
-        for stage in stages
-    ]
-    write(path, render(references, compared))
-
-
-def _open(store: Store, references: Sequence[str]) -> list[dict[str, Manifest]]:
-    """Return the artifacts of each reference, by stage.
+def open_alike(store: Store, references: Sequence[str]) -> list[Manifest] | list[Run]:
+    """Return the artifacts, all of one stage, or the runs that these names stand for.
 
     Raises ConfigError if runs and artifacts are mixed, or artifacts are of different stages.
     """
@@ -125,31 +114,30 @@ def _open(store: Store, references: Sequence[str]) -> list[dict[str, Manifest]]:
             f"{run} is a run and {artifact} is an artifact",
             hint=f"compare runs, or artifacts: one of the run is like sft@{run}",
         )
-    if kinds == {True}:
-        manifests = read_all(lambda name: open_artifact(store, name), references)
-        stages = sorted({manifest.stage for manifest in manifests})
-        if len(stages) > 1:
-            raise ConfigError(
-                f"the artifacts are of different stages: {', '.join(stages)}",
-                hint="compare artifacts of one stage, or whole runs",
-            )
-        return [{manifest.stage: manifest} for manifest in manifests]
-    return [_of_run(store, name) for name in references]
+    if kinds != {True}:
+        return read_all(lambda name: open_run(store, name), references)
+    manifests = read_all(lambda name: open_artifact(store, name), references)
+    stages = sorted({manifest.stage for manifest in manifests})
+    if len(stages) > 1:
+        raise ConfigError(
+            f"the artifacts are of different stages: {', '.join(stages)}",
+            hint="compare artifacts of one stage, or whole runs",
+        )
+    return manifests
 
 
-def _of_run(store: Store, name: str) -> dict[str, Manifest]:
-    run = open_run(store, name)
-    items = list(run.stages.items())
-    manifests = read_all(lambda item: find_manifest(store, *item), items)
+def in_order(names: Collection[str]) -> list[str]:
+    """Return stages in the table's order, then those of older versions, which it lacks."""
+    known = [stage.name for stage in STAGES if stage.name in names]
+    return known + sorted(set(names) - set(known))
+
+
+def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
+    if isinstance(item, Manifest):
+        return {item.stage: item}
+    manifests = read_all(lambda key: find_manifest(store, *key), list(item.stages.items()))
     # An artifact that garbage collection has deleted is left out; the others can be compared.
     return {manifest.stage: manifest for manifest in manifests if manifest is not None}
-
-
-def _order(found: Sequence[Mapping[str, Manifest]]) -> list[str]:
-    known = {stage for each in found for stage in each}
-    names = [stage.name for stage in STAGES if stage.name in known]
-    # Records of older versions may name stages that STAGES no longer has: they come last.
-    return names + sorted(known - set(names))
 
 
 def _compare_stage(
@@ -213,7 +201,8 @@ def _lines(
             yield ""
             continue
         if stage["scores"]:
-            yield from columns([_head(references, stage), *map(_row, stage["scores"])])
+            head = [stage["stage"], *(word for name in references for word in (name, ""))]
+            yield from columns([head, *map(_row, stage["scores"])])
         else:
             yield stage["stage"]
         yield ""
@@ -227,10 +216,6 @@ def _lines(
                 yield f"{name} was not asked what {references[0]} was: {why_not}"
             for task in tasks:
                 yield from _answers(references[0], name, task, answers)
-
-
-def _head(references: Sequence[str], stage: Mapping[str, Any]) -> list[str]:
-    return [stage["stage"], *(word for name in references for word in (name, ""))]
 
 
 def _row(item: Mapping[str, Any]) -> list[str]:

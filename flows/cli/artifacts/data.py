@@ -11,7 +11,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import is_artifact, open_usable
 from flows.cli.artifacts.data_show import show
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.output import print_result, print_warning
 from flows.cli.progress import count_of, show_bytes
 from flows.render.table import columns
 from flows.render.text import count, percent, size
@@ -52,10 +52,7 @@ def stats(
         if path is None:
             path = _fetch_shards(place.open_store(), what, cache)
         found = measure_text(find_text_files(path))
-    if as_json:
-        print_json(_tree(found))
-    else:
-        print_lines(_lines(found))
+    print_result(lambda: _tree(found), _lines(found), as_json=as_json)
     return 0
 
 
@@ -104,11 +101,7 @@ def _fetch_shards(store: Store, name: str, cache: Cache) -> Path:
 
 
 def _tree(found: "TextStats") -> dict[str, Any]:
-    totals = {
-        "documents": found.documents,
-        "characters": found.characters,
-        "bytes": found.bytes,
-    }
+    totals = {name: getattr(found, name) for name in ("documents", "characters", "bytes")}
     return totals | asdict(found)
 
 

@@ -1,26 +1,25 @@
 """`nanochat diff`: show how two artifacts of a stage differ, or which stages of two runs do."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeAlias
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
+from flows.cli.artifacts.compare import in_order, open_alike
 from flows.cli.options import AsJson, RunOptions, StoreOptions
-from flows.cli.output import print_json, print_lines
+from flows.cli.output import print_result
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Input, Manifest
 from flows.profiles import PROFILES
 from flows.render.table import columns
-from flows.render.text import number
-from flows.stages import STAGES
+from flows.render.text import listed, number
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.errors import ArtifactError
 
 Answer: TypeAlias = tuple[Any, list[str], bool]  # JSON, lines, True if equal
 State: TypeAlias = Literal["=", "~", "-", "+"]  # the same, differs, only in the first, the second
@@ -28,17 +27,6 @@ State: TypeAlias = Literal["=", "~", "-", "+"]  # the same, differs, only in the
 _HELP = "An artifact (sft@tiny, sft/1a2b3c), or a run by its profile, tag or id."
 _SHOWN_REASONS = 3
 _MAX_VALUE = 40  # characters of a value that are shown
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageDifference:
-    """One stage in two runs."""
-
-    stage: str
-    state: State
-    old: str | None  # fingerprints
-    new: str | None
-    reasons: tuple[str, ...]
 
 
 def diff(
@@ -53,32 +41,22 @@ def diff(
 
     Exits with 0 when they are the same, with 2 when they differ, with 1 on an error.
     """
-    if is_artifact(first) != is_artifact(second):
-        run, artifact = sorted((first, second), key=is_artifact)
-        raise ConfigError(
-            f"{run} is a run and {artifact} is an artifact",
-            hint=f"compare two runs, or two artifacts: one of the run is like sft@{run}",
-        )
     store = place.open_store()
-    compare_two = _compare_artifacts if is_artifact(first) else _compare_runs
-    tree, lines, is_same = compare_two(store, first, second)
-    if as_json:
-        print_json(tree)
+    old, new = open_alike(store, (first, second))
+    if isinstance(old, Manifest) and isinstance(new, Manifest):
+        tree, lines, is_same = _compare_artifacts(old, new)
     else:
-        print_lines(lines)
+        assert isinstance(old, Run)
+        assert isinstance(new, Run)
+        tree, lines, is_same = _compare_runs(store, old, new)
+    print_result(lambda: tree, lines, as_json=as_json)
     return 0 if is_same else 2
 
 
 # Artifacts.
 
 
-def _compare_artifacts(store: Store, first: str, second: str) -> Answer:
-    old, new = read_all(lambda name: open_artifact(store, name), (first, second))
-    if old.stage != new.stage:
-        raise ConfigError(
-            f"{old.name} and {new.name} are of different stages",
-            hint=f"compare two artifacts of {old.stage}, or two of {new.stage}",
-        )
+def _compare_artifacts(old: Manifest, new: Manifest) -> Answer:
     found = differ(old, new)
     # The digest as well: work that is not deterministic can give one fingerprint two contents.
     is_same = (old.fingerprint, old.digest) == (new.fingerprint, new.digest)
@@ -98,14 +76,8 @@ def _compare_artifacts(store: Store, first: str, second: str) -> Answer:
 
 
 def _to_tree(manifest: Manifest) -> dict[str, Any]:
-    made = manifest.provenance
-    return {
-        "fingerprint": manifest.fingerprint,
-        "digest": manifest.digest,
-        "run": made.run,
-        "created": made.created,
-        "git_commit": made.git_commit,
-    }
+    made = {name: getattr(manifest.provenance, name) for name in ("run", "created", "git_commit")}
+    return {"fingerprint": manifest.fingerprint, "digest": manifest.digest, **made}
 
 
 def _describe(old: Manifest, new: Manifest, found: Difference) -> Iterator[str]:
@@ -176,33 +148,28 @@ def _shown(value: Any) -> str:
 # Runs.
 
 
-def _compare_runs(store: Store, first: str, second: str) -> Answer:
-    old, new = read_all(lambda name: open_run(store, name), (first, second))
-    known = old.stages.keys() | new.stages.keys()
-    names = [stage.name for stage in STAGES if stage.name in known]
-    names += sorted(known - set(names))  # of an older table
+def _compare_runs(store: Store, old: Run, new: Run) -> Answer:
+    names = in_order(old.stages.keys() | new.stages.keys())
     stages = read_all(lambda name: _compare_stage(store, name, old, new), names)
-    differing = [item.stage for item in stages if item.state != "="]
-    tree = {
-        "same": not differing,
-        "old": asdict(old),
-        "new": asdict(new),
-        "stages": [asdict(item) for item in stages],
-    }
+    differing = [item["stage"] for item in stages if item["state"] != "="]
+    tree = {"same": not differing, "old": asdict(old), "new": asdict(new), "stages": stages}
     lines = columns([("-", *_run_row(old)), ("+", *_run_row(new))])
     lines += ["", *columns([_stage_row(item) for item in stages])] if stages else []
-    lines += ["", _summary(len(stages), differing)]
-    return tree, lines, not differing
+    if not stages:
+        summary = "neither has made anything yet"
+    elif differing:
+        summary = f"{len(differing)} of {len(stages)} stages differ: {', '.join(differing)}"
+    else:
+        summary = "no stage differs"
+    return tree, [*lines, "", summary], not differing
 
 
-def _compare_stage(store: Store, stage: str, first: Run, second: Run) -> StageDifference:
+def _compare_stage(store: Store, stage: str, first: Run, second: Run) -> dict[str, Any]:
     old, new = first.stages.get(stage), second.stages.get(stage)
     state: State = "+" if old is None else "-" if new is None else "=" if old == new else "~"
     # Reasons need both manifests, two reads of the store: only for stages that differ.
-    reasons: list[str] = []
-    if old is not None and new is not None and old != new:
-        reasons = _reasons(store, stage, old, new)
-    return StageDifference(stage=stage, state=state, old=old, new=new, reasons=tuple(reasons))
+    reasons = _reasons(store, stage, old, new) if old and new and old != new else []
+    return {"stage": stage, "state": state, "old": old, "new": new, "reasons": reasons}
 
 
 def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
@@ -223,18 +190,9 @@ def _run_row(run: Run) -> tuple[str, ...]:
     return run.run, run.status, run.started, command
 
 
-def _stage_row(item: StageDifference) -> tuple[str, ...]:
-    prints = [short(fingerprint) for fingerprint in (item.old, item.new) if fingerprint]
-    more = len(item.reasons) - _SHOWN_REASONS
-    reasons = ", ".join(item.reasons[:_SHOWN_REASONS]) + (f" and {more} more" if more > 0 else "")
+def _stage_row(item: Mapping[str, Any]) -> tuple[str, ...]:
     # dict.fromkeys: equal fingerprints are shown once.
+    prints = dict.fromkeys(short(item[key]) for key in ("old", "new") if item[key])
+    reasons = listed(item["reasons"], _SHOWN_REASONS)
     notes = {"=": "", "~": reasons, "-": "only in the first", "+": "only in the second"}
-    return item.state, item.stage, " -> ".join(dict.fromkeys(prints)), notes[item.state]
-
-
-def _summary(count: int, differing: list[str]) -> str:
-    if not count:
-        return "neither has made anything yet"
-    if not differing:
-        return "no stage differs"
-    return f"{len(differing)} of {count} stages differ: {', '.join(differing)}"
+    return item["state"], item["stage"], " -> ".join(prints), notes[item["state"]]

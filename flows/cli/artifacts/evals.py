@@ -3,14 +3,14 @@
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
 
 from flows.cli.artifacts.evals_history import history
 from flows.cli.options import AsJson, PlacementOptions, StoreOptions
-from flows.cli.output import print_json, print_lines, print_warning, screen
+from flows.cli.output import print_lines, print_result, print_warning, screen
 from flows.cli.train.run import saying_how_to_go_on
 from flows.evals.suite import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
 from flows.render.table import columns
@@ -65,13 +65,7 @@ class EvalOptions:
     @property
     def parameters(self) -> dict[str, Any]:
         """The options as parameters of the flow."""
-        return {
-            "profile": self.profile,
-            "overrides": list(self.overrides),
-            "metric": self.metric,
-            "drop": self.drop,
-            "against": self.against,
-        }
+        return {**asdict(self), "overrides": list(self.overrides)}
 
     @property
     def words(self) -> list[str]:
@@ -212,20 +206,15 @@ def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) 
         from deployments.evals import read_recurring
 
         found = read_recurring()
-    if as_json:
-        print_json(
-            [
-                {
-                    **{"model": r.model, "cron": r.cron, "timezone": r.timezone},
-                    **{"paused": r.paused, "parameters": dict(r.parameters)},
-                }
-                for r in found
-            ]
-        )
-    elif found:
-        print_lines(columns([_HEADER, *map(_row, found)]))
-    else:
-        screen().print("nothing is scheduled: nanochat evals schedule MODEL")
+    names = ("model", "cron", "timezone", "paused")
+    lines = columns([_HEADER, *map(_row, found)])
+    print_result(
+        lambda: [
+            {**{n: getattr(r, n) for n in names}, "parameters": dict(r.parameters)} for r in found
+        ],
+        lines if found else ["nothing is scheduled: nanochat evals schedule MODEL"],
+        as_json=as_json,
+    )
     return 0
 
 

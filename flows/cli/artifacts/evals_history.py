@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines
+from flows.cli.output import print_result
 from flows.identity.fingerprint import short
 from flows.render.table import columns
 from flows.render.text import with_interval
@@ -43,10 +43,7 @@ def history(
     if limit < 1:
         raise ConfigError(f"--limit is {limit}", hint="give 1 or more")
     found = read_metric(place.open_store(), name, metric=metric, limit=limit)
-    if as_json:
-        print_json(_tree(name, found))
-    else:
-        print_lines(_lines(name, found))
+    print_result(lambda: _tree(name, found), _lines(name, found), as_json=as_json)
     return 0
 
 

@@ -11,7 +11,7 @@ from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, print_unread
+from flows.cli.output import print_result, print_unread
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
 from flows.render.table import columns
@@ -55,10 +55,7 @@ def ls(
         tree, lines = _of_run(store, open_run(store, reference), stage)
     else:
         tree, lines = _of_store(store, stage, limit)
-    if as_json:
-        print_json(tree)
-    else:
-        print_lines(lines)
+    print_result(lambda: tree, lines, as_json=as_json)
     return 0
 
 

@@ -11,7 +11,7 @@ from flows.artifacts.names import open_run, suggest
 from flows.artifacts.pins import reserve
 from flows.artifacts.runs import Run, check_name, find_run, find_tag, newest_runs, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, print_note
+from flows.cli.output import print_note, print_result
 from flows.profiles import PROFILES
 from flows.render.table import columns
 from flows.stages import STAGES
@@ -51,10 +51,7 @@ def tag(
         tree, lines = _point(store, name, reference)
     else:
         tree, lines = _list(store, name)
-    if as_json:
-        print_json(tree)
-    else:
-        print_lines(lines)
+    print_result(lambda: tree, lines, as_json=as_json)
     return 0
 
 
@@ -63,7 +60,9 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     run = open_run(store, reference)
     # `reserve` may repeat the call after a collection; the first result is what the tag stood for.
     before: list[str | None] = []
-    reserve(store, lambda: before.append(point(store, name, run.run)), log=_log, pause=time.sleep)
+    reserve(
+        store, lambda: before.append(point(store, name, run.run)), log=print_note, pause=time.sleep
+    )
     # Look again after the tag is written: a collection that began earlier may have deleted the run.
     if find_run(store, run.run) is None:
         raise ArtifactError(
@@ -77,11 +76,6 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     else:
         line = f"{name}: {old} -> {what}" if old else f"{name} -> {what}"
     return {"tag": name, "run": run.run, "before": old}, [line]
-
-
-def _log(text: str) -> None:
-    """Log a line about what is waited for, on stderr."""
-    print_note(text)
 
 
 def _check_free(store: Store, name: str) -> None:
@@ -124,13 +118,8 @@ def _list(store: Store, name: str | None) -> tuple[Any, list[str]]:
         if not chosen:
             raise _unknown(store, name, tags)
         tags = chosen
-    return [_to_tree(tagged) for tagged in tags], _table(tags) or [
-        "no tags yet: nanochat tag main RUN"
-    ]
-
-
-def _table(tags: Sequence[Tagged]) -> list[str]:
-    return columns([_HEAD, *map(_row, tags)]) if tags else []
+    lines = columns([_HEAD, *map(_row, tags)]) if tags else ["no tags yet: nanochat tag main RUN"]
+    return [_to_tree(tagged) for tagged in tags], lines
 
 
 def _row(tagged: Tagged) -> tuple[str, ...]:
