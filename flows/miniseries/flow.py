@@ -5,11 +5,11 @@ its own in the store. A depth that fails does not stop the others: the flow ends
 it; the same flow run again builds what is missing.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Any, TypeAlias
 
 from prefect import flow
@@ -20,7 +20,6 @@ from prefect.runtime import flow_run
 from flows.artifacts.runs import Run, RunRecord, Status, new_run_id, timestamp
 from flows.build.build import BuildContext, Built
 from flows.build.retry import RETRIES
-from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.miniseries.files import Files, write_files
 from flows.miniseries.findings import Findings, analyse
@@ -49,23 +48,22 @@ from flows.orchestration.forms import (
     StrictField,
 )
 from flows.orchestration.pipeline import (
-    cancel_orders_of,
     check_restart_limit,
     ignore_events,
-    is_terminal,
     open_starts,
     pin_names,
     wait_of_run,
     with_pool,
 )
+from flows.orchestration.stage_runs import stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.plan.upstream import SECTIONS
 from flows.profiles import make_placement
 from flows.render.vega import check_drawing
-from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.launch.torchrun import StageInterrupted
 from infra.placement import default_home
 from infra.storage.open import open_store
-from nanochat_core.errors import NanochatError, StageError, StoreError
+from nanochat_core.errors import NanochatError, StageError
 
 DEPTHS = (2, 3, 4, 6)
 DepthsField: TypeAlias = Annotated[
@@ -225,7 +223,7 @@ def sweep(
         for unit in units:
             futures[unit.label] = submit(
                 unit.stage,
-                _site_of(unit, context, runs, records, queue),
+                _context_of(unit, context, runs, records, queue),
                 runs[unit.members[0].depth],
                 {source.stage.name: futures[source.label] for source in unit.inputs},
                 force=False,
@@ -235,22 +233,12 @@ def sweep(
         wait(list(futures.values()))
         failures = _failures(futures)
         ended = {
-            depth: _end(record, _status(units, depth, futures), store_wait)
+            depth: store_wait(partial(record.end, _status(units, depth, futures)))
             for depth, record in records.items()
         }
     except BaseException as error:
-        # Before the cancel: no stage may be retried or requested again while remote runs end.
-        context.stop.set()
-        if context.placement.pool is not None and is_terminal(error):
-            for run in runs.values():
-                cancel_orders_of(run.run)
-        wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
-        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
-        with contextlib.suppress(StoreError):  # may be the error that is being raised
-            for record in records.values():
-                record.end("interrupted" if is_interrupted else "failed")
-        if is_interrupted:
-            wait(list(futures.values()))  # without a limit: a checkpoint may be being uploaded
+        by_id = {run.run: records[depth] for depth, run in runs.items()}
+        stop_stages(error, context, list(futures.values()), by_id)
         pages.close()
         raise
     # After failures too: the depths that completed have results, and may have a law.
@@ -275,11 +263,7 @@ def sweep(
     )
 
 
-def _end(record: RunRecord, status: Status, store_wait: StoreWait) -> Run:
-    return store_wait(lambda: record.end(status))
-
-
-def _site_of(
+def _context_of(
     unit: Unit,
     context: BuildContext,
     runs: Mapping[int, Run],

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.client.schemas.objects import FlowRun
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -22,7 +21,6 @@ from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import LOCAL_RUN, cancellable
-from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.forms import (
     DepthField,
     ForceField,
@@ -40,7 +38,7 @@ from flows.orchestration.forms import (
     UseField,
 )
 from flows.orchestration.run_page import RunPages
-from flows.orchestration.stage_runs import cancel_stage_runs, check_pool, is_cancelled, wait_saved
+from flows.orchestration.stage_runs import cancel_orders_of, check_pool, stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.plan.pinned import open_pinned, sections_of, stages_with
 from flows.plan.plan import Plan, make_plan
@@ -48,7 +46,6 @@ from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins, moving_names, pin
 from flows.profiles import make_placement, open_profile
 from flows.stages import REPORT, Stage, stages_to_redo
-from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import Placement
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -266,20 +263,7 @@ def run_pipeline(
         pages.show_artifacts(built)
         report = _show_report(context, built.get(REPORT.name), pages, store_wait)
     except BaseException as error:
-        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
-        # Before the cancel: no stage may be retried or requested again while remote runs end.
-        context.stop.set()
-        orders: list[FlowRun] = []
-        if context.placement.pool is not None and is_terminal(error):
-            orders = cancel_orders_of(run.run)
-        wait(list(futures.values()), timeout=SECONDS_TO_STOP + 5)
-        with contextlib.suppress(StoreError):  # may be the error that is being raised
-            record.end("interrupted" if is_interrupted else "failed")
-        if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
-            wait_saved(context.store, orders)
-        if is_interrupted:
-            wait(list(futures.values()))  # without a limit: a checkpoint may be being uploaded
-        else:
+        if not stop_stages(error, context, list(futures.values()), {run.run: record}):
             pages.show_artifacts(there | _finished(futures))
         raise
     finally:
@@ -336,24 +320,6 @@ def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare
         "got no further than those before",
         hint="find in its logs what ended it; a new run resumes from what is stored",
     )
-
-
-def is_terminal(error: BaseException) -> bool:
-    """Return whether the run failed or was cancelled.
-
-    Not if only this process received SIGTERM: the run resumes elsewhere, and its remote stages
-    continue meanwhile.
-    """
-    return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
-
-
-def cancel_orders_of(run: str) -> list[FlowRun]:
-    """Cancel the remote stages of the run with this id, and return them; log it if that fails."""
-    try:
-        return cancel_stage_runs(run)
-    except (*NOT_ANSWERING, ConfigError) as error:
-        get_run_logger().warning(f"stages on the pool's workers may still run: {error}")
-        return []
 
 
 def _reused(context: BuildContext, manifest: Manifest) -> Built:

@@ -7,7 +7,7 @@ people; `run:` is also how a run finds what it has to cancel.
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from uuid import UUID
 
@@ -22,14 +22,18 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.futures import PrefectFuture, wait
+from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
+from flows.artifacts.runs import RunRecord
+from flows.build.build import Built
 from flows.build.context import BuildContext
 from flows.build.stage_request import StageRequest, match_digest
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
-from infra.launch.torchrun import SECONDS_TO_STOP
+from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
 from infra.placement import check_gpu_pool
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
@@ -144,3 +148,48 @@ def wait_saved(
 
 def _is_request(run: FlowRun) -> bool:
     return any(tag.startswith("node:") for tag in run.tags)
+
+
+def stop_stages(
+    error: BaseException,
+    context: BuildContext,
+    futures: list[PrefectFuture[Built]],
+    records: Mapping[str, RunRecord],
+) -> bool:
+    """Stop what still runs after `error`, and end the records; return whether it interrupted.
+
+    `records` are those of the flow run, by the id of their run.
+    """
+    is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+    # Before the cancel: no stage may be retried or requested again while remote runs end.
+    context.stop.set()
+    orders: list[FlowRun] = []
+    if context.placement.pool is not None and is_terminal(error):
+        orders = [order for run in records for order in cancel_orders_of(run)]
+    wait(futures, timeout=SECONDS_TO_STOP + 5)
+    with contextlib.suppress(StoreError):  # may be the error that is being raised
+        for record in records.values():
+            record.end("interrupted" if is_interrupted else "failed")
+    if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
+        wait_saved(context.store, orders)
+    if is_interrupted:
+        wait(futures)  # without a limit: a checkpoint may be being uploaded
+    return is_interrupted
+
+
+def is_terminal(error: BaseException) -> bool:
+    """Return whether the run failed or was cancelled.
+
+    Not if only this process received SIGTERM: the run resumes elsewhere, and its remote stages
+    continue meanwhile.
+    """
+    return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
+
+
+def cancel_orders_of(run: str) -> list[FlowRun]:
+    """Cancel the remote stages of the run with this id, and return them; log it if that fails."""
+    try:
+        return cancel_stage_runs(run)
+    except (*NOT_ANSWERING, ConfigError) as error:
+        get_run_logger().warning(f"stages on the pool's workers may still run: {error}")
+        return []

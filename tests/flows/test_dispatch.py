@@ -241,18 +241,18 @@ def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
 ) -> None:
     from prefect.exceptions import TerminationSignal
 
-    from flows.orchestration import pipeline
+    from flows.orchestration import stage_runs
 
     caller = make_caller("one")
     caller.send()
     [run] = caller.wait_for_runs(1)  # stands for the caller's own
-    monkeypatch.setattr(pipeline.flow_run, "get_id", lambda: str(run.id))
+    monkeypatch.setattr(stage_runs.flow_run, "get_id", lambda: str(run.id))
     told_to_end = TerminationSignal(15)
-    assert not pipeline.is_terminal(told_to_end)
-    assert pipeline.is_terminal(KeyboardInterrupt())
-    assert pipeline.is_terminal(StageError("broken"))
+    assert not stage_runs.is_terminal(told_to_end)
+    assert stage_runs.is_terminal(KeyboardInterrupt())
+    assert stage_runs.is_terminal(StageError("broken"))
     end(run, "CANCELLED")
-    assert pipeline.is_terminal(told_to_end)
+    assert stage_runs.is_terminal(told_to_end)
 
 
 def test_an_artifact_ends_the_waiting_while_prefect_is_away(
