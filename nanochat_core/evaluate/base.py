@@ -15,6 +15,7 @@ can be read, `failed` has an entry `core`.
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -26,8 +27,9 @@ from nanochat_core.errors import DataError
 from nanochat_core.evaluate.bits_per_byte import row_sums
 from nanochat_core.evaluate.core import CoreScore, TaskScore, core_metric
 from nanochat_core.evaluate.core_tasks import CoreSuite, open_suite
-from nanochat_core.evaluate.intervals import Interval, ratio_of
-from nanochat_core.evaluate.records import write_records, write_table
+from nanochat_core.evaluate.generate import complete_greedily
+from nanochat_core.evaluate.intervals import Interval, metrics_of, ratio_of
+from nanochat_core.evaluate.records import write_samples, write_table
 from nanochat_core.job import Job, write_json
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
@@ -92,28 +94,18 @@ def run(job: Job) -> dict[str, Any]:
             on_choice=lambda choice: progress.message(f"answers: {choice}"),
         )
         texts = continuations(engine, config.prompts, max_new_tokens=config.max_new_tokens)
-        samples = [
-            {"prompt": prompt, "text": text}
-            for prompt, text in zip(config.prompts, texts, strict=True)
-        ]
-        write_records(job.output / "samples.jsonl", samples)
+        write_samples(job.output / "samples.jsonl", config.prompts, texts)
         _write_scores(job, scores, suite, core, failed)
     progress.step(len(SPLITS) + asked + 1, **_values(scores))
-    return _values(scores) | _ends(scores) | _reasons(failed)
+    return metrics_of(scores) | _reasons(failed)
 
 
 def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: int) -> list[str]:
     """Return the model's greedy continuation of each prompt."""
     tokenizer = engine.tokenizer
-    groups = engine.complete(
-        [[tokenizer.bos, *tokenizer.encode(prompt)] for prompt in prompts],
-        num_samples=1,
-        max_tokens=max_new_tokens,
-        temperature=0.0,
-        top_k=None,
-        seeds=[0] * len(prompts),  # unused: greedy decoding draws no random numbers
-    )
-    return [tokenizer.decode(completion.ids) for [completion] in groups]
+    read = [[tokenizer.bos, *tokenizer.encode(prompt)] for prompt in prompts]
+    found = complete_greedily(engine, read, max_tokens=max_new_tokens)
+    return [tokenizer.decode(ids) for ids in found]
 
 
 def _open_suite(job: Job, config: BaseEvalConfig, progress: Progress) -> CoreSuite | None:
@@ -169,24 +161,12 @@ def _bits_per_byte(
         batch_size=job.resources.device_batch_size,
         world=world,
     )
-    nats = ratio_of(*sums)  # per byte; over ln 2 these are bits
-    return Interval(
-        value=round(nats.value / math.log(2), DECIMALS),
-        low=round(nats.low / math.log(2), DECIMALS),
-        high=round(nats.high / math.log(2), DECIMALS),
-    )
+    nats = asdict(ratio_of(*sums))  # per byte; over ln 2 these are bits
+    return Interval(**{end: round(n / math.log(2), DECIMALS) for end, n in nats.items()})
 
 
 def _values(scores: dict[str, Interval]) -> dict[str, float]:
     return {name: score.value for name, score in scores.items()}
-
-
-def _ends(scores: dict[str, Interval]) -> dict[str, float]:
-    return {
-        f"{name}_{end}": getattr(score, end)
-        for name, score in scores.items()
-        for end in ("low", "high")
-    }
 
 
 def _reasons(failed: Mapping[str, str]) -> dict[str, str]:

@@ -18,8 +18,7 @@ the digest of the questions: only scores of the same suite are comparable.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -34,9 +33,9 @@ from nanochat_core.evaluate.generate import (
     grade,
     greedy_answers,
 )
-from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_of
+from nanochat_core.evaluate.intervals import Interval, centred, mean_of, metrics_of, share_of
 from nanochat_core.evaluate.multiple_choice import has_letters, likeliest_letters
-from nanochat_core.evaluate.records import write_records, write_table
+from nanochat_core.evaluate.records import write_samples, write_table
 from nanochat_core.job import Job, write_json
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.runtime.hardware.device import open_device
@@ -48,6 +47,8 @@ from tasks.registry import grader_of
 
 FORMAT = 2
 BLOCK = 256  # examples per unit of work, independent of the number of ranks
+Record: TypeAlias = dict[str, Any]  # a row of examples.parquet
+Failed: TypeAlias = dict[str, str]  # task -> why it could not be evaluated
 EXAMPLES = pa.schema(
     [
         ("task", pa.string()),
@@ -60,22 +61,6 @@ EXAMPLES = pa.schema(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
-    """The tasks of the configuration."""
-
-    tasks: Mapping[str, Task]  # that can be graded here
-    failed: Mapping[str, str]  # task -> what is wrong with its data
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """The results of the tasks."""
-
-    records: Mapping[str, Sequence[dict[str, Any]]]  # task -> its rows of examples.parquet
-    failed: Mapping[str, str]  # task -> why it could not be evaluated
-
-
 def run(job: Job) -> dict[str, Any]:
     """Evaluate the chat model; the ranks share the questions. Raises DataError if every task fails,
     StageError if this machine cannot grade one, and ModelError if the model cannot be loaded."""
@@ -83,43 +68,42 @@ def run(job: Job) -> dict[str, Any]:
     world = open_world(job.resources.device)
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
-    opened = open_tasks(job, config)
+    tasks, failed = open_tasks(job, config)
     engine = Engine(
         load_model(job.model_input, device),
         Tokenizer.load(job.model_input / "tokenizer"),
         on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
-    found = judge_all(engine, opened, config, world, progress)
-    for name, reason in found.failed.items():
+    records, failed = evaluate_tasks(engine, tasks, failed, config, world, progress)
+    for name, reason in failed.items():
         progress.message(f"{name} could not be evaluated: {reason}")
-    if config.tasks and not found.records:
-        raise DataError(next(iter(found.failed.values())), hint="no task could be evaluated")
+    if config.tasks and not records:
+        raise DataError(next(iter(failed.values())), hint="no task could be evaluated")
     if not world.is_first:
         return {}
-    scores = {name: share_of_right(records) for name, records in found.records.items()}
-    chatcore = chatcore_of(scores) if scores and not found.failed else None
-    write_table(
-        job.output / "examples.parquet",
-        [r for some in found.records.values() for r in some],
-        EXAMPLES,
-    )
-    write_records(job.output / "samples.jsonl", answer_prompts(engine, config))
+    scores = {name: share_of_right(rows) for name, rows in records.items()}
+    chatcore = {"chatcore": chatcore_of(scores)} if scores and not failed else {}
+    rows = [row for some in records.values() for row in some]
+    write_table(job.output / "examples.parquet", rows, EXAMPLES)
+    write_samples(job.output / "samples.jsonl", config.prompts, answer_prompts(engine, config))
     tree = {
         "format": FORMAT,
-        "tasks": {name: _task_tree(name, found.records[name]) for name in scores},
-        "failed": dict(found.failed),
-        "chatcore": chatcore and chatcore.value,
-        "intervals": {"chatcore": [chatcore.low, chatcore.high]} if chatcore else {},
+        "tasks": {name: _task_tree(name, rows) for name, rows in records.items()},
+        "failed": failed,
+        "chatcore": None,
+        **{name: score.value for name, score in chatcore.items()},
+        "intervals": {name: [score.low, score.high] for name, score in chatcore.items()},
         "suite": suite_digest(job, config),
     }
     write_json(job.output / "scores.json", tree)
-    return _metrics(scores, chatcore, found.failed)
+    reasons = {f"{name}_failed": reason for name, reason in failed.items()}
+    return metrics_of({**chatcore, **scores}) | reasons
 
 
-def open_tasks(job: Job, config: ChatEvalConfig) -> Opened:
+def open_tasks(job: Job, config: ChatEvalConfig) -> tuple[dict[str, Task], Failed]:
     """Open every task. Raises StageError when this machine cannot grade one of them."""
     tasks: dict[str, Task] = {}
-    failed: dict[str, str] = {}
+    failed: Failed = {}
     for entry in config.tasks:
         try:
             tasks[entry.name] = _open(job, entry)
@@ -128,17 +112,23 @@ def open_tasks(job: Job, config: ChatEvalConfig) -> Opened:
     # Before the first question: a missing sandbox should not cost an hour of answers.
     for name in tasks:
         check_machine(name)
-    return Opened(tasks=tasks, failed=failed)
+    return tasks, failed
 
 
-def judge_all(
-    engine: Engine, opened: Opened, config: ChatEvalConfig, world: World, progress: Progress
-) -> Judged:
+def evaluate_tasks(
+    engine: Engine,
+    tasks: Mapping[str, Task],
+    failed: Failed,
+    config: ChatEvalConfig,
+    world: World,
+    progress: Progress,
+) -> tuple[dict[str, list[Record]], Failed]:
     """Return every task's records, the same on every rank. A task fails if it fails on any rank.
 
+    `failed` are the tasks that could not be opened; those that fail here are added.
     Errors that are not a task's fault, such as too little memory for the engine, end the stage.
     """
-    tasks, failed = opened.tasks, dict(opened.failed)
+    failed = dict(failed)
     blocks = [
         (entry, range(first, min(first + BLOCK, len(tasks[entry.name]))))
         for entry in config.tasks
@@ -147,7 +137,7 @@ def judge_all(
     ]
     total = sum(map(len, tasks.values()))
     progress.start(total, unit="example")
-    own: dict[str, list[dict[str, Any]]] = {name: [] for name in tasks}
+    own: dict[str, list[Record]] = {name: [] for name in tasks}
     done = 0
     for entry, places in blocks[world.rank :: world.size]:
         name = entry.name
@@ -156,7 +146,7 @@ def judge_all(
             continue
         # A failing task is recorded, not raised: other ranks wait for this one in `gather`.
         try:
-            own[name] += judge(engine, tasks[name], places, entry)
+            own[name] += evaluate_block(engine, tasks[name], places, entry)
         except DataError as error:
             failed[name] = str(error)
             continue
@@ -173,10 +163,12 @@ def judge_all(
         for name in tasks
         if name not in failed
     }
-    return Judged(records=records, failed=failed)
+    return records, failed
 
 
-def judge(engine: Engine, task: Task, places: range, entry: EvalTaskConfig) -> list[dict[str, Any]]:
+def evaluate_block(
+    engine: Engine, task: Task, places: range, entry: EvalTaskConfig
+) -> list[Record]:
     """Answer and grade some examples of a task; return their rows of examples.parquet.
 
     Raises StageError if answers cannot be graded here, DataError if a prompt is unusable.
@@ -206,15 +198,11 @@ def _answers(engine: Engine, examples: Sequence[Conversation], *, max_new_tokens
     return greedy_answers(engine, examples, max_new_tokens=max_new_tokens)
 
 
-def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[dict[str, Any]]:
-    """Return the lines of samples.jsonl; answers are as long as the longest that a task allows."""
+def answer_prompts(engine: Engine, config: ChatEvalConfig) -> list[str]:
+    """Return answers to the prompts, as long as the longest answer that a task allows."""
     conversations = [{"messages": [{"role": "user", "content": p}]} for p in config.prompts]
     longest = max((entry.max_new_tokens for entry in config.tasks), default=256)
-    answers = greedy_answers(engine, conversations, max_new_tokens=longest)
-    return [
-        {"prompt": prompt, "text": answer}
-        for prompt, answer in zip(config.prompts, answers, strict=True)
-    ]
+    return greedy_answers(engine, conversations, max_new_tokens=longest)
 
 
 def share_of_right(records: Sequence[Mapping[str, Any]]) -> Interval:
@@ -247,16 +235,6 @@ def _task_tree(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, flo
         "high": score.high,
         "centred": centred(score, grader_of(name).baseline).value,
     }
-
-
-def _metrics(
-    scores: Mapping[str, Interval], chatcore: Interval | None, failed: Mapping[str, str]
-) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
-    for name, score in {"chatcore": chatcore, **scores}.items():
-        if score is not None:
-            metrics |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
-    return metrics | {f"{name}_failed": reason for name, reason in failed.items()}
 
 
 def _open(job: Job, entry: EvalTaskConfig) -> Task:

@@ -31,17 +31,25 @@ def greedy_answers(
     answers = [""] * len(prompts)
     context = engine.model.config.sequence_len
     readable = [i for i, prompt in enumerate(prompts) if len(prompt) < context]
+    found = complete_greedily(engine, [prompts[i] for i in readable], max_tokens=max_new_tokens)
+    for i, ids in zip(readable, found, strict=True):
+        answers[i] = parse_answer(engine.tokenizer, ids)
+    return answers
+
+
+def complete_greedily(
+    engine: Engine, prompts: Sequence[Sequence[int]], *, max_tokens: int
+) -> list[Sequence[int]]:
+    """Return the ids that continue each prompt, always the likeliest one."""
     groups = engine.complete(
-        [prompts[i] for i in readable],
+        prompts,
         num_samples=1,
-        max_tokens=max_new_tokens,
+        max_tokens=max_tokens,
         temperature=0.0,
         top_k=None,
-        seeds=[0] * len(readable),  # unused: greedy decoding draws no random numbers
+        seeds=[0] * len(prompts),  # unused: greedy decoding draws no random numbers
     )
-    for i, [completion] in zip(readable, groups, strict=True):
-        answers[i] = parse_answer(engine.tokenizer, completion.ids)
-    return answers
+    return [completion.ids for [completion] in groups]
 
 
 def grade(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:

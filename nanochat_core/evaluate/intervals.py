@@ -11,7 +11,7 @@ same kind would change the score, not how much another training seed would.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 DEVIATIONS = 1.959964  # standard deviations around the mean that hold 95 % of a normal distribution
@@ -24,6 +24,14 @@ class Interval:
     value: float
     low: float
     high: float
+
+
+def metrics_of(scores: Mapping[str, Interval]) -> dict[str, float]:
+    """Return each score, and the ends of its interval as {name}_low and {name}_high."""
+    metrics: dict[str, float] = {}
+    for name, score in scores.items():
+        metrics |= {name: score.value, f"{name}_low": score.low, f"{name}_high": score.high}
+    return metrics
 
 
 def share_of(correct: int, total: int) -> Interval:

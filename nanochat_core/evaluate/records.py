@@ -16,6 +16,13 @@ def write_records(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
             file.write(json.dumps(record) + "\n")
 
 
+def write_samples(path: Path, prompts: Iterable[str], texts: Iterable[str]) -> None:
+    """Write the text that the model answered to each prompt."""
+    write_records(
+        path, ({"prompt": p, "text": text} for p, text in zip(prompts, texts, strict=True))
+    )
+
+
 def write_table(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
     """Write `records` as parquet with the columns of `schema`. Equal records give equal bytes.
 

@@ -12,7 +12,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -333,15 +333,10 @@ def _era_of(model: GPT) -> tuple[str, str]:
     )
 
 
-def _arithmetic(values: NumericsConfig) -> tuple[object, ...]:
+def _arithmetic(values: NumericsConfig) -> dict[str, Any]:
     """Return the constants of the forward pass, without those of initialisation."""
-    return (
-        values.rotary_base,
-        values.rotary_precision,
-        values.qk_scale,
-        values.softcap,
-        values.gate_scale,
-        values.gate_channels,
-        values.smear_channels,
-        values.norm_eps,
-    )
+    return {
+        name: value
+        for name, value in asdict(values).items()
+        if name != "precision" and not name.startswith("init_")
+    }

@@ -59,6 +59,14 @@ _TEMPLATE = """\
 """
 
 
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": False,
+}
+
+
 def write_transformers_tokenizer(tokenizer: Tokenizer, directory: Path, *, context: int) -> None:
     """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into `directory`.
 
@@ -119,21 +127,11 @@ def _tree(tokenizer: Tokenizer) -> dict[str, Any]:
                     "behavior": "Isolated",
                     "invert": False,
                 },
-                {
-                    "type": "ByteLevel",
-                    "add_prefix_space": False,
-                    "trim_offsets": False,
-                    "use_regex": False,
-                },
+                _BYTE_LEVEL,
             ],
         },
         "post_processor": None,
-        "decoder": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        },
+        "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "dropout": None,
