@@ -66,26 +66,25 @@ def shots_of(task: CoreTask, place: int) -> list[Mapping[str, Any]]:
 def render(task: CoreTask, place: int) -> tuple[str, list[str]]:
     """Return the text of the shots, and the texts after it: each option, or without and with the
     continuation."""
-    item, between = task.items[place], task.delimiter
-    shots = "".join(f"{_solved(task, shot)}{BETWEEN}" for shot in shots_of(task, place))
-    if task.kind == "multiple_choice":
-        return shots, [f"{item['query']}{between}{choice}" for choice in item["choices"]]
-    if task.kind == "schema":
-        after = f"{between}{item['continuation']}"
-        return shots, [f"{context}{after}" for context in item["context_options"]]
-    question = f"{str(item['context']).strip()}{between}"
+    golds = [(shot, shot["gold"] if task.kind in OPTIONS else 0) for shot in shots_of(task, place)]
+    shots = "".join(f"{_texts(task, shot)[gold]}{BETWEEN}" for shot, gold in golds)
+    item = task.items[place]
+    texts = _texts(task, item)
+    if task.kind in OPTIONS:
+        return shots, texts
+    without = f"{str(item['context']).strip()}{task.delimiter}"
     # nanochat strips the whole prompt, which begins with the question only if there are no shots.
-    without = question.rstrip() if shots else question.strip()
-    return shots, [without, f"{question}{item['continuation']}"]
+    return shots, [without.rstrip() if shots else without.strip(), *texts]
 
 
-def _solved(task: CoreTask, shot: Mapping[str, Any]) -> str:
+def _texts(task: CoreTask, item: Mapping[str, Any]) -> list[str]:
+    """Return an example with each of its options, or with its continuation."""
     if task.kind == "multiple_choice":
-        return f"{shot['query']}{task.delimiter}{shot['choices'][shot['gold']]}"
+        return [f"{item['query']}{task.delimiter}{choice}" for choice in item["choices"]]
+    after = f"{task.delimiter}{item['continuation']}"
     if task.kind == "schema":
-        context = shot["context_options"][shot["gold"]]
-        return f"{context}{task.delimiter}{shot['continuation']}"
-    return f"{str(shot['context']).strip()}{task.delimiter}{shot['continuation']}"
+        return [f"{context}{after}" for context in item["context_options"]]
+    return [f"{str(item['context']).strip()}{after}"]
 
 
 def encode(tokenizer: Tokenizer, shots: str, tails: Sequence[str]) -> list[list[int]]:
