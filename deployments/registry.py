@@ -23,7 +23,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 
-from flows.orchestration.forms import LABEL
+from flows.run_request import LABEL
 
 _SLUG = "recurring"  # identifies a deployment's schedule, so that an update adds no second one
 

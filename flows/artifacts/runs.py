@@ -11,11 +11,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from flows.artifacts.transfer import in_parallel
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
+from flows.run_request import OnMachine, Recipe, shared
 from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
@@ -34,19 +35,15 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """One execution of the pipeline."""
+class Run(Recipe, OnMachine):
+    """One execution of the pipeline, with the parameters that it shares with its request."""
 
     run: Name  # its id: name, time, a few random digits
     name: str
     profile: str
-    depth: int | None  # as the person overrode it
-    overrides: tuple[str, ...]  # section.name=value, as given
     # What names upstream stood for when it was planned (flows/plan/upstream.py); a resume keeps it.
     upstream: dict[str, str] = field(default_factory=dict[str, str])
     uses: tuple[str, ...] = ()  # artifacts given for their stages, as the person named them
-    gpus: int | None = None  # as given
-    place: tuple[str, ...] = ()  # name=value of its placement, as given
     status: Status
     started: Time  # UTC, 2026-11-21T05:53:38Z
     ended: Time | None
@@ -73,6 +70,31 @@ def timestamp(seconds: float) -> str:
 def new_run_id(name: str, started: str) -> str:
     """Return an id that no other run has; ids of one name sort by time."""
     return f"{name}-{_stamp(started)}-{uuid.uuid4().hex[:4]}"
+
+
+def new_run(
+    run: str,
+    name: str,
+    *requests: Any,
+    upstream: dict[str, str],
+    uses: Sequence[str] = (),
+    **parameters: Any,
+) -> Run:
+    """Return the record of a run that starts now.
+
+    It has the parameters of the requests that are recorded; single `parameters` replace them.
+    """
+    return Run(
+        run=run,
+        name=name,
+        upstream=upstream,
+        uses=tuple(uses),
+        status="running",
+        started=timestamp(time.time()),
+        ended=None,
+        stages={},
+        **(shared(Run, *requests) | parameters),
+    )
 
 
 def check_name(name: str) -> str:

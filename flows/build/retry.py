@@ -14,9 +14,6 @@ from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import StageError
 
-# Retries in a row without a new step. A stage that fails more often has another fault.
-# On several nodes this, with the pauses, also limits a store's outage: some three minutes.
-RETRIES = 5
 MOST_LOSSES = 1000  # retries of one stage in one run, however far it gets
 FIRST_PAUSE = 5.0  # seconds before the first new attempt
 LONGEST_PAUSE = 60.0

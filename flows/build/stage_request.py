@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Annotated
 
 from flows.artifacts.names import check_stage
 from flows.artifacts.publish import find_manifest
@@ -19,34 +20,53 @@ from flows.identity.fingerprint import Code, Identity, fingerprint_of, short
 from flows.identity.manifest import Manifest, identify_from
 from flows.leases.held_lease import LeaseTimings
 from flows.profiles import make_placement, open_profile
+from flows.run_request import PROFILE, STRICT, OnMachine, Option, Recipe, shared
 from flows.stages import Stage, stage_named
 from infra.placement import default_home
 from infra.storage.open import open_store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 
+def _described(label: str, text: str) -> Option:
+    """Return the declaration of a parameter that runs set, and no person."""
+    return Option(label=label, help=text, group="run")
+
+
 @dataclass(frozen=True, kw_only=True)
-class StageRequest:
+class StageRequest(Recipe, OnMachine):
     """A stage to build: its identity, run, store and placement. Every field is plain JSON."""
 
-    stage: str
-    fingerprint: str  # 64 hex digits, as the caller computed it
-    inputs: tuple[str, ...]  # stage/fingerprint of each input, in the table's order
-    profile: str
-    depth: int | None = None
-    overrides: tuple[str, ...] = ()
-    run: str  # id of the run it is for
-    force: bool = False
-    store: str
-    gpus: int | None = None  # of each node
-    nodes: int = 1
-    place: tuple[str, ...] = ()
-    strict: bool = False
+    stage: Annotated[str, _described("Stage", "The stage to build.")]
+    fingerprint: Annotated[
+        str, _described("Fingerprint", "All 64 hex digits, as the requesting run computed them.")
+    ]
+    inputs: Annotated[
+        tuple[str, ...], _described("Inputs", "Each as stage/fingerprint, in the table's order.")
+    ]
+    profile: Annotated[str, PROFILE]
+    run: Annotated[str, _described("Run", "The id of the requesting run.")]
+    force: Annotated[
+        bool, _described("Rebuild", "Build the stage even if its artifact exists.")
+    ] = False
+    store: Annotated[
+        str, _described("Store", "URL of the artifact store, which this machine must reach too.")
+    ]
+    nodes: Annotated[int, _described("Machines", "Machines that build it together.")] = 1
+    strict: Annotated[bool, STRICT] = False
 
     @property
     def name(self) -> str:
         """Return the artifact's short name: stage/fingerprint."""
         return f"{self.stage}/{short(self.fingerprint)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRequest(StageRequest):
+    """One machine's share of a stage."""
+
+    node: Annotated[
+        int, _described("Machine", "Index of this machine among them; 0 is the first.")
+    ] = 0
 
 
 def match_digest(request: StageRequest, *, pool: str | None) -> str:
@@ -89,16 +109,11 @@ def make_request(
         stage=stage.name,
         fingerprint=fingerprint,
         inputs=tuple(f"{source.name}/{inputs[source.name].fingerprint}" for source in stage.inputs),
-        profile=run.profile,
-        depth=run.depth,
-        overrides=run.overrides,
-        run=run.run,
         force=force,
         store=context.store.url,
-        gpus=run.gpus,
         nodes=context.placement.nodes,
-        place=run.place,
         strict=context.strict,
+        **shared(StageRequest, run),
     )
 
 

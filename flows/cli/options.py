@@ -1,27 +1,38 @@
 """Options shared by several commands: what is trained (RunOptions) and where (StoreOptions and on).
 
-Each class is a flat group of options on the command line. Its `words` property gives the options
-back as text, for the commands that hints suggest.
+Each class is a flat group of options on the command line. Most of their options are parameters of
+runs and inherited from `flows.run_request`, which declares them.
 """
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from cyclopts import Group, Parameter
 
 from flows.artifacts.cache import Cache
-from flows.build.retry import RETRIES
 from flows.cli.output import print_warning
 from flows.identity.manifest import Manifest
-from flows.plan.pinned import sections_of
+from flows.plan.pinned import open_pinned, sections_of
+from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Pins, pin
 from flows.profiles import Profile, make_placement, open_profile
+from flows.run_request import (
+    PROFILE,
+    InStore,
+    OnGpus,
+    OnMachine,
+    OnNodes,
+    Option,
+    PinnedRecipe,
+    Redo,
+    is_list,
+    options_of,
+)
 from infra.placement import (
-    SETTINGS,
     Placement,
     check_gpu_pool,
     count_gpus,
@@ -35,12 +46,52 @@ from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Attention
 
-_WHAT = Group("What is trained", sort_key=1)
-_WHERE = Group("Where (never changes a result)", sort_key=2)
+_Options = TypeVar("_Options")
+WHAT = Group("What is trained", sort_key=1)
+WHERE = Group("Where (never changes a result)", sort_key=2)
 
-ProfileName: TypeAlias = Annotated[
-    str, Parameter(help="Name of a profile; `nanochat profiles` lists them.")
-]
+
+def parameter_of(option: Option, kind: Any = str) -> Parameter:
+    """Return the option of the command line for a declared parameter of this type."""
+    repeats = ["May be repeated."] if is_list(kind) else []
+    return Parameter(
+        name=option.flag,
+        help=" ".join(filter(None, [option.help, option.more, *repeats])),
+        negative="" if repeats or kind is bool else None,
+        show_default=False if repeats else None,
+    )
+
+
+def as_options(group: Group) -> Callable[[type[_Options]], type[_Options]]:
+    """Make options of the command line of the declared parameters that a dataclass inherits."""
+
+    def make(options: type[_Options]) -> type[_Options]:
+        options.__annotations__ |= {
+            name: Annotated[kind, option, parameter_of(option, kind)]
+            for name, (kind, option) in options_of(options).items()
+        }
+        return Parameter(name="*", group=group)(options)
+
+    return make
+
+
+def words_of(options: Any) -> list[str]:
+    """Return the options that were given as command line words, for a command to copy."""
+    words: list[str] = []
+    kind = cast("type[Any]", type(options))
+    defaults = {item.name: item.default for item in fields(kind)}
+    for name, (_, option) in options_of(kind).items():
+        value: Any = getattr(options, name)
+        # Defaults are left out: the suggested command stays as short as the user's own, and takes
+        # them from the same environment.
+        if value != defaults[name]:
+            flag = option.flag or f"--{name.replace('_', '-')}"
+            for word in cast("tuple[str, ...]", value if isinstance(value, tuple) else (value,)):
+                words += [flag, str(word)]
+    return words
+
+
+ProfileName: TypeAlias = Annotated[str, parameter_of(PROFILE)]
 ModelName: TypeAlias = Annotated[
     str,
     Parameter(
@@ -53,64 +104,43 @@ AsJson: TypeAlias = Annotated[
 ]
 
 
-@Parameter(name="*", group=_WHAT)
+@as_options(WHAT)
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class RunOptions(PinnedRecipe):
     """Changes to a profile."""
-
-    depth: Annotated[
-        int | None, Parameter(help="Number of transformer layers; the rest follows from it.")
-    ] = None
-    overrides: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            negative="",
-            show_default=False,
-            help="Change one setting, as section.name=value; may be repeated.",
-        ),
-    ] = ()
-
-    uses: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--use",
-            negative="",
-            show_default=False,
-            help="Take this artifact for its stage, such as pretrain@other: neither it nor what "
-            "only it needs is built; may be repeated. Ends without a report card.",
-        ),
-    ] = ()
 
     def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
         """Return the `nanochat run` command of `profile` with these changes and options `place`."""
-        words = ["nanochat", "run", profile]
-        words += [] if self.depth is None else ["--depth", str(self.depth)]
-        words += [word for override in self.overrides for word in ("--set", override)]
-        words += [word for name in self.uses for word in ("--use", name)]
-        return shlex.join([*words, *place])
+        return shlex.join(["nanochat", "run", profile, *words_of(self), *place])
 
 
-@Parameter(name="*", group=_WHERE)
+@as_options(WHAT)
 @dataclass(frozen=True, kw_only=True)
-class StoreOptions:
-    """The home directory and the artifact store."""
+class RedoOptions(Redo):
+    """Stages to build again."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class _InHome:
     home: Annotated[
         Path | None,
-        Parameter(help="Directory of unfinished work; default NANOCHAT_HOME, ~/.nanochat-flows."),
+        Option(
+            label="Home",
+            help="Directory of unfinished work; by default NANOCHAT_HOME, else ~/.nanochat-flows.",
+            group="placement",
+        ),
     ] = None
-    store: Annotated[
-        str | None,
-        Parameter(help="URL of the artifact store; default NANOCHAT_STORE, else HOME/store."),
-    ] = None
+
+
+@as_options(WHERE)
+@dataclass(frozen=True, kw_only=True)
+class StoreOptions(InStore, _InHome):
+    """The home directory and the artifact store."""
 
     @property
     def words(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
-        # Only given options: the next command takes defaults from the same environment.
-        options = [("--home", self.home), ("--store", self.store)]
-        return [word for name, value in options if value for word in (name, str(value))]
+        return words_of(self)
 
     @property
     def home_path(self) -> Path:
@@ -166,15 +196,10 @@ class StoreOptions:
         return open_store(self.store_url)
 
 
-@Parameter(name="*", group=_WHERE)
+@as_options(WHERE)
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions(StoreOptions):
+class DeviceOptions(OnGpus, StoreOptions):
     """Home, store and the number of GPUs."""
-
-    gpus: Annotated[
-        int | None,
-        Parameter(help="GPUs to use, 0 for the CPU; default as many as are of use."),
-    ] = None
 
     def device(self) -> str:
         """Return the device that one model runs on: "cuda" or "cpu"."""
@@ -198,9 +223,9 @@ class DeviceOptions(StoreOptions):
             raise ConfigError(f"--gpus is {self.gpus}", hint="0 is the CPU")
 
 
-@Parameter(name="*", group=_WHERE)
+@as_options(WHERE)
 @dataclass(frozen=True, kw_only=True)
-class PlacementOptions(DeviceOptions):
+class PlacementOptions(OnMachine, DeviceOptions):
     """Home, store, devices and every other setting of the placement."""
 
     device_batch_size: Annotated[
@@ -213,22 +238,11 @@ class PlacementOptions(DeviceOptions):
     compile: Annotated[
         bool | None, Parameter(help="Let torch.compile make kernels; default on a GPU only.")
     ] = None
-    place: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--place",
-            negative="",
-            show_default=False,
-            help="Change one setting of the placement, as name=value; may be repeated. Names: "
-            f"{', '.join(SETTINGS)}; docs/reference/placement.md says what each does.",
-        ),
-    ] = ()
 
     @property
     def words(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
-        gpus = [] if self.gpus is None else ["--gpus", str(self.gpus)]
-        return [*super().words, *gpus, *(w for s in self.settings for w in ("--place", s))]
+        return words_of(replace(self, place=self.settings))
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -240,6 +254,11 @@ class PlacementOptions(DeviceOptions):
             ("compile", None if self.compile is None else json.dumps(self.compile)),
         ]
         return (*(f"{name}={value}" for name, value in options if value is not None), *self.place)
+
+    @property
+    def resolved(self) -> "PlacementOptions":
+        """These options as parameters of a flow: with the store's URL and all settings."""
+        return replace(self, store=self.store_url, place=self.settings)
 
     def placement(self, profile: Profile) -> Placement:
         """Return the placement of a run of `profile`: where and how fast it executes."""
@@ -254,36 +273,15 @@ class PlacementOptions(DeviceOptions):
         )
 
 
-@Parameter(name="*", group=_WHERE)
+@as_options(WHERE)
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
+class WorkerOptions(OnNodes):
     """The workers that build the GPU stages of a run, and the number of retries."""
-
-    pool: Annotated[
-        str | None,
-        Parameter(
-            help="Work pool whose workers run the GPU stages, such as gpu; default this command."
-        ),
-    ] = None
-    nodes: Annotated[
-        int, Parameter(help="Machines that each GPU stage takes; more than one needs --pool.")
-    ] = 1
-    retries: Annotated[
-        int,
-        Parameter(
-            help="How often a stage is started again that was lost: its process killed, its "
-            "machine taken, the store away. A mistake is never tried again."
-        ),
-    ] = RETRIES
 
     @property
     def words(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
-        # Defaults are left out, so that a suggested command stays as short as the user's own.
-        pool = ["--pool", self.pool] if self.pool else []
-        nodes = ["--nodes", str(self.nodes)] if self.nodes != 1 else []
-        retries = ["--retries", str(self.retries)] if self.retries != RETRIES else []
-        return [*pool, *nodes, *retries]
+        return words_of(self)
 
     def check(self) -> None:
         """Raise ConfigError for invalid numbers, and for a pool that runs no GPU stages."""
@@ -329,3 +327,42 @@ def pinned_profile(
     sections = sections_of(pinned or {})
     run, pins = pin(chosen.run, home, log=print_warning, known=known, sections=sections, plan=plan)
     return replace(chosen, run=run), pins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A profile as the command line gave it, and its plan."""
+
+    profile: Profile
+    pins: Pins
+    store: Store
+    placement: Placement
+    plan: Plan
+
+
+def plan_profile(
+    name: str,
+    what: RunOptions,
+    where: PlacementOptions,
+    *,
+    redo: Redo = RedoOptions(),
+    will_run: bool = False,
+) -> Planned:
+    """Plan the profile with these options. Raises ConfigError and what `make_plan` raises.
+
+    `will_run` resolves moving upstream names anew, as a run does.
+    """
+    store = where.open_store()
+    pinned = open_pinned(store, what.use, warn=print_warning)
+    chosen, pins = pinned_profile(name, what, where.home_path, plan=not will_run, pinned=pinned)
+    placement = where.placement(chosen)
+    plan = make_plan(
+        chosen.run,
+        store,
+        where.work,
+        force=frozenset(redo.force),
+        from_stage=redo.from_stage,
+        pinned=pinned,
+        placement=placement,
+    )
+    return Planned(profile=chosen, pins=pins, store=store, placement=placement, plan=plan)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
@@ -17,34 +17,14 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifacts.runs import Run, new_run_id, timestamp
+from flows.artifacts.runs import Run, new_run, new_run_id, timestamp
 from flows.build.build import BuildContext, Built
-from flows.build.retry import RETRIES
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
-from flows.evals.suite import (
-    DROP,
-    Against,
-    Rule,
-    check_metric,
-    history_name,
-    open_suite,
-)
+from flows.evals.request import EvalRequest
+from flows.evals.suite import Rule, check_metric, history_name, open_suite
 from flows.identity.manifest import Manifest
 from flows.orchestration.caller import LOCAL_RUN, cancellable
-from flows.orchestration.forms import (
-    DropField,
-    FormField,
-    GpusField,
-    MetricField,
-    ModelField,
-    OverridesField,
-    PlaceField,
-    PoolField,
-    RetriesField,
-    StoreField,
-    StrictField,
-    SuiteField,
-)
+from flows.orchestration.forms import takes
 from flows.orchestration.pipeline import (
     Outcome,
     ignore_events,
@@ -57,6 +37,7 @@ from flows.orchestration.pipeline import (
 from flows.orchestration.stage_task import failing_in_a_line
 from flows.profiles import make_placement
 from flows.render.text import key_of
+from flows.run_request import RETRIES, shared
 from flows.stages import Stage
 from infra.placement import default_home, default_store
 from infra.storage.open import open_store
@@ -65,7 +46,6 @@ from nanochat_core.errors import ConfigError
 COMPLETED = "nanochat.eval.completed"  # after every evaluation
 REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
 MOST_ROWS = 60  # of the history on Prefect's page
-AgainstField: TypeAlias = Annotated[Against, FormField("Compared with")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,55 +72,34 @@ def _name_flow_run() -> str:
 @flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
 @cancellable
-def nanochat_eval(
-    model: ModelField = "main",
-    profile: SuiteField = None,
-    overrides: OverridesField = (),
-    metric: MetricField = None,
-    drop: DropField = DROP,
-    against: AgainstField = "previous",
-    store: StoreField = None,
-    gpus: GpusField = None,
-    place: PlaceField = (),
-    pool: PoolField = None,
-    retries: RetriesField = RETRIES,
-    strict: StrictField = False,
-) -> Evaluated:
-    """Evaluate a model and report a regression. A model that did not change is not run again.
-
-    Args:
-        model: The model to evaluate, resolved when the run starts: main, sft@main, sft/1a2b3c.
-        profile: The profile whose evaluation to use; by default that of the model's own run.
-        overrides: Changed settings of the evaluation, each as section.name=value.
-        metric: The metric that must not get worse; by default ChatCORE, CORE or bits per byte.
-        drop: How much worse the metric may get without an alert, in its own unit.
-        against: The evaluation to compare with: the previous one, or the best one so far.
-        store: URL of the artifact store; by default the one this machine is configured for.
-        gpus: GPUs to use, 0 for the CPU; by default all that the profile can fill.
-        place: Changed placement settings, each as name=value.
-        pool: Work pool whose workers evaluate the model; by default the flow's own process does.
-        retries: How often a stage is retried after its process or machine was lost.
-        strict: Treat code that the fingerprint does not cover as an error.
-    """
+@takes(EvalRequest)
+def nanochat_eval(request: EvalRequest) -> Evaluated:
+    """Evaluate a model and report a regression. A model that did not change is not run again."""
     caller = LOCAL_RUN.get()
-    rule = Rule(metric=metric, drop=drop, against=against)
+    rule, model = Rule(**shared(Rule, request)), request.model
     home = caller.home if caller else default_home()
-    opened_store = open_store(store or default_store(home))
+    opened_store = open_store(request.store or default_store(home))
     run_id = flow_run.get_name() or history_name(model)
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(opened_store, stop)
     # No spare start for a plan: an evaluation saves no checkpoints, so its records show all
     # progress.
-    starts = wait(lambda: open_starts(opened_store, [run_id], pool=pool, will_plan=False))
+    starts = wait(lambda: open_starts(opened_store, [run_id], pool=request.pool, will_plan=False))
     warn = get_run_logger().warning
     suite = wait(
-        lambda: open_suite(opened_store, model, profile=profile, overrides=overrides, warn=warn)
+        lambda: open_suite(
+            opened_store, model, profile=request.profile, overrides=request.overrides, warn=warn
+        )
     )
-    check_metric(suite, metric)
+    check_metric(suite, rule.metric)
     placement = make_placement(
-        suite.opened.pace, home=home, store=opened_store.url, gpus=gpus, settings=place
+        suite.opened.pace,
+        home=home,
+        store=opened_store.url,
+        gpus=request.gpus,
+        settings=request.place,
     )
-    placement = with_pool(placement, nodes=1, pool=pool)
+    placement = with_pool(placement, nodes=1, pool=request.pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     # Resolve upstream names of the stages that will be built only: pinned inputs have theirs.
     built = [stage for stage in suite.stages if stage.name not in suite.pinned]
@@ -154,27 +113,24 @@ def nanochat_eval(
         placement=placement,
         store=opened_store,
         watch=caller.watch if caller else ignore_events,
-        strict=strict,
+        strict=request.strict,
         stop=stop,
     )
     wait(context.store.check_conditions)
-    run = Run(
-        run=context.run_id,
-        name=history_name(model),
+    run = new_run(
+        run_id,
+        history_name(model),
+        request,
+        upstream=pins,
+        uses=(model,),
         profile=suite.profile,
         depth=suite.depth,
         overrides=suite.overrides,
-        upstream=pins,
-        uses=(model,),
-        gpus=gpus,
-        place=tuple(place),
-        status="running",
-        started=timestamp(time.time()),
-        ended=None,
-        stages={},
     )
     run = starts.record_in(run)
-    return evaluate(model, suite.stages, context, run, rule, pinned=suite.pinned, retries=retries)
+    return evaluate(
+        model, suite.stages, context, run, rule, pinned=suite.pinned, retries=request.retries
+    )
 
 
 def evaluate(

@@ -27,6 +27,7 @@ from typing import (
 )
 
 from flows.identity.records import repair_hint, shorten
+from flows.run_request import Option
 from infra.storage.base import check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
@@ -152,7 +153,8 @@ def _plain(expected: type[Any], value: Any, at: str) -> Any:
 
 def _annotated(expected: Any, more: tuple[Any, ...], value: Any, at: str) -> Any:
     value = _value(expected, value, at)
-    for check in more if value is not None else ():
+    checks = [] if value is None else [item for item in more if not isinstance(item, Option)]
+    for check in checks:
         if is_typeddict(check):
             _check_known(check, value, at)
         elif (what := check(value)) is not None:

@@ -10,16 +10,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifacts.runs import Run, RunRecord, Status, new_run_id, timestamp
+from flows.artifacts.runs import Run, RunRecord, Status, new_run, new_run_id, timestamp
 from flows.build.build import BuildContext, Built
-from flows.build.retry import RETRIES
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.miniseries.files import Files, write_files
 from flows.miniseries.findings import Findings, analyse
@@ -34,19 +33,7 @@ from flows.miniseries.series import (
     pin_members,
 )
 from flows.orchestration.caller import LOCAL_RUN, cancellable
-from flows.orchestration.forms import (
-    FormField,
-    GpusField,
-    NodesField,
-    OverridesField,
-    PlaceField,
-    PoolField,
-    ProfileField,
-    RetriesField,
-    RunNameField,
-    StoreField,
-    StrictField,
-)
+from flows.orchestration.forms import takes
 from flows.orchestration.pipeline import (
     check_restart_limit,
     ignore_events,
@@ -60,24 +47,54 @@ from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.plan.upstream import SECTIONS
 from flows.profiles import make_placement
 from flows.render.vega import check_drawing
+from flows.run_request import (
+    OVERRIDES,
+    PROFILE,
+    RETRIES,
+    RUN_NAME,
+    STRICT,
+    InStore,
+    OnMachine,
+    OnNodes,
+    Option,
+)
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import default_home
 from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError, StageError
 
 DEPTHS = (2, 3, 4, 6)
-DepthsField: TypeAlias = Annotated[
-    tuple[int, ...],
-    FormField(
-        "Depths",
-        {
-            "items": {"type": "integer", "minimum": 1, "maximum": 100},
-            "minItems": LEAST_DEPTHS,
-            "maxItems": MOST_DEPTHS,
-            "uniqueItems": True,
-        },
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiniseriesRequest(InStore, OnNodes, OnMachine):
+    """All parameters of the flow `miniseries`."""
+
+    profile: Annotated[str, PROFILE] = "tiny"
+    depths: Annotated[
+        tuple[int, ...],
+        Option(
+            label="Depths",
+            help="Two to twelve different numbers of transformer layers.",
+            group="settings",
+            rules={
+                "items": {"type": "integer", "minimum": 1, "maximum": 100},
+                "minItems": LEAST_DEPTHS,
+                "maxItems": MOST_DEPTHS,
+                "uniqueItems": True,
+            },
+        ),
+    ] = DEPTHS
+    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
+    run_name: Annotated[
+        str | None,
+        replace(
+            RUN_NAME,
+            label="Name of the series",
+            help="Name of the series, whose runs are NAME-d4 and so on; by default the profile's.",
+        ),
+    ] = None
+    strict: Annotated[bool, STRICT] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,41 +120,20 @@ def _name_flow_run() -> str:
 @flow(name="miniseries", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
 @cancellable
-def miniseries(
-    profile: ProfileField = "tiny",
-    depths: DepthsField = DEPTHS,
-    overrides: OverridesField = (),
-    run_name: RunNameField = None,
-    store: StoreField = None,
-    gpus: GpusField = None,
-    place: PlaceField = (),
-    nodes: NodesField = 1,
-    pool: PoolField = None,
-    retries: RetriesField = RETRIES,
-    strict: StrictField = False,
-) -> MiniseriesResult:
-    """Train and evaluate a profile's base model at several depths, and fit its scaling law.
-
-    Args:
-        profile: The profile to train; `nanochat profiles` lists them.
-        depths: Two to twelve different numbers of transformer layers.
-        overrides: Changed settings, the same at every depth, each as section.name=value.
-        run_name: Name of the series, whose runs are NAME-d4 and so on; by default the profile's.
-        store: URL of the artifact store; by default the one this machine is configured for.
-        gpus: GPUs per machine, 0 for the CPU; by default all that the profile can fill.
-        place: Changed placement settings, each as name=value.
-        nodes: Number of machines for each GPU stage; more than one needs a pool.
-        pool: Work pool whose workers run the GPU stages; by default the flow's own process does.
-        retries: How often a stage is retried after its process or machine was lost.
-        strict: Treat code that the fingerprint does not cover as an error.
-    """
+@takes(MiniseriesRequest)
+def miniseries(request: MiniseriesRequest) -> MiniseriesResult:
+    """Train and evaluate a profile's base model at several depths, and fit its scaling law."""
     check_drawing()  # first, or a missing package is noticed after hours of training
     caller = LOCAL_RUN.get()
-    series = open_series(profile, depths, overrides=overrides, name=run_name)
+    series = open_series(
+        request.profile, request.depths, overrides=request.overrides, name=request.run_name
+    )
     # One placement for all depths, of the largest, which fills the most GPUs.
     largest_depth, largest = series.members[-1].depth, series.members[-1].profile
     home = caller.home if caller else default_home()
-    placement = make_placement(largest.pace, home=home, store=store, gpus=gpus, settings=place)
+    placement = make_placement(
+        largest.pace, home=home, store=request.store, gpus=request.gpus, settings=request.place
+    )
     opened_store = open_store(placement.store)
     run_id = flow_run.get_name() or series.name
     # With the time of the flow run in it, so a retry finds the same records.
@@ -147,8 +143,8 @@ def miniseries(
     }
     stop = caller.stop if caller else threading.Event()
     store_wait = wait_of_run(opened_store, stop)
-    starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=pool))
-    placement = with_pool(placement, nodes=nodes, pool=pool)
+    starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=request.pool))
+    placement = with_pool(placement, nodes=request.nodes, pool=request.pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     largest_id, warn = ids[largest_depth], get_run_logger().warning
     # Resolved once for all depths: a name that moves in between must not give them other data.
@@ -162,7 +158,7 @@ def miniseries(
         placement=placement,
         store=opened_store,
         watch=caller.watch if caller else ignore_events,
-        strict=strict,
+        strict=request.strict,
         stop=stop,
     )
     planned = store_wait(lambda: plan_series(series, context.store, context.work, placement))
@@ -170,28 +166,22 @@ def miniseries(
     for depth, run in ids.items():
         mine = [item for unit, item in planned.items if unit.has(depth)]
         starts = starts.add_plan(run, mine)
-    check_restart_limit(opened_store, starts, pool=pool)
+    check_restart_limit(opened_store, starts, pool=request.pool)
     if planned.plan.exit_code:
         store_wait(context.store.check_conditions)
     runs = {
-        member.depth: Run(
-            run=ids[member.depth],
-            name=member.name,
-            profile=profile,
+        member.depth: new_run(
+            ids[member.depth],
+            member.name,
+            request,
+            upstream=pins,
             depth=member.depth,
             overrides=member.overrides,
-            upstream=pins,
-            gpus=gpus,
-            place=tuple(place),
-            status="running",
-            started=timestamp(time.time()),
-            ended=None,
-            stages={},
         )
         for member in series.members
     }
     runs = {depth: starts.record_in(run) for depth, run in runs.items()}
-    return sweep(series, planned.units, context, runs, planned=planned, retries=retries)
+    return sweep(series, planned.units, context, runs, planned=planned, retries=request.retries)
 
 
 def sweep(

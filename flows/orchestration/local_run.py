@@ -10,12 +10,14 @@ import importlib
 import os
 import signal
 from collections.abc import Callable, Generator
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flows.plan.upstream import Pins
 from flows.render.terminal import Display
+from flows.run_request import RunRequest
 from infra.prefect import server as prefect_server
 from infra.prefect.access import check_admitted, check_answers, configured_api_url
 from infra.prefect.supervisor.control import wait_for_own_server
@@ -27,9 +29,9 @@ INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128
 
 
 def run_flow(
-    profile: str, *, home: Path, display: Display, pins: Pins | None = None, **parameters: Any
+    request: RunRequest, *, home: Path, display: Display, pins: Pins | None = None
 ) -> "Outcome":
-    """Run the flow with these parameters and show its stages on `display`, which is open.
+    """Run the flow that is requested and show its stages on `display`, which is open.
 
     Raises ServerError, and what the first failed stage raised: a NanochatError for a user's
     mistake. Raises KeyboardInterrupt if a person or a scheduler stopped the run, here or in
@@ -38,8 +40,7 @@ def run_flow(
     with ready(home, display, pins):
         from flows.orchestration.pipeline import nanochat
 
-        outcome: Any = nanochat(profile=profile, **parameters)
-        return outcome
+        return nanochat(**asdict(request))
 
 
 @contextlib.contextmanager

@@ -14,29 +14,21 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.artifacts.cache import fetch
-from flows.artifacts.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
+from flows.artifacts.runs import (
+    Run,
+    RunRecord,
+    check_name,
+    find_run,
+    new_run,
+    new_run_id,
+    timestamp,
+)
 from flows.build.build import BuildContext, Built, reserve_found
-from flows.build.retry import RETRIES
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import LOCAL_RUN, cancellable
-from flows.orchestration.forms import (
-    DepthField,
-    ForceField,
-    FromStageField,
-    GpusField,
-    NodesField,
-    OverridesField,
-    PlaceField,
-    PoolField,
-    ProfileField,
-    RetriesField,
-    RunNameField,
-    StoreField,
-    StrictField,
-    UseField,
-)
+from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import cancel_orders_of, check_pool, stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
@@ -45,6 +37,7 @@ from flows.plan.plan import Plan, make_plan
 from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins, moving_names, pin
 from flows.profiles import make_placement, open_profile
+from flows.run_request import RETRIES, RunRequest
 from flows.stages import REPORT, Stage, stages_to_redo
 from infra.placement import Placement
 from infra.storage.base import Store
@@ -79,108 +72,67 @@ def _name_flow_run() -> str:
 @flow(name="nanochat", flow_run_name=_name_flow_run, retries=0, persist_result=False)
 @failing_in_a_line
 @cancellable
-def nanochat(
-    profile: ProfileField = "tiny",
-    depth: DepthField = None,
-    overrides: OverridesField = (),
-    from_stage: FromStageField = None,
-    force: ForceField = (),
-    use: UseField = (),
-    run_name: RunNameField = None,
-    store: StoreField = None,
-    gpus: GpusField = None,
-    place: PlaceField = (),
-    nodes: NodesField = 1,
-    pool: PoolField = None,
-    retries: RetriesField = RETRIES,
-    strict: StrictField = False,
-) -> Outcome:
-    """Train, evaluate and report a model. Stages that are up to date are reused.
-
-    Args:
-        profile: The profile to train; `nanochat profiles` lists them.
-        depth: Number of transformer layers; the other sizes follow from it.
-        overrides: Changed settings, each as section.name=value: pretrain.num_steps=100.
-        from_stage: Rebuild this stage and everything after it.
-        force: Rebuild these stages even if they are up to date.
-        use: Artifacts to use for their stages, such as pretrain@other or sft/1a2b3c.
-        run_name: Name of the run; by default the profile's name.
-        store: URL of the artifact store; by default the one this machine is configured for.
-        gpus: GPUs per machine, 0 for the CPU; by default all that the profile can fill.
-        place: Changed placement settings, each as name=value: device_batch_size=8.
-        nodes: Number of machines for each GPU stage; more than one needs a pool.
-        pool: Work pool whose workers run the GPU stages; by default the flow's own process does.
-        retries: How often a stage is retried after its process or machine was lost.
-        strict: Treat code that the fingerprint does not cover as an error.
-    """
+@takes(RunRequest)
+def nanochat(request: RunRequest) -> Outcome:
+    """Train, evaluate and report a model. Stages that are up to date are reused."""
     caller = LOCAL_RUN.get()
-    if run_name is not None:
-        check_name(run_name)
-    opened = open_profile(profile, depth=depth, overrides=overrides)
+    if request.run_name is not None:
+        check_name(request.run_name)
+    # The record and the requests for stages have what the short fields stand for.
+    request = replace(request, overrides=request.settings, steps=None, data=None)
+    opened = open_profile(request.profile, depth=request.depth, overrides=request.overrides)
     placement = make_placement(
         opened.pace,
         home=caller.home if caller else None,
-        store=store,
-        gpus=gpus,
-        settings=place,
+        store=request.store,
+        gpus=request.gpus,
+        settings=request.place,
     )
-    opened_store = open_store(placement.store)
-    run_id = flow_run.get_name() or profile
+    store = open_store(placement.store)
+    run_id = flow_run.get_name() or request.profile
     stop = caller.stop if caller else threading.Event()
-    store_wait = wait_of_run(opened_store, stop)
-    starts = store_wait(lambda: open_starts(opened_store, [run_id], pool=pool))
-    placement = with_pool(placement, nodes=nodes, pool=pool)
+    store_wait = wait_of_run(store, stop)
+    starts = store_wait(lambda: open_starts(store, [run_id], pool=request.pool))
+    placement = with_pool(placement, nodes=request.nodes, pool=request.pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     warn = get_run_logger().warning
-    pinned = store_wait(lambda: open_pinned(opened_store, use, warn=warn))
+    pinned = store_wait(lambda: open_pinned(store, request.use, warn=warn))
     sections = sections_of(pinned)
     resolved, pins = store_wait(
-        lambda: pin_names(opened.run, opened_store, run_id, placement, sections, log=warn)
+        lambda: pin_names(opened.run, store, run_id, placement, sections, log=warn)
     )
     context = BuildContext(
         run=resolved,
         run_id=run_id,
         placement=placement,
-        store=opened_store,
+        store=store,
         watch=caller.watch if caller else ignore_events,
-        strict=strict,
+        strict=request.strict,
         stop=stop,
     )
     plan = store_wait(
         lambda: make_plan(
             context.run,
-            context.store,
+            store,
             context.work,
-            force=frozenset(force),
-            from_stage=from_stage,
+            force=frozenset(request.force),
+            from_stage=request.from_stage,
             pinned=pinned,
             placement=placement,
         )
     )
     starts = starts.add_plan(run_id, plan.stages)
-    check_restart_limit(opened_store, starts, pool=pool)
+    check_restart_limit(store, starts, pool=request.pool)
     # Leases need a store with conditional writes; a run that builds nothing needs no lease.
     if plan.exit_code:
-        store_wait(context.store.check_conditions)
-    run = Run(
-        run=context.run_id,
-        name=run_name or profile,
-        profile=profile,
-        depth=depth,
-        overrides=tuple(overrides),
-        upstream=pins,
-        uses=tuple(use),
-        gpus=gpus,
-        place=tuple(place),
-        status="running",
-        started=timestamp(time.time()),
-        ended=None,
-        stages={},
-    )
+        store_wait(store.check_conditions)
+    name = request.run_name or request.profile
+    run = starts.record_in(new_run(run_id, name, request, upstream=pins, uses=request.use))
     stages = stages_with(pinned)
-    redo = stages_to_redo(stages, force=force, from_stage=from_stage)
-    run = starts.record_in(run)
-    return run_pipeline(stages, context, run, plan=plan, redo=redo, pinned=pinned, retries=retries)
+    redo = stages_to_redo(stages, force=request.force, from_stage=request.from_stage)
+    return run_pipeline(
+        stages, context, run, plan=plan, redo=redo, pinned=pinned, retries=request.retries
+    )
 
 
 def pin_names(

@@ -184,7 +184,7 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
-    what = RunOptions(depth=run.depth, overrides=run.overrides, uses=run.uses)
+    what = RunOptions(depth=run.depth, overrides=run.overrides, use=run.uses)
     # An imported run, or one of a removed profile, has no command.
     command = what.command(run.profile) if run.profile in PROFILES else run.profile
     return run.run, run.status, run.started, command

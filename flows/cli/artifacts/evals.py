@@ -3,18 +3,27 @@
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from cyclopts import App, Group, Parameter
 
 from flows.cli.artifacts.evals_history import history
-from flows.cli.options import AsJson, PlacementOptions, StoreOptions
+from flows.cli.options import (
+    AsJson,
+    PlacementOptions,
+    StoreOptions,
+    as_options,
+    parameter_of,
+    words_of,
+)
 from flows.cli.output import print_lines, print_result, print_warning, screen
 from flows.cli.train.run import saying_how_to_go_on
-from flows.evals.suite import DROP, NIGHTLY, Against, Rule, Suite, check_metric, open_suite
+from flows.evals.request import MODEL, EvalRequest, EvalSettings
+from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
 from flows.render.table import columns
 from flows.render.text import duration
+from flows.run_request import shared
 from infra.placement import check_gpu_pool
 from nanochat_core.errors import ConfigError
 
@@ -22,64 +31,17 @@ if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every co
     from deployments.evals import Recurring
     from flows.evals.flow import Evaluated
 
-_SUITE = Group("Evaluation", sort_key=1)
-
-Model: TypeAlias = Annotated[
-    str,
-    Parameter(
-        help="A tag or a run's name (its newest chat model), a stage of one (sft@main, "
-        "pretrain@main) or a fingerprint (sft/1a2b3c). It is looked up for every evaluation."
-    ),
-]
+Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 
 
-@Parameter(name="*", group=_SUITE)
+@as_options(Group("Evaluation", sort_key=1))
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
+class EvalOptions(EvalSettings):
     """The suite, and the rule for what counts as worse."""
-
-    profile: Annotated[
-        str | None,
-        Parameter(help="Profile whose evaluation is used; default that of the model's own run."),
-    ] = None
-    overrides: Annotated[
-        tuple[str, ...],
-        Parameter(
-            name="--set",
-            negative="",
-            show_default=False,
-            help="Change one setting of the evaluation, as section.name=value; may be repeated.",
-        ),
-    ] = ()
-    metric: Annotated[
-        str | None,
-        Parameter(help="The number that must not get worse; default chatcore, core or val_bpb."),
-    ] = None
-    drop: Annotated[
-        float, Parameter(help="By how much it may get worse without an alert, in its own unit.")
-    ] = DROP
-    against: Annotated[
-        Against, Parameter(help="Compare with the evaluation before, or with the best so far.")
-    ] = "previous"
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The options as parameters of the flow."""
-        return {**asdict(self), "overrides": list(self.overrides)}
-
-    @property
-    def words(self) -> list[str]:
-        """The given options as command line words, for a command that a user may copy."""
-        words = [] if self.profile is None else ["--profile", self.profile]
-        words += [word for text in self.overrides for word in ("--set", text)]
-        words += [] if self.metric is None else ["--metric", self.metric]
-        words += [] if self.drop == DROP else ["--drop", f"{self.drop:g}"]
-        return words + ([] if self.against == "previous" else ["--against", self.against])
 
     def check(self, where: PlacementOptions, model: str) -> Suite:
         """Return the suite. Raises ConfigError for wrong options before anything is started."""
-        # Made only for its checks; the flow makes its own from `parameters`.
-        Rule(metric=self.metric, drop=self.drop, against=self.against)
+        Rule(**shared(Rule, self))  # made only for its checks
         suite = open_suite(
             where.open_store(),
             model,
@@ -141,11 +103,11 @@ def schedule(
         timezone=timezone,
         paused=pause,
         parameters={
-            **judging.parameters,
-            "store": where.store_url,
-            "gpus": where.gpus,
-            "place": list(where.settings),
-            "pool": pool,
+            name: [*value] if isinstance(value, tuple) else value  # as JSON has them
+            for name, value in {
+                **shared(EvalRequest, judging, where.resolved),
+                "pool": pool,
+            }.items()
         },
         environment=_environment(where),
     )
@@ -173,7 +135,7 @@ def run(
     from flows.render.terminal import Display
 
     began = time.monotonic()
-    command = shlex.join(["nanochat", "evals", "run", model, *judging.words, *where.words])
+    command = shlex.join(["nanochat", "evals", "run", model, *words_of(judging), *where.words])
     with (
         saying_how_to_go_on(command),
         Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
@@ -182,14 +144,7 @@ def run(
         # Imported here: `ready` first points Prefect at its server.
         from flows.evals.flow import nanochat_eval
 
-        parameters: dict[str, Any] = {**judging.parameters, "overrides": judging.overrides}
-        evaluated: Any = nanochat_eval(
-            model=model,
-            store=where.store_url,
-            gpus=where.gpus,
-            place=where.settings,
-            **parameters,
-        )
+        evaluated = nanochat_eval(model=model, **shared(EvalRequest, judging, where.resolved))
     print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
     return 2 if evaluated.verdict.regressed else 0
 

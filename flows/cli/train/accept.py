@@ -10,16 +10,12 @@ from flows.artifacts.names import check_stage, open_artifact
 from flows.artifacts.pins import pin
 from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
-from flows.cli.options import PlacementOptions, ProfileName, RunOptions, pinned_profile
-from flows.cli.output import print_lines, print_warning
+from flows.cli.options import PlacementOptions, Planned, ProfileName, RunOptions, plan_profile
+from flows.cli.output import print_lines
 from flows.identity.fingerprint import REPOSITORY, short
 from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.plan.accept import accept as accept_offer
-from flows.plan.pinned import open_pinned
-from flows.plan.plan import make_plan
 from flows.plan.prove import STEPS, Proof
-from flows.profiles import Profile
-from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 
@@ -60,12 +56,10 @@ def accept(
     if steps < 1:
         raise ConfigError(f"--steps is {steps}", hint="at least 1")
     where.check_gpus()
-    store = where.open_store()
-    pinned = open_pinned(store, what.uses, warn=print_warning)
-    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, pinned=pinned)
-    planned = make_plan(chosen.run, store, where.work, pinned=pinned)
+    planned = plan_profile(profile, what, where)
+    store = planned.store
     named = open_artifact(store, origin) if origin is not None else None
-    offer = find_offer(store, planned, stage, origin=named)
+    offer = find_offer(store, planned.plan, stage, origin=named)
     if offer is None:
         print_lines([f"{stage} is up to date: there is nothing to accept"])
         return 0
@@ -80,7 +74,7 @@ def accept(
         log=_log,
         pause=time.sleep,
     ):
-        proof = _prove(store, offer, chosen, where, steps=steps) if prove else None
+        proof = _prove(planned, offer, where, steps=steps) if prove else None
         accepted = accept_offer(
             store, offer, why=why, who=this_person(), when=timestamp(time.time()), proof=proof
         )
@@ -90,15 +84,13 @@ def accept(
     return 0
 
 
-def _prove(
-    store: Store, offer: Offer, chosen: Profile, where: PlacementOptions, *, steps: int
-) -> Proof:
+def _prove(planned: Planned, offer: Offer, where: PlacementOptions, *, steps: int) -> Proof:
     with where.cache as cache:
         return prove_offer(
             offer,
-            chosen.run,
-            placement=where.placement(chosen),
-            inputs={n: fetch(store, m, cache) / "files" for n, m in offer.inputs.items()},
+            planned.profile.run,
+            placement=planned.placement,
+            inputs={n: fetch(planned.store, m, cache) / "files" for n, m in offer.inputs.items()},
             steps=steps,
             root=REPOSITORY,
             log=_log,

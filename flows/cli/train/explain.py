@@ -9,12 +9,11 @@ from cyclopts import Parameter
 
 from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
-from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, pinned_profile
-from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, plan_profile
+from flows.cli.output import print_json, print_lines
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Facts, Manifest
-from flows.plan.pinned import open_pinned
-from flows.plan.plan import STATES, StagePlan, make_plan
+from flows.plan.plan import STATES, StagePlan
 from flows.plan.render import to_json
 from flows.render.table import columns
 from flows.render.text import duration
@@ -32,16 +31,12 @@ def explain(
 ) -> int:
     """Say why a stage would run or not, what it is made from and what it made."""
     check_stage(stage)
-    store = where.open_store()
-    pinned = open_pinned(store, what.uses, warn=print_warning)
-    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, pinned=pinned)
-    placement = where.placement(chosen)
-    planned = make_plan(chosen.run, store, where.work, pinned=pinned, placement=placement)
-    item = planned.of(stage)
-    others = _find_divergences(store, item.manifest) if item.manifest else []
+    planned = plan_profile(profile, what, where)
+    item = planned.plan.of(stage)
+    others = _find_divergences(planned.store, item.manifest) if item.manifest else []
     if as_json:
         # The stage as `nanochat plan --json` prints it, with more fields: one format for programs.
-        stages = json.loads(to_json(planned))["stages"]
+        stages = json.loads(to_json(planned.plan))["stages"]
         tree = next(tree for tree in stages if tree["stage"] == stage)
         print_json(tree | _to_tree(item, others))
         return 0

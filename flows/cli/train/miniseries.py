@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptions
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptions, parameter_of
 from flows.cli.output import print_json, print_lines, print_warning, screen
 from flows.cli.train.run import check_room, saying_how_to_go_on
 from flows.plan.upstream import pin
 from flows.render.table import columns
 from flows.render.text import duration
+from flows.run_request import OVERRIDES, shared
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # numpy, charts and Prefect are slow to import, and every command imports this
@@ -37,12 +38,7 @@ def miniseries(
     ] = None,
     overrides: Annotated[
         tuple[str, ...],
-        Parameter(
-            name="--set",
-            negative="",
-            show_default=False,
-            help="Change one setting at every depth, as section.name=value; may be repeated.",
-        ),
+        parameter_of(OVERRIDES, tuple[str, ...]),
     ] = (),
     name: Annotated[
         str | None,
@@ -131,6 +127,7 @@ def _run(
         display.say("")
         with ready(where.home_path, display):
             # Imported here: `ready` first points Prefect at its server.
+            from flows.miniseries.flow import MiniseriesRequest
             from flows.miniseries.flow import miniseries as flow
 
             swept: Any = flow(
@@ -138,12 +135,7 @@ def _run(
                 depths=tuple(member.depth for member in series.members),
                 overrides=tuple(overrides),
                 run_name=None if series.name == series.profile else series.name,
-                store=where.store_url,
-                gpus=where.gpus,
-                place=where.settings,
-                nodes=workers.nodes,
-                pool=workers.pool,
-                retries=workers.retries,
+                **shared(MiniseriesRequest, where.resolved, workers),
             )
     if as_json:
         print_json(to_tree(swept.findings))

@@ -2,10 +2,8 @@
 
 import sys
 
-from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, pinned_profile
-from flows.cli.output import print_plan, print_unread, print_warning
-from flows.plan.pinned import open_pinned
-from flows.plan.plan import make_plan
+from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, plan_profile
+from flows.cli.output import print_plan, print_unread
 from flows.plan.render import render, to_json
 
 
@@ -21,12 +19,7 @@ def plan(
 
     Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
     """
-    store = where.open_store()
-    pinned = open_pinned(store, what.uses, warn=print_warning)
-    chosen, _ = pinned_profile(profile, what, where.home_path, plan=True, pinned=pinned)
-    # The plan needs a placement for its estimates of time and cost only.
-    placement = where.placement(chosen)
-    planned = make_plan(chosen.run, store, where.work, pinned=pinned, placement=placement)
+    planned = plan_profile(profile, what, where).plan
     print_unread(planned.unread)
     if as_json:
         sys.stdout.write(to_json(planned) + "\n")

@@ -6,24 +6,23 @@ import shlex
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
     PlacementOptions,
     ProfileName,
+    RedoOptions,
     RunOptions,
     StoreOptions,
     WorkerOptions,
-    pinned_profile,
+    plan_profile,
 )
-from flows.cli.output import print_error, print_lines, print_warning, screen
-from flows.plan.pinned import open_pinned
-from flows.plan.plan import Plan, make_plan
+from flows.cli.output import print_error, print_lines, screen
+from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.text import duration
+from flows.run_request import RunRequest, shared
 from flows.stages import REPORT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -38,17 +37,7 @@ def run(
     profile: ProfileName,
     /,
     *,
-    force: Annotated[
-        tuple[str, ...],
-        Parameter(
-            negative="",
-            show_default=False,
-            help="Redo this stage although it is up to date; may be repeated.",
-        ),
-    ] = (),
-    from_stage: Annotated[
-        str | None, Parameter(help="Redo this stage and everything after it.")
-    ] = None,
+    redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
     what: RunOptions = RunOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
@@ -62,26 +51,15 @@ def run(
     where.check_gpus(elsewhere=workers.pool is not None)
     # The flow plans again. This plan comes before anything is started: it refuses wrong stages and
     # stores that cannot be reached, and ends here if there is nothing to do.
-    store = where.open_store()
-    pinned = open_pinned(store, what.uses, warn=print_warning)
-    chosen, pins = pinned_profile(profile, what, where.home_path, plan=False, pinned=pinned)
-    placement = where.placement(chosen)
-    planned = make_plan(
-        chosen.run,
-        store,
-        where.work,
-        force=frozenset(force),
-        from_stage=from_stage,
-        pinned=pinned,
-        placement=placement,
-    )
+    planned = plan_profile(profile, what, where, redo=redo, will_run=True)
+    plan, store = planned.plan, planned.store
     place = StoreOptions(home=where.home, store=where.store).words
-    if planned.exit_code:
+    if plan.exit_code:
         check_room(where.home_path)
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.
-    elif workers.pool is None and is_recorded(store, profile, planned):
-        print_lines([render(planned)[-1], *_results(find_report(planned, store, where.cache))])
+    elif workers.pool is None and is_recorded(store, profile, plan):
+        print_lines([render(plan)[-1], *_results(find_report(plan, store, where.cache))])
         print_lines(_next(profile, place))
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
@@ -92,27 +70,14 @@ def run(
     with (
         saying_how_to_go_on(what.command(profile, place=[*where.words, *workers.words])),
         Display(
-            screen(soft_wrap=False), stages=[item.stage.name for item in planned.stages]
+            screen(soft_wrap=False), stages=[item.stage.name for item in plan.stages]
         ) as display,
     ):
-        display.say(render(planned)[-1])
-        outcome = run_flow(
-            profile,
-            home=where.home_path,
-            display=display,
-            pins=pins,
-            depth=what.depth,
-            overrides=what.overrides,
-            from_stage=from_stage,
-            force=force,
-            use=what.uses,
-            store=where.store_url,
-            gpus=where.gpus,
-            place=where.settings,
-            nodes=workers.nodes,
-            pool=workers.pool,
-            retries=workers.retries,
+        display.say(render(plan)[-1])
+        request = RunRequest(
+            profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
         )
+        outcome = run_flow(request, home=where.home_path, display=display, pins=planned.pins)
     took = duration(time.monotonic() - began)
     print_lines(_ending(outcome, profile, home=where.home_path, place=place, took=took))
     return 0

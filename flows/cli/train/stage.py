@@ -10,11 +10,26 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from flows.artifacts.names import check_stage
-from flows.artifacts.runs import Run, RunRecord, check_name, find_run, new_run_id, timestamp
+from flows.artifacts.runs import (
+    Run,
+    RunRecord,
+    check_name,
+    find_run,
+    new_run,
+    new_run_id,
+    timestamp,
+)
 from flows.build.build import BuildContext, Built, reserve_found
 from flows.build.nodes import build_share
 from flows.build.retry import is_retryable
-from flows.cli.options import PlacementOptions, ProfileName, RunOptions, pinned_profile, profile_of
+from flows.cli.options import (
+    PlacementOptions,
+    ProfileName,
+    RunOptions,
+    parameter_of,
+    pinned_profile,
+    profile_of,
+)
 from flows.cli.output import print_mistake, print_warning, screen
 from flows.cli.train.run import saying_how_to_go_on
 from flows.identity.manifest import Manifest
@@ -22,6 +37,7 @@ from flows.leases.held_lease import LeaseTimings
 from flows.plan.pinned import open_pinned, sections_of, stages_before
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Pins, moving_names, recorded_pins
+from flows.run_request import RUN_NAME, STRICT
 from flows.stages import Stage, stage_named
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -49,9 +65,7 @@ def stage(
         float,
         Parameter(group=_NODES, help="Seconds that the machines wait for each other at first."),
     ] = _TERMS.meet,
-    run_name: Annotated[
-        str | None, Parameter(help="What to call the run; by default as its profile.")
-    ] = None,
+    run_name: Annotated[str | None, parameter_of(RUN_NAME)] = None,
     run_id: Annotated[
         str | None,
         Parameter(
@@ -65,12 +79,7 @@ def stage(
         bool,
         Parameter(negative="", help="Build it again although it exists, unless this run built it."),
     ] = False,
-    strict: Annotated[
-        bool,
-        Parameter(
-            negative="", help="Fail if the stage runs code that its fingerprint does not cover."
-        ),
-    ] = False,
+    strict: Annotated[bool, parameter_of(STRICT, bool)] = False,
     what: RunOptions = RunOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
@@ -91,7 +100,7 @@ def stage(
     check_name(run_name or profile)
     check_name(run_id or profile)
     store = where.open_store()
-    pinned = open_pinned(store, what.uses, warn=print_warning)
+    pinned = open_pinned(store, what.use, warn=print_warning)
     # Pins of this run win over those of earlier runs: a retry must not change its inputs.
     earlier = find_run(store, run_id) if run_id else None
     known = _known_pins(store, built_stage, profile, what, pinned)
@@ -106,21 +115,17 @@ def stage(
     # The options without `nanochat run`: hints give them to `nanochat stage`.
     words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
     inputs = _find_inputs(plan, built_stage, words)
-    run = Run(
-        run=run_id or new_run_id(run_name or profile, timestamp(time.time())),
-        name=run_name or profile,
-        profile=profile,
-        depth=what.depth,
-        overrides=what.overrides,
+    name = run_name or profile
+    run = new_run(
+        run_id or new_run_id(name, timestamp(time.time())),
+        name,
+        what,
+        where.resolved,
         upstream=pins,
-        uses=what.uses,
-        gpus=where.gpus,
-        place=where.settings,
-        status="running",
-        started=timestamp(time.time()),
-        ended=None,
-        stages=_up_to_date(plan),
+        uses=what.use,
+        profile=profile,
     )
+    run = replace(run, stages=_up_to_date(plan))
     from flows.orchestration.local_run import stoppable
     from flows.render.terminal import Display
 

@@ -68,7 +68,7 @@ def _list(runs: list[Run]) -> Iterator[str]:
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = RunOptions(depth=run.depth, overrides=run.overrides, uses=tuple(_names(store, run)))
+    what = RunOptions(depth=run.depth, overrides=run.overrides, use=tuple(_names(store, run)))
     # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
     # which trains nothing.
     is_known = run.profile in PROFILES

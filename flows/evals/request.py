@@ -1,0 +1,70 @@
+"""The parameters of an evaluation, each declared once: see `flows.run_request`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from flows.artifacts.names import MODELS
+from flows.evals.suite import DROP, Against
+from flows.profiles import PROFILES
+from flows.run_request import NAME, OVERRIDES, STRICT, InStore, OnMachine, OnPool, Option
+
+MODEL = Option(
+    label="Model",
+    help="A tag or a run's name (its newest chat model), a stage of one (sft@main, pretrain@main) "
+    "or a fingerprint (sft/1a2b3c). It is looked up for every evaluation.",
+    group="what",
+    rules={
+        "pattern": rf"^(({'|'.join(MODELS)})(@{NAME}|/[0-9a-f]+)|{NAME})$",
+        "examples": ["main", "sft@main", "sft/1a2b3c"],
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """The suite, and the rule for what counts as worse."""
+
+    profile: Annotated[
+        str | None,
+        Option(
+            label="Profile of the evaluation",
+            help="Profile whose evaluation is used; by default that of the model's own run.",
+            group="what",
+            rules={"enum": list(PROFILES)},
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Option(
+            label="Metric",
+            help="The number that must not get worse; by default chatcore, core or val_bpb.",
+            group="settings",
+            rules={"pattern": r"^[a-z0-9_]+$", "examples": ["chatcore"]},
+        ),
+    ] = None
+    drop: Annotated[
+        float,
+        Option(
+            label="Allowed drop",
+            help="By how much it may get worse without an alert, in its own unit.",
+            group="settings",
+            rules={"minimum": 0},
+        ),
+    ] = DROP
+    against: Annotated[
+        Against,
+        Option(
+            label="Compared with",
+            help="The evaluation to compare with: the previous one, or the best one so far.",
+            group="settings",
+        ),
+    ] = "previous"
+    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRequest(InStore, OnPool, OnMachine, EvalSettings):
+    """All parameters of the flow `nanochat-eval`."""
+
+    model: Annotated[str, MODEL] = "main"
+    strict: Annotated[bool, STRICT] = False

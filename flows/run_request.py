@@ -1,0 +1,314 @@
+"""The parameters of a run, each declared once: type, default, help, label, group and rules.
+
+The options of the command line (flows/cli/options.py), the forms in Prefect's pages
+(flows/orchestration/forms.py), the requests for single stages (flows/build/stage_request.py) and
+the records of runs (flows/artifacts/runs.py) inherit these classes: a parameter belongs into the
+class that all its readers share. `shared` passes the values on from one to the next.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+
+from flows.profiles import PROFILES
+from flows.stages import REPORT, STAGES
+from infra.placement import CPU_POOL, SETTINGS
+from nanochat_core.errors import ConfigError
+
+# A form shows the groups in this order. The first two, what is trained or evaluated and its
+# settings, are part of a result's identity; the placement never is.
+Group: TypeAlias = Literal["what", "settings", "stages", "placement", "run"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+LABEL = "label"  # key of a label in the schema: Prefect writes `title` itself
+
+MOST_NODES = 64
+MOST_GPUS = 64  # of one machine
+MOST_RETRIES = 100
+# Retries in a row without a new step. A stage that fails more often has another fault.
+# On several nodes this, with the pauses, also limits a store's outage: some three minutes.
+RETRIES = 5
+
+NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_SETTING = r"^\s*[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*\s*="
+_NULL = {"type": "null"}
+_STAGES = [stage.name for stage in STAGES]
+_USABLE = "|".join(name for name in _STAGES if name != REPORT.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """The declaration of a parameter, beside its name, type and default.
+
+    The rules, in JSON schema, bind forms and API clients: the server names the field that breaks
+    one. They do not bind a caller in Python; the flow checks with better messages.
+    """
+
+    label: str  # in a form
+    help: str  # a plain sentence
+    group: Group
+    rules: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    flag: str | None = None  # on the command line; None means the parameter's name
+    more: str = ""  # sentences that only the command line has room for
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        """Return the schema of the type with these rules added."""
+        schema = dict(handler(core_schema))
+        # `T | None` becomes T, a field that may be left empty: the form shows `anyOf` as tabs, and
+        # the server's errors do not say which rule of it was broken.
+        for kind in schema.pop("anyOf", ()):
+            schema |= {} if kind == _NULL else kind
+        text = self.help.replace("`", "")  # a form shows plain text
+        return {**schema, **self.rules, LABEL: self.label, "description": text}
+
+
+def options_of(kind: type[Any]) -> dict[str, tuple[Any, Option]]:
+    """Return type and declaration of each parameter of a dataclass, in the order of a form."""
+    found: dict[str, tuple[Any, Option]] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for hint, name in ((hints[item.name], item.name) for item in fields(kind)):
+        for declared in getattr(hint, "__metadata__", ()):
+            if isinstance(declared, Option):
+                found[name] = get_args(hint)[0], declared
+    return dict(sorted(found.items(), key=lambda item: _rank(*item[1])))
+
+
+def _rank(kind: Any, option: Option) -> tuple[int, bool]:
+    """Return a sort key: by group, lists last, which take the most room in a form."""
+    return GROUPS.index(option.group), is_list(kind)
+
+
+def is_list(kind: Any) -> bool:
+    """Return whether a type is that of a parameter that may be given several times."""
+    return get_origin(kind) is tuple
+
+
+def shared(kind: type[Any], *sources: Any) -> dict[str, Any]:
+    """Return the values of the fields of dataclasses that the dataclass `kind` has too."""
+    names = {item.name for item in fields(kind)}
+    found = [(item.name, source) for source in sources for item in fields(source)]
+    return {name: getattr(source, name) for name, source in found if name in names}
+
+
+def list_of(**rules: Any) -> dict[str, Any]:
+    """Return the rules of a list of distinct strings, each with these rules."""
+    return {"items": {"type": "string", **rules}, "uniqueItems": True}
+
+
+PROFILE = Option(
+    label="Profile",
+    help="Name of a profile; `nanochat profiles` lists them.",
+    group="what",
+    rules={"enum": list(PROFILES)},
+)
+OVERRIDES = Option(
+    label="Changed settings",
+    help="Changed settings, each as section.name=value, such as pretrain.num_steps=100.",
+    group="settings",
+    flag="--set",
+    rules=list_of(pattern=_SETTING, examples=["pretrain.num_steps=100", "seed=7"]),
+)
+RUN_NAME = Option(
+    label="Name of the run",
+    help="Name of the run; by default the profile's name.",
+    group="run",
+    rules={"pattern": rf"^{NAME}$", "maxLength": 100},
+)
+STRICT = Option(
+    label="Strict code check",
+    help="Treat code that the fingerprint does not cover as an error.",
+    group="run",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Changes to a profile: what decides a result, recorded and sent with each stage."""
+
+    depth: Annotated[
+        int | None,
+        Option(
+            label="Depth",
+            help="Number of transformer layers; the other sizes follow from it.",
+            group="settings",
+            rules={"minimum": 1, "maximum": 100, "examples": [12]},
+        ),
+    ] = None
+    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinnedRecipe(Recipe):
+    """Changes to a profile, and artifacts that stand for their stages."""
+
+    use: Annotated[
+        tuple[str, ...],
+        Option(
+            label="Use artifacts",
+            help="Artifacts to use for their stages, such as pretrain@other or sft/1a2b3c.",
+            more="Neither they nor what only they need is built. Ends without a report card.",
+            group="stages",
+            rules=list_of(
+                pattern=rf"^(({_USABLE})(@{NAME}|/[0-9a-f]+)|{NAME})$",
+                examples=["pretrain@main", "sft/1a2b3c"],
+            ),
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redo:
+    """Stages to build again."""
+
+    from_stage: Annotated[
+        str | None,
+        Option(
+            label="Rebuild from stage",
+            help="Rebuild this stage and everything after it.",
+            group="stages",
+            rules={"enum": _STAGES},
+        ),
+    ] = None
+    force: Annotated[
+        tuple[str, ...],
+        Option(
+            label="Rebuild stages",
+            help="Stages to rebuild even if they are up to date.",
+            group="stages",
+            rules=list_of(enum=_STAGES),
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnGpus:
+    """The number of GPUs."""
+
+    gpus: Annotated[
+        int | None,
+        Option(
+            label="GPUs per machine",
+            help="GPUs of each machine, 0 for the CPU; by default as many as are of use.",
+            group="placement",
+            rules={"minimum": 0, "maximum": MOST_GPUS},
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnMachine(OnGpus):
+    """The placement of jobs on a machine, recorded and sent with each stage."""
+
+    place: Annotated[
+        tuple[str, ...],
+        Option(
+            label="Placement settings",
+            help="Changed placement settings, each as name=value, such as device_batch_size=8.",
+            more=f"Names: {', '.join(SETTINGS)}; docs/reference/placement.md says what each does.",
+            group="placement",
+            rules=list_of(pattern=rf"^({'|'.join(SETTINGS)})=", examples=["device_batch_size=8"]),
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InStore:
+    """The artifact store."""
+
+    store: Annotated[
+        str | None,
+        Option(
+            label="Store",
+            help="URL of the artifact store; by default NANOCHAT_STORE, else HOME/store.",
+            group="placement",
+            rules={
+                "pattern": r"^(file:///|s3://[^/@]+(/|$))",
+                "examples": ["s3://bucket/prefix", "file:///data"],
+            },
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPool:
+    """The workers that build the GPU stages, and the number of retries."""
+
+    pool: Annotated[
+        str | None,
+        Option(
+            label="Work pool for GPU stages",
+            help="Work pool whose workers run the GPU stages, such as gpu; by default the run's "
+            "own process does.",
+            group="placement",
+            # See check_gpu_pool.
+            rules={"pattern": rf"^(?!{CPU_POOL}$)[^/%&><\s]+$", "maxLength": 100},
+        ),
+    ] = None
+    retries: Annotated[
+        int,
+        Option(
+            label="Retries per stage",
+            help="How often a stage is retried after its process or machine was lost.",
+            more="A mistake is never tried again.",
+            group="run",
+            rules={"minimum": 0, "maximum": MOST_RETRIES},
+        ),
+    ] = RETRIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnNodes(OnPool):
+    """The workers, and the number of machines of each GPU stage."""
+
+    nodes: Annotated[
+        int,
+        Option(
+            label="Machines",
+            help="Machines for each GPU stage; more than one needs a pool.",
+            group="placement",
+            rules={"minimum": 1, "maximum": MOST_NODES},
+        ),
+    ] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(InStore, OnNodes, OnMachine, Redo, PinnedRecipe):
+    """All parameters of the flow `nanochat`."""
+
+    profile: Annotated[str, PROFILE] = "tiny"
+    steps: Annotated[
+        int | None,
+        Option(
+            label="Pretraining steps",
+            help="Steps of pretraining; by default those of the profile.",
+            group="settings",
+            rules={"minimum": 1},
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Option(
+            label="Folder of text",
+            help="Absolute path of a folder of text to pretrain on; by default the profile's text.",
+            group="settings",
+            rules={"pattern": "^/.", "examples": ["/data/letters"]},
+        ),
+    ] = None
+    run_name: Annotated[str | None, RUN_NAME] = None
+    strict: Annotated[bool, STRICT] = False
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Return all changed settings: `overrides`, and what steps and data stand for.
+
+        Raises ConfigError if one of them is among the overrides too.
+        """
+        short = {"pretrain.num_steps": self.steps, "shards.path": self.data}
+        short["shards.source"] = self.data and "local"
+        changed = {name: value for name, value in short.items() if value is not None}
+        for name in (override.partition("=")[0].strip() for override in self.overrides):
+            if name in changed:
+                raise ConfigError(
+                    f"{name} is set twice: to {changed[name]} by a field of its own",
+                    hint="leave it out of the changed settings, or leave the field empty",
+                )
+        return (*self.overrides, *(f"{name}={value}" for name, value in changed.items()))
