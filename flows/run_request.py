@@ -271,7 +271,7 @@ class OnNodes(OnPool):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest(InStore, OnNodes, OnMachine, Redo, PinnedRecipe):
+class RunRequest(InStore, OnNodes, OnMachine, PinnedRecipe, Redo):
     """All parameters of the flow `nanochat`."""
 
     profile: Annotated[str, PROFILE] = "tiny"

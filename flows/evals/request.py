@@ -10,8 +10,8 @@ from flows.run_request import NAME, OVERRIDES, STRICT, InStore, OnMachine, OnPoo
 
 MODEL = Option(
     label="Model",
-    help="A tag or a run's name (its newest chat model), a stage of one (sft@main, pretrain@main) "
-    "or a fingerprint (sft/1a2b3c). It is looked up for every evaluation.",
+    help="A tag or a run's name, a stage of one (sft@main) or a fingerprint (sft/1a2b3c).",
+    more="A name is its newest chat model. It is looked up for every evaluation.",
     group="what",
     rules={
         "pattern": rf"^(({'|'.join(MODELS)})(@{NAME}|/[0-9a-f]+)|{NAME})$",
@@ -29,7 +29,7 @@ class EvalSettings:
         Option(
             label="Profile of the evaluation",
             help="Profile whose evaluation is used; by default that of the model's own run.",
-            group="what",
+            group="settings",
             rules={"enum": list(PROFILES)},
         ),
     ] = None

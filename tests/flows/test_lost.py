@@ -4,13 +4,13 @@ import pytest
 
 from flows.build.retry import (
     LONGEST_PAUSE,
-    RETRIES,
     RetryBudget,
     TransientStageError,
     is_retryable,
     pause_before,
 )
 from flows.leases.lease import LeaseLost
+from flows.run_request import RETRIES
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError
