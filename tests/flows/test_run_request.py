@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ NAMES = {
     RunRequest: "profile depth overrides from_stage force use run_name store gpus place nodes pool "
     "retries strict",
     EvalRequest: "model profile overrides metric drop against store gpus place pool retries strict",
-    NodeRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes place "
-    "strict node",
+    NodeRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes "
+    "place strict node",
 }
 
 
@@ -65,12 +66,10 @@ def test_a_setting_that_is_given_twice_is_refused() -> None:
 
 
 def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
-    request = RunRequest(
-        profile="d12", depth=4, overrides=("seed=7",), gpus=0, place=("threads=1",)
-    )
-    run = new_run("mine-1", "mine", request, upstream={})
-    asked = {"profile": "d12", "depth": 4, "overrides": ("seed=7",), "gpus": 0}
+    asked: dict[str, Any] = {"profile": "d12", "depth": 4, "overrides": ("seed=7",), "gpus": 0}
     asked["place"] = ("threads=1",)
+    request = RunRequest(**asked)
+    run = new_run("mine-1", "mine", request, upstream={})
     assert shared(Run, request) == asked
     assert shared(StageRequest, run) == {**asked, "run": "mine-1"}
 
