@@ -14,14 +14,11 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
-    ProgressColumn,
     SpinnerColumn,
-    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.text import Text
 
 from flows.render.events import Loop, describe
 
@@ -111,15 +108,11 @@ class Display:
             return
         if stage not in self._bars:
             name = f"{stage:<{self._width}}"
-            self._bars[stage] = self._progress.add_task(name, total=None, values="", left="")
+            self._bars[stage] = self._progress.add_task(name, total=None, line="")
         # Before the loop begins the number of steps is not known.
         if loop := self._loops.get(stage):
             self._progress.update(
-                self._bars[stage],
-                completed=loop.step,
-                total=loop.total,
-                values=loop.values,
-                left=loop.left,
+                self._bars[stage], completed=loop.step, total=loop.total, line=loop.line
             )
 
     def _end(self, stage: str) -> None:
@@ -129,23 +122,12 @@ class Display:
             self._progress.remove_task(bar)
 
 
-class _StepColumn(ProgressColumn):
-    """`step/total`, empty before a loop begins."""
-
-    def render(self, task: Task) -> Text:
-        if task.total is None:
-            return Text("")
-        return Text(f"{task.completed:.0f}/{task.total:.0f}")
-
-
 def _make_bars(console: Console) -> Progress:
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
-        _StepColumn(),
-        TextColumn("{task.fields[left]}", markup=False),
-        TextColumn("{task.fields[values]}", markup=False),
+        TextColumn("{task.fields[line]}", markup=False),
         TimeElapsedColumn(),
         console=console,
         transient=True,  # the printed lines stay; a finished bar would only repeat them

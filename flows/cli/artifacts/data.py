@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # duckdb and pyarrow are slow to import, and every command im
 
 _BAR = 40  # characters of the longest bar
 _SHOWN_FILES = 24
+_NUMBERS = 5  # columns of numbers in the table of files
 
 
 def stats(
@@ -119,7 +120,6 @@ def _lines(found: "TextStats") -> Iterator[str]:
 
 
 def _file_table(files: Sequence["FileStats"]) -> list[str]:
-    has_split = any(file.split for file in files)
     head = ("file", "split", "documents", "characters", "mean", "longest", "bytes a character")
     rows = [
         (
@@ -135,9 +135,9 @@ def _file_table(files: Sequence["FileStats"]) -> list[str]:
         for file in _shown(files)
     ]
     table = [head, *rows]
-    if not has_split:
+    if not any(file.split for file in files):
         table = [(row[0], *row[2:]) for row in table]
-    lines = columns(table, right=range(2 if has_split else 1, len(table[0])))
+    lines = columns(table, right=range(len(table[0]) - _NUMBERS, len(table[0])))
     if (hidden := len(files) - len(rows)) > 0:
         # Before the last line, which is the validation shard.
         lines.insert(-1, f"... {hidden} more; --json has all")

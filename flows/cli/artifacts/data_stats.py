@@ -107,13 +107,13 @@ class TextStats:
         return sum(file.bytes for file in self.files)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TextFile:
     """A parquet file with a column `text`."""
 
     path: Path
     name: str
-    split: str
+    split: str = ""
 
 
 def find_text_files(path: Path) -> list[TextFile]:
@@ -122,20 +122,19 @@ def find_text_files(path: Path) -> list[TextFile]:
     Raises DataError if there is none.
     """
     if path.is_file():
-        return [TextFile(path=path, name=path.name, split="")]
+        return [TextFile(path, path.name)]
     # shards.json knows which file is held out; without it no file has a split.
     if (path / "shards.json").is_file():
         shards = ShardSet.open(path)
-        train = [TextFile(path=p, name=p.name, split="train") for p in shards.train]
-        last = shards.validation
-        return [*train, TextFile(path=last, name=last.name, split="validation")]
+        last = TextFile(shards.validation, shards.validation.name, "validation")
+        return [*(TextFile(train, train.name, "train") for train in shards.train), last]
     paths = sorted(found for found in path.rglob("*.parquet") if found.is_file())
     if not paths:
         raise DataError(
             f"{path} has no parquet file",
             hint="give a directory of shards, or of parquet files with a column named text",
         )
-    return [TextFile(path=p, name=p.relative_to(path).as_posix(), split="") for p in paths]
+    return [TextFile(found, found.relative_to(path).as_posix()) for found in paths]
 
 
 def measure_text(files: Sequence[TextFile]) -> TextStats:

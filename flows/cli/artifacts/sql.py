@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.output import print_result, print_warning
 from flows.render.table import columns
 from nanochat_core.errors import ConfigError
 
@@ -50,32 +50,32 @@ def sql(
     for problem in dict.fromkeys(problems):
         print_warning(f"passed over: {problem}")
     if result is None:
-        views = {name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS}
-        if as_json:
-            print_json(views)
-        else:
-            print_lines(
-                line for name in VIEWS for line in _view_lines(name, VIEWS[name].about, known[name])
-            )
+        views: dict[str, dict[str, Any]] = {
+            name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS
+        }
+        lines = (line for name in VIEWS for line in _view_lines(name, **views[name]))
+        print_result(lambda: views, lines, as_json=as_json)
         return 0
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = result.rows[:limit] if limit else result.rows
-    if as_json:
-        print_json([dict(zip(result.columns, map(_plain, row), strict=True)) for row in shown])
-        return 0
-    lines = columns([result.columns, *(tuple(map(_cell, row)) for row in shown)])
+    head = result.columns
+    lines = columns([head, *(tuple(map(_cell, row)) for row in shown)])
     if len(shown) < len(result.rows):
         lines += ["", f"{len(result.rows) - len(shown)} more rows; --limit 0 shows all"]
-    print_lines(lines if result.rows else [*lines, "no rows"])
+    print_result(
+        lambda: [dict(zip(head, map(_plain, row), strict=True)) for row in shown],
+        lines if result.rows else [*lines, "no rows"],
+        as_json=as_json,
+    )
     return 0
 
 
-def _view_lines(view: str, about: str, known: list[str]) -> list[str]:
+def _view_lines(view: str, *, about: str, columns: list[str]) -> list[str]:
     """Return a view and its columns as lines."""
     import textwrap
 
     indent = "    "
-    text = textwrap.wrap(", ".join(known), 96, initial_indent=indent, subsequent_indent=indent)
+    text = textwrap.wrap(", ".join(columns), 96, initial_indent=indent, subsequent_indent=indent)
     return [f"{view}: {about}", *text]
 
 

@@ -13,7 +13,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs
 from flows.cli.options import AsJson, PlacementOptions, RunOptions, StoreOptions
-from flows.cli.output import print_json, print_lines, print_unread, print_warning
+from flows.cli.output import print_result, print_unread, print_warning
 from flows.evals.suite import evaluated_model
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
@@ -22,6 +22,7 @@ from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
+from flows.render.table import columns
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -47,22 +48,16 @@ def status(
         unread: list[str] = []
         runs = latest_runs(store, _SHOWN, unread=unread)
         print_unread(unread)
-        lines = list(_list(runs)) or ["no runs yet: nanochat run tiny"]
+        lines = columns([_row(found) for found in runs]) or ["no runs yet: nanochat run tiny"]
     else:
         runs = [open_run(store, run)]
         lines = list(_describe(runs[0], store, place))
-    if as_json:
-        print_json([asdict(found) for found in runs])
-        return 0
-    print_lines(lines)
+    print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
 
 
-def _list(runs: list[Run]) -> Iterator[str]:
-    width = max((len(run.run) for run in runs), default=0)
-    for run in runs:
-        stages = f"{len(run.stages)}/{len(STAGES)} stages"
-        yield f"{run.run:<{width}}  {run.status:<11}  {stages:<12}  started {run.started}"
+def _row(run: Run) -> tuple[str, ...]:
+    return run.run, run.status, f"{len(run.stages)}/{len(STAGES)} stages", f"started {run.started}"
 
 
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
@@ -205,8 +200,5 @@ def _latest_step(item: StagePlan, work: Path) -> str | None:
     events = file_lock.work_directory(work, item.stage.name, item.fingerprint) / "events.jsonl"
     if not events.exists():
         return None
-    last = None
-    for event in read_events(events):
-        if event.get("kind") == "step":
-            last = f"step {event['step']}/{event['total']}"
-    return last
+    steps = [event for event in read_events(events) if event.get("kind") == "step"]
+    return f"step {steps[-1]['step']}/{steps[-1]['total']}" if steps else None
