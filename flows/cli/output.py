@@ -97,19 +97,20 @@ def print_result(tree: Callable[[], Any], lines: Iterable[str], *, as_json: bool
 
 def print_error(message: str, *, hint: str | None) -> None:
     """Print `error:` and `hint:`, one line each, on stderr. None means there is no hint."""
-    console = screen(stderr=True)
-    console.print("error:", style="bold red", end=" ")
-    console.print(visible(" ".join(message.split())))
+    _print_labelled("error:", "bold red", message)
     if hint:
-        console.print("hint:", style="bold cyan", end=" ")
-        console.print(visible(" ".join(hint.split())))
+        _print_labelled("hint:", "bold cyan", hint)
 
 
 def print_warning(message: str) -> None:
     """Print one `warning:` line on stderr; the command continues."""
+    _print_labelled("warning:", "bold yellow", message)
+
+
+def _print_labelled(label: str, style: str, text: str) -> None:
     console = screen(stderr=True)
-    console.print("warning:", style="bold yellow", end=" ")
-    console.print(visible(" ".join(message.split())))
+    console.print(label, style=style, end=" ")
+    console.print(visible(" ".join(text.split())))
 
 
 def print_unread(unread: Sequence[str]) -> None:

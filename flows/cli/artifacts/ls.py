@@ -12,6 +12,7 @@ from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_result, print_unread
+from flows.cli.progress import count_of
 from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
 from flows.render.table import columns
@@ -133,8 +134,7 @@ def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
     yield f"{manifest.name}: made {manifest.provenance.created} by run {manifest.provenance.run}"
     yield from columns(list(_facts(manifest, listed, url)))
     yield ""
-    count = len(manifest.files)
-    yield f"{count} file{'s' if count > 1 else ''}, {listed.size:,} bytes:"
+    yield f"{count_of(len(manifest.files), 'file')}, {listed.size:,} bytes:"
     yield from _files(manifest.files)
     if manifest.inputs:
         yield ""
