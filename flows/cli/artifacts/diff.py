@@ -18,6 +18,7 @@ from flows.identity.manifest import Input, Manifest
 from flows.profiles import PROFILES
 from flows.render.table import columns
 from flows.render.text import listed, number
+from flows.run_request import shared
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -184,7 +185,7 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
-    what = RunOptions(depth=run.depth, overrides=run.overrides, use=run.uses)
+    what = RunOptions(**shared(RunOptions, run), use=run.uses)
     # An imported run, or one of a removed profile, has no command.
     command = what.command(run.profile) if run.profile in PROFILES else run.profile
     return run.run, run.status, run.started, command

@@ -23,6 +23,7 @@ from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
 from flows.render.table import columns
+from flows.run_request import shared
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -63,7 +64,7 @@ def _row(run: Run) -> tuple[str, ...]:
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = RunOptions(depth=run.depth, overrides=run.overrides, use=tuple(_names(store, run)))
+    what = RunOptions(**shared(RunOptions, run), use=tuple(_names(store, run)))
     # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
     # which trains nothing.
     is_known = run.profile in PROFILES
