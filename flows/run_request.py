@@ -248,7 +248,7 @@ class OnPool:
         Option(
             label="Retries per stage",
             help="How often a stage is retried after its process or machine was lost.",
-            more="A mistake is never tried again.",
+            more="Errors of the code or the settings are not retried.",
             group="run",
             rules={"minimum": 0, "maximum": MOST_RETRIES},
         ),

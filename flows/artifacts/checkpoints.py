@@ -304,7 +304,7 @@ def _check_format(store: Store, place: str) -> None:
     try:
         check_format(open_record(store, place).commit.get("format"), where=f"{store.url}/{place}")
     except OtherFormat as error:
-        hint = "resume with that version, or begin anew: `nanochat run PROFILE --force STAGE`"
+        hint = "resume with that version, or start again: `nanochat run PROFILE --force STAGE`"
         raise StageError(str(error), hint=hint) from error
     except ArtifactError:
         return

@@ -185,7 +185,7 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
         if store.put_if_same(key, encode_record(note, format=FORMAT), version=stored.version):
             return
     raise ArtifactError(
-        f"the manifest of {manifest.name} was replaced while it was being put aside",
+        f"the manifest of {manifest.name} was replaced while it was being superseded",
         hint="run the same command again",
     )
 

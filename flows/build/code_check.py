@@ -86,7 +86,8 @@ class CodeCheck:
             raise CodeChanged(
                 f"{self._job.stage} ran other code than its fingerprint covers: "
                 f"{', '.join(sorted(differing))}",
-                hint="the files were edited meanwhile: run the same command again",
+                hint="they were edited while it ran, so what it saved is discarded; if the run "
+                "does not retry by itself, run the same command again",
             )
         self._check_covered(leaked_modules(self._identity, names))
 

@@ -37,7 +37,10 @@ from nanochat_core.job import Job
 # (SHUTDOWN_TIMEOUT), then it uploads what they saved.
 _SECONDS_FOR_A_REASON = SHUTDOWN_TIMEOUT + 8.0
 _SECONDS_BETWEEN_QUESTIONS = 2.0
-_AGAIN = "run the same command again: it resumes from the last checkpoint once all nodes are up"
+_AGAIN = (
+    "if it is not retried by itself, run the same command again: it resumes from the last "
+    "checkpoint once all nodes are up"
+)
 _UNREACHABLE = (StoreError, ArtifactError)
 
 

@@ -95,8 +95,9 @@ def publish_start(place: MessagePrefix, call: StartMessage, *, fence: Callable[[
         older, stored = _read(place, StartMessage, key, found[0]), found[1]
         if older.epoch > call.epoch:
             raise LeaseLost(
-                f"{place.name} lost its lease: another node 0, on {older.host}, has called",
-                hint="run the same command again: it waits until the other process has built it",
+                f"{place.name} lost its lease: another node 0, on {older.host}, has started",
+                hint="if the run does not retry by itself, run the same command again: it waits "
+                "for the current builder and uses its artifact",
             )
         if place.store.put_if_same(key, data, version=stored.version):
             return

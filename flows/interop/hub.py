@@ -55,6 +55,7 @@ def push_folder(folder: Path, repository: str, *, private: bool) -> str:
             ) from error
         raise StoreError(
             f"{repository} cannot be uploaded to {where}: {why}",
-            hint=f"the files are in {folder}; the same command with another DIR tries again",
+            hint=f"the files are in {folder}; to retry, run the same command with another DIR, "
+            "since an export overwrites none",
         ) from error
     return done.commit_url

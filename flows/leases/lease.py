@@ -230,7 +230,8 @@ def _is_of(held: LeaseGrant, record: LeaseRecord) -> bool:
 def _lost(held: LeaseGrant, how: str) -> LeaseLost:
     return LeaseLost(
         f"{held.name} lost its lease{how}",
-        hint="run the same command again: it waits for the current builder and uses the result",
+        hint="if the run does not retry by itself, run the same command again: it waits for the "
+        "current builder and uses its artifact",
     )
 
 

@@ -30,7 +30,7 @@ from flows.leases.outage import StoreWait
 from flows.orchestration.caller import LOCAL_RUN, cancellable
 from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
-from flows.orchestration.stage_runs import cancel_orders_of, check_pool, stop_stages
+from flows.orchestration.stage_runs import cancel_requests_of, check_pool, stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.plan.pinned import open_pinned, sections_of, stages_with
 from flows.plan.plan import Plan, make_plan
@@ -187,7 +187,7 @@ def run_pipeline(
 ) -> Outcome:
     """Build every stage, independent ones concurrently, and record the run. Inside a flow only.
 
-    A stage whose artifact is `given` is not built; a lost one is retried up to `retries` times.
+    A stage whose artifact is `pinned` is not built; a lost one is retried up to `retries` times.
     The `plan` is only shown. Raises the error of the first failed stage in the table, after the
     stages that do not depend on it have ended.
     """
@@ -263,7 +263,7 @@ def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare
         return
     for run in starts.reached:
         if pool is not None:
-            cancel_orders_of(run)
+            cancel_requests_of(run)
         with contextlib.suppress(StoreError, ArtifactError):  # may be what ended the starts before
             if (found := find_run(store, run)) is not None:
                 RunRecord(store, found).end("failed")

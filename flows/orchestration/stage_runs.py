@@ -165,7 +165,7 @@ def stop_stages(
     context.stop.set()
     orders: list[FlowRun] = []
     if context.placement.pool is not None and is_terminal(error):
-        orders = [order for run in records for order in cancel_orders_of(run)]
+        orders = [order for run in records for order in cancel_requests_of(run)]
     wait(futures, timeout=SECONDS_TO_STOP + 5)
     with contextlib.suppress(StoreError):  # may be the error that is being raised
         for record in records.values():
@@ -186,7 +186,7 @@ def is_terminal(error: BaseException) -> bool:
     return isinstance(error, Exception | KeyboardInterrupt) or is_cancelled(flow_run.get_id())
 
 
-def cancel_orders_of(run: str) -> list[FlowRun]:
+def cancel_requests_of(run: str) -> list[FlowRun]:
     """Cancel the remote stages of the run with this id, and return them; log it if that fails."""
     try:
         return cancel_stage_runs(run)

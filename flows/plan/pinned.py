@@ -65,7 +65,8 @@ def check_stages(stages: Sequence[Stage], pinned: Mapping[str, Manifest], names:
     for name in sorted(names - known):
         why = "its artifact is given" if name in pinned else "nothing in this run needs it"
         raise ConfigError(
-            f"stage {name} cannot be redone here: {why}", hint="leave it or a --use out"
+            f"stage {name} cannot be redone here: {why}",
+            hint=f"leave out --use, or {name} in --force and --from-stage",
         )
 
 

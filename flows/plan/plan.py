@@ -90,7 +90,9 @@ class Plan:
             if item.stage.name == name:
                 return item
         raise ConfigError(
-            f"stage {name} is not part of this run", hint="what --use gives does not need it"
+            f"stage {name} is not part of this run",
+            hint="with --use a run has the stages after the given artifacts and what those need, "
+            "and no report",
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.render.text import percent
 
-CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column of the score table
+CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column, in order of training
 GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
 
 

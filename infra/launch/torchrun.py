@@ -298,8 +298,9 @@ def _hung(job: Job, hang: Hang, *, is_alone: bool) -> JobFailed:
     return JobFailed(
         f"{job.stage} hangs: nothing has moved for {hang.seconds:.0f} seconds; rank {hang.rank}"
         f"{of_all} stopped first ({where})",
-        hint="run the same command again: it resumes from what was saved; if the machine is "
-        f"only slow, with --place hang_seconds={4 * job.resources.hang_seconds:g}",
+        hint="if it is not retried by itself, run the same command again: it resumes from what was "
+        "saved; if the machine is only slow, with "
+        f"--place hang_seconds={4 * job.resources.hang_seconds:g}",
         log_tail=log,
     )
 

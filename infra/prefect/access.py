@@ -174,7 +174,8 @@ def check_answers(api_url: str) -> None:
     if not check_admitted(api_url):
         raise ServerError(
             f"no Prefect server answers at {api_url}",
-            hint="unset PREFECT_API_URL to use a local one, which is started by itself",
+            hint="start that server, or unset PREFECT_API_URL: then a local one is used and "
+            "started by itself",
         )
 
 

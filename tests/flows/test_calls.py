@@ -73,7 +73,7 @@ def test_an_owner_that_lost_its_lease_calls_nobody_together(place: MessagePrefix
     publish_start(place, call_of(old, endpoint="late:1"), fence=lambda: None)  # it passed its fence
     assert find_start(place, ttl=TTL)[0] is None  # and is not believed
     publish_start(place, call_of(new), fence=lambda: check(place.store, new))
-    with pytest.raises(LeaseLost, match="has called"):  # nor does it replace a newer one
+    with pytest.raises(LeaseLost, match="has started"):  # nor does it replace a newer one
         publish_start(place, call_of(old, endpoint="later:1"), fence=lambda: None)
     assert find_start(place, ttl=TTL)[0] == call_of(new)
 

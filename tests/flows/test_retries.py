@@ -164,7 +164,7 @@ def test_what_was_started_too_often_leaves_a_record_and_no_orders(
     store = LocalStore(tmp_path)
     write_run(store, make_run("one"))
     cancelled: list[str] = []
-    monkeypatch.setattr(pipeline, "cancel_orders_of", cancelled.append)
+    monkeypatch.setattr(pipeline, "cancel_requests_of", cancelled.append)
     starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS)
     pipeline.check_restart_limit(store, starts, pool="gpu")
     starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS + 1)

@@ -18,7 +18,7 @@ from flows.cli.options import (
     words_of,
 )
 from flows.cli.output import print_lines, print_result, print_warning, screen
-from flows.cli.train.run import saying_how_to_go_on
+from flows.cli.train.run import hinting_how_to_resume
 from flows.evals.request import MODEL, EvalRequest, EvalSettings
 from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
 from flows.render.table import columns
@@ -137,7 +137,7 @@ def run(
     began = time.monotonic()
     command = shlex.join(["nanochat", "evals", "run", model, *words_of(judging), *where.words])
     with (
-        saying_how_to_go_on(command),
+        hinting_how_to_resume(command),
         Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
         ready(where.home_path, display),
     ):

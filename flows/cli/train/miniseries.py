@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptions, parameter_of
 from flows.cli.output import print_json, print_lines, print_warning, screen
-from flows.cli.train.run import check_room, saying_how_to_go_on
+from flows.cli.train.run import check_room, hinting_how_to_resume
 from flows.plan.upstream import pin
 from flows.render.table import columns
 from flows.render.text import duration
@@ -119,7 +119,7 @@ def _run(
     began = time.monotonic()
     # With --json stdout belongs to the result, so the display is on stderr.
     with (
-        saying_how_to_go_on(_command(series, overrides, [*where.words, *workers.words])),
+        hinting_how_to_resume(_command(series, overrides, [*where.words, *workers.words])),
         Display(screen(stderr=as_json, soft_wrap=False), stages=labels) as display,
     ):
         for line in planned:

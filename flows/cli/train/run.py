@@ -68,7 +68,7 @@ def run(
 
     began = time.monotonic()
     with (
-        saying_how_to_go_on(what.command(profile, place=[*where.words, *workers.words])),
+        hinting_how_to_resume(what.command(profile, place=[*where.words, *workers.words])),
         Display(
             screen(soft_wrap=False), stages=[item.stage.name for item in plan.stages]
         ) as display,
@@ -107,7 +107,7 @@ def check_room(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def saying_how_to_go_on(command: str) -> Generator[None]:
+def hinting_how_to_resume(command: str) -> Generator[None]:
     """Print the command that resumes if the block is interrupted, and raise KeyboardInterrupt.
 
     A stage stopped by SIGTERM ends as Ctrl-C does, with exit code 130.

@@ -31,7 +31,7 @@ from flows.cli.options import (
     profile_of,
 )
 from flows.cli.output import print_mistake, print_warning, screen
-from flows.cli.train.run import saying_how_to_go_on
+from flows.cli.train.run import hinting_how_to_resume
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.plan.pinned import open_pinned, sections_of, stages_before
@@ -137,7 +137,7 @@ def stage(
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
     with (
         _exit_code_of_lost() as ended,
-        saying_how_to_go_on(again),
+        hinting_how_to_resume(again),
         Display(screen(soft_wrap=False), stages=[stage]) as display,
         stoppable(display),
     ):

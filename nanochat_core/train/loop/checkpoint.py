@@ -1,6 +1,7 @@
 """Checkpoints: the resumable state of an unfinished job. Every rank writes its part of it.
 
     step-0000200/tensors-00000.safetensors   rank 0's part of the training state, and so on
+    step-0000200/tensors-00000.json          its size and sha256, until they are in COMMIT.json
     step-0000200/COMMIT.json                 written last, by rank 0, when every file is complete
     damaged-step-0000100/                    unreadable, or saved while losses exploded: for people
     best.json                                {"step", "value"}: the checkpoint of best validation
