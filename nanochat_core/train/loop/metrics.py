@@ -185,7 +185,7 @@ def broken(what: str, saved_step: int | None) -> StageError:
     return StageError(
         f"{what}; the last good checkpoint is that of step {saved_step}",
         hint="run the same command again to resume from there; if it recurs at the same step, "
-        "lower the learning rates (--set optimizer.muon_lr=...)",
+        "lower the learning rates (--set optimizer.muon_lr=...): the stage then starts at step 0",
     )
 
 
