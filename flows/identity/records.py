@@ -159,8 +159,8 @@ def repair_hint(then: str) -> str:
     """Return a hint for a record that is wrong; `then` is the repair if the object itself is."""
     # Retries on one machine do not show which it is: one proxy may damage every answer.
     return (
-        "it may be damaged on the way here only: run the command on another machine, by another "
-        f"network, first; if it is the same there, {then}"
+        "the network may have damaged a whole record: first run the command on another machine or "
+        f"network; if the error is the same there, {then}"
     )
 
 

@@ -56,7 +56,7 @@ def reporting_refusals() -> Generator[None]:
         hint = (
             f"set {AUTH} as it is set for the server"
             if status in (401, 403)
-            else "`nanochat deploy` registers the parameters of this code's deployments"
+            else "if its deployments are missing or of another version: `nanochat deploy`"
         )
         raise ConfigError(f"Prefect refuses ({status}): {_said(error)}", hint=hint) from error
 

@@ -163,15 +163,15 @@ def stop_stages(
     is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
     # Before the cancel: no stage may be retried or requested again while remote runs end.
     context.stop.set()
-    orders: list[FlowRun] = []
+    cancelled: list[FlowRun] = []
     if context.placement.pool is not None and is_terminal(error):
-        orders = [order for run in records for order in cancel_requests_of(run)]
+        cancelled = [found for run in records for found in cancel_requests_of(run)]
     wait(futures, timeout=SECONDS_TO_STOP + 5)
     with contextlib.suppress(StoreError):  # may be the error that is being raised
         for record in records.values():
             record.end("interrupted" if is_interrupted else "failed")
     if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
-        wait_saved(context.store, orders)
+        wait_saved(context.store, cancelled)
     if is_interrupted:
         wait(futures)  # without a limit: a checkpoint may be being uploaded
     return is_interrupted
