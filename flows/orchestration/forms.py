@@ -12,8 +12,13 @@ R = TypeVar("R")
 Request = TypeVar("Request")
 
 
-def takes(kind: type[Request]) -> Callable[[Callable[[Request], R]], Callable[..., R]]:
-    """Make a function of one request into one that takes the fields of `kind` by name."""
+def takes(
+    kind: type[Request], *, with_rules: bool = True
+) -> Callable[[Callable[[Request], R]], Callable[..., R]]:
+    """Make a function of one request into one that takes the fields of `kind` by name.
+
+    Without rules only types are checked: for parameters that other flows set, and no person.
+    """
 
     def wrap(function: Callable[[Request], R]) -> Callable[..., R]:
         @functools.wraps(function)
@@ -21,13 +26,13 @@ def takes(kind: type[Request]) -> Callable[[Callable[[Request], R]], Callable[..
             return function(kind(**parameters))
 
         # Prefect reads names, order, types and defaults from here, and makes the form of them.
-        setattr(body, "__signature__", _signature_of(kind))  # noqa: B010 - no attribute by type
+        setattr(body, "__signature__", _signature_of(kind, with_rules))  # noqa: B010 - no attribute by type
         return body
 
     return wrap
 
 
-def _signature_of(request: type[Any]) -> inspect.Signature:
+def _signature_of(request: type[Any], with_rules: bool) -> inspect.Signature:
     defaults = {item.name: item.default for item in fields(request)}
     empty = inspect.Parameter.empty
     return inspect.Signature(
@@ -36,7 +41,7 @@ def _signature_of(request: type[Any]) -> inspect.Signature:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=empty if defaults[name] is MISSING else defaults[name],
-                annotation=Annotated[kind, option],
+                annotation=Annotated[kind, option] if with_rules else kind,
             )
             for name, (kind, option) in options_of(request).items()
         ]

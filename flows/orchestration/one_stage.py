@@ -28,7 +28,7 @@ def _name_flow_run() -> str:
 
 
 @flow(name="one-stage", flow_run_name=_name_flow_run, retries=0, persist_result=False)
-@takes(NodeRequest)
+@takes(NodeRequest, with_rules=False)
 def one_stage(request: NodeRequest) -> Any:
     """Build one stage for a run of another flow. Runs start it themselves; you need not."""
     try:

@@ -1,7 +1,8 @@
 """A run's parameters are declared once, and forms, options and records are made of them."""
 
 import inspect
-from dataclasses import fields
+import json
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -72,6 +73,26 @@ def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
     run = new_run("mine-1", "mine", request, upstream={})
     assert shared(Run, request) == asked
     assert shared(StageRequest, run) == {**asked, "run": "mine-1"}
+
+
+def test_a_request_for_a_stage_is_held_to_types_alone() -> None:
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools.validation import is_valid
+
+    from flows.orchestration.one_stage import one_stage
+
+    # What a command accepts must be accepted here too: hours later nothing could be mended.
+    asked = NodeRequest(
+        stage="sft",
+        fingerprint="0" * 64,
+        inputs=(),
+        profile="mine",
+        overrides=("seed=7", "seed=7"),
+        run="mine-1",
+        store="file:///data",
+    )
+    schema = parameter_schema(one_stage.fn).model_dump(mode="json", exclude_unset=True)
+    assert is_valid(json.loads(json.dumps(asdict(asked))), schema)
 
 
 def test_prefect_sees_the_parameters_of_the_request() -> None:
