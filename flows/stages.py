@@ -9,6 +9,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """A number that a stage logs during training, drawn as a curve."""
+
+    kind: Literal["step", "eval"]  # kind of the events that have it
+    name: str
+    title: str
+    caption: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One step of the pipeline."""
@@ -23,6 +33,9 @@ class Stage:
     grades: bool = False  # it also grades answers to them
     format: int = 1  # of its files; part of the fingerprint: raise it when their meaning changes
     reads_records: bool = False  # it also reads its inputs' manifests and logs
+    model: Literal["base", "chat"] | None = None  # the kind of model that it makes
+    label: str = ""  # of that model, in tables; in lower case the `--kind` of an import
+    curves: tuple[Quantity, ...] = ()
 
 
 SHARDS = Stage(
@@ -73,6 +86,12 @@ PRETRAIN = Stage(
     config=("seed", "numerics", "model", "optimizer", "pretrain"),
     entry="nanochat_core.train.pretrain",
     compute="gpu",
+    model="base",
+    label="base",
+    curves=(
+        Quantity("step", "loss", "Pretraining loss", "nats per token"),
+        Quantity("eval", "val_bpb", "Pretraining val_bpb", "bits per byte of held-out text"),
+    ),
 )
 BASE_EVAL = Stage(
     name="base_eval",
@@ -90,6 +109,9 @@ MIDTRAIN = Stage(
     config=("seed", "optimizer", "midtrain"),
     entry="nanochat_core.train.midtrain",
     compute="gpu",
+    model="chat",
+    label="mid",
+    curves=(Quantity("step", "loss", "Midtraining loss", "nats per token of the assistant"),),
 )
 SFT = Stage(
     name="sft",
@@ -98,6 +120,9 @@ SFT = Stage(
     config=("seed", "optimizer", "sft"),
     entry="nanochat_core.train.sft",
     compute="gpu",
+    model="chat",
+    label="SFT",
+    curves=(Quantity("step", "loss", "SFT loss", "nats per token of the assistant"),),
 )
 RL = Stage(
     name="rl",
@@ -108,6 +133,12 @@ RL = Stage(
     compute="gpu",
     tasks="rl.task",
     grades=True,
+    model="chat",
+    label="RL",
+    curves=(
+        Quantity("step", "reward", "RL reward", "mean over the answers of a step"),
+        Quantity("eval", "pass_at_1", "RL pass@1", "of held-out questions"),
+    ),
 )
 
 
@@ -125,36 +156,33 @@ def _chat_eval(model: Stage) -> Stage:
     )
 
 
-CHAT_EVALS = (_chat_eval(MIDTRAIN), _chat_eval(SFT), _chat_eval(RL))
-_BEFORE_REPORT = (
-    SHARDS,
-    TASK_DATA,
-    TOKENIZER,
-    TOKENS,
-    ROWS,
-    PRETRAIN,
-    BASE_EVAL,
-    MIDTRAIN,
-    SFT,
-    RL,
-    *CHAT_EVALS,
-)
+# A model is trained further than those before it: the last one that a run has is its best.
+_TABLE = (SHARDS, TASK_DATA, TOKENIZER, TOKENS, ROWS, PRETRAIN, BASE_EVAL, MIDTRAIN, SFT, RL)
+MODELS = tuple(stage for stage in _TABLE if stage.model)
+CHAT_MODELS = tuple(stage for stage in MODELS if stage.model == "chat")
+CHAT_EVALS = tuple(map(_chat_eval, CHAT_MODELS))
+EVALUATORS = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
 REPORT = Stage(
     name="report",
     makes="the report card",
-    inputs=_BEFORE_REPORT,
+    inputs=(*_TABLE, *CHAT_EVALS),
     config=(),
     entry="flows.report.stage",
     compute="cpu",
     reads_records=True,
 )
 
-STAGES: tuple[Stage, ...] = (*_BEFORE_REPORT, REPORT)
+STAGES: tuple[Stage, ...] = (*REPORT.inputs, REPORT)
 
 
 def stage_named(name: str) -> Stage:
     """Return the stage called `name`. Raises KeyError: callers validate user input first."""
     return {stage.name: stage for stage in STAGES}[name]
+
+
+def curves_of(name: str) -> tuple[Quantity, ...]:
+    """Return the curves of the stage called `name`; none if there is no such stage."""
+    return next((stage.curves for stage in STAGES if stage.name == name), ())
 
 
 def stages_to_redo(

@@ -23,17 +23,15 @@ from flows.artifacts.runs import Run, find_run, known_names, read_all, runs_call
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES
-from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, STAGES
+from flows.stages import CHAT_MODELS, MODELS, STAGES
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
-
-CHAT_MODELS = (RL.name, SFT.name, MIDTRAIN.name)  # best first
-MODELS = (*CHAT_MODELS, PRETRAIN.name)
 
 # Called with the size of an artifact in bytes; what it yields is called with each chunk's size.
 Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
 _STAGE_NAMES = [stage.name for stage in STAGES]
+_BEST_FIRST = [stage.name for stage in reversed(CHAT_MODELS)]
 _DIGITS = re.compile(r"[0-9a-f]{4,64}")
 _MANIFEST = re.compile(r"[^/]+/([0-9a-f]{64})/manifest\.json")
 _WHOLE = 64  # digits of a fingerprint
@@ -135,13 +133,19 @@ def open_model(
     if directory := find_directory(name):
         return directory
     manifest = open_usable(store, name, warn=warn)
-    if manifest.stage not in MODELS:
-        raise ModelError(
-            f"{name} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
-        )
+    check_model(manifest, name)
     total = sum(file.size for file in (*manifest.files, *manifest.logs))
     with watch(total) as on_bytes:
         return fetch(store, manifest, cache, on_bytes=on_bytes) / "files"
+
+
+def check_model(manifest: Manifest, name: str) -> None:
+    """Raise ModelError unless the artifact called `name` is a model."""
+    models = [stage.name for stage in MODELS]
+    if manifest.stage not in models:
+        raise ModelError(
+            f"{name} is not a model", hint=f"stages that make one: {', '.join(models)}"
+        )
 
 
 def suggest(word: str, known: list[str]) -> str:
@@ -260,7 +264,7 @@ def _builder(store: Store, manifest: Manifest) -> Run:
 def _newest_chat_model(store: Store, name: str) -> Manifest:
     """Return the furthest trained chat model that `name` stands for, the newest of several."""
     best: Manifest | None = None
-    better = CHAT_MODELS
+    better = _BEST_FIRST
     there_are_runs = False
     for run in runs_called(store, name):
         there_are_runs = True

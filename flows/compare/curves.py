@@ -6,8 +6,10 @@ from typing import Any
 
 from flows.compare.tables import METRICS, write_file
 from flows.identity.manifest import Manifest
-from flows.render.charts import LEARNING, Chart, Points, Quantity, thin
+from flows.render.charts import Chart, Points, thin
 from flows.render.text_charts import curve, scale_of
+from flows.stages import Quantity
+from flows.stages import curves_of as quantities_of
 from infra.storage.base import Store
 
 
@@ -18,7 +20,7 @@ def curves_of(
 
     Files are written below `directory`. Raises ArtifactError if one is missing or damaged.
     """
-    wanted = [quantity for quantity in LEARNING if quantity.stage == stage]
+    wanted = quantities_of(stage)
     if not wanted:
         return []
     tables = [
@@ -65,7 +67,7 @@ def _read(
     with duckdb.connect(":memory:") as connection:
         there = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]).fetchall()
         for name in {quantity.name for quantity in wanted} & {str(row[0]) for row in there}:
-            # Safe to format into SQL: `name` is one of LEARNING and of the table's columns.
+            # Safe to format into SQL: `name` is one of ours and of the table's columns.
             found[name] = connection.execute(
                 f"SELECT step, {name} FROM read_parquet(?) WHERE isfinite({name}) ORDER BY step",
                 [str(path)],

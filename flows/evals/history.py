@@ -8,21 +8,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from flows.artifacts.names import MODELS, check_stage, open_run, suggest
+from flows.artifacts.names import check_stage, open_run, suggest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, newest_runs, read_all, runs_called
 from flows.compare.compare import Delta, Score, scores_of
 from flows.evals.regression import USUAL, Evaluation, delta_between, same_suite
-from flows.evals.suite import EVALUATORS, history_name
+from flows.evals.suite import history_name
 from flows.identity.manifest import Manifest
-from flows.stages import BASE_EVAL, CHAT_EVALS
+from flows.stages import EVALUATORS, MODELS
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 MOST_RUNS = 500  # records read, the newest first: each costs a request
 _SHOWN = 20  # names in a hint
 # Of a run's models the furthest trained first: RL, SFT, midtraining, then the base model.
-_BEST_FIRST = (*(stage.name for stage in reversed(CHAT_EVALS)), BASE_EVAL.name)
+_BEST_FIRST = tuple(EVALUATORS[model.name].name for model in reversed(MODELS))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +80,9 @@ def _evaluator_of(name: str) -> str | None:
     stage, sign, _ = name.partition("@") if "@" in name else name.partition("/")
     if not sign:
         return None
-    if check_stage(stage) not in MODELS:
+    if check_stage(stage) not in EVALUATORS:
         raise ConfigError(
-            f"{stage} makes no model to evaluate", hint=f"stages that do: {', '.join(MODELS)}"
+            f"{stage} makes no model to evaluate", hint=f"stages that do: {', '.join(EVALUATORS)}"
         )
     return EVALUATORS[stage].name
 

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts.names import MODELS
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import Delta, Score, answers_of, delta_of, scores_of
@@ -20,6 +19,7 @@ from flows.evals.suite import Against, Rule
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
 from flows.render.text import number
+from flows.stages import EVALUATORS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -39,7 +39,7 @@ class Evaluation:
     @property
     def model(self) -> str:
         """The fingerprint of the model, or "" if the manifest has no model among its inputs."""
-        return next((i.fingerprint for n, i in self.manifest.inputs.items() if n in MODELS), "")
+        return next((i.fingerprint for n, i in self.manifest.inputs.items() if n in EVALUATORS), "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,7 @@ def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, A
 def _suite(manifest: Manifest) -> tuple[Any, ...]:
     """Return everything that an evaluation was made from, except the model."""
     # Digests of the inputs' content, not fingerprints: the same data made twice still compares.
-    data = {name: item.digest for name, item in manifest.inputs.items() if name not in MODELS}
+    data = {name: item.digest for name, item in manifest.inputs.items() if name not in EVALUATORS}
     return manifest.preimage.get("config"), manifest.preimage.get("format"), data
 
 

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from flows.artifacts.names import MODELS
 from flows.evals.suite import DROP, Against
 from flows.profiles import PROFILES
 from flows.run_request import NAME, OVERRIDES, STRICT, InStore, OnMachine, OnPool, Option
+from flows.stages import EVALUATORS
 
 MODEL = Option(
     label="Model",
@@ -14,7 +14,7 @@ MODEL = Option(
     more="A name is its newest chat model. It is looked up for every evaluation.",
     group="what",
     rules={
-        "pattern": rf"^(({'|'.join(MODELS)})(@{NAME}|/[0-9a-f]+)|{NAME})$",
+        "pattern": rf"^(({'|'.join(EVALUATORS)})(@{NAME}|/[0-9a-f]+)|{NAME})$",
         "examples": ["main", "sft@main", "sft/1a2b3c"],
     },
 )

@@ -9,22 +9,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from flows.artifacts.names import MODELS, open_run, open_usable, suggest
+from flows.artifacts.names import check_model, open_run, open_usable, suggest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
 from flows.identity.manifest import Manifest
 from flows.interop.import_model import IMPORTED
 from flows.profiles import Profile, open_profile
-from flows.stages import BASE_EVAL, CHAT_EVALS, ROWS, TASK_DATA, Stage
+from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError, ModelError
+from nanochat_core.errors import ArtifactError, ConfigError
 
 Against: TypeAlias = Literal["previous", "best"]
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
 DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
-# The evaluation stage of each stage that makes a model.
-EVALUATORS = {stage.inputs[0].name: stage for stage in (BASE_EVAL, *CHAT_EVALS)}
 _OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
 
 
@@ -81,10 +79,7 @@ def open_suite(
     is not a model's, the model cannot be evaluated, or an override does not affect the evaluation.
     """
     manifest = open_usable(store, model, warn=warn)
-    if manifest.stage not in MODELS:
-        raise ModelError(
-            f"{model} is not a model", hint=f"stages that make one: {', '.join(MODELS)}"
-        )
+    check_model(manifest, model)
     stage = EVALUATORS[manifest.stage]
     # The run that the model is found in: its settings and data evaluate it.
     is_whole = "@" in model or "/" in model

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
 from flows.identity.manifest import Manifest
-from flows.stages import PRETRAIN, REPORT
+from flows.stages import REPORT, stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, ModelError
 
@@ -59,7 +59,7 @@ def model_card(
     """Return an export's README.md: what it is, how to load it, and the report card if any."""
     trust = ", trust_remote_code=True" if is_own_code else ""
     title = name.replace("\n", " ")  # a line break would end the heading
-    kind = "base" if manifest is not None and manifest.stage == PRETRAIN.name else "chat"
+    kind = "chat" if manifest is None else stage_named(manifest.stage).model
     lines = [
         "---",  # YAML that the Hub reads
         "library_name: transformers",

@@ -17,11 +17,11 @@ from flows.identity.manifest import File
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render
-from flows.render.charts import LEARNING
 from flows.render.loss_curve import LossCurves, mermaid
 from flows.render.table import markdown_table
 from flows.render.text import percent, size
-from flows.report.scores import CHAT_MODELS, Measured, measured
+from flows.report.scores import Measured, measured
+from flows.stages import CHAT_MODELS, EVALUATORS, MODELS, STAGES
 from infra.storage.base import Store
 
 MOST_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
@@ -87,9 +87,7 @@ class RunPages:
 
 _MOST_LOG = 20_000_000  # bytes of a job's events that are read for a curve
 _THREADS = 4  # small files read at the same time
-_MODELS = {"base_eval": "base", **{f"chat_eval_{s}": name for s, name in CHAT_MODELS.items()}}
 _OVERALL = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
-_CHAT_STAGES = ("rl", "sft", "midtrain")  # the first that was built is the model to chat with
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -108,7 +106,8 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
 
 def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str, Any]]:
     """Read scores.json of each model that was evaluated; return them by the model's name."""
-    found = [(name, built[stage].manifest) for stage, name in _MODELS.items() if stage in built]
+    evaluated = [(model.label, built.get(EVALUATORS[model.name].name)) for model in MODELS]
+    found = [(label, item.manifest) for label, item in evaluated if item]
     files = [(name, _file(m.files, "scores.json")) for name, m in found]
     there = [(name, file) for name, file in files if file is not None]
     read = in_parallel(lambda item: json.loads(_get(store, item[1])), there, threads=_THREADS)
@@ -151,7 +150,7 @@ def _share(task: Mapping[str, Any]) -> str:
 
 def read_curves(store: Store, built: Mapping[str, Built]) -> list[LossCurves]:
     """Read the curves of the training stages among these, from the logs with their artifacts."""
-    stages = [s for s in dict.fromkeys(q.stage for q in LEARNING) if s in built]
+    stages = [stage.name for stage in STAGES if stage.curves and stage.name in built]
     files = [(stage, _file(built[stage].manifest.logs, "events.jsonl")) for stage in stages]
     there = [(stage, f) for stage, f in files if f is not None and f.size <= _MOST_LOG]
     texts = in_parallel(lambda item: _get(store, item[1]), there, threads=_THREADS)
@@ -190,8 +189,8 @@ def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:
             "To have an artifact's files:",
             _commands(f"nanochat fetch {newest}{place}"),
         ]
-    if chat := next((built[stage] for stage in _CHAT_STAGES if stage in built), None):
-        name = chat.manifest.name
+    if chats := [built[stage.name] for stage in CHAT_MODELS if stage.name in built]:
+        name = chats[-1].manifest.name
         parts += [
             "To talk to the model, on the terminal and in a browser:",
             _commands(f"nanochat chat {name}{place}", f"nanochat serve {name}{place}"),

@@ -3,9 +3,10 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from flows.render.vega import IN_PAGE, Colours, Layer, Panel, channel, layer, svg
+from flows.stages import Quantity
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
 
@@ -14,29 +15,6 @@ PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
 COLOURS = 6  # of the palette: c0 to c5
 MOST_FAINT = 3  # with more curves the raw values behind their averages are left out
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number that a training stage logs during training."""
-
-    stage: str
-    kind: Literal["step", "eval"]  # kind of the events that have it
-    name: str
-    title: str
-    caption: str
-
-
-LEARNING = (
-    Quantity("pretrain", "step", "loss", "Pretraining loss", "nats per token"),
-    Quantity(
-        "pretrain", "eval", "val_bpb", "Pretraining val_bpb", "bits per byte of held-out text"
-    ),
-    Quantity("midtrain", "step", "loss", "Midtraining loss", "nats per token of the assistant"),
-    Quantity("sft", "step", "loss", "SFT loss", "nats per token of the assistant"),
-    Quantity("rl", "step", "reward", "RL reward", "mean over the answers of a step"),
-    Quantity("rl", "eval", "pass_at_1", "RL pass@1", "of held-out questions"),
-)
 
 
 @dataclass(frozen=True, kw_only=True)

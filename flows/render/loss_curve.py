@@ -10,8 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.render.charts import LEARNING, Chart, Points, Quantity, thin
+from flows.render.charts import Chart, Points, thin
 from flows.render.vega import LIGHT, png
+from flows.stages import Quantity, curves_of
 
 _WIDTH, _HEIGHT = 380, 200  # of one chart, in CSS pixels; two charts are about 60 kB
 _MOST_POINTS = 40  # of a Mermaid chart
@@ -66,9 +67,8 @@ class LossCurves:
 
 
 def _wanted(stage: str) -> Sequence[Quantity]:
-    """Return the quantities of `stage`; for one that the report card does not know, its loss."""
-    known = [quantity for quantity in LEARNING if quantity.stage == stage]
-    return known or [Quantity(stage, "step", "loss", f"{stage} loss", "nats per token")]
+    """Return the quantities of `stage`; its loss if the table of stages names none."""
+    return curves_of(stage) or [Quantity("step", "loss", f"{stage} loss", "nats per token")]
 
 
 def png_url(shown: Sequence[tuple[Quantity, Points]]) -> str:

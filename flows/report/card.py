@@ -7,12 +7,11 @@ from typing import Any
 
 from flows.identity.fingerprint import short
 from flows.identity.manifest import Provenance
-from flows.render.charts import LEARNING, Chart, Stop
+from flows.render.charts import Chart, Stop
 from flows.render.text import duration, percent
 from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
 from flows.report.scores import (
-    CHAT_MODELS,
     CardScore,
     CoreRow,
     Measured,
@@ -22,7 +21,17 @@ from flows.report.scores import (
     core_rows,
     measured,
 )
-from flows.stages import REPORT, Stage
+from flows.stages import (
+    BASE_EVAL,
+    CHAT_MODELS,
+    EVALUATORS,
+    MODELS,
+    PRETRAIN,
+    REPORT,
+    RL,
+    TOKENIZER,
+    Stage,
+)
 from nanochat_core.runtime.progress import last_by_step
 
 VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # compared with ours; name -> title
@@ -88,7 +97,7 @@ class Card:
     bpb_last: float
     rl_task: str
     score_rows: tuple[ScoreRow, ...]
-    chatcore: tuple[Measured | None, ...]  # per chat model; None: a task could not be evaluated
+    chatcore: Mapping[str, Measured | None]  # by chat model; None: a task could not be evaluated
     failures: tuple[str, ...]  # why a task could not be evaluated, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
@@ -119,19 +128,19 @@ class Card:
         text = f"{duration(self.seconds)} of work over all stages"
         return f"{text}, ${self.dollars:.2f}" if self.dollars else text
 
-    def score(self, task: str, model: str) -> CardScore | None:
+    def score(self, task: str, model: Stage) -> CardScore | None:
         """Return the score of `task` after stage `model`; None if it was not asked."""
-        column = list(CHAT_MODELS).index(model)
+        column = CHAT_MODELS.index(model)
         return next((row.scores[column] for row in self.score_rows if row.task == task), None)
 
     def before_and_after(self) -> list[str]:
         """Return one line per task with its pass@1 before and after RL."""
         pairs = (
-            (row.task, self.score(row.task, "sft"), self.score(row.task, "rl"))
+            (row.task, self.score(row.task, RL.inputs[0]), self.score(row.task, RL))
             for row in self.score_rows
         )
         return [
-            f"{task}: pass@1 {percent(before.accuracy)} before RL (sft), "
+            f"{task}: pass@1 {percent(before.accuracy)} before RL ({RL.inputs[0].name}), "
             f"{percent(after.accuracy)} after RL"
             for task, before, after in pairs
             if before and after
@@ -140,15 +149,15 @@ class Card:
 
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
-    pretrain = artifacts["pretrain"]
+    pretrain = artifacts[PRETRAIN.name]
     scores = {
-        stage: artifacts[f"chat_eval_{stage}"].read_json("scores.json") for stage in CHAT_MODELS
+        model.name: artifacts[EVALUATORS[model.name].name].read_json("scores.json")
+        for model in CHAT_MODELS
     }
     # REPORT.inputs has every stage before the report, in the order in which they are built.
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
-    by_label = [(label, scores[stage]) for stage, label in CHAT_MODELS.items()]
-    base = artifacts["base_eval"].read_json("scores.json")
-    config: Any = artifacts["rl"].manifest.preimage["config"]
+    base = artifacts[BASE_EVAL.name].read_json("scores.json")
+    config: Any = artifacts[RL.name].manifest.preimage["config"]
     return Card(
         depth=pretrain.read_json("config.json")["model"]["depth"],
         parameters=int(pretrain.metric("parameters")),
@@ -158,27 +167,30 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         dollars=sum(stage.dollars for stage in stages),
         bpb_first=pretrain.metric("val_bpb_first"),
         bpb_last=pretrain.metric("val_bpb"),
-        rl_task=config["rl"]["task"],
+        rl_task=config[RL.name]["task"],
         score_rows=chat_rows(scores),
-        chatcore=tuple(measured(scores[stage], "chatcore") for stage in CHAT_MODELS),
+        chatcore={name: measured(tree, "chatcore") for name, tree in scores.items()},
         failures=tuple(
             f"{label}, {task}: {reason}"
-            for label, of_model in (("base", base), *by_label)
+            for label, of_model in (
+                (PRETRAIN.label, base),
+                *((model.label, scores[model.name]) for model in CHAT_MODELS),
+            )
             for task, reason in of_model.get("failed", {}).items()
         ),
         charts=_charts(artifacts),
         chat_samples=_chat_samples(artifacts),
-        rl_samples=_rl_samples(artifacts["rl"]),
+        rl_samples=_rl_samples(artifacts[RL.name]),
         base_samples=tuple(
-            Sample(prompt=prompt, answers=(("base", text),))
-            for prompt, text in artifacts["base_eval"].samples()
+            Sample(prompt=prompt, answers=((PRETRAIN.label, text),))
+            for prompt, text in artifacts[BASE_EVAL.name].samples()
         ),
         base_scores=base_scores(base),
         core=measured(base, "core"),
         core_rows=core_rows(base),
-        fit=_fit(artifacts["tokenizer"]),
+        fit=_fit(artifacts[TOKENIZER.name]),
         stages=stages,
-        speeds=tuple(_speed(stage, artifacts[stage]) for stage in ("pretrain", *CHAT_MODELS)),
+        speeds=tuple(_speed(stage.name, artifacts[stage.name]) for stage in MODELS),
         environment=_environment(pretrain.manifest.provenance),
         reproduction=reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs]),
     )
@@ -188,10 +200,11 @@ def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
     charts = (
         Chart(
             quantity=quantity,
-            curves=[artifacts[quantity.stage].series(quantity.kind, quantity.name)],
-            stops=artifacts[quantity.stage].stops(),
+            curves=[artifacts[stage.name].series(quantity.kind, quantity.name)],
+            stops=artifacts[stage.name].stops(),
         )
-        for quantity in LEARNING
+        for stage in REPORT.inputs
+        for quantity in stage.curves
     )
     return tuple(chart for chart in charts if any(chart.curves))
 
@@ -200,8 +213,7 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
     """Return prompts in the order of the first model, each with every model's answer."""
     # Evaluations may have different prompts, so each answer is looked up by its prompt.
     answers = {
-        label: dict(artifacts[f"chat_eval_{stage}"].samples())
-        for stage, label in CHAT_MODELS.items()
+        model.label: dict(artifacts[EVALUATORS[model.name].name].samples()) for model in CHAT_MODELS
     }
     prompts = dict.fromkeys(prompt for by_prompt in answers.values() for prompt in by_prompt)
     return tuple(

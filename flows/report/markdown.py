@@ -19,7 +19,8 @@ from flows.render.text import (
     visible,
 )
 from flows.report.card import VOCABULARIES, Card, Sample
-from flows.report.scores import CHAT_MODELS, GPT2_CORE, CardScore, Measured
+from flows.report.scores import GPT2_CORE, CardScore, Measured
+from flows.stages import CHAT_MODELS, RL
 
 
 def render(card: Card) -> str:
@@ -43,9 +44,8 @@ def _headline(card: Card) -> Iterator[str]:
     )
     yield from (f"- {line}" for line in card.before_and_after())
     # This list is the first of the text: `nanochat run` prints it (`headline` in its module).
-    # [1:] leaves out the model after midtraining.
-    before, after = (_chatcore(score) for score in card.chatcore[1:])
-    yield f"- ChatCORE {before} before RL (sft), {after} after RL"
+    before, after = (_chatcore(card.chatcore[stage.name]) for stage in (RL.inputs[0], RL))
+    yield f"- ChatCORE {before} before RL ({RL.inputs[0].name}), {after} after RL"
 
 
 def _scores(card: Card) -> Iterator[str]:
@@ -54,8 +54,8 @@ def _scores(card: Card) -> Iterator[str]:
     yield "in brackets the 95 % interval."
     yield ""
     rows = [[row.task, *map(_cell, row.scores)] for row in card.score_rows]
-    rows.append(["ChatCORE", *map(_chatcore, card.chatcore)])
-    yield markdown_table(["task", *CHAT_MODELS.values()], rows)
+    rows.append(["ChatCORE", *map(_chatcore, card.chatcore.values())])
+    yield markdown_table(["task", *(stage.label for stage in CHAT_MODELS)], rows)
     if card.failures:
         yield "\nCould not be evaluated:\n\n" + fenced(visible("\n".join(card.failures)))
 

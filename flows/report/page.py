@@ -4,7 +4,8 @@ from pathlib import Path
 
 from flows.render.html import fill
 from flows.report.card import VOCABULARIES, Card
-from flows.report.scores import CHAT_MODELS, GPT2_CORE
+from flows.report.scores import GPT2_CORE
+from flows.stages import CHAT_MODELS, RL
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -15,6 +16,8 @@ def render(card: Card) -> str:
         TEMPLATE,
         card=card,
         models=CHAT_MODELS,
+        rl=RL,
+        before_rl=RL.inputs[0],
         vocabularies=VOCABULARIES,
         gpt2_core=GPT2_CORE,
         place=_place,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.render.text import percent
+from flows.stages import CHAT_MODELS
 
-CHAT_MODELS = {"midtrain": "mid", "sft": "SFT", "rl": "RL"}  # stage -> column, in order of training
 GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
 
 
@@ -65,7 +65,8 @@ def chat_rows(scores: Mapping[str, dict[str, Any]]) -> tuple[ScoreRow, ...]:
     tasks = sorted({task for of_model in scores.values() for task in of_model["tasks"]})
     return tuple(
         ScoreRow(
-            task=task, scores=tuple(_score(scores[stage]["tasks"], task) for stage in CHAT_MODELS)
+            task=task,
+            scores=tuple(_score(scores[stage.name]["tasks"], task) for stage in CHAT_MODELS),
         )
         for task in tasks
     )

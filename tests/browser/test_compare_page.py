@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Page
 
 from flows.compare.page import Compared, render
-from flows.render.charts import LEARNING, Chart
+from flows.render.charts import Chart
+from flows.stages import PRETRAIN
 from tests.browser.conftest import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
 
 pytest.importorskip("vl_convert")
@@ -30,7 +31,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for run in range(len(NAMES))
             ],
         )
-        for quantity in LEARNING[:2]
+        for quantity in PRETRAIN.curves
     ]
     cells = [word for _ in NAMES for word in ("0.25 [0.2, 0.3]", "+0.01 [-0.02, +0.04] *")]
     stages = [

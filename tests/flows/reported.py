@@ -90,7 +90,9 @@ def make_inputs(
 
 def make_files(stage: str, answer: str) -> dict[str, str]:
     if stage.startswith("chat_eval_"):
-        correct = {"chat_eval_midtrain": 20, "chat_eval_sft": 42, "chat_eval_rl": 122}[stage]
+        correct = {"chat_eval_midtrain": 20, "chat_eval_sft": 42, "chat_eval_rl": 122}.get(
+            stage, 60
+        )
         return {
             "scores.json": json.dumps(
                 {

@@ -141,7 +141,7 @@ def test_a_tag_that_is_gone_still_has_its_nights(
         (["tnyi"], "there is no run 'tnyi' in", "did you mean"),
         (["tiny"], "tiny was never run in", "nanochat run tiny"),
         (["../x"], "there is no stage '..'", "one of"),
-        (["shards@mine"], "shards makes no model", "rl, sft, midtrain, pretrain"),
+        (["shards@mine"], "shards makes no model", "pretrain, midtrain, sft, rl"),
         (["mine", "--metric", "sum"], "no evaluation of mine measured sum", "did you mean 'sums'?"),
         (["mine", "--metric", "core"], "no evaluation of mine measured core", "one of: sums, chat"),
         (["bare"], "no model of bare was evaluated", "nanochat evals run bare"),

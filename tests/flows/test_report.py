@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.render.charts import Chart, Quantity, smooth, thin
+from flows.render.charts import Chart, smooth, thin
 from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
 from flows.report import stage
 from flows.report.inputs import Stop
+from flows.stages import Quantity
 from nanochat_core.errors import ArtifactError
 from tests.flows.reported import Card, make_inputs, make_report, run_report
 
@@ -184,7 +185,7 @@ def test_smoothing_does_not_lag_behind_a_fall() -> None:
 
 
 def test_a_chart_takes_its_colours_from_the_page() -> None:
-    quantity = Quantity("rl", "eval", "reward", "a & b", '"c"')
+    quantity = Quantity("eval", "reward", "a & b", '"c"')
     svg = Chart(quantity=quantity, curves=[[(0, 2.0), (5, 1.0)]], stops=[STOP]).svg()
     assert svg.count('stroke="var(--mark)"') == 2
     assert 'aria-label="a &amp; b: &quot;c&quot;"' in svg

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from flows.stages import CHAT_MODELS
 from nanochat_core import scaling
 from nanochat_core.config import ModelConfig
 from nanochat_core.job import Job
@@ -22,8 +23,8 @@ from tasks.registry import generate
 from tests.reliability.small_training import ready, small_resources
 
 LENGTH, VOCAB = 128, 420
-STAGES = ("midtrain", "sft", "rl")
-INPUT = {"midtrain": "pretrain", "sft": "midtrain", "rl": "sft"}
+STAGES = tuple(stage.name for stage in CHAT_MODELS)
+INPUT = {stage.name: stage.inputs[0].name for stage in CHAT_MODELS}
 EXAMPLES = {"spelling": 60, "arithmetic": 12}
 SEED = 3
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import CHAT_MODELS, open_artifact, open_run
+from flows.artifacts.names import open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs
@@ -24,7 +24,7 @@ from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
 from flows.render.table import columns
 from flows.run_request import shared
-from flows.stages import STAGES
+from flows.stages import CHAT_MODELS, STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.runtime.progress import read_events
@@ -126,8 +126,7 @@ def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
         # A bare name is a chat model. If the record has several, the given one is the earliest: the
         # run made the later ones from it.
         if stage == name:
-            made = (known.name for known in STAGES if known.name in CHAT_MODELS)
-            stage = next((known for known in made if known in run.stages), "")
+            stage = next((model.name for model in CHAT_MODELS if model.name in run.stages), "")
         if stage in run.stages:
             yield name, stage, run.stages[stage]
 
