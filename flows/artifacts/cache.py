@@ -25,8 +25,8 @@ from types import TracebackType
 from typing import Self
 
 from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import short
 from flows.leases import file_lock
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError

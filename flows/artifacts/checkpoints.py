@@ -33,6 +33,7 @@ from flows.artifacts.checkpoint_records import (
 from flows.identity.manifest import File
 from flows.identity.rebuilds import NONE, rebuild_of
 from flows.identity.records import OtherFormat, encode_record
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, StageError
@@ -226,12 +227,9 @@ def is_of_last_step(directory: Path) -> bool:
     return commit["step"] >= commit["total"]
 
 
-def find_steps(
-    store: Store, stage: str, fingerprint: str, *, rebuild: str = NONE
-) -> tuple[int, int] | None:
+def find_steps(store: Store, ref: ArtifactRef, *, rebuild: str = NONE) -> tuple[int, int] | None:
     """Return step and total of the newest checkpoint in the store. For display: not verified."""
-    root = f"{stage}/{fingerprint}/checkpoints"
-    for _, place in committed(store, root):
+    for _, place in committed(store, ref.checkpoints_prefix):
         try:
             found = open_record(store, place)
         except ArtifactError:
@@ -241,9 +239,9 @@ def find_steps(
     return None
 
 
-def forget(store: Store, stage: str, fingerprint: str) -> None:
+def forget(store: Store, ref: ArtifactRef) -> None:
     """Remove every checkpoint of an artifact that exists by now or is being rebuilt."""
-    _remove(store, f"{stage}/{fingerprint}/checkpoints")
+    _remove(store, ref.checkpoints_prefix)
 
 
 def is_whole(directory: Path) -> bool:
@@ -257,13 +255,17 @@ def is_whole(directory: Path) -> bool:
         return False
 
 
+def _ref(job: Job) -> ArtifactRef:
+    return ArtifactRef(job.stage, job.fingerprint)
+
+
 def _root(job: Job) -> str:
-    return f"{job.stage}/{job.fingerprint}/checkpoints"
+    return _ref(job).checkpoints_prefix
 
 
 def place_of(job: Job, step: int) -> str:
     """Return the prefix of the store's keys for a job's checkpoint of `step`."""
-    return f"{_root(job)}/step-{step:07d}"
+    return _ref(job).checkpoint_prefix(step)
 
 
 def _send_records(store: Store, job: Job, attempt: str) -> Iterator[File]:

@@ -13,6 +13,7 @@ from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revoked, find_revoked
 from flows.artifacts.runs import Run, find_run, find_tag, latest_runs, read_all, tag_names
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -21,16 +22,14 @@ GONE = "gone"
 _RUNS = 20  # the latest runs, whose names are looked up
 _TRIES = 4  # index entries tried for each artifact shown: some name artifacts that are gone
 
-Artifact: TypeAlias = tuple[str, str]  # stage, fingerprint
-Names: TypeAlias = dict[Artifact, tuple[str, ...]]  # tags and names of runs that lead to it
+Names: TypeAlias = dict[ArtifactRef, tuple[str, ...]]  # tags and names of runs that lead to it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
     """One row of a list of artifacts."""
 
-    stage: str
-    fingerprint: str
+    ref: ArtifactRef
     manifest: Manifest | None
     revoked: Revoked | None
     names: tuple[str, ...]  # NAME with which STAGE@NAME is this artifact
@@ -45,8 +44,8 @@ class Listed:
         """Return the row as JSON values, for `nanochat ls --json`."""
         made = self.manifest.provenance if self.manifest else None
         return {
-            "stage": self.stage,
-            "fingerprint": self.fingerprint,
+            "stage": self.ref.stage,
+            "fingerprint": self.ref.fingerprint,
             "created": made.created if made else None,
             "run": made.run if made else None,
             "files": len(self.manifest.files) if self.manifest else None,
@@ -91,9 +90,9 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
     # Entries whose artifact is gone leave room, so this reads until each stage has `count`: in
     # batches over all stages, whose records are read in parallel.
     while batch := list(_next_batch(waiting, {n: count - len(shown[n]) for n in shown})):
-        for listed in read_all(lambda artifact: _look_at(store, artifact, names), batch):
+        for listed in read_all(lambda ref: _look_at(store, ref, names), batch):
             if listed.problem != GONE:
-                shown[listed.stage].append(listed)
+                shown[listed.ref.stage].append(listed)
     return Listing(
         artifacts=tuple(listed for name in shown for listed in shown[name]),
         more=left_out + sum(map(len, waiting.values())),
@@ -103,11 +102,12 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
 
 def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
     """Return the artifacts of a run, also those that are gone."""
-    order = {name: place for place, name in enumerate(_order(run.stages))}
-    chosen = sorted((s for s in run.stages if stage in (s, None)), key=order.__getitem__)
+    order = _order(run.stages)
+    chosen = [ref for ref in run.refs if stage in (ref.stage, None)]
+    chosen.sort(key=lambda ref: order.index(ref.stage))
     unread: list[str] = []
     names = names_of(store, unread=unread)
-    found = read_all(lambda name: _look_at(store, (name, run.stages[name]), names), chosen)
+    found = read_all(lambda ref: _look_at(store, ref, names), chosen)
     return Listing(artifacts=tuple(found), more=0, unread=tuple(unread))
 
 
@@ -124,20 +124,20 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
     Of several runs of one name the latest that has a stage counts, as for STAGE@NAME. A record that
     cannot be read names nothing; the reason is appended to `unread`.
     """
-    found: dict[Artifact, dict[str, None]] = {}
+    found: dict[ArtifactRef, dict[str, None]] = {}
     tags = list_tags(store)
     unread += [tag.problem for tag in tags if tag.is_damaged]
     for tag in tags:
-        for artifact in tag.record.stages.items() if tag.record else ():
-            found.setdefault(artifact, {})[tag.name] = None
+        for ref in tag.record.refs if tag.record else ():
+            found.setdefault(ref, {})[tag.name] = None
     hidden = {tag.name for tag in tags}  # a tag comes before a run's name
     taken: set[tuple[str, str]] = set()
     for run in latest_runs(store, _RUNS, unread=unread):
-        for stage, fingerprint in run.stages.items():
-            if run.name not in hidden and (stage, run.name) not in taken:
-                taken.add((stage, run.name))
-                found.setdefault((stage, fingerprint), {})[run.name] = None
-    return {artifact: tuple(names) for artifact, names in found.items()}
+        for ref in run.refs:
+            if run.name not in hidden and (ref.stage, run.name) not in taken:
+                taken.add((ref.stage, run.name))
+                found.setdefault(ref, {})[run.name] = None
+    return {ref: tuple(names) for ref, names in found.items()}
 
 
 def list_tags(store: Store) -> list[Tagged]:
@@ -145,39 +145,37 @@ def list_tags(store: Store) -> list[Tagged]:
     return read_all(lambda name: _read_tag(store, name), tag_names(store))
 
 
-def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[Artifact]:
+def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[ArtifactRef]:
     """Yield as many artifacts of each stage as are wanted, and remove them from `waiting`."""
     for stage, fingerprints in waiting.items():
         batch = fingerprints[: wanted[stage]]
         del fingerprints[: len(batch)]
-        yield from ((stage, fingerprint) for fingerprint in batch)
+        yield from (ArtifactRef(stage, fingerprint) for fingerprint in batch)
 
 
-def _look_at(store: Store, artifact: Artifact, names: Names) -> Listed:
+def _look_at(store: Store, ref: ArtifactRef, names: Names) -> Listed:
     """Return an artifact's row. A damaged record is noted in the row, not an error."""
     try:
-        if manifest := find_manifest(store, *artifact):
+        if manifest := find_manifest(store, ref):
             return _list_known(store, manifest, names)
         problem = GONE
     except ArtifactError as error:
         problem = str(error)
     return Listed(
-        stage=artifact[0],
-        fingerprint=artifact[1],
+        ref=ref,
         manifest=None,
         revoked=None,
-        names=names.get(artifact, ()),
+        names=names.get(ref, ()),
         problem=problem,
     )
 
 
 def _list_known(store: Store, manifest: Manifest, names: Names) -> Listed:
     return Listed(
-        stage=manifest.stage,
-        fingerprint=manifest.fingerprint,
+        ref=manifest.ref,
         manifest=manifest,
         revoked=find_revoked(store, manifest),
-        names=names.get((manifest.stage, manifest.fingerprint), ()),
+        names=names.get(manifest.ref, ()),
         problem="",
     )
 

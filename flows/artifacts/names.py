@@ -20,8 +20,8 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import check_not_revoked, find_revoked
 from flows.artifacts.runs import Run, find_run, known_names, read_all, runs_called
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.stages import CHAT_MODELS, MODELS, STAGES
 from infra.storage.base import OnBytes, Store, ignore_bytes
@@ -183,7 +183,7 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     for run in runs_called(store, name):
         there_are_runs = True
         # A run may name an artifact that is not published yet, or was collected: look further.
-        if stage in run.stages and (manifest := find_manifest(store, stage, run.stages[stage])):
+        if (ref := run.find_ref(stage)) and (manifest := find_manifest(store, ref)):
             return run, manifest
     if there_are_runs:
         hint = f"`nanochat ls {name}` shows what it has made"
@@ -208,7 +208,7 @@ def _by_fingerprint(store: Store, reference: str) -> Manifest:
             f"{reference} is ambiguous: the fingerprints of {len(found)} artifacts begin so",
             hint=_candidates(store, stage, found),
         )
-    manifest = find_manifest(store, stage, found[0]) if found else None
+    manifest = find_manifest(store, ArtifactRef(stage, found[0])) if found else None
     if manifest is None:
         raise ArtifactError(
             f"there is no artifact {reference} in {store.url}",
@@ -235,7 +235,7 @@ def _candidates(store: Store, stage: str, fingerprints: list[str]) -> str:
     def describe(fingerprint: str) -> str:
         name = f"{stage}/{fingerprint[:digits]}"
         try:
-            manifest = find_manifest(store, stage, fingerprint)
+            manifest = find_manifest(store, ArtifactRef(stage, fingerprint))
         except ArtifactError:
             return f"{name} (its manifest is damaged)"
         if manifest is None:
@@ -269,7 +269,7 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
     for run in runs_called(store, name):
         there_are_runs = True
         for rank, stage in enumerate(better):
-            if stage in run.stages and (found := find_manifest(store, stage, run.stages[stage])):
+            if (ref := run.find_ref(stage)) and (found := find_manifest(store, ref)):
                 # Only a model of a later stage replaces it: the runs come newest first.
                 best, better = found, better[:rank]
                 break

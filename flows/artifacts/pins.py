@@ -18,11 +18,12 @@ from typing import TypeAlias
 
 from flows.identity.record_types import Digest, Name, read_record
 from flows.identity.records import encode_record, find_document
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.base import Store
 from nanochat_core.errors import StoreError
 
-SWEEP = ("gc", "sweep")  # instead of a stage and a fingerprint
+SWEEP = ArtifactRef("gc", "sweep")  # no artifact: its lease is the collector's
 PINS = "gc/pins/"
 FORMAT = 1
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -37,6 +38,11 @@ class Pin:
 
     artifacts: tuple[tuple[Name, Digest], ...]  # stage, fingerprint
     why: str
+
+    @property
+    def refs(self) -> tuple[ArtifactRef, ...]:
+        """Return the artifacts."""
+        return tuple(ArtifactRef(*item) for item in self.artifacts)
 
 
 def reserve(store: Store, record: Callable[[], None], *, log: Log, pause: Pause) -> None:
@@ -55,7 +61,7 @@ def reserve(store: Store, record: Callable[[], None], *, log: Log, pause: Pause)
 @contextlib.contextmanager
 def pin(
     store: Store,
-    artifacts: Iterable[tuple[str, str]],
+    artifacts: Iterable[ArtifactRef],
     *,
     why: str,
     log: Log,
@@ -90,7 +96,7 @@ def find_pin(store: Store, key: str) -> Pin | None:
 def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:
     """Wait until no process collects garbage. Returns whether it had to wait. One GET if not."""
     reported: str | None = None
-    while (holder := lease.find_holder(store, *SWEEP)) is not None:
+    while (holder := lease.find_holder(store, SWEEP)) is not None:
         if reported != holder.record.owner:  # once for each collector
             reported = holder.record.owner
             log(f"waiting: garbage is being collected by {holder}")

@@ -25,9 +25,10 @@ from typing import Any
 from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.artifacts.transfer import transfer_each
 from flows.identity.contents import content_of
-from flows.identity.fingerprint import Identity, short
+from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.identity.records import encode_record, find_document, find_stored, repair_hint
+from flows.identity.ref import ArtifactRef, short
 from infra.storage.base import OnBytes, Persist, Store, VersionedObject, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError
@@ -45,18 +46,18 @@ class Published:
     divergence: str | None  # key of our manifest, when the adopted artifact has other contents
 
 
-def find_manifest(store: Store, stage: str, fingerprint: str) -> Manifest | None:
+def find_manifest(store: Store, ref: ArtifactRef) -> Manifest | None:
     """Return the manifest of an artifact. None means that the store has answered: no such artifact.
 
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
-    key = _manifest_key(stage, fingerprint)
+    key = ref.manifest_key
     tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None or _PUT_ASIDE in tree:
         return None
     manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
     # Its own checks pass: a whole manifest under another key was copied or moved there.
-    if (manifest.stage, manifest.fingerprint) != (stage, fingerprint):
+    if manifest.ref != ref:
         raise ArtifactError(
             f"{store.url}/{key} is the manifest of {manifest.name}",
             hint=repair_hint("delete it and run the stage again"),
@@ -86,7 +87,7 @@ def publish(
     """
     # Random: an upload of another attempt, however late, writes to other keys.
     attempt = uuid.uuid4().hex[:12]
-    place = f"{identity.stage}/{identity.fingerprint}"
+    ref = identity.ref
     with contextlib.ExitStack() as stack:
         with _reading_output(identity.stage):
             found = _files_of(identity.stage, output)
@@ -100,8 +101,8 @@ def publish(
 
             upload = partial(_upload, store, on_bytes=on_bytes, persist=persist)
             shared = persist(share)
-            files = upload(f"{place}/files/{attempt}", output, found, shared)
-            kept = [upload(f"{place}/logs/{attempt}", x.parent, [x], {}) for x in logs]
+            files = upload(ref.files_prefix(attempt), output, found, shared)
+            kept = [upload(ref.logs_prefix(attempt), x.parent, [x], {}) for x in logs]
         digest = digest_of(files)
         manifest = Manifest(
             stage=identity.stage,
@@ -114,7 +115,7 @@ def publish(
                 n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
             },
             provenance=provenance,
-            divergences=tuple(persist(lambda: _other_contents(store, place, digest))),
+            divergences=tuple(persist(lambda: _other_contents(store, ref, digest))),
         )
         return commit(store, manifest, attempt=attempt, fence=fence, persist=persist)
 
@@ -134,7 +135,7 @@ def commit(
     # Read it as others will: a manifest that readers refuse would block its key.
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
-    key = _manifest_key(manifest.stage, manifest.fingerprint)
+    key = manifest.ref.manifest_key
     # Read once, outside the retried write: a retry after a lost answer must not overwrite the note
     # of a rebuild that began meanwhile, so its condition stays the same.
     found = persist(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
@@ -147,7 +148,7 @@ def commit(
 
 def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
     """Return the artifact that was first; record ours if its contents differ."""
-    winner = find_manifest(store, ours.stage, ours.fingerprint)
+    winner = find_manifest(store, ours.ref)
     if winner is None:
         raise ArtifactError(
             f"the manifest of {ours.name} was removed while it was being published",
@@ -158,7 +159,7 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
         return Published(manifest=ours, adopted=False, divergence=None)
     divergence = None
     if winner.digest != ours.digest:
-        divergence = f"{ours.stage}/{ours.fingerprint}/divergences/{attempt}.json"
+        divergence = f"{ours.ref.divergences_prefix}/{attempt}.json"
         store.put(divergence, ours.to_json())
     return Published(manifest=winner, adopted=True, divergence=divergence)
 
@@ -170,7 +171,7 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
     Idempotent, also after a crash: no-op if the artifact is put aside already. Raises ArtifactError
     if another manifest is there.
     """
-    key = _manifest_key(manifest.stage, manifest.fingerprint)
+    key = manifest.ref.manifest_key
     found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
     if found is None or _PUT_ASIDE in found[0]:
         return
@@ -178,7 +179,8 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
     fence()
     if Manifest.from_tree(tree, where=f"{store.url}/{key}") == manifest:
         # The copy before the note, or a crash in between would lose the manifest.
-        store.put(f"{key.rpartition('/')[0]}/superseded/{short(manifest.digest)}.json", stored.data)
+        copy = f"{manifest.ref.superseded_prefix}/{short(manifest.digest)}.json"
+        store.put(copy, stored.data)
         # A conditional replacement, never a deletion: a deletion that a network delivers late would
         # remove the next artifact. The random part gives no two notes the same version.
         note = {_PUT_ASIDE: manifest.digest, "by": uuid.uuid4().hex}
@@ -188,10 +190,6 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
         f"the manifest of {manifest.name} was replaced while it was being superseded",
         hint="run the same command again",
     )
-
-
-def _manifest_key(stage: str, fingerprint: str) -> str:
-    return f"{stage}/{fingerprint}/manifest.json"
 
 
 def _put_manifest(
@@ -226,7 +224,7 @@ def newest_manifests(
     out, and the reason appended to `unread`.
     """
     names = islice(indexed(store, stage), 4 * count)  # bounds the reads where many are gone
-    found = (_find_whole(store, stage, name, unread) for name in names)
+    found = (_find_whole(store, ArtifactRef(stage, name), unread) for name in names)
     yield from islice((m for m in found if m is not None and keep(m)), count)
 
 
@@ -245,11 +243,9 @@ def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
     return {name: list(fingerprints) for name, fingerprints in found.items()}
 
 
-def _find_whole(
-    store: Store, stage: str, fingerprint: str, unread: list[str] | None
-) -> Manifest | None:
+def _find_whole(store: Store, ref: ArtifactRef, unread: list[str] | None) -> Manifest | None:
     try:
-        return find_manifest(store, stage, fingerprint)
+        return find_manifest(store, ref)
     except ArtifactError as error:
         if unread is not None:
             unread.append(str(error))
@@ -327,9 +323,9 @@ def _upload(
     return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
 
 
-def _other_contents(store: Store, place: str, digest: str) -> list[str]:
+def _other_contents(store: Store, ref: ArtifactRef, digest: str) -> list[str]:
     """Return keys of superseded manifests of this fingerprint with other contents."""
-    keys = [entry.key for entry in store.list(f"{place}/superseded/")]
+    keys = [entry.key for entry in store.list(f"{ref.superseded_prefix}/")]
     return [key for key in keys if not key.endswith(f"/{short(digest)}.json")]
 
 

@@ -11,15 +11,15 @@ was made from revoked artifacts can be used, with a warning.
 import getpass
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.transfer import in_parallel
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_document, find_stored
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -52,25 +52,19 @@ class Revocation:
 class Revoked:
     """A revoked artifact that another one was made from."""
 
-    stage: str
-    fingerprint: str
+    ref: ArtifactRef
     revocation: Revocation
 
-    @property
-    def name(self) -> str:
-        """Return the artifact's name: stage/fingerprint, shortened."""
-        return f"{self.stage}/{short(self.fingerprint)}"
-
     def __str__(self) -> str:
-        return f"{self.name}, {self.revocation}"
+        return f"{self.ref.name}, {self.revocation}"
 
 
-def find_revocation(store: Store, stage: str, fingerprint: str) -> Revocation | None:
+def find_revocation(store: Store, ref: ArtifactRef) -> Revocation | None:
     """Return the last revocation of a fingerprint. None means that the store has answered: none.
 
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
-    key = revocation_key(stage, fingerprint)
+    key = ref.revocation_key
     tree = find_document(store, key, format=FORMAT)
     return None if tree is None else revocation_from(tree, where=f"{store.url}/{key}")
 
@@ -81,7 +75,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
     revocation = Revocation(
         why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
     )
-    key = revocation_key(manifest.stage, manifest.fingerprint)
+    key = manifest.ref.revocation_key
     data = encode_record(asdict(revocation), format=FORMAT)
     found = find_stored(store, key, format=FORMAT)
     if found is None:
@@ -91,7 +85,7 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
         done = is_other and store.put_if_same(key, data, version=found[1].version)
     if not done:
         # Read again: who was quicker, and why, belongs in the error.
-        earlier = find_revocation(store, manifest.stage, manifest.fingerprint)
+        earlier = find_revocation(store, manifest.ref)
         raise ArtifactError(
             f"{manifest.name} was {earlier or 'revoked'}",
             hint=f"`nanochat revoke {manifest.name} --undo` makes it valid again",
@@ -101,19 +95,19 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
 
 def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
     """Make a revoked artifact valid again; return its revocation. Raises ArtifactError if none."""
-    revocation = find_revocation(store, manifest.stage, manifest.fingerprint)
+    revocation = find_revocation(store, manifest.ref)
     if revocation is None or not revocation.is_of(manifest):
         raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
-    store.delete(revocation_key(manifest.stage, manifest.fingerprint))
+    store.delete(manifest.ref.revocation_key)
     return revocation
 
 
 def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
     """Return the revocation of an artifact, or of one it was accepted from, or None."""
-    for fingerprint in (manifest.fingerprint, *accepted_from(manifest)):
-        found = find_revocation(store, manifest.stage, fingerprint)
+    for ref in (manifest.ref, *accepted_from(manifest)):
+        found = find_revocation(store, ref)
         if found is not None and found.is_of(manifest):
-            return Revoked(stage=manifest.stage, fingerprint=fingerprint, revocation=found)
+            return Revoked(ref=ref, revocation=found)
     return None
 
 
@@ -124,11 +118,11 @@ def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
     """
     found = find_revoked(store, manifest)
     if found is not None:
-        same = "" if found.fingerprint == manifest.fingerprint else f" (the bytes of {found.name})"
+        same = "" if found.ref == manifest.ref else f" (the bytes of {found.ref.name})"
         raise ArtifactError(
             f"{manifest.name}{same} was {found.revocation}",
             hint="`nanochat run PROFILE` builds it again; `nanochat revoke "
-            f"{found.name} --undo` makes it valid again",
+            f"{found.ref.name} --undo` makes it valid again",
         )
     return ancestors_revoked(store, manifest)
 
@@ -139,22 +133,21 @@ def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
     An artifact that is gone ends the search on its branch, since its inputs are unknown.
     """
     # Breadth first, so that the records of one level are read in parallel.
-    found: dict[tuple[str, str], Revoked] = {}
-    seen: set[tuple[str, str]] = set()
+    found: list[Revoked] = []
+    seen: set[ArtifactRef] = set()
     level = _inputs_of([manifest], seen)
     while level:
-        looked = list(in_parallel(lambda item: _look_at(store, *item), level, threads=_THREADS))
-        for revoked, _ in looked:
-            if revoked is not None:
-                found[revoked.stage, revoked.fingerprint] = revoked
+        looked = list(in_parallel(lambda ref: _look_at(store, ref), level, threads=_THREADS))
+        found += [revoked for revoked, _ in looked if revoked]
         level = _inputs_of([source for _, source in looked if source], seen)
-    return tuple(found.values())
+    return tuple(dict.fromkeys(found))
 
 
-def accepted_from(manifest: Manifest) -> tuple[str, ...]:
-    """Return the fingerprints that these bytes were accepted from, latest first."""
+def accepted_from(manifest: Manifest) -> tuple[ArtifactRef, ...]:
+    """Return the artifacts that these bytes were accepted from, latest first."""
     accepted = manifest.accepted
-    return (accepted["from"], *accepted["earlier"]) if accepted else ()
+    earlier = (accepted["from"], *accepted["earlier"]) if accepted else ()
+    return tuple(ArtifactRef(manifest.stage, fingerprint) for fingerprint in earlier)
 
 
 def one_line(why: str) -> str:
@@ -179,38 +172,25 @@ def this_person() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def revocation_key(stage: str, fingerprint: str) -> str:
-    """Return the key of an artifact's revocation."""
-    return f"{stage}/{fingerprint}/revoked.json"
-
-
 def revocation_from(tree: Facts, *, where: str) -> Revocation:
     """Return a revocation from its record, called `where` in errors. Raises ArtifactError."""
     mend = "delete it and revoke the artifact again"
     return read_record(Revocation, tree, where=where, what="a revocation", mend=mend)
 
 
-def _look_at(store: Store, stage: str, fingerprint: str) -> tuple[Revoked | None, Manifest | None]:
+def _look_at(store: Store, ref: ArtifactRef) -> tuple[Revoked | None, Manifest | None]:
     try:
-        manifest = find_manifest(store, stage, fingerprint)
+        manifest = find_manifest(store, ref)
     except ArtifactError:  # damaged: like one that is gone, since this only warns
         manifest = None
     if manifest is not None:
         return find_revoked(store, manifest), manifest
-    found = find_revocation(store, stage, fingerprint)
-    if found is None:
-        return None, None
-    return Revoked(stage=stage, fingerprint=fingerprint, revocation=found), None
+    found = find_revocation(store, ref)
+    return (Revoked(ref=ref, revocation=found) if found else None), None
 
 
-def _inputs_of(manifests: Iterable[Manifest], seen: set[tuple[str, str]]) -> list[tuple[str, str]]:
+def _inputs_of(manifests: Iterable[Manifest], seen: set[ArtifactRef]) -> list[ArtifactRef]:
     """Return the inputs that are not in `seen` yet, and add them to it."""
-
-    def fresh() -> Iterator[tuple[str, str]]:
-        for manifest in manifests:
-            for stage, source in manifest.inputs.items():
-                if (item := (stage, source.fingerprint)) not in seen:
-                    seen.add(item)
-                    yield item
-
-    return list(fresh())
+    fresh = {ref: None for manifest in manifests for ref in manifest.input_refs if ref not in seen}
+    seen.update(fresh)
+    return list(fresh)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from flows.artifacts.transfer import in_parallel
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
+from flows.identity.ref import ArtifactRef
 from flows.run_request import OnMachine, Recipe, shared
 from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
@@ -52,6 +53,15 @@ class Run(Recipe, OnMachine):
     # the newest checkpoint, stage/fingerprint/manifest.json -> 1 for an artifact.
     reached: dict[str, Count] = field(default_factory=dict[str, int])
     progressed: Count = 0  # the newest start that got further; 0: none
+
+    @property
+    def refs(self) -> tuple[ArtifactRef, ...]:
+        """Return the artifacts known so far."""
+        return tuple(ArtifactRef(*item) for item in self.stages.items())
+
+    def find_ref(self, stage: str) -> ArtifactRef | None:
+        """Return the artifact of `stage`, or None if it is not known."""
+        return ArtifactRef(stage, self.stages[stage]) if stage in self.stages else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,11 +324,11 @@ class RunRecord:
         with self._lock:
             write_run(self._store, self._run)
 
-    def add(self, stage: str, fingerprint: str) -> None:
+    def add(self, ref: ArtifactRef) -> None:
         """Record that the run uses an artifact. Writes even if it is recorded already."""
         # The write is inside the lock: an older record must not replace a newer one.
         with self._lock:
-            known = {**self._run.stages, stage: fingerprint}
+            known = {**self._run.stages, ref.stage: ref.fingerprint}
             self._run = replace(self._run, stages=known)
             write_run(self._store, self._run)
 

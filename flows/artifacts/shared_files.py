@@ -10,8 +10,9 @@ from collections.abc import Generator, Iterable
 from typing import TypeAlias
 
 from flows.artifacts.pins import pin
-from flows.identity.fingerprint import Identity, short
+from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import ObjectNotFound, Store
 
 LEAST_SIZE = 1 << 20  # bytes; storing a smaller file costs no more than to look for it
@@ -38,14 +39,14 @@ def sharing(
                     shared.setdefault((file.size, file.sha256), file.key)
     with contextlib.ExitStack() as stack:
         if shared:
-            places = {tuple(key.split("/")[:2]) for key in shared.values()}
-            why = f"publishing {identity.stage}/{short(identity.fingerprint)}"
+            places = {ArtifactRef.parse(key) for key in shared.values()}
+            why = f"publishing {identity.ref.name}"
             # A collection under way may be about to delete them; to upload is quicker than to wait.
             try:
                 stack.enter_context(
                     pin(
                         store,
-                        [(stage, fingerprint) for stage, fingerprint in sorted(places)],
+                        sorted(places),
                         why=why,
                         log=_ignore,
                         pause=_do_not_wait,
@@ -80,5 +81,5 @@ def _do_not_wait(seconds: float) -> None:
 
 
 def _was_put_aside(store: Store, identity: Identity) -> bool:
-    older = store.list(f"{identity.stage}/{identity.fingerprint}/superseded/")
+    older = store.list(f"{identity.ref.superseded_prefix}/")
     return next(iter(older), None) is not None

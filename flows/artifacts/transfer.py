@@ -16,8 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
+from flows.identity.ref import short
 from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError

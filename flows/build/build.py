@@ -25,6 +25,7 @@ from flows.build.job import fetch_inputs, make_check, make_job, run_stage, work_
 from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import Manifest, Provenance, identify_from
 from flows.identity.rebuilds import NONE, find_rebuild_mark, mark_rebuild, open_work
+from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.acquire import BuildClaim, acquire
 from flows.leases.held_lease import HeldLease
@@ -137,7 +138,7 @@ def _reuse_or_build(
             built = _build(stage, context, lookup, inputs, lease=held)
             # Checkpoints go after the manifest is in the store: a crash in between must be able to
             # resume. Still under the lease, so that they are not those of another builder.
-            wait(lambda: checkpoints.forget(context.store, stage.name, identity.fingerprint))
+            wait(lambda: checkpoints.forget(context.store, identity.ref))
             return built
 
 
@@ -152,14 +153,14 @@ def _find_unwanted(
     context: BuildContext, identity: Identity, *, redo: bool
 ) -> tuple[Manifest | None, bool]:
     """Return the artifact, if it exists, and whether it has to be built all the same."""
-    found = find_manifest(context.store, identity.stage, identity.fingerprint)
+    found = find_manifest(context.store, identity.ref)
     is_revoked = found is not None and find_revoked(context.store, found) is not None
     return found, redo or is_revoked
 
 
 def find_usable(context: BuildContext, identity: Identity) -> Manifest | None:
     """Return the artifact. None if it does not exist or was revoked."""
-    manifest = find_manifest(context.store, identity.stage, identity.fingerprint)
+    manifest = find_manifest(context.store, identity.ref)
     if manifest is None or find_revoked(context.store, manifest) is not None:
         return None
     return manifest
@@ -168,7 +169,7 @@ def find_usable(context: BuildContext, identity: Identity) -> Manifest | None:
 def _reserve_existing(context: BuildContext, identity: Identity) -> Manifest | None:
     """Reserve the artifact for this run and return it. None if it is gone or was revoked."""
     # Record first, look second: a collection either sees the record, or we see the deletion.
-    _reserve(context, identity.stage, identity.fingerprint)
+    _reserve(context, identity.ref)
     return find_usable(context, identity)
 
 
@@ -179,9 +180,8 @@ def reserve_found(context: BuildContext, manifests: Iterable[Manifest]) -> None:
     stopped while this waits for a collection to end.
     """
     for manifest in manifests:
-        stage, fingerprint = manifest.stage, manifest.fingerprint
-        _reserve(context, stage, fingerprint)
-        if find_manifest(context.store, stage, fingerprint) is None:
+        _reserve(context, manifest.ref)
+        if find_manifest(context.store, manifest.ref) is None:
             raise ArtifactError(
                 f"{manifest.name} was deleted from {context.store.url} by a garbage collection "
                 f"before run {context.run_id} had recorded that it uses it",
@@ -189,17 +189,17 @@ def reserve_found(context: BuildContext, manifests: Iterable[Manifest]) -> None:
             )
 
 
-def _reserve(context: BuildContext, stage: str, fingerprint: str) -> None:
+def _reserve(context: BuildContext, ref: ArtifactRef) -> None:
     """Record in the run that it uses an artifact, then wait until no collection is running."""
 
     def pause(seconds: float) -> None:
         if context.stop.wait(seconds):
-            raise StageInterrupted(f"{stage} was not started: the run is being stopped")
+            raise StageInterrupted(f"{ref.stage} was not started: the run is being stopped")
 
     reserve(
         context.store,
-        lambda: context.record(stage, fingerprint),
-        log=lambda text: context.watch(stage, {"kind": "waiting", "text": text}),
+        lambda: context.record(ref),
+        log=lambda text: context.watch(ref.stage, {"kind": "waiting", "text": text}),
         pause=pause,
     )
 
@@ -209,10 +209,9 @@ def _make_claim(
 ) -> BuildClaim:
     """Return the claim to build: lock, device, lease, and how to find the finished artifact."""
     return BuildClaim(
-        stage=stage.name,
-        fingerprint=identity.fingerprint,
+        ref=identity.ref,
         store=context.store,
-        lock_path=file_lock.lock_path(context.work, stage.name, identity.fingerprint),
+        lock_path=file_lock.lock_path(context.work, identity.ref),
         device=context.device if stage.compute == "gpu" else None,
         claimant=Claimant(
             owner=uuid.uuid4().hex,  # new for each attempt: a lease of ours before is not ours now
@@ -243,13 +242,12 @@ def _make_room(
     A run begins a rebuild once: its later attempts, on any machine, resume what the first of them
     saved. Work directories and checkpoints without the rebuild's mark are never resumed.
     """
-    stage, fingerprint = identity.stage, identity.fingerprint
-    mark = find_rebuild_mark(context.store, stage, fingerprint)
+    mark = find_rebuild_mark(context.store, identity.ref)
     has_begun = redo and mark is not None and mark.run == context.run_id
     if (redo or unwanted is not None) and not has_begun:
         fence()
-        checkpoints.forget(context.store, stage, fingerprint)  # first: it would delete the mark too
-        mark = mark_rebuild(context.store, stage, fingerprint, run=context.run_id)
+        checkpoints.forget(context.store, identity.ref)  # first: it would delete the mark too
+        mark = mark_rebuild(context.store, identity.ref, run=context.run_id)
     # After the mark: a crash in between would otherwise leave a stage that looks never built, and
     # work directories from before the rebuild would be resumed.
     if unwanted is not None:
@@ -259,7 +257,7 @@ def _make_room(
 
 def uri_of(store: Store, manifest: Manifest) -> str:
     """Return an artifact's URI: its prefix in the store."""
-    return f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
+    return f"{store.url}/{manifest.ref.prefix}"
 
 
 def reuse(context: BuildContext, manifest: Manifest) -> Built:
@@ -292,7 +290,7 @@ def _build(
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
     published = _publish(context, identity, job, inputs, result, lease, wait)
-    wait(lambda: context.record(stage.name, identity.fingerprint))
+    wait(lambda: context.record(identity.ref))
     # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
     uri = uri_of(context.store, published.manifest)

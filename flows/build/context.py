@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from flows.artifacts.cache import Cache
 from flows.identity.fingerprint import REPOSITORY
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait
 from flows.leases.queue import DeviceSlot
@@ -42,9 +43,9 @@ class BuildContext:
     strict: bool  # code that the fingerprint does not cover is an error, not a warning
     root: Path = REPOSITORY  # the directory that holds our packages
     terms: LeaseTimings = LeaseTimings()  # noqa: RUF009 - frozen
-    # Writes into the run's record that it uses an artifact (stage, fingerprint), which keeps the
-    # artifact from garbage collection.
-    record: Callable[[str, str], None] = lambda stage, fingerprint: None
+    # Writes into the run's record that it uses an artifact, which keeps the artifact from
+    # garbage collection.
+    record: Callable[[ArtifactRef], None] = lambda ref: None
     stop: threading.Event = field(default_factory=threading.Event)
     device: DeviceSlot = field(default_factory=threading.Semaphore)  # one GPU stage a time
 

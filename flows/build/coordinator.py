@@ -24,6 +24,7 @@ from flows.build.messages import (
 )
 from flows.build.retry import is_retryable
 from flows.identity.manifest import File
+from flows.identity.ref import ArtifactRef, short
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.render.text import duration
 from infra.launch.background import run_in_background
@@ -276,7 +277,7 @@ def meeting_of(call: StartMessage, place: MessagePrefix, *, node: int) -> Rendez
         nodes=call.nodes,
         node=node,
         endpoint=call.endpoint,
-        id=f"{place.fingerprint[:12]}-{call.epoch}",  # another for each attempt
+        id=f"{short(place.ref.fingerprint)}-{call.epoch}",  # another for each attempt
     )
 
 
@@ -310,7 +311,7 @@ def lead(
         commit=checkpoints.commit_of(newest) if newest else "",
         endpoint=None,
     )
-    place = MessagePrefix(store=store, stage=job.stage, fingerprint=job.fingerprint)
+    place = MessagePrefix(store=store, ref=ArtifactRef(job.stage, job.fingerprint))
     leader = Coordinator(job, place, call, lease, terms=terms, log=log, warn=warn)
     leader.assemble()
     with leader.watching():

@@ -143,7 +143,7 @@ class FollowerAttempt:
                     return call
             self.ending.wait(self._context.terms.look)
         if self._context.stop.is_set():
-            raise StageInterrupted(f"{self._place.name}: the run is being stopped")
+            raise StageInterrupted(f"{self._place.ref.name}: the run is being stopped")
         return None
 
     def _check_alone(self) -> None:
@@ -221,10 +221,10 @@ class FollowerAttempt:
                     return
 
     def _report_event(self, event: dict[str, Any]) -> None:
-        self._context.watch(self._place.stage, event)
+        self._context.watch(self._place.ref.stage, event)
 
     def _log(self, kind: str, text: str) -> None:
-        self._context.watch(self._place.stage, {"kind": kind, "text": text})
+        self._context.watch(self._place.ref.stage, {"kind": kind, "text": text})
 
 
 def _cause_of(error: NanochatError) -> str:

@@ -40,7 +40,7 @@ def processes_of(stage: Stage, context: BuildContext) -> int:
 
 def work_of(context: BuildContext, identity: Identity) -> Path:
     """Return the directory in which a fingerprint's job runs on this machine."""
-    return file_lock.work_directory(context.work, identity.stage, identity.fingerprint)
+    return file_lock.work_directory(context.work, identity.ref)
 
 
 def fetch_inputs(

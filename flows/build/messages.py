@@ -12,9 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from flows.identity.fingerprint import short
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_stored
+from flows.identity.ref import ArtifactRef
 from flows.leases.lease import LeaseHolder, LeaseLost, find_holder
 from infra.storage.base import Store, StoreUnavailable
 
@@ -35,17 +35,11 @@ class MessagePrefix:
     """The place of one stage's messages: a store and the key prefix of a fingerprint."""
 
     store: Store
-    stage: str
-    fingerprint: str
-
-    @property
-    def name(self) -> str:
-        """Return the artifact's short name: stage/fingerprint."""
-        return f"{self.stage}/{short(self.fingerprint)}"
+    ref: ArtifactRef
 
     def key(self, name: str) -> str:
         """Return the key of a message: "call", or a node's number in five digits."""
-        return f"{self.stage}/{self.fingerprint}/checkpoints/nodes/{name}.json"
+        return self.ref.node_key(name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +89,7 @@ def publish_start(place: MessagePrefix, call: StartMessage, *, fence: Callable[[
         older, stored = _read(place, StartMessage, key, found[0]), found[1]
         if older.epoch > call.epoch:
             raise LeaseLost(
-                f"{place.name} lost its lease: another node 0, on {older.host}, has started",
+                f"{place.ref.name} lost its lease: another node 0, on {older.host}, has started",
                 hint="if the run does not retry by itself, run the same command again: it waits "
                 "for the current builder and uses its artifact",
             )
@@ -111,7 +105,7 @@ def find_start(
 
     Raises StoreError, and ArtifactError if a record is damaged.
     """
-    holder = find_holder(place.store, place.stage, place.fingerprint, ttl=ttl)
+    holder = find_holder(place.store, place.ref, ttl=ttl)
     if holder is None:
         return None, None
     key = place.key("call")

@@ -77,7 +77,7 @@ def _locked(follower: "_Follower") -> Generator[None]:
     # No lease guards the work directory of a follower: two nodes that share a home by mistake would
     # write into the same one.
     context, identity = follower.context, follower.identity
-    path = file_lock.lock_path(context.work, identity.stage, identity.fingerprint)
+    path = file_lock.lock_path(context.work, identity.ref)
     deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
     while True:
         with file_lock.try_hold(path) as is_held:
@@ -112,9 +112,7 @@ class _Follower:
         self._inputs = inputs
         self._code = lookup.code
         self._redo = lookup.redo
-        self._place = MessagePrefix(
-            store=context.store, stage=stage.name, fingerprint=self.identity.fingerprint
-        )
+        self._place = MessagePrefix(store=context.store, ref=self.identity.ref)
         self._seen = 0  # epoch of the last start message that was followed
         self._began = time.time()
 
@@ -178,7 +176,7 @@ class _Follower:
             silence = time.monotonic() - heard
             if silence > limit:
                 raise TransientStageError(
-                    f"{self._place.name}: node {self.node} heard nothing of node 0 for "
+                    f"{self._place.ref.name}: node {self.node} heard nothing of node 0 for "
                     f"{duration(silence)}",
                     hint="start node 0 with the same store, then this one again",
                 )

@@ -16,8 +16,9 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
 from flows.build.build import BuildContext, Built, Watch
 from flows.build.nodes import build_share
-from flows.identity.fingerprint import Code, Identity, fingerprint_of, short
+from flows.identity.fingerprint import Code, Identity, fingerprint_of
 from flows.identity.manifest import Manifest, identify_from
+from flows.identity.ref import ArtifactRef, short
 from flows.leases.held_lease import LeaseTimings
 from flows.profiles import make_placement, open_profile
 from flows.run_request import PROFILE, STRICT, OnMachine, Option, Recipe, shared
@@ -55,9 +56,9 @@ class StageRequest(Recipe, OnMachine):
     strict: Annotated[bool, STRICT] = False
 
     @property
-    def name(self) -> str:
-        """Return the artifact's short name: stage/fingerprint."""
-        return f"{self.stage}/{short(self.fingerprint)}"
+    def ref(self) -> ArtifactRef:
+        """Return the artifact to build."""
+        return ArtifactRef(self.stage, self.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def make_request(
     return StageRequest(
         stage=stage.name,
         fingerprint=fingerprint,
-        inputs=tuple(f"{source.name}/{inputs[source.name].fingerprint}" for source in stage.inputs),
+        inputs=tuple(inputs[source.name].ref.prefix for source in stage.inputs),
         force=force,
         store=context.store.url,
         nodes=context.placement.nodes,
@@ -175,24 +176,23 @@ def check_same(
 ) -> Identity:
     """Return the identity that this machine computes. Raises ConfigError if it differs."""
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
-        raise ConfigError(f"the request for {request.name} lacks its input {missing[0]}")
+        raise ConfigError(f"the request for {request.ref.name} lacks its input {missing[0]}")
     code = Code(context.root, cache=context.work / "code.json")
     ours = identify_from(stage, context.run, inputs, code=code)
     if ours.fingerprint != request.fingerprint:
         raise ConfigError(
-            f"{request.name} was requested, but this machine would build "
-            f"{stage.name}/{short(ours.fingerprint)}",
+            f"{request.ref.name} was requested, but this machine would build {ours.ref.name}",
             hint="give worker and caller the same version of the code",
         )
     return ours
 
 
 def _input(context: BuildContext, name: str) -> Manifest:
-    stage, _, fingerprint = name.partition("/")
-    manifest = find_manifest(context.store, stage, fingerprint)
+    ref = ArtifactRef.parse(name)
+    manifest = find_manifest(context.store, ref)
     if manifest is None:
         raise ArtifactError(
-            f"{stage}/{short(fingerprint)} is not in {context.store.url}",
+            f"{ref.name} is not in {context.store.url}",
             hint="the worker must use the same store as the run: a directory is seen by one "
             "machine only",
         )

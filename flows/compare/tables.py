@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from flows.artifacts.publish import find_manifest, indexed
 from flows.artifacts.runs import Run, find_run, read_all
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import BadObject, ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError
@@ -168,7 +169,7 @@ def _read_manifests(
 
     def read(key: tuple[str, str]) -> Manifest | str:
         try:
-            return find_manifest(store, *key) or f"{key[0]}/{key[1][:12]} is gone"
+            return find_manifest(store, ArtifactRef(*key)) or f"{key[0]}/{key[1][:12]} is gone"
         except ArtifactError as error:
             return str(error)
 

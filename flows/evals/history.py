@@ -15,6 +15,7 @@ from flows.compare.compare import Delta, Score, scores_of
 from flows.evals.regression import USUAL, Evaluation, delta_between, same_suite
 from flows.evals.suite import history_name
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import EVALUATORS, MODELS
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -104,7 +105,7 @@ def _evaluations_of(store: Store, run: Run) -> tuple[Run, dict[str, Manifest]] |
     found: dict[str, Manifest] = {}
     for stage in _BEST_FIRST:
         fingerprint = run.stages.get(stage)
-        if fingerprint and (manifest := find_manifest(store, stage, fingerprint)):
+        if fingerprint and (manifest := find_manifest(store, ArtifactRef(stage, fingerprint))):
             found[stage] = manifest
     return (run, found) if found else None
 

@@ -16,8 +16,8 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import Delta, Score, answers_of, delta_of, scores_of
 from flows.evals.suite import Against, Rule
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
 from flows.render.text import number
 from flows.stages import EVALUATORS
 from infra.storage.base import Store
@@ -227,7 +227,7 @@ def _sign(metric: str) -> int:
 
 def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
     try:
-        return find_manifest(store, stage, fingerprint)
+        return find_manifest(store, ArtifactRef(stage, fingerprint))
     except ArtifactError:
         # Skip it: one damaged manifest must not fail every later evaluation.
         return None

@@ -14,6 +14,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.profiles import Profile, open_profile
 from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
@@ -162,7 +163,7 @@ def _pinned(
 def _whole(store: Store, run: Run, stage: Stage) -> Manifest | None:
     """Return the run's artifact of `stage`; None if it is not stored, or revoked."""
     fingerprint = run.stages.get(stage.name)
-    manifest = find_manifest(store, stage.name, fingerprint) if fingerprint else None
+    manifest = find_manifest(store, ArtifactRef(stage.name, fingerprint)) if fingerprint else None
     return None if manifest is None or find_revoked(store, manifest) else manifest
 
 

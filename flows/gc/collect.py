@@ -106,7 +106,7 @@ def collect(
     sweeper = Sweeper(store, claim(), clock=clock)
     try:
         marks = _find_marks(store)
-        now = _store_time(store, "/".join((*SWEEP, "lease.json")))
+        now = _store_time(store, SWEEP.lease_key)
         plan = _look(store, rules, marks, now=now, threads=threads, beat=sweeper.beat, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.
         _write_marks(store, plan.survey.marks, sweeper)

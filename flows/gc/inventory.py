@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from flows.artifacts.pins import PINS
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import ObjectInfo
 
-Place: TypeAlias = tuple[str, str]  # stage, fingerprint
 Kind: TypeAlias = Literal[
     "run record",
     "pin",
@@ -47,7 +47,7 @@ class Piece:
 
     name: str  # a key; for several objects their prefix, which ends with '/'
     kind: Kind
-    place: Place | None  # the artifact it belongs to; None: to none
+    place: ArtifactRef | None  # the artifact it belongs to; None: to none
     objects: int = 0
     size: int = 0  # bytes
     newest: float = 0.0  # when one of them was last written; unix seconds by the store's clock
@@ -55,7 +55,7 @@ class Piece:
     @property
     def stage(self) -> str:
         """Return the stage it belongs to, "" for what belongs to none."""
-        return self.place[0] if self.place else ""
+        return self.place.stage if self.place else ""
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class Inventory:
     """All pieces of a store, by name and by artifact."""
 
     pieces: dict[str, Piece] = field(default_factory=dict[str, Piece])
-    places: dict[Place, list[Piece]] = field(default_factory=dict[Place, list[Piece]])
+    places: dict[ArtifactRef, list[Piece]] = field(default_factory=dict[ArtifactRef, list[Piece]])
     unknown: int = 0  # objects with keys that this program does not write
     small: ObjectInfo | None = (
         None  # a young small object, to read the store's clock from at little cost
@@ -113,9 +113,9 @@ def _piece_of(key: str) -> Piece | None:
     if key.startswith(PINS) and len(parts) == 3:
         return Piece(name=key, kind="pin", place=None)
     if parts[0] == "index" and len(parts) == 3:
-        place = (parts[1], parts[2].rpartition("-")[2])
+        place = ArtifactRef(parts[1], parts[2].rpartition("-")[2])
         return Piece(name=key, kind="index entry", place=place) if _is_place(place) else None
-    if len(parts) < 3 or not _is_place(place := (parts[0], parts[1])):
+    if len(parts) < 3 or not _is_place(place := ArtifactRef(parts[0], parts[1])):
         return None
     if len(parts) == 3 and parts[2] in _RECORDS:
         return Piece(name=key, kind=_RECORDS[parts[2]], place=place)
@@ -129,5 +129,5 @@ def _piece_of(key: str) -> Piece | None:
     return None
 
 
-def _is_place(place: Place) -> bool:
-    return _FINGERPRINT.fullmatch(place[1]) is not None
+def _is_place(place: ArtifactRef) -> bool:
+    return _FINGERPRINT.fullmatch(place.fingerprint) is not None

@@ -14,9 +14,10 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run, find_run, find_tag, tag_names
 from flows.artifacts.transfer import in_parallel
-from flows.gc.inventory import Inventory, Piece, Place, attempt_of, run_of
+from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
 from flows.identity.manifest import EARLIER, FORMAT, Manifest
 from flows.identity.records import find_document
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.base import Store
 
@@ -36,18 +37,17 @@ class Rules:
 class Edges:
     """The artifacts and pieces that one manifest names."""
 
-    inputs: tuple[Place, ...]
+    inputs: tuple[ArtifactRef, ...]
     attempts: frozenset[str]  # names of the pieces that its files and logs belong to
-    revocations: tuple[Place, ...]  # whose revocation is this artifact's too
+    revocations: tuple[ArtifactRef, ...]  # whose revocation is this artifact's too
 
     @property
-    def leads_to(self) -> tuple[Place, ...]:
+    def leads_to(self) -> tuple[ArtifactRef, ...]:
         """Return the artifacts that must outlive this one.
 
         These are its inputs, those whose files it shares, and those whose revocation is its own.
         """
-        parts = (name.split("/") for name in self.attempts)
-        sharing = {(first, second) for first, second, *_ in (p for p in parts if len(p) > 1)}
+        sharing = {ArtifactRef.parse(name) for name in self.attempts if "/" in name}
         return (*self.inputs, *sharing, *self.revocations)
 
 
@@ -57,17 +57,20 @@ class Referrers:
 
     runs: Mapping[str, Run]
     tagged: frozenset[str]  # ids of runs
-    pins: Mapping[str, tuple[float, tuple[Place, ...]]]  # when each was written, and what it names
+    pins: Mapping[
+        str, tuple[float, tuple[ArtifactRef, ...]]
+    ]  # when each was written, and what it names
 
 
 @dataclass(frozen=True, kw_only=True)
 class Roots:
     """The artifacts from which reachability is computed."""
 
-    places: frozenset[Place]  # artifacts in use; what they were made from is in use too
-    whole: frozenset[Place]  # leased or pinned: whatever lies there stays
-    unfinished: frozenset[Place]  # named by runs that may still read what was built again since
-    runs: Mapping[str, tuple[Place, ...]]  # every run with the artifacts it names
+    places: frozenset[ArtifactRef]  # artifacts in use; what they were made from is in use too
+    whole: frozenset[ArtifactRef]  # leased or pinned: whatever lies there stays
+    # Named by runs that may still read what was built again since.
+    unfinished: frozenset[ArtifactRef]
+    runs: Mapping[str, tuple[ArtifactRef, ...]]  # every run with the artifacts it names
     kept: frozenset[str]  # ids of the runs whose record stays
 
 
@@ -75,10 +78,10 @@ class Roots:
 class Reachable:
     """The artifacts and pieces that can be reached from some artifacts."""
 
-    places: set[Place] = field(default_factory=set[Place])
-    found: set[Place] = field(default_factory=set[Place])  # those of them that exist
+    places: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
+    found: set[ArtifactRef] = field(default_factory=set[ArtifactRef])  # those of them that exist
     attempts: set[str] = field(default_factory=set[str])
-    revocations: set[Place] = field(default_factory=set[Place])
+    revocations: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
 
     def add(self, edges: Edges) -> None:
         """Add what one manifest names, without its inputs."""
@@ -95,7 +98,7 @@ class Records:
         self._beat = beat  # called again and again: reading takes long in a large store
         # Of manifests that were found. Not read again: a manifest that is put aside during the
         # collection still counts as it was.
-        self._edges: dict[Place, Edges] = {}
+        self._edges: dict[ArtifactRef, Edges] = {}
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
@@ -112,21 +115,21 @@ class Records:
                 found.append(result)
         return found
 
-    def edges(self, places: Iterable[Place]) -> dict[Place, Edges]:
+    def edges(self, places: Iterable[ArtifactRef]) -> dict[ArtifactRef, Edges]:
         """Return what the manifests of these artifacts name; those without one are left out."""
         wanted = sorted(places)
         fresh = [place for place in wanted if place not in self._edges]
         self._edges.update(self.read(_find_edges, fresh))
         return {place: self._edges[place] for place in wanted if place in self._edges}
 
-    def follow(self, places: Iterable[Place]) -> Reachable:
+    def follow(self, places: Iterable[ArtifactRef]) -> Reachable:
         """Return all that can be reached from these artifacts."""
         reached = Reachable()
         # Breadth first: the manifests of one level are read in parallel.
         level = set(places)
         while level:
             reached.places |= level
-            inputs: set[Place] = set()
+            inputs: set[ArtifactRef] = set()
             for place, edges in self.edges(level).items():
                 reached.found.add(place)
                 reached.add(edges)
@@ -160,11 +163,11 @@ def read_referrers(records: Records) -> Referrers:
     found = Referrers(
         runs=runs,
         tagged=frozenset(tagged),
-        pins={key: (written[key], pin.artifacts) for key, pin in pins.items()},
+        pins={key: (written[key], pin.refs) for key, pin in pins.items()},
     )
     # Called for its cache: the manifests are read now, before the list.
-    records.follow({place for run in runs.values() for place in run.stages.items()})
-    records.follow({place for pin in pins.values() for place in pin.artifacts})
+    records.follow({place for run in runs.values() for place in run.refs})
+    records.follow({place for pin in pins.values() for place in pin.refs})
     return found
 
 
@@ -190,7 +193,7 @@ def find_roots(
     later = sorted(active - referrers.runs.keys())  # they began after the others were read
     runs = [*referrers.runs.values(), *records.read(find_run, later)]
     kept = active | referrers.tagged | _newest_finished(runs)
-    artifacts = {run.run: tuple(run.stages.items()) for run in runs}
+    artifacts = {run.run: run.refs for run in runs}
     # The run that made an artifact may not have recorded it yet.
     published = {p.place for p in pieces if p.kind == "artifact" and p.place and p.name in young}
     return Roots(
@@ -202,7 +205,7 @@ def find_roots(
             place
             for run in runs
             if run.status == "running" and run.run in active
-            for place in run.stages.items()
+            for place in run.refs
         ),
         runs=artifacts,
         kept=frozenset(kept),
@@ -220,8 +223,8 @@ def _newest_finished(runs: Iterable[Run]) -> set[str]:
     return {run.run for run in newest.values()}
 
 
-def _find_lease(store: Store, place: Place) -> tuple[Place, str] | None:
-    holder = lease.find_holder(store, *place)
+def _find_lease(store: Store, place: ArtifactRef) -> tuple[ArtifactRef, str] | None:
+    holder = lease.find_holder(store, place)
     return None if holder is None else (place, holder.record.run)
 
 
@@ -230,8 +233,8 @@ def _find_pin(store: Store, key: str) -> tuple[str, Pin] | None:
     return None if pin is None else (key, pin)
 
 
-def _find_edges(store: Store, place: Place) -> tuple[Place, Edges] | None:
-    manifest = find_manifest(store, *place)
+def _find_edges(store: Store, place: ArtifactRef) -> tuple[ArtifactRef, Edges] | None:
+    manifest = find_manifest(store, place)
     return None if manifest is None else (place, _edges_of(manifest))
 
 
@@ -244,7 +247,7 @@ def _find_older(store: Store, key: str) -> Edges | None:
 
 def _edges_of(manifest: Manifest) -> Edges:
     return Edges(
-        inputs=tuple((stage, source.fingerprint) for stage, source in manifest.inputs.items()),
+        inputs=manifest.input_refs,
         attempts=frozenset(attempt_of(file.key) for file in (*manifest.files, *manifest.logs)),
-        revocations=tuple((manifest.stage, source) for source in accepted_from(manifest)),
+        revocations=accepted_from(manifest),
     )

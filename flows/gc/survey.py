@@ -8,8 +8,9 @@ from, waits with it: an artifact never outlives its inputs.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from flows.gc.inventory import Inventory, Kind, Piece, Place, run_of
+from flows.gc.inventory import Inventory, Kind, Piece, run_of
 from flows.gc.reach import Edges, Reachable, Records, Referrers, Roots, Rules, find_roots
+from flows.identity.ref import ArtifactRef
 
 _OLDER: tuple[Kind, ...] = ("superseded", "divergent")
 
@@ -23,7 +24,7 @@ class Survey:
     garbage: Mapping[str, Piece]  # by name
     deletable: Mapping[str, Piece]  # the part of it that may be deleted
     marks: Mapping[str, float]  # when each was first seen as garbage
-    edges: Mapping[Place, Edges]  # of artifacts that may be deleted
+    edges: Mapping[ArtifactRef, Edges]  # of artifacts that may be deleted
 
 
 def make_survey(
@@ -117,7 +118,7 @@ class _Liveness:
         rules: Rules,
         now: float,
         *,
-        done: Collection[Place],  # artifacts that exist, of fingerprints with checkpoints
+        done: Collection[ArtifactRef],  # artifacts that exist, of fingerprints with checkpoints
     ) -> None:
         self._inventory = inventory
         self._roots = roots

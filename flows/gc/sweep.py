@@ -16,9 +16,10 @@ from typing import TypeAlias, TypeVar
 
 from flows.artifacts.pins import SWEEP
 from flows.artifacts.transfer import in_parallel
-from flows.gc.inventory import Kind, Piece, Place
+from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Edges
 from flows.gc.survey import Survey
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from flows.render.text import duration
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
@@ -60,7 +61,7 @@ class Sweeper:
         self._ttl = ttl
         self._seconds_between = beat
         self._renewed = clock()  # before the request, as in `renew`
-        held = lease.try_acquire(store, *SWEEP, me, ttl=ttl)
+        held = lease.try_acquire(store, SWEEP, me, ttl=ttl)
         if isinstance(held, lease.LeaseHolder):
             raise StageError(
                 f"garbage is being collected already by {held}",
@@ -138,7 +139,7 @@ class _Sweep:
         self._claim = claim
         self._threads = threads
         self._watch = watch
-        self._spared: set[Place] = set()
+        self._spared: set[ArtifactRef] = set()
         self._done = SweepResult()
         self._lock = threading.Lock()
 
@@ -168,7 +169,7 @@ class _Sweep:
             self._sweeper.beat()
             self._watch(what, count)
 
-    def _clear_all(self, level: Mapping[Place, list[Piece]]) -> None:
+    def _clear_all(self, level: Mapping[ArtifactRef, list[Piece]]) -> None:
         """Delete the records of these artifacts, unless a spared artifact needs them."""
         free = {place: pieces for place, pieces in level.items() if place not in self._spared}
         spared = level.keys() - free.keys()
@@ -184,10 +185,10 @@ class _Sweep:
             if edges := self._edges.get(place):
                 self._spared.update(edges.leads_to)
 
-    def _clear(self, place: Place, pieces: list[Piece]) -> bool:
+    def _clear(self, place: ArtifactRef, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""
         # A new claimant for each acquisition: no two write records with the same bytes.
-        held = lease.try_acquire(self._store, *place, self._claim(), ttl=lease.TTL)
+        held = lease.try_acquire(self._store, place, self._claim(), ttl=lease.TTL)
         if isinstance(held, lease.LeaseHolder):
             return False
         try:
@@ -214,12 +215,11 @@ class _Sweep:
     def _delete_lease(self, piece: Piece) -> None:
         """Delete a lease if nothing else lies under its fingerprint, while holding it."""
         assert piece.place is not None
-        held = lease.try_acquire(self._store, *piece.place, self._claim(), ttl=lease.TTL)
+        held = lease.try_acquire(self._store, piece.place, self._claim(), ttl=lease.TTL)
         if isinstance(held, lease.LeaseHolder):
             return
-        stage, fingerprint = piece.place
         # Listed under the lease: from here on no process that obeys leases adds anything.
-        if [entry.key for entry in self._store.list(f"{stage}/{fingerprint}/")] != [piece.name]:
+        if [entry.key for entry in self._store.list(f"{piece.place.prefix}/")] != [piece.name]:
             lease.release(self._store, held)
             return
         # Not released afterwards: a release would only find the record gone.
@@ -258,10 +258,10 @@ class _Sweep:
 
 
 def _dependents_first(
-    pieces: Iterable[Piece], edges: Mapping[Place, Edges]
-) -> Iterator[dict[Place, list[Piece]]]:
+    pieces: Iterable[Piece], edges: Mapping[ArtifactRef, Edges]
+) -> Iterator[dict[ArtifactRef, list[Piece]]]:
     """Yield these pieces by artifact, in levels: no later level needs one of an earlier level."""
-    left: dict[Place, list[Piece]] = {}
+    left: dict[ArtifactRef, list[Piece]] = {}
     for piece in pieces:
         assert piece.place is not None
         left.setdefault(piece.place, []).append(piece)

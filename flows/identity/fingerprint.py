@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from flows.identity import cpp_source
+from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
 from nanochat_core.config import RunConfig
 from nanochat_core.job import write_json
@@ -75,6 +76,11 @@ class Identity:
     stage: str
     fingerprint: str  # 64 hex digits
     preimage: dict[str, Tree]
+
+    @property
+    def ref(self) -> ArtifactRef:
+        """Return the artifact that has this identity."""
+        return ArtifactRef(self.stage, self.fingerprint)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +145,6 @@ def task_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
 def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
     """Return the sha256 of a pre-image's canonical JSON, 64 hex digits."""
     return hashlib.sha256(canonical_json(preimage)).hexdigest()
-
-
-def short(digest: str) -> str:
-    """Return the first 12 digits, as people see a digest."""
-    return digest[:12]
 
 
 def canonical_config(stage: Stage, run: RunConfig) -> dict[str, Tree]:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Self, TypeAlias, TypedDict
 
-from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify, short
+from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, decode_record, encode_record, repair_hint
+from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
 from infra.storage.base import check_key
 from nanochat_core.config import RunConfig
@@ -125,9 +126,21 @@ class Manifest:
     accepted: Annotated[Facts | None, Accepted] = None
 
     @property
+    def ref(self) -> ArtifactRef:
+        """Return the artifact that it is the record of."""
+        return ArtifactRef(self.stage, self.fingerprint)
+
+    @property
+    def input_refs(self) -> tuple[ArtifactRef, ...]:
+        """Return the artifacts that it was made from."""
+        return tuple(
+            ArtifactRef(stage, source.fingerprint) for stage, source in self.inputs.items()
+        )
+
+    @property
     def name(self) -> str:
         """Return its name as people see it: stage/fingerprint, shortened."""
-        return f"{self.stage}/{short(self.fingerprint)}"
+        return self.ref.name
 
     def to_json(self) -> bytes:
         """Return the manifest as the bytes of an object."""

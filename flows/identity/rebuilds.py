@@ -11,11 +11,12 @@ which it was begun; a machine removes its own work directory if that names anoth
 import json
 import shutil
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import write_json
@@ -33,19 +34,17 @@ class RebuildMark:
     id: str
 
 
-def mark_rebuild(store: Store, stage: str, fingerprint: str, *, run: str) -> RebuildMark:
+def mark_rebuild(store: Store, ref: ArtifactRef, *, run: str) -> RebuildMark:
     """Make the state of earlier jobs of a fingerprint stale on every machine. Raises StoreError."""
     mark = RebuildMark(run=run, id=uuid.uuid4().hex)
-    store.put(
-        _key(stage, fingerprint), encode_record({"run": mark.run, "id": mark.id}, format=FORMAT)
-    )
+    store.put(ref.rebuild_key, encode_record(asdict(mark), format=FORMAT))
     return mark
 
 
-def find_rebuild_mark(store: Store, stage: str, fingerprint: str) -> RebuildMark | None:
+def find_rebuild_mark(store: Store, ref: ArtifactRef) -> RebuildMark | None:
     """Return the mark of the rebuild that is under way. None also means a damaged mark."""
     try:
-        note = find_document(store, _key(stage, fingerprint), format=FORMAT)
+        note = find_document(store, ref.rebuild_key, format=FORMAT)
         return None if note is None else read_record(RebuildMark, note, where="it", what="a mark")
     except ArtifactError:
         return None
@@ -85,7 +84,3 @@ def _remove(directory: Path) -> None:
             f"{directory} belongs to an earlier build and cannot be removed: {why}",
             hint=f"remove it, then run the same command again: rm -rf {directory}",
         ) from error
-
-
-def _key(stage: str, fingerprint: str) -> str:
-    return f"{stage}/{fingerprint}/checkpoints/anew/run.json"

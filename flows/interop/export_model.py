@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import REPORT, stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, ModelError
@@ -121,7 +122,7 @@ def _report(store: Store, manifest: Manifest) -> list[str]:
     """Return the report card of the run that made the model as lines; empty if it has none."""
     run = find_run(store, manifest.provenance.run)
     fingerprint = run.stages.get(REPORT.name) if run else None
-    report = find_manifest(store, REPORT.name, fingerprint) if fingerprint else None
+    report = find_manifest(store, ArtifactRef(REPORT.name, fingerprint)) if fingerprint else None
     file = next((f for f in report.files if f.path == "report.md"), None) if report else None
     if file is None:
         return []

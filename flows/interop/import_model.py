@@ -110,12 +110,12 @@ def import_checkpoint(
         words.save(folders[TOKENIZER.name])
         theirs.write_model(folders[KINDS[kind]], checkpoint, words)
         found = {stage: _identify(stage, folder) for stage, folder in folders.items()}
-        places = [(stage, identity.fingerprint) for stage, identity in found.items()]
+        refs = [identity.ref for identity in found.values()]
         size = sum(p.stat().st_size for p in Path(room).rglob("*") if p.is_file())
         # Pinned until the run's record names them: a garbage collection in between would delete the
         # new artifacts, which nothing refers to yet.
         with (
-            pin(store, places, why=f"import of {name}", log=log, pause=time.sleep),
+            pin(store, refs, why=f"import of {name}", log=log, pause=time.sleep),
             watch(size) as on_bytes,
         ):
             parts = {

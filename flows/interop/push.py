@@ -23,7 +23,6 @@ from flows.artifacts.revocations import (
     check_not_revoked,
     find_revoked,
     revocation_from,
-    revocation_key,
 )
 from flows.artifacts.runs import Run, find_run, find_tag, point, write_run
 from flows.artifacts.transfer import (
@@ -35,9 +34,9 @@ from flows.artifacts.transfer import (
     scratch_name,
     transfer_each,
 )
-from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
 from flows.identity.records import encode_record, find_stored
+from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import ObjectNotFound, OnBytes, Store
 from infra.storage.local import LocalStore
@@ -94,7 +93,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
     named itself.
     """
     # Dicts, since references may overlap: two runs that share artifacts, or a run and its tag.
-    manifests: dict[tuple[str, str], Manifest] = {}
+    manifests: dict[ArtifactRef, Manifest] = {}
     runs: dict[str, Run] = {}
     tags: dict[str, str] = {}
     left_out: list[str] = []
@@ -108,7 +107,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
         else:
             assert run is not None, reference
             found = _artifacts_of(source, run, left_out, taken_back)
-        manifests.update({(m.stage, m.fingerprint): m for m in found})
+        manifests.update({m.ref: m for m in found})
         if run is not None:
             runs[run.run] = run
             # sft@main and main name the tag main; stage/fingerprint names no tag.
@@ -148,7 +147,7 @@ def push(
     target.check_conditions()
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
     # yet, and those that are there already.
-    with pin(target, _places(chosen.manifests), why="push", log=log, pause=pause):
+    with pin(target, _refs(chosen.manifests), why="push", log=log, pause=pause):
         lacking = find_lacking(target, chosen.manifests)
         adopted = list(lacking.adopted)
         scratch.mkdir(parents=True, exist_ok=True)
@@ -179,9 +178,7 @@ def push(
 
 def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
     """Return what `target` lacks of these artifacts, by the sizes of its objects. Reads only."""
-    known = in_parallel(
-        lambda m: find_manifest(target, m.stage, m.fingerprint), manifests, threads=_THREADS
-    )
+    known = in_parallel(lambda m: find_manifest(target, m.ref), manifests, threads=_THREADS)
     ours: list[Manifest] = []
     adopted: list[Manifest] = []
     for manifest, theirs in zip(manifests, known, strict=True):
@@ -245,10 +242,10 @@ def _artifacts_of(
 ) -> list[Manifest]:
     """Return a run's artifacts that exist and are valid; describe others in the two lists."""
     found: list[Manifest] = []
-    for stage, fingerprint in run.stages.items():
-        manifest = find_manifest(source, stage, fingerprint)
+    for ref in run.refs:
+        manifest = find_manifest(source, ref)
         if manifest is None:
-            left_out.append(f"{stage}/{short(fingerprint)} is not in {source.url}")
+            left_out.append(f"{ref.name} is not in {source.url}")
         elif revoked := find_revoked(source, manifest):
             left_out.append(f"{manifest.name} was {revoked.revocation}")
             taken_back.append(revoked)
@@ -261,22 +258,18 @@ def _artifacts_of(
 
 def _find_made_from(source: Store, manifests: Collection[Manifest]) -> tuple[Revoked, ...]:
     """Return the revoked artifacts upstream of any of these, each once."""
-    inputs = {(n, i.fingerprint) for m in manifests for n, i in m.inputs.items()}
+    inputs = {ref for m in manifests for ref in m.input_refs}
     # The search goes upstream, so those that are inputs of others are covered by these.
-    ends = [m for m in manifests if (m.stage, m.fingerprint) not in inputs]
+    ends = [m for m in manifests if m.ref not in inputs]
     found = in_parallel(lambda m: ancestors_revoked(source, m), ends, threads=_THREADS)
     return tuple(dict.fromkeys(revoked for ancestors in found for revoked in ancestors))
 
 
-def _places(manifests: Iterable[Manifest]) -> list[tuple[str, str]]:
-    """Return all (stage, fingerprint) prefixes that hold files of these artifacts."""
-    places = {(m.stage, m.fingerprint) for m in manifests}
+def _refs(manifests: Iterable[Manifest]) -> list[ArtifactRef]:
+    """Return these artifacts, and those under whose prefixes their files lie."""
     # Files may lie under an older artifact: accepted, or shared because the contents are equal.
-    for manifest in manifests:
-        for file in (*manifest.files, *manifest.logs):
-            stage, _, rest = file.key.partition("/")
-            places.add((stage, rest.partition("/")[0]))
-    return sorted(places)
+    files = [file for m in manifests for file in (*m.files, *m.logs)]
+    return sorted({m.ref for m in manifests} | {ArtifactRef.parse(file.key) for file in files})
 
 
 def _find_size(target: Store, file: File) -> int | None:
@@ -344,8 +337,7 @@ def _send(
 
 def _put_revocation(target: Store, revoked: Revoked) -> None:
     """Write a revocation, unless the target's record revokes this build or its own artifact."""
-    stage, fingerprint, ours = revoked.stage, revoked.fingerprint, revoked.revocation
-    key = revocation_key(stage, fingerprint)
+    key, ours = revoked.ref.revocation_key, revoked.revocation
     data = encode_record(asdict(ours), format=REVOCATION)
     found = find_stored(target, key, format=REVOCATION)
     if found is None:
@@ -355,7 +347,7 @@ def _put_revocation(target: Store, revoked: Revoked) -> None:
     theirs = revocation_from(tree, where=f"{target.url}/{key}")
     if (theirs.owner, theirs.epoch) == (ours.owner, ours.epoch):
         return
-    manifest = find_manifest(target, stage, fingerprint)
+    manifest = find_manifest(target, revoked.ref)
     # Theirs is replaced only if it is obsolete: the build that it revokes was superseded since.
     if manifest is None or not theirs.is_of(manifest):
         target.put_if_same(key, data, version=stored.version)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import Claimant, LeaseHolder, find_holder
@@ -34,8 +35,7 @@ Log: TypeAlias = Callable[[str], None]
 class BuildClaim:
     """A request to build one fingerprint, and the callbacks of its owner."""
 
-    stage: str
-    fingerprint: str
+    ref: ArtifactRef
     store: Store
     lock_path: Path
     device: DeviceSlot | None  # None: the stage needs none
@@ -67,7 +67,7 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
     away_since: float | None = None
     while True:
         if claim.stop.is_set():
-            raise StageInterrupted(f"{claim.stage} was not started: the run is being stopped")
+            raise StageInterrupted(f"{claim.ref.stage} was not started: the run is being stopped")
         # What a failed try acquired is released at the end of this block, before the pause.
         with contextlib.ExitStack() as mine:
             is_free_here = _take_here(claim, mine)
@@ -114,12 +114,12 @@ def _ask_store(
     claim: BuildClaim, held: contextlib.ExitStack, reporter: "_WaitReporter", *, is_free_here: bool
 ) -> HeldLease | Manifest | None:
     """Return the lease if it is free, else the artifact if it exists; else report who builds."""
-    store, stage, fingerprint, terms = claim.store, claim.stage, claim.fingerprint, claim.terms
+    store, ref, terms = claim.store, claim.ref, claim.terms
     if is_free_here:
         # The file lock comes before the lease: try_acquire takes over a lease of this home at once
         # because the lock proves that its owner is dead.
         found = held.enter_context(
-            hold_lease(store, stage, fingerprint, claim.claimant, stop=claim.stop, terms=terms)
+            hold_lease(store, ref, claim.claimant, stop=claim.stop, terms=terms)
         )
         if isinstance(found, HeldLease):
             return found
@@ -128,7 +128,7 @@ def _ask_store(
         owner = file_lock.find_owner(claim.lock_path)
         # No owner means that only the device is missing: a lease of this home is a dead process's.
         dead = None if owner else claim.claimant.home
-        builder = find_holder(store, stage, fingerprint, ttl=terms.ttl, dead=dead) or owner
+        builder = find_holder(store, ref, ttl=terms.ttl, dead=dead) or owner
     if manifest := claim.find():
         return manifest
     if builder is not None:  # else this waits for the device alone

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from flows.identity.fingerprint import short
+from flows.identity.ref import ArtifactRef
 from nanochat_core.errors import StageError
 from nanochat_core.job import sync_directory
 from nanochat_core.runtime.process_start import boot_id
@@ -39,14 +39,14 @@ class Owner:
         return f"process {self.pid} on {self.host}"
 
 
-def lock_path(work: Path, stage: str, fingerprint: str) -> Path:
+def lock_path(work: Path, ref: ArtifactRef) -> Path:
     """Return the path of the lock of one fingerprint, beside its work directory."""
-    return work / stage / f"{short(fingerprint)}.lock"
+    return work / f"{ref.name}.lock"
 
 
-def work_directory(work: Path, stage: str, fingerprint: str) -> Path:
+def work_directory(work: Path, ref: ArtifactRef) -> Path:
     """Return the directory in which the job of one fingerprint runs and is resumed."""
-    return work / stage / short(fingerprint)
+    return work / ref.name
 
 
 def home_id(home: Path) -> str:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from flows.identity.ref import ArtifactRef
 from flows.leases.lease import (
     BEAT,
     TTL,
@@ -136,8 +137,7 @@ class HeldLease:
 @contextlib.contextmanager
 def hold_lease(
     store: Store,
-    stage: str,
-    fingerprint: str,
+    ref: ArtifactRef,
     me: Claimant,
     *,
     stop: threading.Event,
@@ -148,7 +148,7 @@ def hold_lease(
     Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock. The lease
     is released when the block ends, however it ends.
     """
-    found = try_acquire(store, stage, fingerprint, me, ttl=terms.ttl)
+    found = try_acquire(store, ref, me, ttl=terms.ttl)
     if isinstance(found, LeaseHolder):
         yield found
         return

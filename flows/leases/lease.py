@@ -15,9 +15,9 @@ an argument. flows/leases/held_lease.py adds the threads.
 
 from dataclasses import asdict, dataclass, replace
 
-from flows.identity.fingerprint import short
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_stored
+from flows.identity.ref import ArtifactRef
 from flows.render.text import duration
 from infra.storage.base import Store, StoreUnavailable, VersionedObject
 from nanochat_core.errors import StageError
@@ -67,14 +67,8 @@ class LeaseRecord:
 class LeaseGrant:
     """A lease that this process holds, as of its last renewal."""
 
-    stage: str
-    fingerprint: str
+    ref: ArtifactRef
     record: LeaseRecord
-
-    @property
-    def name(self) -> str:
-        """Return the name of the artifact built under it: stage/fingerprint, shortened."""
-        return f"{self.stage}/{short(self.fingerprint)}"
 
     @property
     def owner(self) -> str:
@@ -112,7 +106,7 @@ class LeaseHolder:
 
 
 def try_acquire(
-    store: Store, stage: str, fingerprint: str, me: Claimant, *, ttl: float
+    store: Store, ref: ArtifactRef, me: Claimant, *, ttl: float
 ) -> LeaseGrant | LeaseHolder:
     """Return the lease if it could be acquired, else its holder. Does not wait.
 
@@ -120,14 +114,14 @@ def try_acquire(
     home is dead, and its lease is taken over at once. Idempotent: after an error it may be repeated
     with the same claim, and finds a lease whose grant got no answer. Raises StoreError.
     """
-    key = _key(stage, fingerprint)
+    key = ref.lease_key
     seen = None
     for _ in range(_TRIES):
-        found = _find(store, stage, fingerprint)
+        found = _find(store, ref)
         if found is None:
             mine = _first(me)
             if store.put_if_absent(key, _to_json(mine)):
-                return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
+                return LeaseGrant(ref=ref, record=mine)
             continue  # another process was first: read its record
         record, stored = found
         seen = LeaseHolder(record=record, age=stored.age)
@@ -136,7 +130,7 @@ def try_acquire(
         mine = _next(record, me)
         # On the version that was just read: of two processes that take over, one succeeds.
         if store.put_if_same(key, _to_json(mine), version=stored.version):
-            return LeaseGrant(stage=stage, fingerprint=fingerprint, record=mine)
+            return LeaseGrant(ref=ref, record=mine)
     if seen is not None:
         return seen
     raise StoreUnavailable(
@@ -146,7 +140,7 @@ def try_acquire(
 
 def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGrant:
     """Renew the lease and record the job's progress. Raises LeaseLost."""
-    key = _key(held.stage, held.fingerprint)
+    key = held.ref.lease_key
     for _ in range(_TRIES):
         record, stored = _ours(store, held)
         # From the stored record, not from `held`: an earlier renewal whose answer was lost counts.
@@ -163,7 +157,7 @@ def check(store: Store, held: LeaseGrant) -> None:
 
 def release(store: Store, held: LeaseGrant) -> None:
     """Release the lease, so that the next owner need not wait for it to expire. No-op if lost."""
-    key = _key(held.stage, held.fingerprint)
+    key = held.ref.lease_key
     for _ in range(_TRIES):
         try:
             record, stored = _ours(store, held)
@@ -175,14 +169,14 @@ def release(store: Store, held: LeaseGrant) -> None:
 
 
 def find_holder(
-    store: Store, stage: str, fingerprint: str, *, ttl: float = TTL, dead: str | None = None
+    store: Store, ref: ArtifactRef, *, ttl: float = TTL, dead: str | None = None
 ) -> LeaseHolder | None:
     """Return the process that builds. None means no process: the lease is absent, free or expired.
 
     `dead` is a home in which no process holds the fingerprint's kernel lock: its leases do not
     count.
     """
-    found = _find(store, stage, fingerprint)
+    found = _find(store, ref)
     if found is None:
         return None
     record, stored = found
@@ -211,7 +205,7 @@ def _next(record: LeaseRecord, me: Claimant) -> LeaseRecord:
 
 def _ours(store: Store, held: LeaseGrant) -> tuple[LeaseRecord, VersionedObject]:
     """Return the stored record if it still names this owner and epoch. Raises LeaseLost."""
-    found = _find(store, held.stage, held.fingerprint)
+    found = _find(store, held.ref)
     if found is None:
         raise _lost(held, ": its record was removed")
     record, stored = found
@@ -229,22 +223,18 @@ def _is_of(held: LeaseGrant, record: LeaseRecord) -> bool:
 
 def _lost(held: LeaseGrant, how: str) -> LeaseLost:
     return LeaseLost(
-        f"{held.name} lost its lease{how}",
+        f"{held.ref.name} lost its lease{how}",
         hint="if the run does not retry by itself, run the same command again: it waits for the "
         "current builder and uses its artifact",
     )
-
-
-def _key(stage: str, fingerprint: str) -> str:
-    return f"{stage}/{fingerprint}/lease.json"
 
 
 def _to_json(record: LeaseRecord) -> bytes:
     return encode_record(asdict(record), format=FORMAT)
 
 
-def _find(store: Store, stage: str, fingerprint: str) -> tuple[LeaseRecord, VersionedObject] | None:
-    key = _key(stage, fingerprint)
+def _find(store: Store, ref: ArtifactRef) -> tuple[LeaseRecord, VersionedObject] | None:
+    key = ref.lease_key
     found = find_stored(store, key, format=FORMAT)
     if found is None:
         return None

@@ -19,6 +19,7 @@ from prefect.runtime import flow_run
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run, new_run_id, timestamp
 from flows.build.build import BuildContext, Built
+from flows.identity.ref import ArtifactRef
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.miniseries.files import Files, write_files
 from flows.miniseries.findings import Findings, analyse
@@ -268,9 +269,9 @@ def _context_of(
     def watch(_: str, event: dict[str, Any]) -> None:
         context.watch(unit.label, event)
 
-    def record(stage: str, fingerprint: str) -> None:
+    def record(ref: ArtifactRef) -> None:
         for member in unit.members:
-            records[member.depth].add(stage, fingerprint)
+            records[member.depth].add(ref)
 
     first = unit.members[0]
     return replace(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.identity.fingerprint import short
+from flows.identity.ref import short
 from flows.miniseries.findings import HEADER, cells_of
 from flows.miniseries.points import size_of
 from flows.miniseries.series import Member, Series, Unit, units_of

@@ -9,6 +9,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, known_names, newest_runs
 from flows.compare.compare import Score, scores_of
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.miniseries.series import ADDED
 from flows.stages import BASE_EVAL, PRETRAIN
 from infra.storage.base import Store
@@ -157,7 +158,7 @@ def notes_on(points: Sequence[Point]) -> Iterator[str]:
 
 
 def _open(store: Store, run: Run, stage: str) -> Manifest:
-    manifest = find_manifest(store, stage, run.stages[stage])
+    manifest = find_manifest(store, ArtifactRef(stage, run.stages[stage]))
     if manifest is None:
         raise ArtifactError(f"{stage} of {run.run} is no longer in the store")
     return manifest

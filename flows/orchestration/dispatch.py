@@ -200,7 +200,7 @@ def _is_there(context: BuildContext, request: StageRequest) -> bool:
     """Return whether the store has an artifact of the request; `look_up` checks it afterwards."""
     with contextlib.suppress(StoreError):
         # A forced request ends with an artifact of its own run: the old one exists all the time.
-        found = find_manifest(context.store, request.stage, request.fingerprint)
+        found = find_manifest(context.store, request.ref)
         return found is not None and (not request.force or found.provenance.run == request.run)
     return False
 
@@ -210,7 +210,9 @@ def _check_ended(request: StageRequest, ended: Sequence[_Ended]) -> None:
     for item in ended:
         run = item.run
         if run is None:
-            raise TransientStageError(f"{request.name} was lost: its run {item.name} was deleted")
+            raise TransientStageError(
+                f"{request.ref.name} was lost: its run {item.name} was deleted"
+            )
         # A shared request of another caller may end because that caller was cancelled.
         if f"run:{request.run}" not in run.tags:
             continue
@@ -220,15 +222,15 @@ def _check_ended(request: StageRequest, ended: Sequence[_Ended]) -> None:
             raise StageError(message, hint=hint or None)
         if run.state_type == StateType.CANCELLED:
             raise StageError(
-                f"{request.name} was cancelled: {said}",
+                f"{request.ref.name} was cancelled: {said}",
                 hint="run the same command again, or press Retry, to resume",
             )
         if run.state_type == StateType.CRASHED:
             message, _, hint = said.partition(HINT)
-            raise TransientStageError(f"{request.name} was lost: {message}", hint=hint or None)
+            raise TransientStageError(f"{request.ref.name} was lost: {message}", hint=hint or None)
         if run.state_type == StateType.COMPLETED:
             raise TransientStageError(
-                f"{request.name} is not in the store, though its run {run.name} completed",
+                f"{request.ref.name} is not in the store, though its run {run.name} completed",
                 hint="worker and caller must use the same store",
             )
 
@@ -256,7 +258,7 @@ class _OutageTimer:
         self._relay.say(f"Prefect does not answer ({_first_line(error)}); retrying")
         if time.monotonic() - self._answered > PATIENCE:
             raise TransientStageError(
-                f"{self._request.name}: Prefect did not answer for an hour",
+                f"{self._request.ref.name}: Prefect did not answer for an hour",
                 hint="start or check its server: `nanochat up`",
             ) from error
         self._context.stop.wait(SECONDS_BETWEEN_LOOKS)
@@ -284,7 +286,7 @@ class _ProgressRelay:
         states = sorted({state_name(run) for run in runs if run.state_type in LIVE})
         if states:
             wait = "; no worker has taken it" if "Late" in states else ""
-            where = f"requested as {self._request.name} of pool {self._context.placement.pool}"
+            where = f"requested as {self._request.ref.name} of pool {self._context.placement.pool}"
             self.say(f"{where}: {', '.join(states)}{wait}")
         if "Running" in states and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_TELLING
@@ -294,7 +296,7 @@ class _ProgressRelay:
     def _log_progress(self) -> None:
         """Report the step that the builder wrote into its lease at the last renewal."""
         request = self._request
-        holder = find_holder(self._context.store, request.stage, request.fingerprint)
+        holder = find_holder(self._context.store, request.ref)
         if holder is None or not holder.record.total or holder.record.step == self._step:
             return
         step, total = holder.record.step, holder.record.total

@@ -13,7 +13,7 @@ from prefect.runtime import flow_run
 
 from flows.build.retry import is_retryable
 from flows.build.stage_request import NodeRequest, build_on_node, stage_of
-from flows.identity.fingerprint import short
+from flows.identity.ref import short
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_page import StagePage, final_state
 from flows.orchestration.stage_task import failed

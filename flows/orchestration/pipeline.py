@@ -277,7 +277,7 @@ def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare
 def _reused(context: BuildContext, manifest: Manifest) -> Built:
     """Return an artifact that is used for its stage. Raises what `reserve_found` raises."""
     context.wait_for_store(manifest.stage)(lambda: reserve_found(context, [manifest]))
-    uri = f"{context.store.url}/{manifest.stage}/{manifest.fingerprint}/manifest.json"
+    uri = f"{context.store.url}/{manifest.ref.manifest_key}"
     context.watch(manifest.stage, {"kind": "cached", "uri": uri})
     return Built(manifest=manifest, uri=uri, cached=True)
 

@@ -12,8 +12,8 @@ from typing import Any
 from flows.artifacts.runs import Run
 from flows.artifacts.transfer import in_parallel
 from flows.build.build import Built
-from flows.identity.fingerprint import short
 from flows.identity.manifest import File
+from flows.identity.ref import short
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render

@@ -26,8 +26,8 @@ from prefect.utilities.context import get_task_and_flow_run_ids
 
 from flows.artifacts.runs import name_in
 from flows.build.build import Built
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import short
 from flows.orchestration.client import quick_client
 from flows.render.events import Loop, describe, interval, is_end
 from flows.render.loss_curve import LossCurves, mermaid, png_url

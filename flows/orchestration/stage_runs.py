@@ -31,6 +31,7 @@ from flows.artifacts.runs import RunRecord
 from flows.build.build import Built
 from flows.build.context import BuildContext
 from flows.build.stage_request import StageRequest, match_digest
+from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
@@ -80,8 +81,8 @@ def find_or_create(
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
         f"{FLOW}/{pool}",
         parameters={**asdict(request), "node": node},
-        flow_run_name=request.name if request.nodes == 1 else f"{request.name} node {node}",
-        tags=[*tags, f"stage:{request.name}", f"run:{request.run}"],
+        flow_run_name=request.ref.name if request.nodes == 1 else f"{request.ref.name} node {node}",
+        tags=[*tags, f"stage:{request.ref.name}", f"run:{request.run}"],
         idempotency_key=f"{digest}/{node} after {after}",
         # The queue `train` has priority: training holds up later stages, evaluations seldom do.
         work_queue_name="eval" if "_eval" in request.stage else "train",
@@ -142,7 +143,10 @@ def wait_saved(
     deadline = time.monotonic() + seconds
     names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in requests]
     with contextlib.suppress(StoreError):
-        while any(find_holder(store, *name) for name in names) and time.monotonic() < deadline:
+        while (
+            any(find_holder(store, ArtifactRef(*name)) for name in names)
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.5)
 
 

@@ -144,7 +144,7 @@ def accept(
     """
     old = offer.manifest
     # Code may change back: the new fingerprint can be one that these files had before.
-    earlier = [name for name in accepted_from(old) if name != offer.identity.fingerprint]
+    earlier = [ref.fingerprint for ref in accepted_from(old) if ref != offer.identity.ref]
     manifest = replace(
         old,
         fingerprint=offer.identity.fingerprint,

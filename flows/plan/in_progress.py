@@ -26,24 +26,24 @@ class Resume:
 
 def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
     """Return a description of the process that builds this fingerprint. None means none does."""
-    stage, fingerprint = identity.stage, identity.fingerprint
-    owner = file_lock.find_owner(file_lock.lock_path(work, stage, fingerprint))
+    ref = identity.ref
+    owner = file_lock.find_owner(file_lock.lock_path(work, ref))
     # A builder holds the kernel lock as long as it lives. If the lock is free, a lease that names
     # this home belongs to a process that was killed, and does not count.
     dead = None if owner else file_lock.find_home_id(work.parent)
-    builder = find_holder(store, stage, fingerprint, dead=dead) or owner
+    builder = find_holder(store, ref, dead=dead) or owner
     return str(builder) if builder else None
 
 
 def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:
     """Return the checkpoint that a job would resume from; on a tie the one on this machine."""
-    stage, fingerprint = identity.stage, identity.fingerprint
+    ref = identity.ref
     # Checkpoints from before a rebuild began (--force) are stale, here and in the store.
-    mark = find_rebuild_mark(store, stage, fingerprint)
+    mark = find_rebuild_mark(store, ref)
     rebuild = mark.id if mark else NONE
-    directory = file_lock.work_directory(work, stage, fingerprint)
+    directory = file_lock.work_directory(work, ref)
     here = _find_here(directory) if rebuild_of(directory) == rebuild else None
-    steps = checkpoints.find_steps(store, stage, fingerprint, rebuild=rebuild)
+    steps = checkpoints.find_steps(store, ref, rebuild=rebuild)
     if steps and (here is None or steps[0] > here.step):
         return Resume(step=steps[0], total=steps[1], in_store=True)
     return here

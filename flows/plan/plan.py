@@ -18,6 +18,7 @@ from flows.artifacts.revocations import Revoked, find_revoked
 from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
 from flows.identity.fingerprint import REPOSITORY, Code, Identity, preimage_of
 from flows.identity.manifest import Manifest, identify_from
+from flows.identity.ref import ArtifactRef
 from flows.plan.estimate import Estimate, estimate, remaining
 from flows.plan.in_progress import Resume, find_builder, find_resume
 from flows.plan.pinned import check_stages, stages_with
@@ -64,11 +65,16 @@ class StagePlan:
     estimate: Estimate | None = None  # of what is left to do
 
     @property
+    def ref(self) -> ArtifactRef | None:
+        """Return the artifact. None means an input does not exist yet."""
+        if self.identity is None:
+            return self.manifest.ref if self.state == "=" and self.manifest else None
+        return self.identity.ref
+
+    @property
     def fingerprint(self) -> str | None:
         """Return 64 hex digits. None means an input does not exist yet."""
-        if self.identity is None:
-            return self.manifest.fingerprint if self.state == "=" and self.manifest else None
-        return self.identity.fingerprint
+        return self.ref.fingerprint if self.ref else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,16 +188,14 @@ class _Planner:
 
     def _find(self, identity: Identity) -> tuple[Manifest | None, Revoked | None]:
         """Return an artifact and its revocation; None for each that does not exist."""
-        stage, fingerprint = identity.stage, identity.fingerprint
-        manifest = self._reads.find(stage, fingerprint)
+        ref = identity.ref
+        manifest = self._reads.find(ref)
         if manifest is None:
-            self._ask_for_histories(stage)
+            self._ask_for_histories(ref.stage)
             return None, None
         # A revocation names one build: one of a superseded build does not apply to this artifact.
-        if (revocation := self._reads.find_revocation(stage, fingerprint)) and revocation.is_of(
-            manifest
-        ):
-            return manifest, Revoked(stage=stage, fingerprint=fingerprint, revocation=revocation)
+        if (revocation := self._reads.find_revocation(ref)) and revocation.is_of(manifest):
+            return manifest, Revoked(ref=ref, revocation=revocation)
         # Only an accepted artifact can be revoked by way of another one, whose files it shares.
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
@@ -223,8 +227,8 @@ class _Planner:
     ) -> StagePlan:
         builder = find_builder(self._store, self._work, identity)
         said = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
-        if revoked.fingerprint != identity.fingerprint:
-            said = f"the same as {revoked.name}, {said}"
+        if revoked.ref != identity.ref:
+            said = f"the same as {revoked.ref.name}, {said}"
         return StagePlan(
             stage=stage,
             state="!" if builder else "x",
@@ -277,12 +281,12 @@ class _Planner:
         """Return the plan of a stage whose artifact exists, but whose inputs are rebuilt first."""
         after = _roots(inputs)
         ancestors = _revoked_among(inputs)
-        others = [name for name in after if name not in {found.stage for found in ancestors}]
+        others = [name for name in after if name not in {found.ref.stage for found in ancestors}]
         state: State = "x" if revoked else "~" if is_wanted else "?"
         reason = _joined(
             f"revoked {revoked.revocation.when}: {revoked.revocation.why}" if revoked else "",
             "asked for" if is_wanted and not revoked else "",
-            f"made from revoked {_listed([r.name for r in ancestors])}" if ancestors else "",
+            f"made from revoked {_listed([r.ref.name for r in ancestors])}" if ancestors else "",
             f"after {_listed(others)}" if others else "",
         )
         return StagePlan(
@@ -390,5 +394,5 @@ def _revoked_among(inputs: Iterable[StagePlan]) -> tuple[Revoked, ...]:
     found: dict[str, Revoked] = {}
     for item in inputs:
         for revoked in (*item.revoked_ancestors, *([item.revoked] if item.revoked else ())):
-            found[revoked.stage] = revoked
+            found[revoked.ref.stage] = revoked
     return tuple(found.values())

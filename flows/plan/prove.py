@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 from flows.identity.diff import compare
-from flows.identity.fingerprint import Code, Identity, code_of, fingerprint_of, short
+from flows.identity.fingerprint import Code, Identity, code_of, fingerprint_of
 from flows.identity.manifest import Manifest
+from flows.identity.ref import short
 from flows.stages import Stage
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from infra.storage.files import sha256_of

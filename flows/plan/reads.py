@@ -14,6 +14,7 @@ from typing import TypeVar
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -30,57 +31,56 @@ class PlanReads:
         self._store = store
         self._pool = pool
         self._lock = threading.Lock()
-        self._reads: dict[tuple[str, str, str], Future[object]] = {}
+        self._reads: dict[tuple[str, ArtifactRef], Future[object]] = {}
         self._index = pool.submit(self._list)
 
-    def find(self, stage: str, fingerprint: str) -> Manifest | None:
+    def find(self, ref: ArtifactRef) -> Manifest | None:
         """Return an artifact. Starts reading its revocation, which is needed next."""
-        self._ask(find_revocation, stage, fingerprint)
-        return self._read(find_manifest, stage, fingerprint)
+        self._ask(find_revocation, ref)
+        return self._read(find_manifest, ref)
 
-    def find_revocation(self, stage: str, fingerprint: str) -> Revocation | None:
+    def find_revocation(self, ref: ArtifactRef) -> Revocation | None:
         """Return the revocation of an artifact, or None."""
-        return self._read(find_revocation, stage, fingerprint)
+        return self._read(find_revocation, ref)
 
     def newest(
         self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
     ) -> Iterator[Manifest]:
         """Return the last artifacts of a stage, newest first, like `artifacts.newest_manifests`."""
         names = self._index.result().get(stage, [])[: _LOOKED_AT * count]
-        for name in names[:count]:
-            self._ask(find_manifest, stage, name)
+        refs = [ArtifactRef(stage, name) for name in names]
+        for ref in refs[:count]:
+            self._ask(find_manifest, ref)
         # Lazy: past the first `count`, a manifest is read only if an earlier one is missing.
-        found = (self._find_whole(stage, name) for name in names)
+        found = map(self._find_whole, refs)
         return islice((m for m in found if m is not None and keep(m)), count)
 
-    def _find_whole(self, stage: str, name: str) -> Manifest | None:
+    def _find_whole(self, ref: ArtifactRef) -> Manifest | None:
         try:
-            return self._read(find_manifest, stage, name)
+            return self._read(find_manifest, ref)
         except ArtifactError as error:  # a damaged candidate fails no plan, it is reported
             self.unread.append(str(error))
             return None
 
-    def _ask(
-        self, read: Callable[[Store, str, str], _T], stage: str, fingerprint: str
-    ) -> "Future[_T]":
-        key = (read.__name__, stage, fingerprint)
+    def _ask(self, read: Callable[[Store, ArtifactRef], _T], ref: ArtifactRef) -> "Future[_T]":
+        key = (read.__name__, ref)
         with self._lock:
             if key not in self._reads:
-                self._reads[key] = self._pool.submit(read, self._store, stage, fingerprint)
+                self._reads[key] = self._pool.submit(read, self._store, ref)
             return self._reads[key]  # type: ignore[return-value]
 
-    def _read(self, read: Callable[[Store, str, str], _T], stage: str, fingerprint: str) -> _T:
+    def _read(self, read: Callable[[Store, ArtifactRef], _T], ref: ArtifactRef) -> _T:
         """Return the result of a read that is done, running, or done here."""
-        future = self._ask(read, stage, fingerprint)
+        future = self._ask(read, ref)
         if not future.cancel():
             return future.result()
         # `cancel` succeeds only while the read is queued behind the read-ahead: do not wait for
         # that, read in this thread. Only one thread plans a stage, so none waits on the future.
-        found = read(self._store, stage, fingerprint)
+        found = read(self._store, ref)
         done: Future[object] = Future()
         done.set_result(found)
         with self._lock:
-            self._reads[read.__name__, stage, fingerprint] = done
+            self._reads[read.__name__, ref] = done
         return found
 
     def _list(self) -> Mapping[str, list[str]]:
@@ -88,6 +88,7 @@ class PlanReads:
         index = read_index(self._store)
         for stage in STAGES:
             for name in index.get(stage.name, [])[:1]:
-                self._ask(find_manifest, stage.name, name)
-                self._ask(find_revocation, stage.name, name)
+                ref = ArtifactRef(stage.name, name)
+                self._ask(find_manifest, ref)
+                self._ask(find_revocation, ref)
         return index

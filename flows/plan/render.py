@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from flows.artifacts.revocations import Revoked
-from flows.identity.fingerprint import short
+from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
 from flows.render.text import duration, visible
 
@@ -77,8 +77,7 @@ def _to_tree(item: StagePlan) -> dict[str, object]:
 
 def _revoked_to_tree(revoked: Revoked) -> dict[str, str]:
     return {
-        "stage": revoked.stage,
-        "fingerprint": revoked.fingerprint,
+        **revoked.ref._asdict(),
         "when": revoked.revocation.when,
         "who": revoked.revocation.who,
         "why": revoked.revocation.why,

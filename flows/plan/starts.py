@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flows.artifacts.runs import Run, find_run, write_run
+from flows.identity.ref import ArtifactRef
 from flows.plan.plan import StagePlan
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -32,12 +33,12 @@ class Starts:
         """Return the starts with the artifacts and checkpoints in the plan of a run."""
         found: dict[str, int] = {}
         for item in items:
-            if item.fingerprint is None:
+            if (ref := item.ref) is None:
                 continue
             if item.state == "=":
-                found |= _built(item.stage.name, item.fingerprint)
+                found |= _built(ref)
             elif item.resume is not None:
-                found[f"{item.stage.name}/{item.fingerprint}"] = item.resume.step
+                found[ref.prefix] = item.resume.step
         return self.add(run, found)
 
     def record_in(self, run: Run) -> Run:
@@ -73,8 +74,8 @@ def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
         reached={run: {} for run in runs} | {record.run: record.reached for record in records},
     )
     for record in records:
-        for stage, fingerprint in record.stages.items():
-            starts = starts.add(record.run, _built(stage, fingerprint))
+        for ref in record.refs:
+            starts = starts.add(record.run, _built(ref))
     # Written at once: if this start dies before it writes a record, the next one must not count the
     # same artifacts as progress again.
     for record in records:
@@ -83,6 +84,6 @@ def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
     return starts
 
 
-def _built(stage: str, fingerprint: str) -> dict[str, int]:
+def _built(ref: ArtifactRef) -> dict[str, int]:
     # One step, beyond the 0 of an unknown name; checkpoints of the stage count under another name.
-    return {f"{stage}/{fingerprint}/manifest.json": 1}
+    return {ref.manifest_key: 1}

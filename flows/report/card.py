@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Provenance
+from flows.identity.ref import short
 from flows.render.charts import Chart, Stop
 from flows.render.text import duration, percent
 from flows.report.command import Reproduction, reproduction_of

@@ -70,6 +70,6 @@ def place(manifest: Manifest) -> str:
 def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> lease.LeaseGrant:
     """The right to build it."""
     me = dataclasses.replace(make_claim(), run=run)
-    held = lease.try_acquire(store, manifest.stage, manifest.fingerprint, me, ttl=lease.TTL)
+    held = lease.try_acquire(store, manifest.ref, me, ttl=lease.TTL)
     assert isinstance(held, lease.LeaseGrant)
     return held

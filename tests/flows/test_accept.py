@@ -13,6 +13,7 @@ from flows.gc.collect import collect
 from flows.gc.reach import Rules
 from flows.identity.fingerprint import fingerprint_of
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.plan.accept import Acceptance, Offer, accept, find_offer
 from flows.stages import stage_named
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
@@ -86,7 +87,7 @@ def test_acceptances_are_remembered_in_a_row(full_house: House):
     second = take(full_house, "sft").manifest
     refactor(full_house, "sft", "AGAIN = 1")
     third = take(full_house, "sft").manifest
-    assert accepted_from(third) == (second.fingerprint, first.fingerprint)
+    assert accepted_from(third) == (second.ref, first.ref)
     assert third.files == first.files
     assert third.accepted is not None
     assert third.accepted["code"] == first.preimage["code"]
@@ -232,7 +233,7 @@ def test_files_that_are_gone_are_not_accepted(full_house: House):
     full_house.store.delete(offer.manifest.files[0].key)
     with pytest.raises(ArtifactError, match=r"are not in file:///.*: data is gone"):
         accept(full_house.store, offer, why="why", who="ann", when=WHEN, proof=None)
-    assert find_manifest(full_house.store, "sft", offer.identity.fingerprint) is None
+    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
 
 
 def test_files_that_are_cut_short_are_not_accepted(full_house: House):
@@ -241,7 +242,7 @@ def test_files_that_are_cut_short_are_not_accepted(full_house: House):
     full_house.store.put(offer.manifest.files[0].key, b"short")
     with pytest.raises(ArtifactError, match="data has 5 bytes, not 64"):
         accept(full_house.store, offer, why="why", who="ann", when=WHEN, proof=None)
-    assert find_manifest(full_house.store, "sft", offer.identity.fingerprint) is None
+    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
 
 
 def test_files_that_go_while_they_are_accepted_take_the_manifest_with_them(full_house: House):
@@ -266,8 +267,11 @@ def test_files_that_go_while_they_are_accepted_take_the_manifest_with_them(full_
     with pytest.raises(ArtifactError, match="data is gone"):
         accept(store, offer, why="why", who="ann", when=WHEN, proof=None)
     assert store.lost
-    assert find_manifest(full_house.store, "sft", offer.identity.fingerprint) is None
-    assert find_manifest(full_house.store, "sft", offer.manifest.fingerprint) == offer.manifest
+    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
+    assert (
+        find_manifest(full_house.store, ArtifactRef("sft", offer.manifest.fingerprint))
+        == offer.manifest
+    )
 
 
 def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
@@ -292,9 +296,11 @@ def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
     for _ in range(2):
         collect(full_house.store, rules, watch=lambda what, count: None)
     old = accepted_from(new)[0]
-    assert find_manifest(full_house.store, "report", old) is None
+    assert find_manifest(full_house.store, old) is None
     with Cache(tmp_path / "cache", 10**9) as cache:
-        assert (fetch(full_house.store, new, cache) / "files" / "data").read_text() == old
+        assert (
+            fetch(full_house.store, new, cache) / "files" / "data"
+        ).read_text() == old.fingerprint
 
 
 # Somebody else was first.

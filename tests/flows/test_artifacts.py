@@ -14,6 +14,7 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
@@ -43,13 +44,13 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
 
 
 def test_there_is_no_artifact_before_it_is_published(store: LocalStore):
-    assert find_manifest(store, "rows", ROWS.fingerprint) is None
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Path, cache: Cache):
     published = publish_rows(store, tmp_path)
     assert not published.adopted
-    manifest = find_manifest(store, "rows", ROWS.fingerprint)
+    manifest = find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
     assert manifest == published.manifest
     assert [file.path for file in manifest.files] == ["rows.json", "sub/empty.bin", "train.rows"]
     directory = fetch(store, manifest, cache)
@@ -61,14 +62,16 @@ def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Pa
 
 def test_a_store_that_cannot_be_reached_is_not_an_absent_artifact(tmp_path: Path):
     with pytest.raises(StoreError):
-        find_manifest(LocalStore(tmp_path / "gone" / "store"), "rows", ROWS.fingerprint)
+        find_manifest(
+            LocalStore(tmp_path / "gone" / "store"), ArtifactRef("rows", ROWS.fingerprint)
+        )
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 1, "stage": "rows"'])
 def test_a_damaged_manifest_is_not_an_absent_artifact(store: LocalStore, data: bytes):
     store.put(f"rows/{ROWS.fingerprint}/manifest.json", data)
     with pytest.raises(ArtifactError, match=r"manifest\.json"):
-        find_manifest(store, "rows", ROWS.fingerprint)
+        find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
 
 
 def test_a_manifest_under_another_name_is_refused(store: LocalStore, tmp_path: Path):
@@ -76,7 +79,7 @@ def test_a_manifest_under_another_name_is_refused(store: LocalStore, tmp_path: P
     data = store.get(f"rows/{ROWS.fingerprint}/manifest.json")
     store.put(f"rows/{'0' * 64}/manifest.json", data)
     with pytest.raises(ArtifactError, match="is the manifest of rows/"):
-        find_manifest(store, "rows", "0" * 64)
+        find_manifest(store, ArtifactRef("rows", "0" * 64))
 
 
 def test_whoever_comes_second_adopts_the_first(store: LocalStore, tmp_path: Path):
@@ -179,7 +182,7 @@ def test_two_processes_that_publish_at_once_agree_on_one_whole_artifact(
         assert a.split()[0] == b.split()[0]
         assert sorted([a.split()[1], b.split()[1]]) == ["False", "True"]
         identity = identity_of("rows", seed=seed)
-        manifest = find_manifest(store, "rows", identity.fingerprint)
+        manifest = find_manifest(store, ArtifactRef("rows", identity.fingerprint))
         assert manifest is not None
         directory = fetch(store, manifest, cache)
         assert {(directory / "files" / "rows.json").read_text()} == {a.split()[0]}
@@ -196,7 +199,7 @@ def test_a_killed_attempt_leaves_no_artifact(store: LocalStore, tmp_path: Path):
 
     with pytest.raises(Killed):
         publish_rows(Dying(tmp_path / "store"), tmp_path)
-    assert find_manifest(store, "rows", ROWS.fingerprint) is None
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
     assert not publish_rows(store, tmp_path).adopted
 
 
@@ -264,7 +267,7 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_pa
     store = Silent(tmp_path / "store")
     with pytest.raises(ArtifactError, match="was removed while it was being published"):
         publish_rows(store, tmp_path, persist=persist)
-    assert find_manifest(store, "rows", ROWS.fingerprint) is None
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
@@ -273,7 +276,7 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
     old = publish_rows(store, tmp_path).manifest
     supersede(store, old, fence=no_fence)
     supersede(store, old, fence=no_fence)
-    assert find_manifest(store, "rows", ROWS.fingerprint) is None
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
     new = publish_rows(store, tmp_path, train=b"other!").manifest
     (key,) = new.divergences
     assert Manifest.from_json(store.get(key), where="") == old
@@ -313,7 +316,7 @@ def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
     (output / "with space").write_text("")
     with pytest.raises(StoreError, match="with space"):
         publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
-    assert find_manifest(store, "rows", ROWS.fingerprint) is None
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path):

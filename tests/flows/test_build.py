@@ -13,6 +13,7 @@ from flows.artifacts.publish import find_manifest
 from flows.build.build import build
 from flows.build.code_check import leaked_modules
 from flows.identity.fingerprint import Code, identify
+from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store
@@ -216,7 +217,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
     held = toys.stage("held")
     context = toys.context()
     identity = identify(held, context.run, {}, code=Code(context.root))
-    path = file_lock.lock_path(context.work, "held", identity.fingerprint)
+    path = file_lock.lock_path(context.work, ArtifactRef("held", identity.fingerprint))
     errors: list[BaseException] = []
 
     def run(stage: Any) -> None:
@@ -239,7 +240,7 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
             thread.join(20)
 
     assert len(errors) == 2
-    assert find_manifest(context.store, "held", identity.fingerprint) is None
+    assert find_manifest(context.store, ArtifactRef("held", identity.fingerprint)) is None
     assert [os.path.exists(toys.home / "work" / "slow")] == [True]
 
 

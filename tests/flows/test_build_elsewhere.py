@@ -13,6 +13,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.build.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.rebuilds import mark_rebuild
+from flows.identity.ref import ArtifactRef
 from flows.plan.in_progress import find_resume
 from infra.launch.torchrun import JobFailed
 from infra.storage.open import open_store
@@ -163,7 +164,7 @@ def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path)
     with pytest.raises(JobFailed):
         build(stage, context, {}, force=False)
     fingerprint = next(iter(context.store.list("train/"))).key.split("/")[1]
-    assert checkpoints.find_steps(context.store, "train", fingerprint) == (2, 3)
+    assert checkpoints.find_steps(context.store, ArtifactRef("train", fingerprint)) == (2, 3)
     with pytest.raises(JobFailed):  # it began at 0 again: it fails again
         build(stage, context, {}, force=True)
 
@@ -221,8 +222,8 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
 def forced_mark(context: BuildContext, stage: Any, run: str) -> None:
     """Begin a rebuild, and nothing more: the machine vanishes."""
     fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
-    checkpoints.forget(context.store, stage.name, fingerprint)
-    mark_rebuild(context.store, stage.name, fingerprint, run=run)
+    checkpoints.forget(context.store, ArtifactRef(stage.name, fingerprint))
+    mark_rebuild(context.store, ArtifactRef(stage.name, fingerprint), run=run)
 
 
 def resume_of(context: BuildContext, stage: Any) -> Any:

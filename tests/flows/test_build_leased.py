@@ -18,6 +18,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked, revoke
 from flows.build.build import build
 from flows.identity.fingerprint import Code, identify
+from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.lease import TTL, LeaseHolder, LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
@@ -38,8 +39,7 @@ def take_over(context: Any, stage: Any) -> Any:
     """As if the lease had run out: another machine takes it."""
     taken = try_acquire(
         context.store,
-        stage.name,
-        fingerprint_of(context, stage),
+        ArtifactRef(stage.name, fingerprint_of(context, stage)),
         claim("b", home="elsewhere"),
         ttl=-1.0,
     )
@@ -108,7 +108,9 @@ def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
     assert list(toys.home.glob("work/endless/*/checkpoints/kept"))
     (worker,) = toys.home.glob("work/endless/*/result.json")
     assert json.loads(worker.read_text())["status"] == "interrupted"
-    assert find_manifest(context.store, "endless", fingerprint_of(context, stage)) is None
+    assert (
+        find_manifest(context.store, ArtifactRef("endless", fingerprint_of(context, stage))) is None
+    )
 
 
 def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys: Any) -> None:
@@ -147,7 +149,9 @@ def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existi
     with pytest.raises(LeaseLost, match="to run run-b"):
         build(stage, replace(context, store=TakenAway(context, stage)), {}, force=False)
 
-    assert find_manifest(context.store, "first", fingerprint_of(context, stage)) is None
+    assert (
+        find_manifest(context.store, ArtifactRef("first", fingerprint_of(context, stage))) is None
+    )
     assert list(toys.home.glob("work/first/*/output/value.txt"))
 
 
@@ -159,7 +163,10 @@ def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyP
 
     build(stage, replace(context, store=TakenAway(context, stage)), {}, force=False)
 
-    assert find_manifest(context.store, "first", fingerprint_of(context, stage)) is not None
+    assert (
+        find_manifest(context.store, ArtifactRef("first", fingerprint_of(context, stage)))
+        is not None
+    )
 
 
 def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys: Any) -> None:
@@ -180,7 +187,7 @@ def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys:
     with pytest.raises(LeaseLost, match="to run run-b"):
         build(stage, replace(late, store=Taken(context, stage)), {}, force=True)
 
-    assert find_manifest(context.store, "first", made.fingerprint) == made
+    assert find_manifest(context.store, ArtifactRef("first", made.fingerprint)) == made
 
 
 def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: Path) -> None:

@@ -177,10 +177,11 @@ import sys
 from pathlib import Path
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.cache import Cache, fetch
+from flows.identity.ref import ArtifactRef
 from tests.flows.stores import CountingStore, DyingStore
 
 store = CountingStore(Path(sys.argv[1]))
-manifest = find_manifest(store, "rows", sys.argv[3])
+manifest = find_manifest(store, ArtifactRef("rows", sys.argv[3]))
 print("ready", flush=True)
 sys.stdin.readline()
 cache = Cache(Path(sys.argv[2]), 10**9)
@@ -360,10 +361,11 @@ import random, sys
 from pathlib import Path
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.cache import Cache, fetch
+from flows.identity.ref import ArtifactRef
 from infra.storage.local import LocalStore
 
 store, generator = LocalStore(Path(sys.argv[1])), random.Random(sys.argv[3])
-manifests = [find_manifest(store, "rows", fingerprint) for fingerprint in sys.argv[4:]]
+manifests = [find_manifest(store, ArtifactRef("rows", text)) for text in sys.argv[4:]]
 for _ in range(40):
     number = generator.randrange(len(manifests))
     with Cache(Path(sys.argv[2]), 10 * 4096) as cache:

@@ -15,6 +15,7 @@ from flows.build.messages import (
     publish_status,
 )
 from flows.gc.inventory import take_inventory
+from flows.identity.ref import ArtifactRef
 from flows.leases.lease import LeaseGrant, LeaseLost, check, release, try_acquire
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -26,12 +27,12 @@ TTL = 120.0
 @pytest.fixture
 def place(tmp_path: Path) -> MessagePrefix:
     return MessagePrefix(
-        store=LocalStore(tmp_path / "store"), stage="pretrain", fingerprint="ab" * 32
+        store=LocalStore(tmp_path / "store"), ref=ArtifactRef("pretrain", "ab" * 32)
     )
 
 
 def acquire(place: MessagePrefix, name: str, *, ttl: float = TTL) -> LeaseGrant:
-    held = try_acquire(place.store, place.stage, place.fingerprint, claim(name), ttl=ttl)
+    held = try_acquire(place.store, place.ref, claim(name), ttl=ttl)
     assert isinstance(held, LeaseGrant)
     return held
 

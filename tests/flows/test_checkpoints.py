@@ -17,6 +17,7 @@ from flows.artifacts.checkpoints import (
     send,
     settle,
 )
+from flows.identity.ref import ArtifactRef
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from nanochat_core.job import CHECKPOINT_FORMAT, Job, Resources
@@ -111,7 +112,7 @@ def test_only_the_newest_two_stay_in_the_store(store: LocalStore, here: Job):
         send_one(store, here, step)
     places = {entry.key.split("/")[3] for entry in store.list("pretrain/")}
     assert places == {"step-0000200", "step-0000300"}
-    assert find_steps(store, "pretrain", here.fingerprint) == (300, 900)
+    assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) == (300, 900)
 
 
 def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(
@@ -206,7 +207,7 @@ def test_a_fenced_owner_commits_nothing(store: LocalStore, here: Job):
 
     with pytest.raises(StageError):
         send(store, here, save(here, 100), owner="me", epoch=1, fence=fenced)
-    assert find_steps(store, "pretrain", here.fingerprint) is None
+    assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
 
 
 def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalStore, here: Job):
@@ -220,12 +221,12 @@ def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalSt
     with pytest.raises(StageError):
         send(store, here, save(here, 100), owner="me", epoch=1, fence=fence)
     assert asked == [0, 2]  # before anything, and after the tensors and the events
-    assert find_steps(store, "pretrain", here.fingerprint) is None
+    assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
 
 
 def test_forgetting_leaves_nothing(store: LocalStore, here: Job):
     send_one(store, here, 100)
-    forget(store, "pretrain", here.fingerprint)
+    forget(store, ArtifactRef("pretrain", here.fingerprint))
     assert list(store.list("pretrain/")) == []
 
 

@@ -204,7 +204,7 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
     forgotten: bool,
 ):
     put_run(store, "tiny-1", put_old(store, 1, days=3))
-    held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(held, lease.LeaseGrant)
 
     def end_collection(seconds: float) -> None:

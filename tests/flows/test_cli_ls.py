@@ -222,7 +222,7 @@ def test_of_many_artifacts_only_those_shown_are_read(large: Counting):
 
 def test_one_stage_of_many_is_listed_by_itself(large: Counting):
     listing = list_newest(large, count=5, stage="sft")
-    assert [listed.stage for listed in listing.artifacts] == ["sft"] * 5
+    assert [listed.ref.stage for listed in listing.artifacts] == ["sft"] * 5
     assert listing.more == 45
     assert large.kinds()["manifest.json"] == 5
     assert "index/sft/" in large.lists

@@ -16,9 +16,10 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, Status, write_run
 from flows.cli.app import main
 from flows.cli.train.run import is_recorded
-from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, short
+from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
 from flows.identity.manifest import Manifest
 from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef, short
 from flows.plan.accept import Acceptance, Offer, accept
 from flows.plan.plan import make_plan
 from flows.profiles import open_profile
@@ -217,7 +218,7 @@ def test_what_is_accepted_is_up_to_date(
     assert lines[0].startswith(f"{old.name}: code tasks.mixtures.mixture changed")
     assert lines[1] == f"accepted as {made['sft'].name}; nothing was compared"
     assert set(dict(states(terminal)).values()) == {"="}
-    new = find_manifest(store, "sft", made["sft"].fingerprint)
+    new = find_manifest(store, ArtifactRef("sft", made["sft"].fingerprint))
     assert new is not None
     assert new.accepted is not None
     assert new.accepted["why"] == "a new name"
@@ -298,7 +299,7 @@ def test_a_proof_that_cannot_be_had_accepts_nothing(
     age(store, made["shards"])
     assert main(["accept", "tiny", "shards", "--why", "w", "--prove"]) == 1
     assert "was built outside git" in capsys.readouterr().err
-    assert find_manifest(store, "shards", made["shards"].fingerprint) is None
+    assert find_manifest(store, ArtifactRef("shards", made["shards"].fingerprint)) is None
     assert list(store.list(PINS)) == []
     assert list((Path(os.environ["NANOCHAT_HOME"])).glob("prove-*")) == []
 
@@ -367,7 +368,7 @@ def test_a_refactor_of_a_real_stage_is_proven_and_another_change_is_not(tmp_path
     assert f"equal to the bit with commit {short(commit)} and today's code on cpu" in said
     tree = json.loads(checkout.run("plan", "tiny", "--json")[1])
     artifact = next(i["artifact"] for i in tree["stages"] if i["stage"] == "task_data")
-    new = find_manifest(store, "task_data", artifact["fingerprint"])
+    new = find_manifest(store, ArtifactRef("task_data", artifact["fingerprint"]))
     assert new is not None
     assert new.accepted is not None
     assert new.accepted["from"] == made["task_data"].fingerprint

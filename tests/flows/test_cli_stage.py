@@ -84,7 +84,7 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     terminal.said("stage", "shards", "tiny", *words, "--run", "first")
     first = find_run(store, "first")
     assert first is not None
-    held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(held, lease.LeaseGrant)
 
     def collect() -> None:

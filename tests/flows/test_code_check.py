@@ -19,6 +19,7 @@ from flows.build.job import make_job
 from flows.build.retry import is_retryable
 from flows.identity.fingerprint import CARRIERS, REPOSITORY
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
 from infra.launch.torchrun import run_job
 from nanochat_core.errors import StageError
@@ -123,7 +124,7 @@ def test_an_edit_between_fingerprint_and_start_is_not_published(
         build(stage, context, {}, force=False)
 
     assert is_retryable(caught.value)  # it is tried again
-    assert find_manifest(context.store, "toy", before.fingerprint) is None
+    assert find_manifest(context.store, ArtifactRef("toy", before.fingerprint)) is None
     assert not (context.work / "toy" / before.fingerprint).exists()
     assert not build(stage, context, {}, force=False).cached  # under the new fingerprint
     assert build(stage, context, {}, force=False).cached

@@ -9,6 +9,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
 from flows.identity.manifest import FORMAT, Manifest
 from flows.identity.records import decode_record, encode_record, find_document, repair_hint
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -29,7 +30,7 @@ def cut(store: LocalStore) -> object:
 
 def manifest_of_other_fields(store: LocalStore) -> object:
     store.put(f"sft/{FINGERPRINT}/manifest.json", encode_record({"a": 1}, format=FORMAT))
-    return find_manifest(store, "sft", FINGERPRINT)
+    return find_manifest(store, ArtifactRef("sft", FINGERPRINT))
 
 
 def manifest_that_contradicts_itself(store: LocalStore) -> object:
@@ -39,7 +40,7 @@ def manifest_that_contradicts_itself(store: LocalStore) -> object:
 
 def lease_of_other_fields(store: LocalStore) -> object:
     store.put(f"sft/{FINGERPRINT}/lease.json", encode_record({"a": 1}, format=lease.FORMAT))
-    return lease.find_holder(store, "sft", FINGERPRINT)
+    return lease.find_holder(store, ArtifactRef("sft", FINGERPRINT))
 
 
 def record_of_another_run(store: LocalStore) -> object:

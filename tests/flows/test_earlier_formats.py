@@ -17,6 +17,7 @@ from flows.artifacts.publish import find_manifest, supersede
 from flows.build import checkpoint_shards
 from flows.identity import manifest, rebuilds
 from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
@@ -96,12 +97,12 @@ def store(tmp_path: Path) -> LocalStore:
 
 
 def test_an_artifact_of_the_format_before_is_found_and_can_be_put_aside(store: LocalStore) -> None:
-    found = find_manifest(store, "eval", FINGERPRINT)
+    found = find_manifest(store, ArtifactRef("eval", FINGERPRINT))
 
     assert found is not None
     assert found.files[0].content is None
     supersede(store, found, fence=lambda: None)
-    assert find_manifest(store, "eval", FINGERPRINT) is None
+    assert find_manifest(store, ArtifactRef("eval", FINGERPRINT)) is None
     (aside,) = (entry.key for entry in store.list(f"eval/{FINGERPRINT}/superseded/"))
     assert json.loads(store.get(aside)) == MANIFEST
 
@@ -118,7 +119,7 @@ def test_a_run_of_the_format_before_is_found_and_written_in_todays(store: LocalS
 
 
 def test_a_checkpoint_of_the_format_before_is_found(store: LocalStore) -> None:
-    assert find_steps(store, "eval", FINGERPRINT) == (100, 200)
+    assert find_steps(store, ArtifactRef("eval", FINGERPRINT)) == (100, 200)
 
 
 def test_a_result_of_the_format_before_is_read_and_a_later_one_refused(tmp_path: Path) -> None:
@@ -147,7 +148,7 @@ def test_a_record_of_the_next_format_is_refused_by_its_number(
     number = {"manifest": manifest, "run": runs, "checkpoint": checkpoint_records}[name].FORMAT + 1
     store.put(key, encode_record({**tree, "news": 1}, format=number))
     read: dict[str, Callable[[], object]] = {
-        "manifest": lambda: find_manifest(store, "eval", FINGERPRINT),
+        "manifest": lambda: find_manifest(store, ArtifactRef("eval", FINGERPRINT)),
         "run": lambda: runs.find_run(store, "tiny-1-a"),
         "checkpoint": lambda: checkpoint_records.open_record(store, key.rpartition("/")[0]),
     }
@@ -163,7 +164,7 @@ def test_a_record_of_the_next_format_is_refused_by_its_number(
 def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put_run(store, "tiny-2")
-    mark = rebuilds.mark_rebuild(store, "eval", FINGERPRINT, run="tiny-2")
+    mark = rebuilds.mark_rebuild(store, ArtifactRef("eval", FINGERPRINT), run="tiny-2")
     records = [
         make_manifest("eval").to_json(),
         store.get("runs/tiny-2.json"),
@@ -172,7 +173,7 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
 
     assert [json.loads(data)["format"] for data in records] == [3, 5, 2]
     assert (checkpoint_records.FORMAT, checkpoint_shards.FORMAT) == (2, 2)
-    assert rebuilds.find_rebuild_mark(store, "eval", FINGERPRINT) == mark
+    assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) == mark
 
 
 def test_a_rebuild_that_the_version_before_began_is_begun_again(store: LocalStore) -> None:
@@ -180,7 +181,7 @@ def test_a_rebuild_that_the_version_before_began_is_begun_again(store: LocalStor
         f"eval/{FINGERPRINT}/checkpoints/anew/run.json", encode_record({"run": "a"}, format=1)
     )
 
-    assert rebuilds.find_rebuild_mark(store, "eval", FINGERPRINT) is None
+    assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) is None
 
 
 def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path: Path) -> None:

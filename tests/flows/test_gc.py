@@ -271,7 +271,7 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
     store.now += 2 * DAY
     with pin(
         store,
-        [(manifest.stage, manifest.fingerprint)],
+        [manifest.ref],
         why="accept",
         log=print,
         pause=lambda seconds: None,

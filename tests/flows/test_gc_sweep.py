@@ -163,7 +163,7 @@ def check_whole(store: MemoryStore, *manifests: Manifest) -> None:
 
 
 def test_there_is_one_collection_at_a_time(store: MemoryStore):
-    acquired = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    acquired = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(acquired, lease.LeaseGrant)
     with pytest.raises(StageError, match="is being collected already by run gc"):
         gc(store)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from flows.identity.ref import ArtifactRef
 from flows.leases import held_lease
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import LeaseHolder, LeaseLost, find_holder, try_acquire
@@ -36,7 +37,11 @@ def held_by_us(
     store: Any, *, terms: LeaseTimings = QUICK, stop: threading.Event | None = None
 ) -> Generator[HeldLease]:
     with hold_lease(
-        store, "sft", FINGERPRINT, claim("a"), stop=stop or threading.Event(), terms=terms
+        store,
+        ArtifactRef("sft", FINGERPRINT),
+        claim("a"),
+        stop=stop or threading.Event(),
+        terms=terms,
     ) as lease:
         assert isinstance(lease, HeldLease)
         yield lease
@@ -44,12 +49,12 @@ def held_by_us(
 
 def take_over(store: LocalStore) -> None:
     """As if our lease had run out: another run takes it."""
-    taken = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=-1.0)
+    taken = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"), ttl=-1.0)
     assert not isinstance(taken, LeaseHolder)
 
 
 def beats(store: LocalStore) -> int:
-    holder = find_holder(store, "sft", FINGERPRINT)
+    holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
     assert holder is not None
     return holder.record.beat
 
@@ -69,7 +74,7 @@ def test_a_held_lease_is_renewed_and_tells_how_far_the_job_is(store: LocalStore)
     with held_by_us(store) as lease:
         lease.note(step=3, total=9)
         wait_until(lambda: beats(store) > 3)
-        holder = find_holder(store, "sft", FINGERPRINT)
+        holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
         assert holder is not None
         assert (holder.record.step, holder.record.total) == (3, 9)
         assert (lease.owner, lease.epoch) == ("owner-a", 1)
@@ -98,7 +103,11 @@ def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> 
     before = threading.active_count()
     with held_by_us(store):
         found = hold_lease(
-            store, "sft", FINGERPRINT, claim("b"), stop=threading.Event(), terms=QUICK
+            store,
+            ArtifactRef("sft", FINGERPRINT),
+            claim("b"),
+            stop=threading.Event(),
+            terms=QUICK,
         )
         with found as holder:
             assert isinstance(holder, LeaseHolder)
@@ -224,7 +233,7 @@ def test_a_process_that_was_stopped_for_long_goes_on_unless_somebody_wanted_the_
     process.send_signal(signal.SIGSTOP)
     time.sleep(QUICK.ttl + 0.2)
     if wanted:
-        taken = try_acquire(store, "sft", FINGERPRINT, claim("b"), ttl=QUICK.ttl)
+        taken = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"), ttl=QUICK.ttl)
         assert not isinstance(taken, LeaseHolder)
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=30)

@@ -12,6 +12,7 @@ from flows.artifacts.names import open_model, open_run
 from flows.artifacts.pins import PINS
 from flows.artifacts.publish import find_manifest
 from flows.cli.app import main
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import write_checkpoint
 from nanochat_core.model.checkpoint import load_model
@@ -97,7 +98,7 @@ def test_the_same_files_again_are_the_same_artifact(
     assert len(terminal.said("ls", "one")) >= 3
     plan = terminal.run("plan", "tiny", "--use", "pretrain@one", "--use", "tokenizer@one")[1]
     assert [line.split()[1] for line in plan if "given" in line] == ["tokenizer", "pretrain"]
-    manifest = find_manifest(store, "pretrain", one.stages["pretrain"])
+    manifest = find_manifest(store, ArtifactRef("pretrain", one.stages["pretrain"]))
     assert manifest is not None
     assert manifest.provenance.metrics["from_step"] == 100
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from flows.leases.lease import (
     TTL,
@@ -51,7 +52,7 @@ def set_age(store: LocalStore, tmp_path: Path) -> Callable[[float], None]:
 
 
 def ask(store: Any, me: Claimant) -> LeaseGrant | LeaseHolder:
-    return try_acquire(store, "pretrain", FINGERPRINT, me, ttl=TTL)
+    return try_acquire(store, ArtifactRef("pretrain", FINGERPRINT), me, ttl=TTL)
 
 
 def take(store: Any, me: Claimant) -> LeaseGrant:
@@ -67,7 +68,7 @@ def record(store: LocalStore) -> dict[str, Any]:
 def test_the_first_owner_has_epoch_one_and_says_who_it_is(store: LocalStore) -> None:
     held = take(store, claim("a"))
 
-    assert (held.owner, held.epoch, held.name) == ("owner-a", 1, "pretrain/abababababab")
+    assert (held.owner, held.epoch, held.ref.name) == ("owner-a", 1, "pretrain/abababababab")
     written = record(store)
     assert {name: written[name] for name in ("run", "host", "pid", "home", "since")} == {
         "run": "run-a",
@@ -186,7 +187,7 @@ def test_a_renewal_makes_the_lease_young_and_tells_how_far_the_job_is(
 
     held = renew(store, held, step=5, total=9)
 
-    holder = find_holder(store, "pretrain", FINGERPRINT)
+    holder = find_holder(store, ArtifactRef("pretrain", FINGERPRINT))
     assert holder is not None
     assert holder.age < 10
     assert (holder.record.step, holder.record.total) == (5, 9)
@@ -272,7 +273,7 @@ def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalSto
         with pytest.raises(LeaseLost, match="its record was removed"):
             use()
     release(store, held)
-    assert find_holder(store, "pretrain", FINGERPRINT) is None
+    assert find_holder(store, ArtifactRef("pretrain", FINGERPRINT)) is None
 
     assert take(store, claim("b")).epoch == held.epoch  # epochs were lost with the record
     with pytest.raises(LeaseLost, match="to run run-b"):
@@ -373,7 +374,7 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
         lambda: ask(store, claim("b")),
         lambda: renew(store, held, step=1, total=2),
         lambda: check(store, held),
-        lambda: find_holder(store, "pretrain", FINGERPRINT),
+        lambda: find_holder(store, ArtifactRef("pretrain", FINGERPRINT)),
     ):
         with pytest.raises(ArtifactError, match=r"lease\.json is ") as caught:
             use()
@@ -384,7 +385,7 @@ def test_only_a_lease_that_lives_has_a_holder(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     def find(**options: Any) -> LeaseHolder | None:
-        return find_holder(store, "pretrain", FINGERPRINT, **options)
+        return find_holder(store, ArtifactRef("pretrain", FINGERPRINT), **options)
 
     assert find() is None
     held = take(store, claim("a"))

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import (
     LeaseGrant,
@@ -23,7 +24,7 @@ FINGERPRINT = "ab" * 32
 
 
 def ask(store: Store, name: str, *, ttl: float = 60.0) -> LeaseGrant | LeaseHolder:
-    return try_acquire(store, "sft", FINGERPRINT, claim(name), ttl=ttl)
+    return try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim(name), ttl=ttl)
 
 
 def test_a_lease_goes_from_owner_to_owner(s3_store: Store) -> None:
@@ -50,8 +51,8 @@ def test_a_lease_goes_from_owner_to_owner(s3_store: Store) -> None:
 def test_a_lease_grows_old_by_the_stores_clock(s3_store: Store) -> None:
     ask(s3_store, "a")
     time.sleep(2.2)
-    assert find_holder(s3_store, "sft", FINGERPRINT, ttl=30.0) is not None
-    assert find_holder(s3_store, "sft", FINGERPRINT, ttl=0.9) is None
+    assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT), ttl=30.0) is not None
+    assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT), ttl=0.9) is None
     assert isinstance(ask(s3_store, "b", ttl=0.9), LeaseGrant)
 
 
@@ -82,11 +83,13 @@ def test_of_many_that_want_it_at_once_one_gets_it_each_time(s3_store: Store) -> 
 def test_heartbeats_keep_it(s3_store: Store) -> None:
     terms = LeaseTimings(ttl=4.0, beat=0.2)
     stop = threading.Event()
-    with hold_lease(s3_store, "sft", FINGERPRINT, claim("a"), stop=stop, terms=terms) as lease:
+    with hold_lease(
+        s3_store, ArtifactRef("sft", FINGERPRINT), claim("a"), stop=stop, terms=terms
+    ) as lease:
         assert isinstance(lease, HeldLease)
         time.sleep(1.5)
-        holder = find_holder(s3_store, "sft", FINGERPRINT)
+        holder = find_holder(s3_store, ArtifactRef("sft", FINGERPRINT))
         assert holder is not None
         assert holder.record.beat > 2
         assert not lease.lost.is_set()
-    assert find_holder(s3_store, "sft", FINGERPRINT) is None
+    assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT)) is None

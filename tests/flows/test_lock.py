@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.file_lock import (
     Owner,
@@ -49,8 +50,12 @@ def nobody_expected(owner: Owner | None) -> None:
 
 
 def test_the_lock_and_the_work_of_a_fingerprint_lie_side_by_side(tmp_path: Path):
-    assert lock_path(tmp_path, "sft", "ab" * 32) == tmp_path / "sft" / "abababababab.lock"
-    assert work_directory(tmp_path, "sft", "ab" * 32) == tmp_path / "sft" / "abababababab"
+    assert (
+        lock_path(tmp_path, ArtifactRef("sft", "ab" * 32)) == tmp_path / "sft" / "abababababab.lock"
+    )
+    assert (
+        work_directory(tmp_path, ArtifactRef("sft", "ab" * 32)) == tmp_path / "sft" / "abababababab"
+    )
 
 
 def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path: Path):

@@ -26,6 +26,7 @@ from flows.build.messages import (
 )
 from flows.build.nodes import build_share
 from flows.build.retry import TransientStageError, is_retryable
+from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
@@ -255,7 +256,7 @@ def test_a_node_that_was_started_again_within_an_attempt_is_lost(
 def heard_call(context: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
     """Node 0's first call, as another node hears it."""
     while True:
-        place = MessagePrefix(store=context.store, stage="train", fingerprint=_fingerprint(context))
+        place = MessagePrefix(store=context.store, ref=ArtifactRef("train", _fingerprint(context)))
         if (call := find_start(place, ttl=60.0)[0]) is not None:
             return place, call
         assert not first.done(), first.result()
@@ -308,10 +309,10 @@ def test_two_nodes_in_one_home_are_told_apart(
     monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", 0.5)
     first = start(pool, stage, contexts[0], 0)
     place = MessagePrefix(
-        store=contexts[0].store, stage="train", fingerprint=_fingerprint(contexts[0])
+        store=contexts[0].store, ref=ArtifactRef("train", _fingerprint(contexts[0]))
     )
     while find_start(place, ttl=60.0)[0] is None:
-        place = replace(place, fingerprint=_fingerprint(contexts[0]))
+        place = replace(place, ref=ArtifactRef("train", _fingerprint(contexts[0])))
     with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
         build_share(stage, contexts[0], {}, node=1, force=False)
     assert "a home of its own" in (caught.value.hint or "")
@@ -328,7 +329,7 @@ def test_of_two_machines_with_one_number_one_ends(
     ]
     third = context_of(toys, tmp_path, "c")
     third = replace(third, placement=replace(third.placement, nodes=3))
-    place = MessagePrefix(store=third.store, stage="train", fingerprint=_fingerprint(third))
+    place = MessagePrefix(store=third.store, ref=ArtifactRef("train", _fingerprint(third)))
     first = start(pool, stage, contexts[0], 0)
     second = start(pool, stage, contexts[1], 1)
     while (call := find_start(place, ttl=60.0)[0]) is None:
@@ -356,7 +357,7 @@ def _fingerprint(context: BuildContext) -> str:
 def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[BuildContext]) -> None:
     stage = toys.stage("data")
     built = build_share(stage, contexts[0], {}, node=0, force=False)
-    assert find_manifest(contexts[0].store, "data", built.manifest.fingerprint)
+    assert find_manifest(contexts[0].store, ArtifactRef("data", built.manifest.fingerprint))
     with pytest.raises(ConfigError, match="data is built by one machine, this is node 1"):
         build_share(stage, contexts[1], {}, node=1, force=False)
     with pytest.raises(ConfigError, match="node 2 is not one of 2 nodes"):

@@ -67,7 +67,7 @@ def test_an_order_says_in_json_what_the_run_was_told(toys: Any) -> None:
         "place": ["threads=1"],
         "strict": True,
     }
-    assert asked.name == f"second/{asked.fingerprint[:12]}"
+    assert asked.ref.name == f"second/{asked.fingerprint[:12]}"
 
 
 def test_where_it_is_built_is_not_part_of_what_is_ordered(toys: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from flows.artifacts.publish import find_manifest
 from flows.build.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
+from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
@@ -166,7 +167,7 @@ def test_another_owner_ends_the_wait_to_publish(toys: Any) -> None:
     def take_over() -> None:
         wait_until(lambda: outage.until is not None)
         other = claim("b", home="elsewhere")
-        try_acquire(context.store, "train", fingerprint, other, ttl=-1.0)
+        try_acquire(context.store, ArtifactRef("train", fingerprint), other, ttl=-1.0)
 
     other = threading.Thread(target=take_over)
     other.start()
@@ -174,5 +175,5 @@ def test_another_owner_ends_the_wait_to_publish(toys: Any) -> None:
         build(stage, replace(context, store=outage), {}, force=False)
     other.join()
 
-    assert find_manifest(context.store, "train", fingerprint) is None
+    assert find_manifest(context.store, ArtifactRef("train", fingerprint)) is None
     assert list(Path(context.work).glob("train/*/output/value.txt"))

@@ -13,6 +13,7 @@ import pytest
 from flows.artifacts import checkpoints
 from flows.artifacts.publish import find_manifest, supersede
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.lease import Claimant, LeaseGrant, release, renew, try_acquire
 from flows.plan.in_progress import Resume
@@ -61,7 +62,9 @@ def test_all_is_up_to_date(built: House):
 def checkpoint(house: House, stage: str, step: int, *, total: int, text: str | None = None) -> Path:
     fingerprint = house.plan().of(stage).fingerprint
     assert fingerprint
-    directory = file_lock.work_directory(house.work, stage, fingerprint) / "checkpoints"
+    directory = (
+        file_lock.work_directory(house.work, ArtifactRef(stage, fingerprint)) / "checkpoints"
+    )
     directory = directory / f"step-{step:07d}"
     directory.mkdir(parents=True)
     content = json.dumps({"step": step, "total": total}) if text is None else text
@@ -123,7 +126,7 @@ def test_what_is_being_built_says_by_whom(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
-    path = file_lock.lock_path(house.work, "pretrain", fingerprint)
+    path = file_lock.lock_path(house.work, ArtifactRef("pretrain", fingerprint))
     with file_lock.hold(path, lambda owner: None):
         item = house.plan().of("pretrain")
         assert item.state == "!"
@@ -145,7 +148,7 @@ def test_what_another_machine_builds_says_how_far_it_is(house: House):
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
     theirs = claim("d12-7", "far", "another home")
-    held = try_acquire(house.store, "pretrain", fingerprint, theirs, ttl=120)
+    held = try_acquire(house.store, ArtifactRef("pretrain", fingerprint), theirs, ttl=120)
     assert isinstance(held, LeaseGrant)
     held = renew(house.store, held, step=310, total=900)
     item = house.plan().of("pretrain")
@@ -161,7 +164,12 @@ def test_a_lease_that_nobody_renews_is_nobodys(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
-    try_acquire(house.store, "pretrain", fingerprint, claim("d12-7", "far", "h"), ttl=120)
+    try_acquire(
+        house.store,
+        ArtifactRef("pretrain", fingerprint),
+        claim("d12-7", "far", "h"),
+        ttl=120,
+    )
     assert house.plan().of("pretrain").state == "!"
     path = house.root.parent / "store" / "pretrain" / fingerprint / "lease.json"
     long_ago = path.stat().st_mtime - 121
@@ -174,10 +182,10 @@ def test_a_lease_of_a_process_that_was_killed_here_is_nobodys(house: House):
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
     ours = claim("d12-7", "here", file_lock.home_id(house.work.parent))
-    try_acquire(house.store, "pretrain", fingerprint, ours, ttl=120)
+    try_acquire(house.store, ArtifactRef("pretrain", fingerprint), ours, ttl=120)
     assert house.plan().of("pretrain").state == "+"
     with file_lock.hold(
-        file_lock.lock_path(house.work, "pretrain", fingerprint), lambda owner: None
+        file_lock.lock_path(house.work, ArtifactRef("pretrain", fingerprint)), lambda owner: None
     ):
         assert house.plan().of("pretrain").reason.startswith("by run d12-7 on host here")
 
@@ -234,7 +242,7 @@ def test_a_stage_that_is_none_is_refused(built: House, options: dict[str, Any]):
 def test_a_superseded_artifact_is_to_be_built_again(full_house: House):
     fingerprint = full_house.plan().of("sft").fingerprint
     assert fingerprint
-    manifest = find_manifest(full_house.store, "sft", fingerprint)
+    manifest = find_manifest(full_house.store, ArtifactRef("sft", fingerprint))
     assert manifest
     supersede(full_house.store, manifest, fence=lambda: None)
     plan = full_house.plan()

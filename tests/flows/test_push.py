@@ -12,6 +12,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import find_run, find_tag, point
 from flows.identity.manifest import Manifest, digest_of
+from flows.identity.ref import ArtifactRef
 from flows.interop.push import choose, find_lacking
 from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
@@ -56,7 +57,7 @@ def test_one_artifact_arrives_with_the_record_that_names_it(
     send(source, target, "sft@main")
     check_same(source, target, model, tmp_path / "cache")
     assert open_artifact(target, "sft@main") == open_artifact(target, "sft@tiny") == model
-    assert find_manifest(target, "tokenizer", artifacts[0].fingerprint) is None
+    assert find_manifest(target, ArtifactRef("tokenizer", artifacts[0].fingerprint)) is None
     assert find_tag(target, "main") == "tiny-1"
 
 
@@ -101,8 +102,8 @@ def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_gone_on_with(
     with pytest.raises(KeyboardInterrupt):
         send(source, dying, "tiny")
     tokenizer, model = artifacts
-    assert find_manifest(target, "tokenizer", tokenizer.fingerprint) == tokenizer
-    assert find_manifest(target, "sft", model.fingerprint) is None
+    assert find_manifest(target, ArtifactRef("tokenizer", tokenizer.fingerprint)) == tokenizer
+    assert find_manifest(target, ArtifactRef("sft", model.fingerprint)) is None
     assert list(target.list("runs/")) == []
     send(source, target, "tiny")
     assert len(dying.uploaded) == len(target.uploaded) == 3
@@ -141,7 +142,7 @@ def test_damage_at_the_source_is_found_before_it_is_sent(
     assert f"{source.url}/{file.key}" in str(caught.value)
     assert "--force sft" in (caught.value.hint or "")
     assert f"`nanochat push {artifacts[1].name} --verify" in (caught.value.hint or "")
-    assert find_manifest(target, "sft", artifacts[1].fingerprint) is None
+    assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) is None
     with pytest.raises(ObjectNotFound):
         target.head(file.key)
 
@@ -177,7 +178,7 @@ def test_another_artifact_under_the_fingerprint_keeps_its_place(
     pushed = send(source, target, "sft@tiny")
     assert pushed.adopted == (theirs,)
     assert target.uploaded == []
-    assert find_manifest(target, "sft", theirs.fingerprint) == theirs
+    assert find_manifest(target, ArtifactRef("sft", theirs.fingerprint)) == theirs
 
 
 def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
@@ -195,7 +196,7 @@ def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
     raced: list[Manifest] = []
     target = Raced(tmp_path / "target")
     assert send(source, target, "sft@tiny").adopted == tuple(raced)
-    assert find_manifest(target, "sft", artifacts[1].fingerprint) == raced[0]
+    assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) == raced[0]
 
 
 def test_files_of_older_artifacts_are_sent_too_and_once(
@@ -210,7 +211,7 @@ def test_files_of_older_artifacts_are_sent_too_and_once(
     put_run(source, "tiny-1", reusing)
     send(source, target, "tiny")
     check_same(source, target, reusing, tmp_path / "cache")
-    assert find_manifest(target, "shards", old.fingerprint) is None
+    assert find_manifest(target, ArtifactRef("shards", old.fingerprint)) is None
     put_run(source, "old-1", old, name="old")
     send(source, target, "tiny", "old")
     assert sorted(target.uploaded) == sorted(set(target.uploaded))
@@ -298,7 +299,7 @@ def test_an_error_on_the_way_stops_the_push_and_no_manifest_is_written(
     target = Broken(tmp_path / "target")
     with pytest.raises(StageError, match="broken"):
         send(source, target, "tiny")
-    assert find_manifest(target, "sft", artifacts[1].fingerprint) is None
+    assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) is None
     assert [m.stage for m in find_lacking(target, artifacts).manifests] == ["tokenizer", "sft"]
 
 

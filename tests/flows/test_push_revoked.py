@@ -7,6 +7,7 @@ import pytest
 
 from flows.artifacts.revocations import check_not_revoked, find_revocation, find_revoked, revoke
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.interop.push import choose
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
@@ -51,7 +52,10 @@ def test_what_was_made_from_a_revoked_artifact_is_sent_with_the_revocation(
         (there,) = check_not_revoked(target, manifest)
         assert there == named
     take_back(source, base)
-    assert {r.stage for r in choose(source, ["sft@tiny"]).made_from} == {"tokenizer", "pretrain"}
+    assert {r.ref.stage for r in choose(source, ["sft@tiny"]).made_from} == {
+        "tokenizer",
+        "pretrain",
+    }
 
 
 def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
@@ -61,7 +65,7 @@ def test_what_was_sent_before_it_was_revoked_is_revoked_there_by_the_next_push(
     send(source, target, "tiny")
     take_back(source, base)
     chosen = choose(source, ["tiny"])
-    assert [r.stage for r in chosen.made_from] == ["pretrain"]
+    assert [r.ref.stage for r in chosen.made_from] == ["pretrain"]
     assert base not in chosen.manifests
     send(source, target, "tiny")
     with pytest.raises(ArtifactError, match="wrong data"):
@@ -75,7 +79,7 @@ def test_a_revocation_there_of_the_same_build_or_of_their_own_one_stays(
     take_back(source, tokenizer)
     take_back(target, tokenizer, why="theirs")
     send(source, target, "tiny")
-    found = find_revocation(target, "tokenizer", tokenizer.fingerprint)
+    found = find_revocation(target, ArtifactRef("tokenizer", tokenizer.fingerprint))
     assert found is not None
     assert found.why == "theirs"
 

@@ -14,6 +14,7 @@ from flows.artifacts.runs import find_run
 from flows.cli.app import main
 from flows.identity.manifest import FORMAT
 from flows.identity.records import decode_record, encode_record
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
@@ -81,7 +82,7 @@ def test_each_field_of_a_manifest_has_its_type(
     holder[path[-1]] = value
     local.put(key, encode_record(tree, format=FORMAT))
     with pytest.raises(ArtifactError, match=says) as caught:
-        find_manifest(local, "sft", manifest.fingerprint)
+        find_manifest(local, ArtifactRef("sft", manifest.fingerprint))
     assert key in str(caught.value)
     assert caught.value.hint
 
@@ -110,13 +111,13 @@ def test_a_revocation_of_other_types_is_named(local: LocalStore):
     tree = {"why": [], "when": "", "who": "", "owner": "", "epoch": 1}
     local.put(f"sft/{'a' * 64}/revoked.json", encode_record(tree, format=2))
     with pytest.raises(ArtifactError, match="why is \\[\\], expected str"):
-        find_revocation(local, "sft", "a" * 64)
+        find_revocation(local, ArtifactRef("sft", "a" * 64))
 
 
 @pytest.mark.parametrize("name", ["step-abc/x", "step-0000001", "step-" + "9" * 90 + "/x"])
 def test_a_key_that_is_no_checkpoint_is_passed_over(local: LocalStore, name: str):
     local.put(f"sft/{'a' * 64}/checkpoints/{name}/COMMIT.json", b"x")
-    assert find_steps(local, "sft", "a" * 64) is None
+    assert find_steps(local, ArtifactRef("sft", "a" * 64)) is None
 
 
 def test_lists_leave_out_what_cannot_be_read_and_name_it(

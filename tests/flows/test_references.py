@@ -309,7 +309,7 @@ def test_names_mean_the_same_in_s3(s3_store: Store):
     assert "is ambiguous" in refusal(lambda: open_artifact(s3_store, old.name[:8]))[0]
     assert known_names(s3_store) == ["main", "tiny"]
     listing = list_newest(s3_store, count=3)
-    assert {listed.fingerprint: listed.names for listed in listing.artifacts} == {
+    assert {listed.ref.fingerprint: listed.names for listed in listing.artifacts} == {
         old.fingerprint: ("main",),
         new.fingerprint: ("tiny",),
     }

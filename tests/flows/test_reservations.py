@@ -5,6 +5,7 @@ import pytest
 from flows.artifacts.pins import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_for_sweep
 from flows.gc.collect import make_claim
 from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from nanochat_core.errors import ArtifactError, StageError
 from tests.reliability.memory_store import MemoryStore
@@ -51,7 +52,7 @@ class Waiter:
 
 
 def collect(store: MemoryStore) -> lease.LeaseGrant:
-    held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(held, lease.LeaseGrant)
     return held
 
@@ -90,7 +91,7 @@ def test_waiting_ends_when_the_run_is_stopped(store: MemoryStore):
 
 def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: MemoryStore):
     waiter = Waiter(store, looks=0)
-    places = [("rows", "a" * 64), ("sft", "b" * 64)]
+    places = [ArtifactRef("rows", "a" * 64), ArtifactRef("sft", "b" * 64)]
     seen: list[Pin | None] = []
 
     def work() -> None:

@@ -19,6 +19,7 @@ from flows.artifacts.revocations import (
     undo_revocation,
 )
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES, stages_to_redo
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
@@ -49,15 +50,15 @@ def store(built: House, tmp_path: Path) -> LocalStore:
 
 
 def test_a_revocation_says_who_when_and_why(store: Store, made: dict[str, Manifest]):
-    assert find_revocation(store, "sft", made["sft"].fingerprint) is None
+    assert find_revocation(store, ArtifactRef("sft", made["sft"].fingerprint)) is None
     take_back(store, made["sft"], "trained on\n  test data ")
-    found = find_revocation(store, "sft", made["sft"].fingerprint)
+    found = find_revocation(store, ArtifactRef("sft", made["sft"].fingerprint))
     assert str(found) == f"revoked {WHEN} by ann@desk: trained on test data"
 
 
 def test_a_revoked_artifact_stays_where_it_is(store: Store, made: dict[str, Manifest]):
     take_back(store, made["sft"])
-    assert find_manifest(store, "sft", made["sft"].fingerprint) == made["sft"]
+    assert find_manifest(store, ArtifactRef("sft", made["sft"].fingerprint)) == made["sft"]
     assert all(store.head(file.key).size == file.size for file in made["sft"].files)
 
 
@@ -76,7 +77,10 @@ def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(
     take_back(store, made["tokenizer"], "wrong split")
     take_back(store, made["midtrain"])
     warned = check_not_revoked(store, made["chat_eval_rl"])
-    assert {revoked.name for revoked in warned} == {made["tokenizer"].name, made["midtrain"].name}
+    assert {revoked.ref.name for revoked in warned} == {
+        made["tokenizer"].name,
+        made["midtrain"].name,
+    }
     assert f"{made['tokenizer'].name}, revoked {WHEN} by ann@desk: wrong split" in map(str, warned)
     assert check_not_revoked(store, made["task_data"]) == ()
 
@@ -93,9 +97,9 @@ def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(
     take_back(store, made["pretrain"])
     take_back(store, made["midtrain"])
     store.delete(f"midtrain/{made['midtrain'].fingerprint}/manifest.json")
-    assert [r.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
+    assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
     store.put(f"midtrain/{made['midtrain'].fingerprint}/manifest.json", b"{")
-    assert [r.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
+    assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
 
 
 def test_each_ancestor_is_asked_for_once(
@@ -121,12 +125,12 @@ def test_bytes_that_were_accepted_are_revoked_with_their_origin(
     store: Store, made: dict[str, Manifest]
 ):
     again = accepted(made["sft"], "a" * 64, "b" * 64)
-    assert accepted_from(again) == ("a" * 64, "b" * 64)
+    assert [ref.fingerprint for ref in accepted_from(again)] == ["a" * 64, "b" * 64]
     assert find_revoked(store, again) is None
     take_back(store, dataclasses.replace(made["sft"], fingerprint="b" * 64))
     found = find_revoked(store, again)
     assert found is not None
-    assert found.name == "sft/bbbbbbbbbbbb"
+    assert found.ref.name == "sft/bbbbbbbbbbbb"
     with pytest.raises(ArtifactError, match=r"\(the bytes of sft/bbbbbbbbbbbb\) was revoked"):
         check_not_revoked(store, again)
     assert find_revoked(store, made["sft"]) is None

@@ -10,6 +10,7 @@ from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import Run, RunRecord, find_run
 from flows.build.build import build
 from flows.gc.collect import make_claim
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -33,11 +34,11 @@ def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
     store = MemoryStore()
     record = RunRecord(store, RUN)
     record.write()
-    record.add("rows", "a" * 64)
+    record.add(ArtifactRef("rows", "a" * 64))
     assert find_run(store, "tiny-1") == dataclasses.replace(RUN, stages={"rows": "a" * 64})
     store.delete("runs/tiny-1.json")  # a collection that had not seen it
-    record.add("rows", "a" * 64)
-    record.add("sft", "b" * 64)
+    record.add(ArtifactRef("rows", "a" * 64))
+    record.add(ArtifactRef("sft", "b" * 64))
     found = find_run(store, "tiny-1")
     assert found is not None
     assert found.stages == {"rows": "a" * 64, "sft": "b" * 64}
@@ -46,7 +47,7 @@ def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
 def test_the_last_record_says_how_it_ended_and_what_there_is():
     store = MemoryStore()
     record = RunRecord(store, RUN)
-    record.add("rows", "a" * 64)
+    record.add(ArtifactRef("rows", "a" * 64))
     ended = record.end("failed")
     assert ended == find_run(store, "tiny-1")
     assert (ended.status, ended.stages) == ("failed", {"rows": "a" * 64})
@@ -61,15 +62,15 @@ class Collection:
         self.store = store
         self.deletes = deletes
         self.seconds = seconds
-        self.said: list[tuple[str, str]] = []
+        self.said: list[ArtifactRef] = []
         self.held: lease.LeaseGrant | lease.LeaseHolder | None = None
 
-    def record(self, stage: str, fingerprint: str) -> None:
-        self.said.append((stage, fingerprint))
+    def record(self, ref: ArtifactRef) -> None:
+        self.said.append(ref)
         if self.held is None:
-            self.held = lease.try_acquire(self.store, *SWEEP, make_claim(), ttl=lease.TTL)
+            self.held = lease.try_acquire(self.store, SWEEP, make_claim(), ttl=lease.TTL)
             if self.deletes:
-                self.store.delete(f"{stage}/{fingerprint}/{self.deletes}")
+                self.store.delete(f"{ref.prefix}/{self.deletes}")
             if self.seconds:
                 threading.Timer(self.seconds, self.end).start()
 

@@ -10,6 +10,7 @@ import pytest
 from flows.cli.app import main
 from flows.cli.output import print_lines, print_note, screen
 from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.identity.ref import ArtifactRef
 from flows.leases.lease import try_acquire
 from flows.profiles import open_profile
 from flows.render.terminal import Display
@@ -72,7 +73,12 @@ def test_a_line_from_the_store_cannot_pass_for_two(capsys: pytest.CaptureFixture
 def test_the_host_of_a_lease_is_shown_as_text(store: Store, terminal: Terminal):
     run = open_profile("tiny").run
     fingerprint = identify(SHARDS, run, {}, code=Code(REPOSITORY)).fingerprint
-    try_acquire(store, "shards", fingerprint, replace(claim("b"), host=HOSTILE), ttl=90.0)
+    try_acquire(
+        store,
+        ArtifactRef("shards", fingerprint),
+        replace(claim("b"), host=HOSTILE),
+        ttl=90.0,
+    )
     put_run(store, "tiny-1", status="interrupted")
     lines = terminal.said("status", "tiny")
     assert any(SHOWN in line for line in lines)

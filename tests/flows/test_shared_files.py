@@ -13,6 +13,7 @@ from flows.artifacts.shared_files import LEAST_SIZE
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -130,7 +131,7 @@ def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, 
             fetch(store, new, cache)
         supersede(store, new, fence=no_fence)
         mended = publish_shards(store, tmp_path, 3)
-        assert find_manifest(store, "shards", new.fingerprint) == mended
+        assert find_manifest(store, ArtifactRef("shards", new.fingerprint)) == mended
         files = fetch(store, mended, cache) / "files"
         assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
 
@@ -139,7 +140,7 @@ def test_while_garbage_is_collected_nothing_is_shared_and_nobody_waits(
     store: MemoryStore, tmp_path: Path
 ):
     publish_shards(store, tmp_path, 1)
-    held = lease.try_acquire(store, *SWEEP, make_claim(), ttl=lease.TTL)
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(held, lease.LeaseGrant)
     publish_shards(store, tmp_path, 2)
     assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
@@ -179,7 +180,7 @@ def test_shared_files_outlive_the_artifact_they_were_stored_for(store: MemorySto
     store.now += 100 * DAY
     put_run(store, "tiny-5", new)
     gc_until_clean(store)
-    assert find_manifest(store, "shards", old.fingerprint) is None
+    assert find_manifest(store, ArtifactRef("shards", old.fingerprint)) is None
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         files = fetch(store, new, cache) / "files"
         assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]

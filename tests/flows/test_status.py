@@ -8,8 +8,9 @@ import pytest
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import Run, find_run, write_run
 from flows.cli.app import main
-from flows.identity.fingerprint import REPOSITORY, Code, identify, short
+from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
 from flows.leases import file_lock
 from flows.leases.lease import LeaseGrant, renew, try_acquire
 from flows.profiles import open_profile
@@ -53,7 +54,10 @@ def store_of(home: Path) -> Store:
 def held_by(home: Path, owner_home: str) -> LeaseGrant:
     """The lease of `shards`, held by somebody in that home."""
     held = try_acquire(
-        store_of(home), "shards", FINGERPRINT, claim("b", home=owner_home), ttl=120.0
+        store_of(home),
+        ArtifactRef("shards", FINGERPRINT),
+        claim("b", home=owner_home),
+        ttl=120.0,
     )
     assert isinstance(held, LeaseGrant)
     return held
@@ -102,8 +106,8 @@ def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
 ) -> None:
     held_by(home, file_lock.home_id(home))
     work = home / "work"
-    job = file_lock.work_directory(work, "shards", FINGERPRINT)
-    with file_lock.try_hold(file_lock.lock_path(work, "shards", FINGERPRINT)):
+    job = file_lock.work_directory(work, ArtifactRef("shards", FINGERPRINT))
+    with file_lock.try_hold(file_lock.lock_path(work, ArtifactRef("shards", FINGERPRINT))):
         assert "shards is being built by run run-b" in said(capsys)  # no event yet
         job.mkdir()
         (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9, "values": {}}\n')
@@ -121,7 +125,7 @@ def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held_by(home, "elsewhere")
-    job = file_lock.work_directory(home / "work", "shards", FINGERPRINT)
+    job = file_lock.work_directory(home / "work", ArtifactRef("shards", FINGERPRINT))
     job.mkdir(parents=True)
     (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
     assert "step 7/9" not in said(capsys)

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.acquire import BuildClaim, acquire
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
@@ -36,10 +37,11 @@ class Waiter:
         self.result: Any = None
         self.may_end = threading.Event()
         build_claim = BuildClaim(
-            stage="sft",
-            fingerprint=FINGERPRINT,
+            ref=ArtifactRef("sft", FINGERPRINT),
             store=LocalStore(directory / "disk" / "store"),
-            lock_path=file_lock.lock_path(directory / f"home-{name}", "sft", FINGERPRINT),
+            lock_path=file_lock.lock_path(
+                directory / f"home-{name}", ArtifactRef("sft", FINGERPRINT)
+            ),
             device=None,
             claimant=claim(name),
             terms=TERMS,
@@ -93,7 +95,11 @@ def built_elsewhere(directory: Path) -> Generator[HeldLease]:
     """Another machine holds the lease."""
     store = LocalStore(directory / "disk" / "store")
     with hold_lease(
-        store, "sft", FINGERPRINT, claim("other"), stop=threading.Event(), terms=TERMS
+        store,
+        ArtifactRef("sft", FINGERPRINT),
+        claim("other"),
+        stop=threading.Event(),
+        terms=TERMS,
     ) as lease:
         assert isinstance(lease, HeldLease)
         yield lease
@@ -157,8 +163,7 @@ def test_a_builder_that_falls_silent_is_told_and_taken_over(
 ) -> None:
     silent = hold_lease(
         LocalStore(tmp_path / "disk" / "store"),
-        "sft",
-        FINGERPRINT,
+        ArtifactRef("sft", FINGERPRINT),
         claim("other"),
         stop=threading.Event(),
         terms=replace(TERMS, beat=60.0),
@@ -196,7 +201,7 @@ def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
     wait: Callable[..., Waiter], tmp_path: Path
 ) -> None:
     slow = replace(TERMS, look=60.0, longest_look=60.0)
-    path = file_lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)
+    path = file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
     with file_lock.try_hold(path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
@@ -227,7 +232,9 @@ def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
 ) -> None:
     device = threading.Semaphore()
     free = 0
-    with file_lock.try_hold(file_lock.lock_path(tmp_path / "home-a", "sft", FINGERPRINT)):
+    with file_lock.try_hold(
+        file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
+    ):
         waiter = wait(device=device)
         wait_until(waiter.is_waiting)
         for _ in range(50):

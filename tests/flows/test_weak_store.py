@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.machine.checks import check_store
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.local import LocalStore
 from infra.storage.s3.store import S3Store
@@ -30,8 +31,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
 
 
 def test_a_lease_is_refused_there(fake: FakeS3) -> None:
+    ref = ArtifactRef("pretrain", "f" * 64)
     with pytest.raises(StoreError, match=REFUSED) as caught:
-        lease.try_acquire(S3Store("s3://fake/x"), "pretrain", "f" * 64, ME, ttl=lease.TTL)
+        lease.try_acquire(S3Store("s3://fake/x"), ref, ME, ttl=lease.TTL)
     assert "use a server whose PUT applies" in (caught.value.hint or "")
     assert fake.objects == {}
 

@@ -121,8 +121,7 @@ def _files(number: int) -> dict[str, bytes]:
 
 def commit(store: Store, toy: Toy) -> Manifest:
     """Publish a toy under its lease. Raises NanochatError."""
-    stage, fingerprint = toy.identity.stage, toy.identity.fingerprint
-    found = publish.find_manifest(store, stage, fingerprint)
+    found = publish.find_manifest(store, toy.identity.ref)
     if found is not None:
         return found
     claim = Claimant(
@@ -133,7 +132,7 @@ def commit(store: Store, toy: Toy) -> Manifest:
         home="0" * 32,
         since=_CREATED,
     )
-    held = try_acquire(store, stage, fingerprint, claim, ttl=120.0)
+    held = try_acquire(store, toy.identity.ref, claim, ttl=120.0)
     assert isinstance(held, LeaseGrant), "one writer at a time, all of one home"
     provenance = Provenance(
         run=claim.run,

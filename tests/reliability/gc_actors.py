@@ -22,6 +22,7 @@ from flows.gc.collect import collect, make_claim
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Input, Manifest, Provenance
 from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef
 from flows.leases import lease as leases
 from flows.leases.held_lease import HeldLease
 from flows.stages import Stage
@@ -119,7 +120,9 @@ class Actor:
         entries = [e.key for e in self.store.list(f"index/{stage}/")]
         if not entries:
             raise ArtifactError("there is none")
-        manifest = find_manifest(self.store, stage, self.world.rng.choice(entries)[-64:])
+        manifest = find_manifest(
+            self.store, ArtifactRef(stage, self.world.rng.choice(entries)[-64:])
+        )
         if manifest is None:
             raise ArtifactError("it is gone")
         return manifest
@@ -254,16 +257,15 @@ class Accepter(Actor):
         identity = identity_of(
             old.stage, {old.stage: variant}, {n: i.digest for n, i in old.inputs.items()}
         )
-        places = [(old.stage, old.fingerprint), (old.stage, identity.fingerprint)]
-        places += [(stage, source.fingerprint) for stage, source in old.inputs.items()]
+        places = [old.ref, identity.ref, *old.input_refs]
         with pin(self.store, places, why="accept", log=self.log, pause=self.pause):
-            found = find_manifest(self.store, old.stage, old.fingerprint)
+            found = find_manifest(self.store, old.ref)
             if found is None or find_revoked(self.store, found) is not None:
                 raise ArtifactError("it is gone")
             for file in (*found.files, *found.logs):
                 self.store.head(file.key)
             for stage, source in found.inputs.items():
-                if find_manifest(self.store, stage, source.fingerprint) is None:
+                if find_manifest(self.store, ArtifactRef(stage, source.fingerprint)) is None:
                     raise ArtifactError("what it was made from is gone")
             self.publish(found, identity)
 
@@ -303,7 +305,9 @@ class Revoker(Actor):
         """Revoke something."""
         manifest = self.some_artifact()
         if manifest.accepted:  # what its bytes were made as
-            origin = find_manifest(self.store, manifest.stage, manifest.accepted["from"])
+            origin = find_manifest(
+                self.store, ArtifactRef(manifest.stage, manifest.accepted["from"])
+            )
             manifest = origin or manifest
         with contextlib.suppress(ArtifactError):
             revoke(self.store, manifest, why="wrong", who="me", when="now")
@@ -319,7 +323,12 @@ class Stray(Actor):
         what = self.world.rng.randrange(3)
         if what == 0:
             me = make_claim()
-            leases.try_acquire(self.store, "shards", identity.fingerprint, me, ttl=TERMS.ttl)
+            leases.try_acquire(
+                self.store,
+                ArtifactRef("shards", identity.fingerprint),
+                me,
+                ttl=TERMS.ttl,
+            )
         elif what == 1:
             manifest = self.some_artifact()
             artifacts = [[manifest.stage, manifest.fingerprint]]
@@ -362,7 +371,7 @@ def _build_simulated(
     runner = context.store.process.program
     assert isinstance(runner, Runner)
     built = runner.build_under(stage, sought.identity, *arguments, **options)
-    context.record(stage.name, built.manifest.fingerprint)
+    context.record(built.manifest.ref)
     return built
 
 

@@ -113,7 +113,7 @@ class Actor:
 
     def find(self) -> Manifest | None:
         """The artifact."""
-        return find_manifest(self.store, IDENTITY.stage, IDENTITY.fingerprint)
+        return find_manifest(self.store, IDENTITY.ref)
 
 
 class Builder(Actor):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.artifacts.publish import Published
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import short
 from tests.reliability.sim_store import Object, Objects
 from tests.reliability.sim_world import Process, Request
 

@@ -100,7 +100,7 @@ def _not_ours(requests: object, key: str, data: bytes) -> bool:
 
 
 def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
-    winner = find_manifest(store, ours.stage, ours.fingerprint)
+    winner = find_manifest(store, ours.ref)
     return Published(manifest=winner or ours, adopted=True, divergence=None)
 
 

@@ -110,7 +110,7 @@ def freeze_one(
         check(context.store, held)
         if not published_first:
             _publish(context.store, identity, held, place)
-        manifest = find_manifest(context.store, identity.stage, identity.fingerprint)
+        manifest = find_manifest(context.store, identity.ref)
         if manifest is None or manifest.provenance.owner != held.owner:
             wrong.append("the artifact is not the new owner's")
     return end, wrong
@@ -132,7 +132,7 @@ def _take_over(store: Store, identity: Identity) -> LeaseGrant:
     taken: list[LeaseGrant] = []
 
     def ask() -> bool:
-        found = try_acquire(store, identity.stage, identity.fingerprint, me, ttl=TTL)
+        found = try_acquire(store, identity.ref, me, ttl=TTL)
         taken.extend([found] if isinstance(found, LeaseGrant) else [])
         return bool(taken)
 

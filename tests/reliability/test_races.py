@@ -19,6 +19,7 @@ import pytest
 
 from flows.artifacts.publish import find_manifest
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from infra.storage.open import open_store
@@ -79,7 +80,9 @@ class Track:
         for racer, moment in zip(self.racers, (start, start + delay), strict=True):
             racer.tell(Race(seed=seed, start=moment))
         first, second = (racer.hear() for racer in self.racers)
-        canonical = find_manifest(self.store, STAGE.name, fingerprint_of(self.toys, seed))
+        canonical = find_manifest(
+            self.store, ArtifactRef(STAGE.name, fingerprint_of(self.toys, seed))
+        )
         return Outcome(
             finishes=(first, second),
             canonical=canonical,

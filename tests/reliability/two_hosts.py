@@ -25,6 +25,7 @@ from flows.build.messages import FORMAT as CALL_FORMAT
 from flows.identity.fingerprint import Identity, identify
 from flows.identity.manifest import Manifest, Provenance
 from flows.identity.records import find_document
+from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
 from infra.containers.local_s3 import server_environment
@@ -125,7 +126,7 @@ def look(store: Store) -> dict[str, Any]:
     if not fingerprints:
         return {}
     (fingerprint,) = fingerprints
-    manifest = find_manifest(store, "pretrain", fingerprint)
+    manifest = find_manifest(store, ArtifactRef("pretrain", fingerprint))
     commits = [key for key in entries if "/step-" in key and key.endswith("/COMMIT.json")]
     newest = json.loads(store.get(max(commits))) if commits else None
     call = find_document(

@@ -12,8 +12,8 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_result, screen
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import short
 from flows.render.charts import Chart
 from flows.render.table import columns
 from flows.render.text import number, with_interval
@@ -135,7 +135,7 @@ def in_order(names: Collection[str]) -> list[str]:
 def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
     if isinstance(item, Manifest):
         return {item.stage: item}
-    manifests = read_all(lambda key: find_manifest(store, *key), list(item.stages.items()))
+    manifests = read_all(lambda ref: find_manifest(store, ref), item.refs)
     # An artifact that garbage collection has deleted is left out; the others can be compared.
     return {manifest.stage: manifest for manifest in manifests if manifest is not None}
 

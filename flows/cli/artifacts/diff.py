@@ -13,8 +13,8 @@ from flows.cli.artifacts.compare import in_order, open_alike
 from flows.cli.options import AsJson, RunOptions, StoreOptions
 from flows.cli.output import print_result
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Input, Manifest
+from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.render.table import columns
 from flows.render.text import listed, number
@@ -176,7 +176,10 @@ def _compare_stage(store: Store, stage: str, first: Run, second: Run) -> dict[st
 def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
     """Return why two artifacts differ, as far as their manifests still exist."""
     try:
-        first, second = find_manifest(store, stage, old), find_manifest(store, stage, new)
+        first, second = (
+            find_manifest(store, ArtifactRef(stage, old)),
+            find_manifest(store, ArtifactRef(stage, new)),
+        )
     except ArtifactError as error:
         return [str(error)]
     if first is None or second is None:

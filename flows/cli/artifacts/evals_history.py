@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_result
-from flows.identity.fingerprint import short
+from flows.identity.ref import short
 from flows.render.table import columns
 from flows.render.text import with_interval
 from nanochat_core.errors import ConfigError

@@ -14,7 +14,7 @@ from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
 from flows.gc.survey import Survey
 from flows.gc.sweep import Watch
-from flows.identity.fingerprint import short
+from flows.identity.ref import ArtifactRef
 from flows.render.table import columns
 from flows.render.text import duration, number, size
 from nanochat_core.errors import ConfigError
@@ -168,7 +168,7 @@ def _artifacts(pieces: Iterable[Piece], survey: Survey) -> list[dict[str, Any]]:
     garbage = survey.garbage.keys()
     found = [
         {
-            **{"stage": piece.place[0], "fingerprint": piece.place[1]},
+            **piece.place._asdict(),
             "bytes": sum(p.size for p in survey.inventory.places[piece.place] if p.name in garbage),
             # Objects may be newer than the survey.
             "seconds_since_written": round(max(0.0, survey.now - piece.newest)),
@@ -194,7 +194,7 @@ def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str]:
     yield from columns([_HEAD, *cells], right=_RIGHT, indent="  ")
     artifacts = _artifacts(pieces, survey)
     named = [
-        (f"{row['stage']}/{short(row['fingerprint'])}", *_size_and_age(row))
+        (ArtifactRef(row["stage"], row["fingerprint"]).name, *_size_and_age(row))
         for row in artifacts[:_NAMED]
     ]
     yield from columns(named, right=(1, 2), indent="  ")

@@ -13,8 +13,8 @@ from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_result, print_unread
 from flows.cli.progress import count_of
-from flows.identity.fingerprint import short
 from flows.identity.manifest import File, Manifest
+from flows.identity.ref import short
 from flows.render.table import columns
 from flows.render.text import size
 from infra.storage.base import Store
@@ -84,7 +84,7 @@ def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
     listing = list_artifact(store, manifest)
     _warn(listing)
     (listed,) = listing.artifacts  # exactly one: its manifest was opened above
-    url = f"{store.url}/{manifest.stage}/{manifest.fingerprint}"
+    url = f"{store.url}/{manifest.ref.prefix}"
     # The same fields as a row of a list, and more: one format for programs.
     tree = listed.to_tree() | {
         "digest": manifest.digest,
@@ -110,8 +110,8 @@ def _table(artifacts: Sequence[Listed]) -> list[str]:
 def _row(listed: Listed) -> tuple[str, ...]:
     made = listed.manifest.provenance if listed.manifest else None
     return (
-        listed.stage,
-        short(listed.fingerprint),
+        listed.ref.stage,
+        short(listed.ref.fingerprint),
         made.created if made else "",
         made.run if made else "",
         size(listed.size) if made else "",
@@ -139,7 +139,7 @@ def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
     if manifest.inputs:
         yield ""
         yield "made from:"
-        yield from (f"  {n}/{short(source.fingerprint)}" for n, source in manifest.inputs.items())
+        yield from (f"  {ref.name}" for ref in manifest.input_refs)
     if manifest.logs:
         yield ""
         yield "logs:"
@@ -151,9 +151,9 @@ def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, 
     yield "", "digest", manifest.digest
     yield "", "url", url
     if listed.names:
-        yield "", "names", ", ".join(f"{listed.stage}@{name}" for name in listed.names)
+        yield "", "names", ", ".join(f"{listed.ref.stage}@{name}" for name in listed.names)
     if manifest.accepted:
-        sources = ", ".join(f"{listed.stage}/{short(f)}" for f in accepted_from(manifest))
+        sources = ", ".join(ref.name for ref in accepted_from(manifest))
         yield "", "accepted", f"from {sources}: {manifest.accepted['why']}"
     if listed.revoked is not None:
         said = listed.revoked.revocation

@@ -12,7 +12,8 @@ from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
 from flows.cli.options import PlacementOptions, Planned, ProfileName, RunOptions, plan_profile
 from flows.cli.output import print_lines
-from flows.identity.fingerprint import REPOSITORY, short
+from flows.identity.fingerprint import REPOSITORY
+from flows.identity.ref import short
 from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.plan.accept import accept as accept_offer
 from flows.plan.prove import STEPS, Proof
@@ -69,7 +70,7 @@ def accept(
     # not delete the artifact, its inputs or the new manifest meanwhile.
     with pin(
         store,
-        [(m.stage, m.fingerprint) for m in used] + [(stage, offer.identity.fingerprint)],
+        [*(manifest.ref for manifest in used), offer.identity.ref],
         why=f"nanochat accept {profile} {stage}",
         log=_log,
         pause=time.sleep,

@@ -11,8 +11,8 @@ from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, plan_profile
 from flows.cli.output import print_json, print_lines
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Facts, Manifest
+from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.render import to_json
 from flows.render.table import columns
@@ -48,7 +48,7 @@ def _find_divergences(store: Store, manifest: Manifest) -> list[str]:
     """Return the keys of manifests with the same fingerprint and other contents."""
     # The manifest names those that existed when it was published. A builder that came later put its
     # own below divergences/.
-    late = store.list(f"{manifest.stage}/{manifest.fingerprint}/divergences/")
+    late = store.list(f"{manifest.ref.divergences_prefix}/")
     return [*manifest.divergences, *(entry.key for entry in late)]
 
 
@@ -118,7 +118,7 @@ def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterato
         yield "made from", str(revoked)
     # An accepted artifact has the bytes of older ones, down the chain of acceptances.
     if accepted := manifest.accepted:
-        sources = ", ".join(f"{manifest.stage}/{short(f)}" for f in accepted_from(manifest))
+        sources = ", ".join(ref.name for ref in accepted_from(manifest))
         yield "accepted", f"{accepted['when']} by {accepted['who']}: {accepted['why']}"
         yield "", f"the bytes of {sources}; {_proof(accepted)}"
     yield "made", f"{made.created} by run {made.run}"

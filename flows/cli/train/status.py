@@ -15,8 +15,8 @@ from flows.artifacts.runs import Run, latest_runs
 from flows.cli.options import AsJson, PlacementOptions, RunOptions, StoreOptions
 from flows.cli.output import print_result, print_unread, print_warning
 from flows.evals.suite import evaluated_model
-from flows.identity.fingerprint import short
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
 from flows.leases import file_lock
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
@@ -96,8 +96,7 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
 
 def _all_done(run: Run) -> Iterator[str]:
     yield ""
-    for stage in (stage.name for stage in STAGES if stage.name in run.stages):
-        yield _done(stage, run.stages[stage])
+    yield from (_done(ref) for stage in STAGES if (ref := run.find_ref(stage.name)))
 
 
 def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str]:
@@ -105,19 +104,19 @@ def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str
     yield ""
     # The record wins: what this run has built counts as done although the code changed since.
     for item in planned.stages:
-        fingerprint = run.stages.get(item.stage.name)
-        yield _done(item.stage.name, fingerprint) if fingerprint else _left(item, work)
+        ref = run.find_ref(item.stage.name)
+        yield _done(ref) if ref else _left(item, work)
     if run.status != "finished":
         yield ""
         builders = _builders(planned, work)
-        for (name, _), builder in sorted(builders.items()):
-            yield f"{name} is being built by {builder}"
+        for name, builder in sorted(builders.items()):
+            yield f"{name.partition('/')[0]} is being built by {builder}"
         if not builders:
             yield f"nothing of it is being built; resume with: {command}"
 
 
-def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
-    """Yield name, stage and fingerprint of each artifact given with --use, as far as recorded.
+def _uses(run: Run) -> Iterator[tuple[str, ArtifactRef]]:
+    """Yield the name of each artifact given with --use, and the artifact, as far as recorded.
 
     The record has the fingerprint that each name had at the time; names such as sft@tiny move.
     """
@@ -127,8 +126,8 @@ def _uses(run: Run) -> Iterator[tuple[str, str, str]]:
         # run made the later ones from it.
         if stage == name:
             stage = next((model.name for model in CHAT_MODELS if model.name in run.stages), "")
-        if stage in run.stages:
-            yield name, stage, run.stages[stage]
+        if ref := run.find_ref(stage):
+            yield name, ref
 
 
 def _names(store: Store, run: Run) -> list[str]:
@@ -137,48 +136,48 @@ def _names(store: Store, run: Run) -> list[str]:
     A name that stands for another artifact by now, or for none, is replaced by stage/fingerprint.
     """
     names = dict.fromkeys(run.uses, "")
-    for name, stage, fingerprint in _uses(run):
+    for name, ref in _uses(run):
         try:
-            is_same = open_artifact(store, name).fingerprint == fingerprint
+            is_same = open_artifact(store, name).ref == ref
         except (ArtifactError, ConfigError):
             is_same = False
-        names[name] = name if is_same else f"{stage}/{short(fingerprint)}"
+        names[name] = name if is_same else ref.name
     return [now or name for name, now in names.items()]
 
 
 def _pinned(store: Store, run: Run) -> dict[str, Manifest]:
     """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
-    known = {name: (stage, fingerprint) for name, stage, fingerprint in _uses(run)}
+    known = dict(_uses(run))
     left = [name for name in run.uses if name not in known]  # the run ended before recording them
     pinned = open_pinned(store, left, warn=print_warning)
-    for stage, fingerprint in known.values():
-        manifest = find_manifest(store, stage, fingerprint)
+    for ref in known.values():
+        manifest = find_manifest(store, ref)
         if manifest is None:
-            raise ArtifactError(f"{stage}/{short(fingerprint)}, which was given to it, is gone")
-        pinned[stage] = manifest
+            raise ArtifactError(f"{ref.name}, which was given to it, is gone")
+        pinned[ref.stage] = manifest
     return pinned
 
 
-def _builders(planned: Plan, work: Path) -> dict[tuple[str, str], str]:
-    """Return the builders by (stage, short fingerprint).
+def _builders(planned: Plan, work: Path) -> dict[str, str]:
+    """Return the builders by the name of the artifact.
 
     Local file locks show any build on this machine; leases show builds of the plan's stages on all
     machines.
     """
-    found: dict[tuple[str, str], str] = {}
+    found: dict[str, str] = {}
     # Lock files are {work}/{stage}/{short fingerprint}.lock, see `file_lock.lock_path`.
     for path in work.glob("*/*.lock"):
         if owner := file_lock.find_owner(path):
-            found[path.parent.name, path.stem] = str(owner)
+            found[f"{path.parent.name}/{path.stem}"] = str(owner)
     for item in planned.stages:
-        if item.builder and item.fingerprint:
+        if item.builder and item.ref:
             # A lease also knows the progress of the job, so its text replaces that of the lock.
-            found[item.stage.name, short(item.fingerprint)] = item.builder
+            found[item.ref.name] = item.builder
     return found
 
 
-def _done(stage: str, fingerprint: str) -> str:
-    return f"= {stage:<{_WIDTH}}  {'done':<11}  {short(fingerprint)}"
+def _done(ref: ArtifactRef) -> str:
+    return f"= {ref.stage:<{_WIDTH}}  {'done':<11}  {short(ref.fingerprint)}"
 
 
 def _left(item: StagePlan, work: Path) -> str:
@@ -191,13 +190,11 @@ def _latest_step(item: StagePlan, work: Path) -> str | None:
 
     The events file is newer than the job's checkpoint and heartbeat, which the plan reads.
     """
-    if item.fingerprint is None or item.state not in ("!", ">"):
+    if item.ref is None or item.state not in ("!", ">"):
         return None
-    if item.builder and not file_lock.find_owner(
-        file_lock.lock_path(work, item.stage.name, item.fingerprint)
-    ):
+    if item.builder and not file_lock.find_owner(file_lock.lock_path(work, item.ref)):
         return None  # the job is on another machine
-    events = file_lock.work_directory(work, item.stage.name, item.fingerprint) / "events.jsonl"
+    events = file_lock.work_directory(work, item.ref) / "events.jsonl"
     if not events.exists():
         return None
     steps = [event for event in read_events(events) if event.get("kind") == "step"]

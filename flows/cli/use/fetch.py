@@ -12,7 +12,7 @@ from flows.artifacts.names import open_usable
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_note, print_warning, screen
 from flows.cli.progress import count_of, describe_transfer, show_bytes
-from flows.identity.fingerprint import short
+from flows.identity.ref import short
 
 
 def fetch(

@@ -95,9 +95,9 @@ def make_store(directory: Path) -> LocalStore:
     older = put_artifact(store, make_manifest("sft", metrics={"val_bpb": 1.5, "core_low": 0.1}))
     revoke(store, older, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     revoke(store, made["midtrain"], why="wrong data", who="me", when="2026-11-21T06:00:00Z")
-    place = ("midtrain", made["midtrain"].fingerprint)
+    place = made["midtrain"].ref
     claim = lease.Claimant(owner="o", run="r", host="h", pid=1, home="x", since="")
-    lease.try_acquire(store, *place, claim, ttl=90.0)
+    lease.try_acquire(store, place, claim, ttl=90.0)
     _put_checkpoint(store, *place)
     artifacts = [[older.stage, older.fingerprint]]
     store.put(f"{PINS}1.json", encode_record({"artifacts": artifacts, "why": "x"}, format=1))

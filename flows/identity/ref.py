@@ -1,0 +1,82 @@
+"""The name of an artifact, and the keys of its objects in a store."""
+
+from typing import NamedTuple
+
+
+class ArtifactRef(NamedTuple):
+    """An artifact, existing or not: the stage that makes it and its fingerprint."""
+
+    stage: str
+    fingerprint: str  # 64 hex digits
+
+    @classmethod
+    def parse(cls, text: str) -> "ArtifactRef":
+        """Return the artifact that "stage/fingerprint", or a key below it, belongs to."""
+        stage, _, rest = text.partition("/")
+        return cls(stage, rest.partition("/")[0])
+
+    @property
+    def name(self) -> str:
+        """Return its name as people see it: the stage and 12 digits."""
+        return f"{self.stage}/{short(self.fingerprint)}"
+
+    @property
+    def prefix(self) -> str:
+        """Return the prefix of all its objects, without the last '/'."""
+        return f"{self.stage}/{self.fingerprint}"
+
+    @property
+    def manifest_key(self) -> str:
+        """Return the key of its manifest: the artifact exists once this object does."""
+        return f"{self.prefix}/manifest.json"
+
+    @property
+    def lease_key(self) -> str:
+        """Return the key of the lease under which it is built."""
+        return f"{self.prefix}/lease.json"
+
+    @property
+    def revocation_key(self) -> str:
+        """Return the key of its last revocation."""
+        return f"{self.prefix}/revoked.json"
+
+    @property
+    def checkpoints_prefix(self) -> str:
+        """Return the prefix of the checkpoints of its unfinished job, without the last '/'."""
+        return f"{self.prefix}/checkpoints"
+
+    @property
+    def rebuild_key(self) -> str:
+        """Return the key of the mark of a rebuild that has begun; deleted with the checkpoints."""
+        return f"{self.checkpoints_prefix}/anew/run.json"
+
+    @property
+    def superseded_prefix(self) -> str:
+        """Return the prefix of the manifests of builds before this one, without the last '/'."""
+        return f"{self.prefix}/superseded"
+
+    @property
+    def divergences_prefix(self) -> str:
+        """Return the prefix of the manifests of attempts that came second and differed."""
+        return f"{self.prefix}/divergences"
+
+    def checkpoint_prefix(self, step: int) -> str:
+        """Return the prefix of its checkpoints of `step`, without the last '/'."""
+        return f"{self.checkpoints_prefix}/step-{step:07d}"
+
+    def node_key(self, message: str) -> str:
+        """Return the key of a message between the nodes that build it."""
+        return f"{self.checkpoints_prefix}/nodes/{message}.json"
+
+    def files_prefix(self, attempt: str) -> str:
+        """Return the prefix of the files that an attempt to publish uploads."""
+        return f"{self.prefix}/files/{attempt}"
+
+    def logs_prefix(self, attempt: str) -> str:
+        """Return the prefix of the logs that an attempt to publish uploads."""
+        return f"{self.prefix}/logs/{attempt}"
+
+
+def short(digest: str) -> str:
+    """Return the first 12 digits, as people see a digest."""
+    return digest[:12]
