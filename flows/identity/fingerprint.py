@@ -341,8 +341,8 @@ class _Walk:
             # Only a candidate: it counts if such a file exists beside the module.
             if _is_file_name(node.value):
                 self.file_names.add(node.value)
-        elif isinstance(node, ast.JoinedStr):
-            node.values = _without_empty(node.values)
+        elif isinstance(node, ast.JoinedStr):  # some Python versions add empty parts
+            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
         elif isinstance(node, ast.If) and _is_type_checking(node.test):
             self.add(node.orelse)
             return
@@ -380,11 +380,6 @@ def _is_file_name(text: str) -> bool:
     stem, dot, suffix = text.rpartition(".")
     is_name = bool(stem and dot and suffix.isalnum()) and suffix != "py"
     return is_name and len(text) < 100 and not text.startswith("/") and ".." not in text
-
-
-def _without_empty(values: list[ast.expr]) -> list[ast.expr]:
-    """Return the parts of an f-string without empty ones, which some Python versions add."""
-    return [v for v in values if not (isinstance(v, ast.Constant) and v.value == "")]
 
 
 def _imported(node: ast.Import | ast.ImportFrom, package: str) -> Iterator[str]:

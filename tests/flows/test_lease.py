@@ -31,8 +31,7 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StoreError
 from tests.flows.claims import claim
 
-FINGERPRINT = "ab" * 32
-KEY = f"pretrain/{FINGERPRINT}/lease.json"
+REF = ArtifactRef("pretrain", "ab" * 32)
 
 
 @pytest.fixture
@@ -46,13 +45,13 @@ def set_age(store: LocalStore, tmp_path: Path) -> Callable[[float], None]:
 
     def set_age(seconds: float) -> None:
         written = time.time() - seconds
-        os.utime(tmp_path / "store" / KEY, (written, written))
+        os.utime(tmp_path / "store" / REF.lease_key, (written, written))
 
     return set_age
 
 
 def ask(store: Any, me: Claimant) -> LeaseGrant | LeaseHolder:
-    return try_acquire(store, ArtifactRef("pretrain", FINGERPRINT), me, ttl=TTL)
+    return try_acquire(store, REF, me, ttl=TTL)
 
 
 def take(store: Any, me: Claimant) -> LeaseGrant:
@@ -62,7 +61,7 @@ def take(store: Any, me: Claimant) -> LeaseGrant:
 
 
 def record(store: LocalStore) -> dict[str, Any]:
-    return json.loads(store.get(KEY))
+    return json.loads(store.get(REF.lease_key))
 
 
 def test_the_first_owner_has_epoch_one_and_says_who_it_is(store: LocalStore) -> None:
@@ -85,13 +84,13 @@ def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(
 ) -> None:
     held = take(store, claim("a"))
     renew(store, held, step=310, total=900)
-    before = store.get(KEY)
+    before = store.get(REF.lease_key)
     set_age(4)
 
     holder = ask(store, claim("b"))
 
     assert str(holder) == "run run-a on host host-a, step 310/900, heartbeat 4 s ago"
-    assert store.get(KEY) == before
+    assert store.get(REF.lease_key) == before
 
 
 def test_a_job_without_steps_is_named_without_them(store: LocalStore) -> None:
@@ -187,7 +186,7 @@ def test_a_renewal_makes_the_lease_young_and_tells_how_far_the_job_is(
 
     held = renew(store, held, step=5, total=9)
 
-    holder = find_holder(store, ArtifactRef("pretrain", FINGERPRINT))
+    holder = find_holder(store, REF)
     assert holder is not None
     assert holder.age < 10
     assert (holder.record.step, holder.record.total) == (5, 9)
@@ -200,12 +199,12 @@ def test_no_two_records_have_the_same_bytes_so_that_no_version_comes_back(
     seen: set[bytes] = set()
     for _ in range(2):
         held = take(store, claim("a"))
-        seen.add(store.get(KEY))
+        seen.add(store.get(REF.lease_key))
         for _ in range(3):
             held = renew(store, held, step=1, total=2)
-            seen.add(store.get(KEY))
+            seen.add(store.get(REF.lease_key))
         release(store, held)
-        seen.add(store.get(KEY))
+        seen.add(store.get(REF.lease_key))
     assert len(seen) == 10
 
 
@@ -222,7 +221,7 @@ def test_an_owner_that_comes_back_late_finds_another_epoch(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     old, new = taken_over(store, set_age)
-    before = store.get(KEY)
+    before = store.get(REF.lease_key)
 
     with pytest.raises(LeaseLost, match="lost its lease to run run-b on host host-b") as caught:
         renew(store, old, step=1, total=2)
@@ -231,7 +230,7 @@ def test_an_owner_that_comes_back_late_finds_another_epoch(
     release(store, old)
 
     assert "run the same command again" in (caught.value.hint or "")
-    assert store.get(KEY) == before
+    assert store.get(REF.lease_key) == before
     check(store, new)
 
 
@@ -268,12 +267,12 @@ def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalSto
         renew(store, held, step=1, total=2)
     assert record(store)["released"]
 
-    store.delete(KEY)
+    store.delete(REF.lease_key)
     for use in (lambda: renew(store, held, step=1, total=2), lambda: check(store, held)):
         with pytest.raises(LeaseLost, match="its record was removed"):
             use()
     release(store, held)
-    assert find_holder(store, ArtifactRef("pretrain", FINGERPRINT)) is None
+    assert find_holder(store, REF) is None
 
     assert take(store, claim("b")).epoch == held.epoch  # epochs were lost with the record
     with pytest.raises(LeaseLost, match="to run run-b"):
@@ -342,7 +341,7 @@ def test_an_old_renewal_that_arrives_late_changes_nothing(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     held = take(store, claim("a"))
-    stored = store.get_stored(KEY)
+    stored = store.get_stored(REF.lease_key)
     renew(store, held, step=1, total=2)
     late = replace(held.record, beat=2, step=9)
     set_age(TTL + 1)
@@ -350,7 +349,7 @@ def test_an_old_renewal_that_arrives_late_changes_nothing(
 
     data = encode_record(vars(late), format=lease.FORMAT)
 
-    assert not store.put_if_same(KEY, data, version=stored.version)
+    assert not store.put_if_same(REF.lease_key, data, version=stored.version)
     assert record(store)["owner"] == "owner-b"
 
 
@@ -359,9 +358,9 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
     store: LocalStore, ruin: str
 ) -> None:
     held = take(store, claim("a"))
-    data = store.get(KEY)
+    data = store.get(REF.lease_key)
     store.put(
-        KEY,
+        REF.lease_key,
         {
             "cut": data[:-20],
             "flipped": data.replace(b"run-a", b"run-b"),
@@ -374,7 +373,7 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
         lambda: ask(store, claim("b")),
         lambda: renew(store, held, step=1, total=2),
         lambda: check(store, held),
-        lambda: find_holder(store, ArtifactRef("pretrain", FINGERPRINT)),
+        lambda: find_holder(store, REF),
     ):
         with pytest.raises(ArtifactError, match=r"lease\.json is ") as caught:
             use()
@@ -385,7 +384,7 @@ def test_only_a_lease_that_lives_has_a_holder(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     def find(**options: Any) -> LeaseHolder | None:
-        return find_holder(store, ArtifactRef("pretrain", FINGERPRINT), **options)
+        return find_holder(store, REF, **options)
 
     assert find() is None
     held = take(store, claim("a"))

@@ -15,7 +15,7 @@ from typing import Any
 import flows.build.build
 from flows.artifacts.pins import pin, reserve
 from flows.artifacts.publish import commit, find_manifest, publish
-from flows.artifacts.revocations import find_revoked, revoke
+from flows.artifacts.revocations import accepted_from, find_revoked, revoke
 from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
 from flows.build.build import BuildContext, Built, Lookup, build
 from flows.gc.collect import collect, make_claim
@@ -305,10 +305,7 @@ class Revoker(Actor):
         """Revoke something."""
         manifest = self.some_artifact()
         if manifest.accepted:  # what its bytes were made as
-            origin = find_manifest(
-                self.store, ArtifactRef(manifest.stage, manifest.accepted["from"])
-            )
-            manifest = origin or manifest
+            manifest = find_manifest(self.store, accepted_from(manifest)[0]) or manifest
         with contextlib.suppress(ArtifactError):
             revoke(self.store, manifest, why="wrong", who="me", when="now")
 
@@ -322,13 +319,7 @@ class Stray(Actor):
         place = f"shards/{identity.fingerprint}"
         what = self.world.rng.randrange(3)
         if what == 0:
-            me = make_claim()
-            leases.try_acquire(
-                self.store,
-                ArtifactRef("shards", identity.fingerprint),
-                me,
-                ttl=TERMS.ttl,
-            )
+            leases.try_acquire(self.store, identity.ref, make_claim(), ttl=TERMS.ttl)
         elif what == 1:
             manifest = self.some_artifact()
             artifacts = [[manifest.stage, manifest.fingerprint]]
