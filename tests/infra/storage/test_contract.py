@@ -50,6 +50,12 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
 }
 
 
+# Stores that need no server: what opens one at a path.
+LOCAL: dict[str, Callable[[Path], Store]] = {
+    "local": LocalStore,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """A store and a prefix of it that is the test's own."""
@@ -64,7 +70,7 @@ class Place:
         return f"{self.root}/{name}"
 
 
-@pytest.fixture(scope="module", params=["local", "ministack", *BAD_SERVERS])
+@pytest.fixture(scope="module", params=[*LOCAL, "ministack", *BAD_SERVERS])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
@@ -73,9 +79,9 @@ def server(
         patch.setattr("infra.storage.s3.store.PART", PART)
         patch.setattr("infra.storage.s3.multipart.PART", PART)
         patch.setattr(parts, "PART", PART)
-        if request.param == "local":
-            store = LocalStore(tmp_path_factory.mktemp("contract") / "store")
-            yield Place(name="local", store=store, root="", fake=None)
+        if request.param in LOCAL:
+            path = tmp_path_factory.mktemp("contract") / "store"
+            yield Place(name=request.param, store=LOCAL[request.param](path), root="", fake=None)
             return
         fake, environment = None, {}
         if request.param == "ministack":
@@ -247,7 +253,7 @@ def test_an_object_larger_than_expected_is_refused_before_a_byte_is_written(
 
 
 def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("local", "s3.bucket", "s3.store"):
+    for module in ("base", "local", "s3.bucket", "s3.store"):
         monkeypatch.setattr(f"infra.storage.{module}.MAX_RECORD", 10)
     place.store.put(place.key("a"), b"0123456789")
     assert place.store.get(place.key("a")) == place.store.get_stored(place.key("a")).data
