@@ -1,6 +1,8 @@
 """Every recipe of docs/guides/extend.md applies to a copy of the source, is small, and runs."""
 
+import json
 import os
+import random
 import re
 import shlex
 import shutil
@@ -146,9 +148,11 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of text that takes no time to read."""
     directory = tmp_path_factory.mktemp("text")
-    for number in range(40):
-        words = " ".join(f"word{i * number % 97} is before {i}." for i in range(200))
-        (directory / f"{number}.txt").write_text(words, "utf-8")
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(1000)]
+    texts = (" ".join(rng.choices(words, k=60)) for _ in range(3000))
+    lines = "".join(f"{json.dumps({'text': text})}\n" for text in texts)
+    (directory / "words.jsonl").write_text(lines, "utf-8")
     return directory
 
 
