@@ -22,7 +22,7 @@ def profiles(*, as_json: AsJson = False) -> int:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("what it is")
     for name in PROFILES:
-        run = open_profile(name).run
+        run = open_profile(name, snapshots=False).run
         table.add_row(
             name,
             str(run.model.depth),
@@ -40,7 +40,7 @@ def _about(name: str) -> str:
 
 
 def _describe(name: str) -> dict[str, str | int]:
-    run = open_profile(name).run
+    run = open_profile(name, snapshots=False).run
     return {
         "profile": name,
         "depth": run.model.depth,
