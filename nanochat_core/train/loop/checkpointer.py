@@ -163,6 +163,8 @@ class Checkpointer:
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
         self._wait()
         HEART.beat("saving")
+        measured = self._metrics.state()
+        assert not measured.keys() & state.keys(), f"these names are taken: {', '.join(measured)}"
         if self._world.local_rank == 0:  # on each machine: they may have disks of their own
             clear(self._root, done)
         self._world.barrier()  # no rank writes into a directory that is yet to be cleared
@@ -171,7 +173,7 @@ class Checkpointer:
             total=total,
             world_size=self._world.size,
             seconds=self._metrics.seconds,
-            state={**state, **self._metrics.state()},
+            state={**state, **measured},
         )
         tensors, arrived = self._staging.copy(self._optimizer.pieces())
         # Then no older one is removed: one of them may prove to be the last good checkpoint.
