@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 
 def make_job(directory: Path, options: argparse.Namespace) -> Job:
-    """A job that saves when it is told to."""
+    """A job that saves when it is asked to."""
     job = Job(
         directory=directory,
         stage="pretrain",

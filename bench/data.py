@@ -6,8 +6,8 @@ its packing loses, by the length of a document, beside ours.
 Both sides get the same text (docstrings of the packages installed here), the same vocabulary and
 the same row length, in the same run. Everything is CPU time, of all threads and processes: it is
 what reading takes away from whatever else the machine does. Packing is a function of lengths alone,
-so what it loses is told for drawn lengths too, which are long like web text: pieces of software are
-documented briefly.
+so what it loses is reported for drawn lengths too, which are long like web text: software is
+documented in short pieces.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Evaluation: `python bench/eval.py`, beside nanochat's where NANOCHAT_DIR is its checkout.
 
-Both sides judge the same random model on the same made-up questions, case after case in turns: the
+Both sides evaluate one random model on synthetic questions, case after case in alternation: the
 seven shapes of question that CORE's tasks have, prompts with lettered choices as MMLU has, and
 answers to be written as GSM8K has. What is timed is all that a question costs, its text to begin
 with. The peer computes in `--peer-dtype`; ours is timed in fp32, and in bf16, to which nothing but
@@ -49,7 +49,7 @@ MC, SCHEMA, LM = "multiple_choice", "schema", "language_modeling"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class Reported:
     """What the peer says of a case."""
 
     wall: float  # seconds
@@ -57,7 +57,7 @@ class Told:
     answers: list[Any]
 
 
-Run = Callable[[], list[Any] | Told]
+Run = Callable[[], list[Any] | Reported]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,11 +150,11 @@ def measure(runs: dict[str, dict[str, Run]], rounds: int) -> dict[str, Any]:
             for side, of_side in runs.items():
                 wall, cpu = time.perf_counter(), time.process_time()
                 answers = of_side[case]()
-                told = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-                if isinstance(answers, Told):  # another process took the time
-                    told, answers = {"wall": answers.wall, "cpu": answers.cpu}, answers.answers
+                reported = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+                if isinstance(answers, Reported):  # another process took the time
+                    reported, answers = {"wall": answers.wall, "cpu": answers.cpu}, answers.answers
                 if number:  # the first round warms up
-                    for unit, seconds in told.items():
+                    for unit, seconds in reported.items():
                         found[case][unit][side].append(seconds)
                 found[case]["answers"][side] = answers
         print(f"round {number} of {rounds} is done", file=sys.stderr, flush=True)
@@ -228,7 +228,7 @@ def our_cases(
 @contextlib.contextmanager
 def open_peer(
     checkout: Path, folder: Path, options: argparse.Namespace
-) -> Iterator[Callable[[str], Told]]:
+) -> Iterator[Callable[[str], Reported]]:
     """Another process, which is asked for a case by name."""
     process = subprocess.Popen(
         [
@@ -251,9 +251,9 @@ def open_peer(
             sys.exit(f"the peer ended with {process.wait()}: try `python bench/peer_eval.py`")
         return line
 
-    def ask(case: str) -> Told:
+    def ask(case: str) -> Reported:
         print(case, file=stdin, flush=True)
-        return Told(**json.loads(read()))
+        return Reported(**json.loads(read()))
 
     try:
         read()

@@ -48,7 +48,7 @@ SIDES = {
 }
 RUNNERS = {"native": "native", "torch": "torch", "graphs": "cuda graphs"}
 PEER_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
-JUDGED = {"cpu": "ratio_rest_cpu", "cuda": "ratio_rest"}
+EVALUATED = {"cpu": "ratio_rest_cpu", "cuda": "ratio_rest"}
 TOP_K = 50
 NO_TOKEN = 10**9
 PEER = "nanochat"
@@ -121,7 +121,7 @@ def main() -> int:
             }
         )
     )
-    failures = find_failures(found, field=JUDGED[options.device], at_least=options.at_least)
+    failures = find_failures(found, field=EVALUATED[options.device], at_least=options.at_least)
     for line in failures:
         print(line, file=sys.stderr)
     return 1 if failures else 0

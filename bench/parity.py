@@ -94,7 +94,7 @@ def describe(one: dict[str, Any]) -> str:
 
 
 def run_config(steps: int, rows: int) -> RunConfig:
-    """nanochat's rules at depth 4, told a batch and a number of steps, as the peer is told."""
+    """Return nanochat's rules at depth 4 for the batch and the steps of the peer."""
     shape: dict[str, Any] = {"sequence_len": SEQUENCE_LEN, "vocab_size": VOCAB}
     run = scaling.run_for_depth(DEPTH, precision="fp32", **shape)
     reference = scaling.run_for_depth(scaling.REFERENCE_DEPTH, precision="fp32", **shape)
@@ -166,20 +166,20 @@ def train_both(
     finally:
         peer.kill()
     if code:
-        told = (home / "peer" / "log").read_text().splitlines()
-        sys.exit(f"the peer ended with {code}: {' '.join(told[-1:])}")
+        reported = (home / "peer" / "log").read_text().splitlines()
+        sys.exit(f"the peer ended with {code}: {' '.join(reported[-1:])}")
     ours = load_model(job.output, torch.device("cpu"))
     theirs = GPT(run.model, run.numerics)
     (weights,) = (home / "peer" / "base_checkpoints" / f"d{DEPTH}").glob("model_*.pt")
     theirs.load_state_dict(torch.load(weights))
     return {
-        "ours": judge(ours, made),
-        "peer": judge(theirs, made),
+        "ours": evaluate(ours, made),
+        "peer": evaluate(theirs, made),
         "seconds": time.monotonic() - began,
     }
 
 
-def judge(model: GPT, made: dict[str, Path]) -> float:
+def evaluate(model: GPT, made: dict[str, Path]) -> float:
     """Bits per byte on held-out text, the same for both."""
     value = bits_per_byte(
         model,

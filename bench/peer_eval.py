@@ -38,8 +38,8 @@ def main() -> None:
             run = cases[line.strip()]
             wall, cpu = time.perf_counter(), time.process_time()
             found = run()
-            told = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-            print(json.dumps({**told, "answers": found}), file=answers, flush=True)
+            reported = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+            print(json.dumps({**reported, "answers": found}), file=answers, flush=True)
 
 
 def installed(module: str) -> bool:
@@ -77,10 +77,10 @@ def open_cases(folder: Path) -> dict[str, Run]:
 
         cases[name] = run
 
-    def add_chat(name: str, judge: Callable[[Recorder], Any]) -> None:
+    def add_chat(name: str, grade: Callable[[Recorder], Any]) -> None:
         def run() -> list[Any]:
             task = Recorder(questions[name]["conversations"])
-            judge(task)
+            grade(task)
             return task.answers
 
         cases[name] = run

@@ -68,10 +68,10 @@ def prepare(case: dict[str, Any]) -> None:
     tokenizer.get_tokenizer = lambda: vocabulary
     tokenizer.get_token_bytes = lambda device: torch.ones(case["vocab_size"], device=device)
     setattr(dataloader, LOADER, lambda *_, **__: Timed(random_batches(case), gate))
-    tell = common.print0
+    log = common.print0
 
     def print0(text: str = "", **named: Any) -> None:
-        tell(text, **named)
+        log(text, **named)
         if text.startswith("step "):
             gate.after_step()
 

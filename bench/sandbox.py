@@ -57,7 +57,7 @@ def problem(i: int) -> tuple[Conversation, str]:
     return asked, f"```python\n{prompt}{BODY}```"
 
 
-def judge_in(backend: Backend) -> bool:
+def grade_in(backend: Backend) -> bool:
     """Whether the first problem's answer passes."""
     conversation, answer = problem(0)
     program, check = program_of(conversation, answer), check_of(conversation)
@@ -77,13 +77,13 @@ def open_peer() -> Callable[[int], bool] | None:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 
-    def judge(i: int) -> bool:
+    def grade(i: int) -> bool:
         conversation, answer = problem(i)
         program = program_of(conversation, answer)
         entry_point = conversation["entry_point"]
         return module.execute_code(f"{program}\n{TEST}\ncheck({entry_point})").success
 
-    return judge
+    return grade
 
 
 def timed(run: Callable[[], object]) -> float:
@@ -104,15 +104,15 @@ def main() -> None:
         "an interpreter that does nothing": lambda: subprocess.run(python, env={}, check=True),
     }
     for backend in found:
-        cases[backend.kind] = lambda backend=backend: judge_in(backend)
+        cases[backend.kind] = lambda backend=backend: grade_in(backend)
     if peer := open_peer():
         cases["nanochat's execute_code"] = lambda: peer(0)
     times: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):  # in turn, so that what else the machine does meets all
         for name, run in cases.items():
             times[name].append(timed(run))
-    told = {n: {"best": min(t), "median": statistics.median(t)} for n, t in times.items()}
-    for name, values in told.items():
+    reported = {n: {"best": min(t), "median": statistics.median(t)} for n, t in times.items()}
+    for name, values in reported.items():
         print(f"{name:<36} best {values['best']:6.1f} ms   median {values['median']:6.1f} ms")
     problems = [problem(i) for i in range(NUM_PROBLEMS)]
     whole = {"ours": timed(lambda: all(are_correct(problems)))}
@@ -120,7 +120,7 @@ def main() -> None:
         whole["nanochat"] = timed(lambda: all(peer(i) for i in range(NUM_PROBLEMS)))
     for name, milliseconds in whole.items():
         print(f"{NUM_PROBLEMS} problems, {name:<21} {milliseconds / 1e3:6.2f} s")
-    print(json.dumps({"cpus": len(os.sched_getaffinity(0)), "one": told, "all": whole}))
+    print(json.dumps({"cpus": len(os.sched_getaffinity(0)), "one": reported, "all": whole}))
 
 
 if __name__ == "__main__":

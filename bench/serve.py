@@ -235,13 +235,13 @@ async def ask(side: Side, prompt: str, tokens: int) -> Answer:
     reader, writer = await request(side, prompt, tokens)
     await first_token(reader)
     first = time.perf_counter() - began
-    told = None
+    reported = None
     while b'"done"' not in (line := await reader.readline()):
         assert line, "the stream broke off"
         if line.startswith(b'data: {"usage"'):
-            told = json.loads(line[6:])["usage"]["completion_tokens"]
+            reported = json.loads(line[6:])["usage"]["completion_tokens"]
     writer.close()
-    return Answer(first=first, tokens=told)
+    return Answer(first=first, tokens=reported)
 
 
 async def request(

@@ -116,8 +116,8 @@ class Side:
             self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            told = self._log.read_text().splitlines() or ["without a word"]
-            raise SideFailed(f"ended with {self._process.wait()}: {told[-1]}")
+            reported = self._log.read_text().splitlines() or ["without a word"]
+            raise SideFailed(f"ended with {self._process.wait()}: {reported[-1]}")
         return json.loads(line)
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ R = TypeVar("R")
 SECONDS_BETWEEN_LOOKS = 5.0  # between polls for a pressed Cancel; each costs a request
 # Time for Prefect's client to report that the run was stopped. By itself it retries for eight
 # minutes, far longer than a person waits after Ctrl-C.
-SECONDS_TO_TELL = 30.0
+SECONDS_TO_REPORT = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
 
     Cancel in Prefect's pages stops the flow as Ctrl-C does; the run ends as Cancelled, and the
     caller of the flow gets Prefect's CancelledRun. However the flow was stopped, the process exits
-    within SECONDS_TO_TELL of the body's end, even if Prefect's server is gone too.
+    within SECONDS_TO_REPORT of the body's end, even if Prefect's server is gone too.
     """
 
     @functools.wraps(function)
@@ -116,5 +116,5 @@ def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Eve
 
 
 def _leave(caller: LocalRun) -> None:
-    if not caller.over.wait(SECONDS_TO_TELL):
+    if not caller.over.wait(SECONDS_TO_REPORT):
         caller.leave("Prefect's server does not answer: it does not know that the run was stopped")

@@ -32,7 +32,7 @@ from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 
 SECONDS_BETWEEN_LOOKS = 2.0  # between polls of the runs; each costs a request per node
-SECONDS_BETWEEN_TELLING = 5.0  # between reports of progress; the lease is renewed every ten
+SECONDS_BETWEEN_REPORTS = 5.0  # between reports of progress; the lease is renewed every ten
 PATIENCE = 3600.0  # seconds without a response from Prefect; workers build without it
 HINT = "\nhint: "  # separates the error from its hint in the state message of a failed run
 
@@ -289,7 +289,7 @@ class _ProgressRelay:
             where = f"requested as {self._request.ref.name} of pool {self._context.placement.pool}"
             self.say(f"{where}: {', '.join(states)}{wait}")
         if "Running" in states and time.monotonic() >= self._next:
-            self._next = time.monotonic() + SECONDS_BETWEEN_TELLING
+            self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
             with contextlib.suppress(StoreError, ArtifactError):
                 self._log_progress()
 

@@ -19,6 +19,11 @@ INSTEAD_OF = {
     r"by hand": "manually, or the command",
     r"made up": "synthetic",
 }
+# The same in names; `tell` of a file is Python's.
+PRIVATE_NAMES = re.compile(
+    r"(?<![a-z])(told|tells?|telling|whoever|nobody|judge[sd]?|judging)(?![a-z])"
+)
+PYTHONS = {"tell": {"infra/launch/torchrun.py", "nanochat_core/data/array_files.py"}}
 PRIVATE = re.compile(rf"\b({'|'.join(INSTEAD_OF)})\b", re.IGNORECASE)
 NO_VERB = re.compile(r"(What|Whether|Who|How|Where|When|Which)\b")
 MOST_WITHOUT_VERB = 0.02  # of all docstrings
@@ -51,6 +56,20 @@ def docstrings() -> list[str]:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, documented)]
     return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+def private_names(path: Path) -> set[str]:
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline)
+    names = {token.string for token in tokens if token.type == tokenize.NAME}
+    return {name for name in names if PRIVATE_NAMES.search(name.lower())}
+
+
+def test_names_use_the_words_of_the_field() -> None:
+    found = {named(path): private_names(path) for path in python_files(*PACKAGES, "bench")}
+    for name, files in PYTHONS.items():
+        for file in files:
+            found[file].discard(name)
+    assert {file: names for file, names in found.items() if names} == {}
 
 
 def test_source_and_docs_use_the_words_of_the_field() -> None:

@@ -20,7 +20,7 @@ def leave(why):
     os._exit(130)
 
 
-caller.SECONDS_TO_TELL = 0.5
+caller.SECONDS_TO_REPORT = 0.5
 called = caller.LocalRun(home=Path(), watch=lambda stage, event: None, leave=leave)
 
 

@@ -245,7 +245,7 @@ with (
     from tests.flows.house import make_run
 
     if sys.argv[5] == "slow":
-        pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_TELL = -4, 8
+        pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_REPORT = -4, 8
     context = toys.context("toy-stopped")
     context = replace(context, watch=display.watch, stop=caller.LOCAL_RUN.get().stop)
 

@@ -41,7 +41,7 @@ SECONDS_TO_MOVE = 400.0
 SECONDS_FOR_A_FLOW = 1800.0
 SECONDS_CRASHED = 180.0  # a crashed run that was not resumed after so long stays so
 # A job that tells of progress so long after a kill, or lives for so long, was not stopped by it.
-SECONDS_TO_TELL = 5.0
+SECONDS_TO_REPORT = 5.0
 SECONDS_SURVIVED = 20.0
 SETTINGS = {
     "pretrain__num_steps": 300,
@@ -203,7 +203,7 @@ class Campaign:
                     return made - moment
             if any(_went_on(job, moment) for job in survivors):
                 return 0.0
-            if time.time() - moment > SECONDS_TO_TELL and self._is_over(run):
+            if time.time() - moment > SECONDS_TO_REPORT and self._is_over(run):
                 return time.time() - moment
             time.sleep(0.1)
         return None
@@ -259,7 +259,7 @@ def _went_on(job: psutil.Process, moment: float) -> bool:
         if not job.is_running() or job.status() == psutil.STATUS_ZOMBIE:
             return False
         told = Path(job.cmdline()[-1]).with_name("events.jsonl").stat().st_mtime
-        return told > moment + SECONDS_TO_TELL or time.time() > moment + SECONDS_SURVIVED
+        return told > moment + SECONDS_TO_REPORT or time.time() > moment + SECONDS_SURVIVED
     return False
 
 

@@ -74,7 +74,7 @@ def schedule(
         str | None,
         Parameter(help="Work pool whose workers evaluate; default the pool cpu's own processes."),
     ] = None,
-    judging: EvalOptions = EvalOptions(),
+    evaluation: EvalOptions = EvalOptions(),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Evaluate a model on a schedule, by default every night at three.
@@ -91,7 +91,7 @@ def schedule(
     if pool is not None:
         check_gpu_pool(pool)
     # Before `_connect`, which may start a server: wrong options must cost nothing.
-    suite = judging.check(where, model)
+    suite = evaluation.check(where, model)
     api_url = _connect(where)
     from deployments.alerts import ensure_regressions_are_posted
     from deployments.evals import Recurring, apply
@@ -105,7 +105,7 @@ def schedule(
         parameters={
             name: [*value] if isinstance(value, tuple) else value  # as JSON has them
             for name, value in {
-                **shared(EvalRequest, judging, where.resolved),
+                **shared(EvalRequest, evaluation, where.resolved),
                 "pool": pool,
             }.items()
         },
@@ -122,7 +122,7 @@ def run(
     model: Model = "main",
     /,
     *,
-    judging: EvalOptions = EvalOptions(),
+    evaluation: EvalOptions = EvalOptions(),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Evaluate a model now. Exit 2 when it got worse.
@@ -130,12 +130,12 @@ def run(
     The result goes into the same history as those of the schedule.
     """
     where.check_gpus()
-    stages = judging.check(where, model).stages
+    stages = evaluation.check(where, model).stages
     from flows.orchestration.local_run import ready
     from flows.render.terminal import Display
 
     began = time.monotonic()
-    command = shlex.join(["nanochat", "evals", "run", model, *words_of(judging), *where.words])
+    command = shlex.join(["nanochat", "evals", "run", model, *words_of(evaluation), *where.words])
     with (
         hinting_how_to_resume(command),
         Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
@@ -144,7 +144,7 @@ def run(
         # Imported here: `ready` first points Prefect at its server.
         from flows.evals.flow import nanochat_eval
 
-        evaluated = nanochat_eval(model=model, **shared(EvalRequest, judging, where.resolved))
+        evaluated = nanochat_eval(model=model, **shared(EvalRequest, evaluation, where.resolved))
     print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
     return 2 if evaluated.verdict.regressed else 0
 

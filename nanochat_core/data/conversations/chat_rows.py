@@ -38,7 +38,7 @@ _TOKENS, _BITS = "tokens.npy", "mask_bits.npy"
 _PIECE = 1024  # conversations rendered at a time, and rows written at a time
 _FEW = 16 * _PIECE  # conversations that one process renders faster than others start
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 5.0  # between two progress lines
+_SECONDS_BETWEEN_LINES = 5.0  # between two progress lines
 
 Rendered: TypeAlias = tuple[Sequence[int], Sequence[int]]  # ids and mask of a conversation
 
@@ -138,7 +138,7 @@ def _with_progress(
     for piece in pieces:
         yield piece
         done += len(piece.lengths)
-        if time.monotonic() - logged >= _TELL_SECONDS:
+        if time.monotonic() - logged >= _SECONDS_BETWEEN_LINES:
             logged = time.monotonic()
             log(f"{what}: {done:,} of {total:,} conversations")
 

@@ -30,7 +30,7 @@ from nanochat_core.train.loop.run_environment import device_name
 
 WINDOW = 50  # steps whose median is the running level
 PATIENCE = 10  # steps in a row above the limit before the run is stopped
-FIRST_JUDGED = 100  # the loss may do anything while learning rates warm up
+FIRST_CHECKED = 100  # the loss may do anything while learning rates warm up
 TIMES, PLUS = 3.0, 1.0  # the limit is 3 times the level plus 1 nat: a loss near 0 may jump
 
 
@@ -46,7 +46,7 @@ def is_exploding(losses: Sequence[float], step: int) -> bool:
 def limit_of(losses: Sequence[float], step: int) -> float:
     """Return the limit that the last 10 losses may not all exceed; infinity where there is none."""
     before = losses[:-PATIENCE][-WINDOW:]
-    if step < FIRST_JUDGED or len(before) < WINDOW:
+    if step < FIRST_CHECKED or len(before) < WINDOW:
         return math.inf
     return TIMES * statistics.median(before) + PLUS
 

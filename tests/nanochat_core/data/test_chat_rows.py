@@ -272,7 +272,7 @@ def test_packing_tells_how_many_conversations_are_packed(
     talk, tokenizer_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)
-    monkeypatch.setattr(chat_rows, "_TELL_SECONDS", 0.0)
+    monkeypatch.setattr(chat_rows, "_SECONDS_BETWEEN_LINES", 0.0)
     told = []
     for _ in range(2):  # the second time there is nothing to pack
         conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, log=told.append)
