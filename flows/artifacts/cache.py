@@ -29,6 +29,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.leases import file_lock
 from infra.storage.base import OnBytes, Store, ignore_bytes
+from infra.storage.files import writing
 from nanochat_core.errors import ArtifactError
 
 _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new|\.used|\.lock)?")
@@ -36,7 +37,6 @@ _LEAVING = re.compile(r"\.[0-9a-f]{12}-[0-9a-f]{12}\.[0-9a-f]{32}\.old")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
 _SECONDS_BETWEEN_TRIES = 0.1
 _PATIENCE = 10.0  # seconds to wait for another process that makes room
-_HINT = "check that NANOCHAT_HOME is a directory of yours on a disk with free space"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Cache:
         entry = self._entry(manifest)
         if not _is_directory(entry.directory):
             return None
-        with _writing(entry.directory):
+        with writing(entry.directory, ArtifactError):
             self._use(entry)
         # Again: before the lock was held another process could have removed it.
         return entry.directory if _is_directory(entry.directory) else None
@@ -113,7 +113,7 @@ class Cache:
     def use(self, manifest: Manifest) -> Path:
         """Return the path of an artifact, in use from now on, whether or not it exists."""
         entry = self._entry(manifest)
-        with _writing(entry.directory):
+        with writing(entry.directory, ArtifactError):
             stage = entry.directory.parent
             stage.mkdir(parents=True, exist_ok=True)
             if stage.is_symlink():
@@ -129,7 +129,7 @@ class Cache:
 
         Removes leftovers of killed processes too. Raises ArtifactError if the disk refuses.
         """
-        with _writing(self.directory), _alone(self.directory / ".lock"):
+        with writing(self.directory, ArtifactError), _alone(self.directory / ".lock"):
             entries = sorted(self._entries(), key=_last_use)
             sizes = [_disk_use(e.directory) + _disk_use(e.unfinished) for e in entries]
             total = sum(sizes)
@@ -180,7 +180,7 @@ def fetch(
     directory = cache.use(manifest)
     entry = _Entry(directory=directory)
     if not _is_whole(manifest, directory):
-        with _fetching(entry.lock, on_bytes), _writing(directory):
+        with _fetching(entry.lock, on_bytes), writing(directory, ArtifactError):
             _complete(store, manifest, entry, on_bytes)
         # After the fetch, when the size on disk is known. This artifact is in use and stays.
         cache.make_room()
@@ -344,14 +344,3 @@ def _fetching(path: Path, on_bytes: OnBytes) -> Generator[None]:
                 return
         on_bytes(0)  # a caller that is to stop raises here
         time.sleep(_SECONDS_BETWEEN_TRIES)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Generator[None]:
-    """Convert an OSError of the block to an ArtifactError."""
-    try:
-        yield
-    except OSError as error:
-        raise ArtifactError(
-            f"{path} cannot be written: {(error.strerror or str(error)).lower()}", hint=_HINT
-        ) from error

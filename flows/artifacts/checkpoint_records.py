@@ -43,7 +43,7 @@ class StoredCheckpoint:
     files: tuple[File, ...]
     commit: Annotated[dict[str, Any], _Commit]  # the job's own COMMIT.json
     owner: str  # of the lease it was written under
-    epoch: Count
+    epoch: Count  # its fencing token
     rebuild: str = NONE  # id of the rebuild that the job belongs to
 
 

@@ -35,7 +35,7 @@ from flows.identity.rebuilds import NONE, rebuild_of
 from flows.identity.records import OtherFormat, encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import BadObject, ObjectNotFound, Store
-from infra.storage.files import sha256_of
+from infra.storage.files import sha256_of, writing
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
@@ -52,7 +52,7 @@ def send(
     directory: Path,
     *,
     owner: str,
-    epoch: int,
+    fencing_token: int,
     fence: Callable[[], None],
     there: Collection[File] = (),
 ) -> int:
@@ -87,7 +87,7 @@ def send(
         files=tuple(files),
         commit=commit,
         owner=owner,
-        epoch=epoch,
+        epoch=fencing_token,
         rebuild=rebuild_of(job.directory),
     )
     # The record last, after the fence: without it the files are no checkpoint, and an owner that
@@ -136,16 +136,11 @@ def restore(store: Store, job: Job, *, log: Log) -> None:
             if found.rebuild != rebuild_of(job.directory):
                 continue
             log(f"fetching checkpoint step {found.step}/{found.total} from the store")
-            _fetch(store, found, local, job)
+            with writing(local, StageError):
+                _fetch(store, found, local, job)
+            return
         except ArtifactError as error:
             log(f"checkpoint step {step} in the store is damaged and is passed over: {error}")
-            continue
-        except OSError as error:
-            raise StageError(
-                f"{local} cannot be written: {(error.strerror or str(error)).lower()}",
-                hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
-            ) from error
-        return
 
 
 def restore_step(store: Store, job: Job, step: int, *, commit: str, log: Log) -> None:

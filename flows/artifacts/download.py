@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
 from flows.identity.manifest import File, Manifest
+from flows.render.text import listed
 from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -41,10 +42,9 @@ def choose_files(manifest: Manifest, path: str | None) -> tuple[File, ...]:
     if chosen:
         return chosen
     names = list(dict.fromkeys(_top(file.path) for file in manifest.files))
-    more = len(names) - _SHOWN
     raise ArtifactError(
         f"there is no '{path}' in {manifest.name}",
-        hint=f"in it: {', '.join(names[:_SHOWN])}" + (f" and {more} more" if more > 0 else ""),
+        hint=f"in it: {listed(names, _SHOWN)}",
     )
 
 

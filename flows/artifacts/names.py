@@ -23,6 +23,7 @@ from flows.artifacts.runs import Run, find_run, known_names, read_all, runs_call
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
+from flows.render.text import listed
 from flows.stages import CHAT_MODELS, MODELS, STAGES
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
@@ -153,9 +154,7 @@ def suggest(word: str, known: list[str]) -> str:
     close = get_close_matches(word, known, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
-    more = len(known) - _SHOWN_WORDS
-    words = ", ".join(known[:_SHOWN_WORDS])
-    return f"one of: {words}" + (f" and {more} more" if more > 0 else "")
+    return f"one of: {listed(known, _SHOWN_WORDS)}"
 
 
 def _suggest_name(store: Store, name: str) -> str:

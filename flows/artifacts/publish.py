@@ -30,7 +30,7 @@ from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Prov
 from flows.identity.records import encode_record, find_document, find_stored, repair_hint
 from flows.identity.ref import ArtifactRef, short
 from infra.storage.base import OnBytes, Persist, Store, VersionedObject, call_once, ignore_bytes
-from infra.storage.files import sha256_of
+from infra.storage.files import reason_of, sha256_of
 from nanochat_core.errors import ArtifactError
 
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
@@ -224,7 +224,7 @@ def newest_manifests(
     out, and the reason appended to `unread`.
     """
     names = islice(indexed(store, stage), 4 * count)  # bounds the reads where many are gone
-    found = (_find_whole(store, ArtifactRef(stage, name), unread) for name in names)
+    found = (find_or_note(store, ArtifactRef(stage, name), unread) for name in names)
     yield from islice((m for m in found if m is not None and keep(m)), count)
 
 
@@ -243,7 +243,8 @@ def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
     return {name: list(fingerprints) for name, fingerprints in found.items()}
 
 
-def _find_whole(store: Store, ref: ArtifactRef, unread: list[str] | None) -> Manifest | None:
+def find_or_note(store: Store, ref: ArtifactRef, unread: list[str] | None) -> Manifest | None:
+    """Return an artifact, or None; append to `unread` why a manifest cannot be read."""
     try:
         return find_manifest(store, ref)
     except ArtifactError as error:
@@ -287,7 +288,7 @@ def _reading_output(stage: str) -> Generator[None]:
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
         raise ArtifactError(
-            f"what {stage} made cannot be read: {(error.strerror or str(error)).lower()}{where}",
+            f"what {stage} made cannot be read: {reason_of(error)}{where}",
             hint="check the disk that NANOCHAT_HOME is on, then run the same command again",
         ) from error
 

@@ -36,7 +36,7 @@ class Revocation:
     when: str  # UTC, 2026-11-21T05:53:38Z
     who: str  # user@host
     owner: str  # of the lease that the artifact was built under
-    epoch: Count  # of that lease
+    epoch: Count  # fencing token of that lease
 
     def is_of(self, manifest: Manifest) -> bool:
         """Return whether it revokes this build of the fingerprint, and not an earlier one."""

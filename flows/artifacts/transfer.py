@@ -19,7 +19,7 @@ from typing import TypeAlias, TypeVar
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
-from infra.storage.files import sha256_of
+from infra.storage.files import reason_of, sha256_of
 from nanochat_core.errors import ArtifactError
 
 TRIES = 3  # for one file whose bytes are wrong
@@ -44,7 +44,7 @@ def find_fault(file: File, path: Path) -> str | None:
     try:
         sha256 = sha256_of(path)
     except OSError as error:  # a bad block
-        return f"cannot be read: {(error.strerror or str(error)).lower()}"
+        return f"cannot be read: {reason_of(error)}"
     if sha256 != file.sha256:
         return f"has sha256 {short(sha256)}, its manifest says {short(file.sha256)}"
     return None

@@ -325,7 +325,7 @@ def _publish(
         provenance=Provenance(
             run=context.run_id,
             owner=lease.owner,
-            epoch=lease.epoch,
+            epoch=lease.fencing_token,
             created=timestamp(time.time()),
             git_commit=find_commit(context.root),
             metrics=result.metrics,

@@ -26,6 +26,7 @@ from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
 from infra.launch.background import poll
 from infra.storage.base import Store
+from infra.storage.files import reason_of
 from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job, write_json
 
@@ -142,7 +143,7 @@ def reporting_errors(directory: Path, on_error: Callable[[NanochatError], None])
     except NanochatError as error:
         on_error(error)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        why = reason_of(error)
         on_error(StageError(f"a checkpoint's files in {directory}: {why}"))
 
 

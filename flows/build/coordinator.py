@@ -302,7 +302,7 @@ def lead(
     if newest is not None:
         _store(store, job, newest, lease)
     call = StartMessage(
-        epoch=lease.epoch,
+        epoch=lease.fencing_token,
         owner=lease.owner,
         host=socket.gethostname(),
         nodes=nodes,
@@ -322,5 +322,10 @@ def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:
     """Upload the checkpoint unless it is stored: other nodes can fetch it only from the store."""
     if not checkpoints.is_stored(store, job, directory):
         checkpoints.send(
-            store, job, directory, owner=lease.owner, epoch=lease.epoch, fence=lease.check
+            store,
+            job,
+            directory,
+            owner=lease.owner,
+            fencing_token=lease.fencing_token,
+            fence=lease.check,
         )

@@ -239,7 +239,7 @@ def _mirror(
             job,
             directory,
             owner=lease.owner,
-            epoch=lease.epoch,
+            fencing_token=lease.fencing_token,
             fence=lease.check,
             there=there,
         )

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flows.artifacts.publish import find_manifest
+from flows.artifacts.publish import find_or_note
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import Delta, Score, answers_of, delta_of, scores_of
 from flows.evals.suite import Against, Rule
@@ -112,7 +112,7 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
             continue
         # Nightly runs of an unchanged model share one artifact: one request for all of them.
         if fingerprint not in known:
-            known[fingerprint] = _find_whole(store, stage, fingerprint)
+            known[fingerprint] = find_or_note(store, ArtifactRef(stage, fingerprint), None)
         if (manifest := known[fingerprint]) is not None:
             found.append(Evaluation(run=run, manifest=manifest))
     return found
@@ -223,14 +223,6 @@ def _baseline(earlier: Sequence[Evaluation], metric: str, against: Against) -> E
 def _sign(metric: str) -> int:
     """Return 1 if more is better, -1 if less is."""
     return -1 if metric.endswith(_LESS_IS_BETTER) else 1
-
-
-def _find_whole(store: Store, stage: str, fingerprint: str) -> Manifest | None:
-    try:
-        return find_manifest(store, ArtifactRef(stage, fingerprint))
-    except ArtifactError:
-        # Skip it: one damaged manifest must not fail every later evaluation.
-        return None
 
 
 def _shown(score: Score) -> str:

@@ -48,8 +48,8 @@ def make_survey(
     records.add_older(older, reached)
     unfinished = {piece.place for piece in pieces if piece.kind == "checkpoints" and piece.place}
     done = records.edges(unfinished).keys()
-    liveness = _Liveness(inventory, roots, reached, rules, now, done=done)
-    garbage = {piece.name: piece for piece in pieces if not liveness.is_in_use(piece)}
+    is_in_use = _liveness(inventory, roots, reached, rules, now, done=done)
+    garbage = {piece.name: piece for piece in pieces if not is_in_use(piece)}
     # A mark is void if the piece was written since: its time begins anew.
     first = {
         name: seen if (seen := marks.get(name)) is not None and piece.newest <= seen else now
@@ -107,49 +107,36 @@ def _is_reached(piece: Piece, reached: Reachable) -> bool:
             return False
 
 
-class _Liveness:
-    """The rules by which a piece is in use or garbage, one per kind."""
+def _liveness(
+    inventory: Inventory,
+    roots: Roots,
+    reached: Reachable,
+    rules: Rules,
+    now: float,
+    *,
+    done: Collection[ArtifactRef],  # artifacts that exist, of fingerprints with checkpoints
+) -> Callable[[Piece], bool]:
+    """Return a function that tells whether a piece is in use, by one rule per kind."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        roots: Roots,
-        reached: Reachable,
-        rules: Rules,
-        now: float,
-        *,
-        done: Collection[ArtifactRef],  # artifacts that exist, of fingerprints with checkpoints
-    ) -> None:
-        self._inventory = inventory
-        self._roots = roots
-        self._reached = reached
-        self._rules = rules
-        self._now = now
-        self._done = done
-        self._special: dict[Kind, Callable[[Piece], bool]] = {
-            "run record": lambda piece: run_of(piece) in roots.kept,
-            "pin": lambda piece: now - piece.newest <= rules.keep,
-            "superseded": lambda piece: _is_needed(piece, roots, rules, now=now),
-            "divergent": lambda piece: _is_needed(piece, roots, rules, now=now),
-            "checkpoints": self._may_be_continued,
-            "lease": self._has_neighbours,
-        }
-
-    def is_in_use(self, piece: Piece) -> bool:
-        """Return whether a piece stays."""
+    def is_in_use(piece: Piece) -> bool:
         # Leased or pinned: a process works under this fingerprint, so nothing of it is deleted.
-        if piece.place in self._roots.whole:
+        if piece.place in roots.whole:
             return True
-        special = self._special.get(piece.kind)
-        return special(piece) if special else _is_reached(piece, self._reached)
+        match piece.kind:
+            case "run record":
+                return run_of(piece) in roots.kept
+            case "pin":
+                return now - piece.newest <= rules.keep
+            case "superseded" | "divergent":
+                return _is_needed(piece, roots, rules, now=now)
+            case "checkpoints":  # of a job without an artifact, which may be resumed
+                return piece.place not in done and now - piece.newest <= rules.keep
+            case "lease":
+                # The next owner's fencing token follows from the record. Without it tokens begin at
+                # 1 again, which is harmless only where nothing else names one.
+                assert piece.place is not None
+                return len(inventory.places[piece.place]) > 1
+            case _:
+                return _is_reached(piece, reached)
 
-    def _may_be_continued(self, piece: Piece) -> bool:
-        """Return whether checkpoints belong to a job without an artifact that may be resumed."""
-        return piece.place not in self._done and self._now - piece.newest <= self._rules.keep
-
-    def _has_neighbours(self, piece: Piece) -> bool:
-        """Return whether anything but this lease lies under its fingerprint."""
-        # The next owner's epoch follows from the record. Without it epochs begin at 1 again, which
-        # is harmless only where nothing else names an epoch.
-        assert piece.place is not None
-        return len(self._inventory.places[piece.place]) > 1
+    return is_in_use

@@ -122,26 +122,17 @@ def sweep(
     return _Sweep(store, survey, sweeper, claim, threads, watch).run()
 
 
+@dataclass
 class _Sweep:
-    def __init__(
-        self,
-        store: Store,
-        survey: Survey,
-        sweeper: Sweeper,
-        claim: Callable[[], lease.Claimant],
-        threads: int,
-        watch: Watch,
-    ) -> None:
-        self._store = store
-        self._deletable = survey.deletable.values()
-        self._edges = survey.edges
-        self._sweeper = sweeper
-        self._claim = claim
-        self._threads = threads
-        self._watch = watch
-        self._spared: set[ArtifactRef] = set()
-        self._done = SweepResult()
-        self._lock = threading.Lock()
+    store: Store
+    survey: Survey
+    sweeper: Sweeper
+    claim: Callable[[], lease.Claimant]
+    threads: int
+    watch: Watch
+    spared: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
+    done: SweepResult = field(default_factory=SweepResult)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> SweepResult:
         # Run records name artifacts, so they are deleted first, and index entries and leases last.
@@ -150,45 +141,45 @@ class _Sweep:
         # another epoch, or it would publish a manifest of files that are gone.
         under_lease = self._of(*_UNDER_LEASE, "checkpoints", "files", "logs")
         # Level by level: an artifact is gone before any that it was made from.
-        for level in _dependents_first(under_lease, self._edges):
+        for level in _dependents_first(under_lease, self.survey.edges):
             self._clear_all(level)
         bulk = self._of("files", "logs", "checkpoints")
-        files = [piece for piece in bulk if piece.place not in self._spared]
+        files = [piece for piece in bulk if piece.place not in self.spared]
         self._each("files", self._delete, self._keys_of(files))
         for piece in files:
             self._note(piece)
         self._each("index entries", self._delete_unchanged, self._of("index entry"))
         self._each("leases", self._delete_lease, self._of("lease"))
-        return self._done
+        return self.done
 
     def _of(self, *kinds: Kind) -> list[Piece]:
-        return [piece for piece in self._deletable if piece.kind in kinds]
+        return [piece for piece in self.survey.deletable.values() if piece.kind in kinds]
 
     def _each(self, what: str, function: Callable[[_Item], object], items: Iterable[_Item]) -> None:
-        for count, _ in enumerate(in_parallel(function, items, threads=self._threads), 1):
-            self._sweeper.beat()
-            self._watch(what, count)
+        for count, _ in enumerate(in_parallel(function, items, threads=self.threads), 1):
+            self.sweeper.beat()
+            self.watch(what, count)
 
     def _clear_all(self, level: Mapping[ArtifactRef, list[Piece]]) -> None:
         """Delete the records of these artifacts, unless a spared artifact needs them."""
-        free = {place: pieces for place, pieces in level.items() if place not in self._spared}
+        free = {place: pieces for place, pieces in level.items() if place not in self.spared}
         spared = level.keys() - free.keys()
-        cleared = in_parallel(lambda item: self._clear(*item), free.items(), threads=self._threads)
+        cleared = in_parallel(lambda item: self._clear(*item), free.items(), threads=self.threads)
         for count, (place, is_clear) in enumerate(zip(free, cleared, strict=True), 1):
-            self._sweeper.beat()
-            self._watch("artifacts", count)
+            self.sweeper.beat()
+            self.watch("artifacts", count)
             if not is_clear:
                 spared.add(place)
         for place in spared:
             # With all that it names: later levels skip it.
-            self._spared.add(place)
-            if edges := self._edges.get(place):
-                self._spared.update(edges.leads_to)
+            self.spared.add(place)
+            if edges := self.survey.edges.get(place):
+                self.spared.update(edges.leads_to)
 
     def _clear(self, place: ArtifactRef, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""
         # A new claimant for each acquisition: no two write records with the same bytes.
-        held = lease.try_acquire(self._store, place, self._claim(), ttl=lease.TTL)
+        held = lease.try_acquire(self.store, place, self.claim(), ttl=lease.TTL)
         if isinstance(held, lease.LeaseHolder):
             return False
         try:
@@ -199,11 +190,11 @@ class _Sweep:
             return all(self._end_checkpoints(p) for p in pieces if p.kind == "checkpoints")
         finally:
             with contextlib.suppress(StoreError):  # it expires
-                lease.release(self._store, held)
+                lease.release(self.store, held)
 
     def _end_checkpoints(self, piece: Piece) -> bool:
         """Delete each COMMIT.json. Returns False, deleting none, if a checkpoint is new."""
-        entries = list(self._store.list(piece.name))
+        entries = list(self.store.list(piece.name))
         if any(entry.modified > piece.newest for entry in entries):
             return False
         # Without COMMIT.json the rest is no checkpoint and may be deleted later, without the lease.
@@ -215,21 +206,21 @@ class _Sweep:
     def _delete_lease(self, piece: Piece) -> None:
         """Delete a lease if nothing else lies under its fingerprint, while holding it."""
         assert piece.place is not None
-        held = lease.try_acquire(self._store, piece.place, self._claim(), ttl=lease.TTL)
+        held = lease.try_acquire(self.store, piece.place, self.claim(), ttl=lease.TTL)
         if isinstance(held, lease.LeaseHolder):
             return
         # Listed under the lease: from here on no process that obeys leases adds anything.
-        if [entry.key for entry in self._store.list(f"{piece.place.prefix}/")] != [piece.name]:
-            lease.release(self._store, held)
+        if [entry.key for entry in self.store.list(f"{piece.place.prefix}/")] != [piece.name]:
+            lease.release(self.store, held)
             return
         # Not released afterwards: a release would only find the record gone.
-        self._delete(self._store.head(piece.name))
+        self._delete(self.store.head(piece.name))
         self._note(piece)
 
     def _delete_unchanged(self, piece: Piece) -> bool:
         """Delete a record if it is unchanged since the survey. Returns whether it was deleted."""
         try:
-            entry = self._store.head(piece.name)
+            entry = self.store.head(piece.name)
         except ObjectNotFound:
             return False
         if entry.modified > piece.newest:
@@ -240,21 +231,21 @@ class _Sweep:
 
     def _keys_of(self, pieces: Iterable[Piece]) -> Iterator[ObjectInfo]:
         for piece in pieces:
-            for entry in self._store.list(piece.name):
+            for entry in self.store.list(piece.name):
                 if entry.modified <= piece.newest:  # else written since the survey
                     yield entry
 
     def _delete(self, entry: ObjectInfo) -> None:
         # Before each deletion: a collector that slept must not delete what is in use by now.
-        self._sweeper.check()
-        self._store.delete(entry.key)
-        with self._lock:
-            self._done.objects += 1
-            self._done.size += entry.size
+        self.sweeper.check()
+        self.store.delete(entry.key)
+        with self.lock:
+            self.done.objects += 1
+            self.done.size += entry.size
 
     def _note(self, piece: Piece) -> None:
-        with self._lock:
-            self._done.names.add(piece.name)
+        with self.lock:
+            self.done.names.add(piece.name)
 
 
 def _dependents_first(

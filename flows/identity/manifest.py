@@ -96,7 +96,7 @@ class Provenance:
 
     run: str  # the run that built it
     owner: str  # of the lease it was built under
-    epoch: int  # of that lease
+    epoch: int  # fencing token of that lease, by its name in stored records
     created: Time  # UTC, 2026-11-21T05:53:38Z
     git_commit: str | None
     metrics: Facts  # the stage's own measurements of its result

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from flows.identity.ref import ArtifactRef
+from infra.storage.files import writing
 from nanochat_core.errors import StageError
 from nanochat_core.job import sync_directory
 from nanochat_core.runtime.process_start import boot_id
@@ -55,10 +56,8 @@ def home_id(home: Path) -> str:
     Makes the id if there is none. 32 hex digits. Raises StageError if it cannot be written.
     """
     if (found := find_home_id(home)) is None:
-        try:
+        with writing(home / "id", StageError):
             _make_id(home / "id")
-        except OSError as error:
-            raise _not_writable(home / "id", error) from error
         found = find_home_id(home)
     assert found is not None, home
     return found
@@ -66,13 +65,12 @@ def home_id(home: Path) -> str:
 
 def find_home_id(home: Path) -> str | None:
     """Return the id of `home`. None means that nothing was built in it yet."""
-    try:
-        with (home / "id").open(encoding="ascii") as file:
-            random, status = file.read().strip(), os.fstat(file.fileno())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise _not_writable(home / "id", error) from error
+    with writing(home / "id", StageError):
+        try:
+            with (home / "id").open(encoding="ascii") as file:
+                random, status = file.read().strip(), os.fstat(file.fileno())
+        except FileNotFoundError:
+            return None
     # A copied home has another inode, and a home on a network disk is seen from another kernel.
     # Neither shares flock with this one, so neither may have the same id.
     parts = (random, boot_id(), status.st_dev, status.st_ino)
@@ -130,21 +128,17 @@ def find_owner(path: Path) -> Owner | None:
 
 
 def _open(path: Path) -> IO[str]:
-    try:
+    with writing(path, StageError):
         path.parent.mkdir(parents=True, exist_ok=True)
         # Not "w", which would truncate the note of the process that holds the lock.
         return path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise _not_writable(path, error) from error
 
 
 @contextlib.contextmanager
 def _owning(file: IO[str], path: Path) -> Generator[None]:
     """Keep a note of this process in the locked file. Closing the file releases the lock."""
-    try:
+    with writing(path, StageError):
         _write_owner(file)
-    except OSError as error:
-        raise _not_writable(path, error) from error
     try:
         yield
     finally:
@@ -189,10 +183,3 @@ def _make_id(path: Path) -> None:
         sync_directory(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _not_writable(path: Path, error: OSError) -> StageError:
-    return StageError(
-        f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-        hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
-    )

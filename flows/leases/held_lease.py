@@ -66,9 +66,9 @@ class HeldLease:
         return self._held.owner
 
     @property
-    def epoch(self) -> int:
+    def fencing_token(self) -> int:
         """Return the fencing token, recorded in everything written under this lease."""
-        return self._held.epoch
+        return self._held.fencing_token
 
     def note(self, *, step: int, total: int) -> None:
         """Note the job's progress; the next heartbeat puts it into the record."""

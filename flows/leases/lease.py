@@ -45,16 +45,10 @@ class Claimant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeaseRecord:
+class LeaseRecord(Claimant):
     """The contents of lease.json."""
 
-    owner: str
-    run: str
-    host: str
-    pid: int
-    home: str
-    since: str
-    epoch: Count  # 1 for the first owner
+    epoch: Count  # the fencing token, by its name in stored records: 1 for the first owner
     # Writes by this owner. No two records have the same bytes: a version may be a hash of them
     # (an ETag), and a version that came back would let a write that arrives late succeed (ABA).
     beat: Count
@@ -76,8 +70,8 @@ class LeaseGrant:
         return self.record.owner
 
     @property
-    def epoch(self) -> int:
-        """Return the fencing token: the number of owners so far, this one included."""
+    def fencing_token(self) -> int:
+        """Return the number of owners so far, this one included."""
         return self.record.epoch
 
 
@@ -218,7 +212,7 @@ def _ours(store: Store, held: LeaseGrant) -> tuple[LeaseRecord, VersionedObject]
 
 def _is_of(held: LeaseGrant, record: LeaseRecord) -> bool:
     # The epoch too: the same claim may acquire the lease anew after it was released.
-    return (record.owner, record.epoch) == (held.owner, held.epoch)
+    return (record.owner, record.epoch) == (held.owner, held.fencing_token)
 
 
 def _lost(held: LeaseGrant, how: str) -> LeaseLost:

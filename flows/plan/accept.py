@@ -20,6 +20,7 @@ from flows.identity.fingerprint import Identity
 from flows.identity.manifest import File, Input, Manifest
 from flows.plan.plan import Plan, StagePlan
 from flows.plan.prove import Log, Proof, code_that_made, prove
+from flows.render.text import listed
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import ObjectNotFound, Store
@@ -46,7 +47,7 @@ class Offer:
     @property
     def what_changed(self) -> str:
         """Return the first few changes as text."""
-        return _listed(self.changes)
+        return listed(self.changes, _SHOWN_CHANGES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +221,7 @@ def _find_origin(store: Store, identity: Identity) -> Manifest:
 def _check_only_code(origin: Manifest, changes: Iterable[Change]) -> None:
     if decisive := _decisive(changes):
         raise ArtifactError(
-            f"{origin.name} cannot be accepted: {_listed(decisive)}",
+            f"{origin.name} cannot be accepted: {listed(decisive, _SHOWN_CHANGES)}",
             hint="only code may differ, not configuration or inputs: run the stage, or name "
             f"another artifact with --from {origin.stage}/1a2b3c",
         )
@@ -244,14 +245,7 @@ def _check_there(store: Store, manifest: Manifest) -> None:
     files = (*manifest.files, *manifest.logs)
     found = list(filter(None, in_parallel(fault, files, threads=_THREADS)))
     if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         raise ArtifactError(
-            f"the files of {manifest.name} are not in {store.url}: {found[0]}{more}",
+            f"the files of {manifest.name} are not in {store.url}: {listed(found, 1)}",
             hint="run the stage again",
         )
-
-
-def _listed(changes: Iterable[Change]) -> str:
-    words = [str(change) for change in changes]
-    more = len(words) - _SHOWN_CHANGES
-    return ", ".join(words[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")

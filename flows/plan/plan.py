@@ -23,6 +23,7 @@ from flows.plan.estimate import Estimate, estimate, remaining
 from flows.plan.in_progress import Resume, find_builder, find_resume
 from flows.plan.pinned import check_stages, stages_with
 from flows.plan.reads import PlanReads
+from flows.render.text import listed
 from flows.stages import STAGES, Stage, stages_to_redo
 from infra.placement import Placement
 from infra.storage.base import Store
@@ -41,7 +42,7 @@ STATES: dict[State, str] = {
     "x": "revoked",
 }
 _HISTORY = 5  # newest artifacts of a stage, read for its reason and its estimate
-_SHOWN_WORDS = 3
+_SHOWN = 3  # words of a reason
 _THREADS = 8  # requests to the store at a time
 
 
@@ -263,7 +264,7 @@ class _Planner:
         return StagePlan(
             stage=stage,
             state=state,
-            reason="" if state == "+" else _joined(reason, f"after {_listed(after)}"),
+            reason="" if state == "+" else _joined(reason, f"after {listed(after, _SHOWN)}"),
             changes=tuple(changes),
             after=after,
             estimate=self._estimate(stage, history),
@@ -286,8 +287,10 @@ class _Planner:
         reason = _joined(
             f"revoked {revoked.revocation.when}: {revoked.revocation.why}" if revoked else "",
             "asked for" if is_wanted and not revoked else "",
-            f"made from revoked {_listed([r.ref.name for r in ancestors])}" if ancestors else "",
-            f"after {_listed(others)}" if others else "",
+            f"made from revoked {listed([r.ref.name for r in ancestors], _SHOWN)}"
+            if ancestors
+            else "",
+            f"after {listed(others, _SHOWN)}" if others else "",
         )
         return StagePlan(
             stage=stage,
@@ -365,17 +368,11 @@ def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
         return "+", ""
     own = [str(change) for change in changes if change.kind not in PASSED_ON]
     passed_on = [str(change) for change in changes if change.kind in PASSED_ON]
-    return "~", _joined(_listed(own), _listed(passed_on))
+    return "~", _joined(listed(own, _SHOWN), listed(passed_on, _SHOWN))
 
 
 def _joined(*reasons: str) -> str:
     return "; ".join(filter(None, reasons))
-
-
-def _listed(words: Sequence[str]) -> str:
-    """Return the first few words and the number of the others."""
-    more = len(words) - _SHOWN_WORDS
-    return ", ".join(words[:_SHOWN_WORDS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _roots(inputs: Iterable[StagePlan]) -> tuple[str, ...]:

@@ -26,9 +26,10 @@ from flows.identity.diff import compare
 from flows.identity.fingerprint import Code, Identity, code_of, fingerprint_of
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
+from flows.render.text import listed
 from flows.stages import Stage
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
-from infra.storage.files import sha256_of
+from infra.storage.files import reason_of, sha256_of
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
 from nanochat_core.section import Tree
@@ -296,9 +297,7 @@ def _take_out(root: Path, commit: str, directory: Path) -> None:
 def _listed_changes(stage: Stage, root: Path, config: dict[str, Tree], code: Tree) -> str:
     """Return how the code in `root` differs from that of a pre-image; "" if it does not."""
     found: dict[str, Tree] = dict(_closure(stage, root, config))
-    changes = [str(change) for change in compare({"code": code}, {"code": found})]
-    more = len(changes) - _SHOWN_CHANGES
-    return ", ".join(changes[:_SHOWN_CHANGES]) + (f" and {more} more" if more > 0 else "")
+    return listed(compare({"code": code}, {"code": found}), _SHOWN_CHANGES)
 
 
 def _scanner(root: Path) -> list[bytes | None]:
@@ -335,7 +334,7 @@ def _git(root: Path, *arguments: str) -> bytes:
         )
     except OSError as error:
         raise ArtifactError(
-            f"git cannot be run: {(error.strerror or str(error)).lower()}",
+            f"git cannot be run: {reason_of(error)}",
             hint=f"install git; {_INSTEAD}",
         ) from error
     if done.returncode:

@@ -1,10 +1,31 @@
-"""Digests of local files."""
+"""Digests of local files, and one-line errors for a disk that refuses."""
 
+import contextlib
 import hashlib
+from collections.abc import Generator
 from pathlib import Path
+
+from nanochat_core.errors import NanochatError
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a local file as 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the system refused, without a path: "no space left on device"."""
+    return (error.strerror or str(error)).lower()
+
+
+@contextlib.contextmanager
+def writing(path: Path, kind: type[NanochatError]) -> Generator[None]:
+    """Convert an OSError of the block, which writes below NANOCHAT_HOME, to a `kind` of error."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(
+            f"{path} cannot be written: {reason_of(error)}",
+            hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
+        ) from error

@@ -39,7 +39,7 @@ def acquire(place: MessagePrefix, name: str, *, ttl: float = TTL) -> LeaseGrant:
 
 def call_of(held: LeaseGrant, *, endpoint: str | None = None) -> StartMessage:
     return StartMessage(
-        epoch=held.epoch,
+        epoch=held.fencing_token,
         owner=held.owner,
         host="a",
         nodes=2,

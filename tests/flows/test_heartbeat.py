@@ -77,7 +77,7 @@ def test_a_held_lease_is_renewed_and_tells_how_far_the_job_is(store: LocalStore)
         holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
         assert holder is not None
         assert (holder.record.step, holder.record.total) == (3, 9)
-        assert (lease.owner, lease.epoch) == ("owner-a", 1)
+        assert (lease.owner, lease.fencing_token) == ("owner-a", 1)
         assert not lease.ending.is_set()
         lease.check()
         lease.raise_if_lost()

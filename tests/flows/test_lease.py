@@ -64,10 +64,10 @@ def record(store: LocalStore) -> dict[str, Any]:
     return json.loads(store.get(REF.lease_key))
 
 
-def test_the_first_owner_has_epoch_one_and_says_who_it_is(store: LocalStore) -> None:
+def test_the_first_owner_has_fencing_token_one_and_says_who_it_is(store: LocalStore) -> None:
     held = take(store, claim("a"))
 
-    assert (held.owner, held.epoch, held.ref.name) == ("owner-a", 1, "pretrain/abababababab")
+    assert (held.owner, held.fencing_token, held.ref) == ("owner-a", 1, REF)
     written = record(store)
     assert {name: written[name] for name in ("run", "host", "pid", "home", "since")} == {
         "run": "run-a",
@@ -104,7 +104,7 @@ def test_a_lease_that_was_given_back_is_taken_at_once(store: LocalStore) -> None
 
     held = take(store, claim("b"))
 
-    assert (held.owner, held.epoch) == ("owner-b", 2)
+    assert (held.owner, held.fencing_token) == ("owner-b", 2)
     assert not record(store)["released"]
 
 
@@ -116,14 +116,14 @@ def test_a_lease_is_taken_over_when_it_was_not_renewed_for_its_time_and_not_befo
     assert isinstance(ask(store, claim("b")), LeaseHolder)
     set_age(TTL + 1)
 
-    assert take(store, claim("b")).epoch == 2
+    assert take(store, claim("b")).fencing_token == 2
 
 
 def test_the_lease_of_a_dead_process_of_our_home_is_taken_at_once(store: LocalStore) -> None:
     take(store, claim("a", home="ours"))
     assert isinstance(ask(store, claim("b", home="another")), LeaseHolder)
 
-    assert take(store, claim("b", home="ours")).epoch == 2
+    assert take(store, claim("b", home="ours")).fencing_token == 2
 
 
 def test_ages_are_by_the_stores_clock_and_never_by_ours(
@@ -136,19 +136,19 @@ def test_ages_are_by_the_stores_clock_and_never_by_ours(
         assert isinstance(ask(store, claim("b")), LeaseHolder)
 
 
-def test_the_epoch_never_goes_back(store: LocalStore, set_age: Callable[[float], None]) -> None:
+def test_the_token_never_goes_back(store: LocalStore, set_age: Callable[[float], None]) -> None:
     chance = random.Random(1)
-    epochs: list[int] = []
+    tokens: list[int] = []
     for number in range(60):
         held = take(store, claim(str(number), home=chance.choice("xyz")))
-        epochs.append(held.epoch)
+        tokens.append(held.fencing_token)
         for _ in range(chance.randrange(3)):
             held = renew(store, held, step=1, total=2)
         if chance.random() < 0.5:
             release(store, held)
         else:
             set_age(TTL + 1)
-    assert epochs == list(range(1, 61))
+    assert tokens == list(range(1, 61))
 
 
 @pytest.mark.parametrize("left_by", ["nobody", "an owner that gave it back", "a silent owner"])
@@ -173,7 +173,7 @@ def test_of_many_that_want_it_at_once_one_gets_it(
         thread.join()
 
     (winner,) = [result for result in results if isinstance(result, LeaseGrant)]
-    assert winner.epoch == first
+    assert winner.fencing_token == first
     losers = [result for result in results if isinstance(result, LeaseHolder)]
     assert {holder.record.owner for holder in losers} == {winner.owner}
 
@@ -190,7 +190,7 @@ def test_a_renewal_makes_the_lease_young_and_tells_how_far_the_job_is(
     assert holder is not None
     assert holder.age < 10
     assert (holder.record.step, holder.record.total) == (5, 9)
-    assert (held.record.step, held.epoch) == (5, 1)
+    assert (held.record.step, held.fencing_token) == (5, 1)
 
 
 def test_no_two_records_have_the_same_bytes_so_that_no_version_comes_back(
@@ -241,7 +241,7 @@ def test_the_same_owner_in_another_epoch_has_lost_it_too(
     release(store, new)
     again = take(store, claim("a"))
 
-    assert (again.owner, again.epoch) == (old.owner, 3)
+    assert (again.owner, again.fencing_token) == (old.owner, 3)
     with pytest.raises(LeaseLost):
         renew(store, old, step=1, total=2)
     check(store, again)
@@ -274,7 +274,7 @@ def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalSto
     release(store, held)
     assert find_holder(store, REF) is None
 
-    assert take(store, claim("b")).epoch == held.epoch  # epochs were lost with the record
+    assert take(store, claim("b")).fencing_token == 1  # the record is gone, and with it the token
     with pytest.raises(LeaseLost, match="to run run-b"):
         check(store, held)
 
@@ -316,7 +316,7 @@ def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
 
     held = take(losing, claim("b"))
 
-    assert held.epoch == (2 if earlier else 1)
+    assert held.fencing_token == (2 if earlier else 1)
     renew(store, held, step=1, total=2)
 
 

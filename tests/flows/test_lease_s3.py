@@ -41,7 +41,7 @@ def test_a_lease_goes_from_owner_to_owner(s3_store: Store) -> None:
     third = ask(s3_store, "c", ttl=-1.0)  # as if it had run out
 
     assert isinstance(third, LeaseGrant)
-    assert (first.epoch, second.epoch, third.epoch) == (1, 2, 3)
+    assert (first.fencing_token, second.fencing_token, third.fencing_token) == (1, 2, 3)
     for use in (lambda: check(s3_store, second), lambda: renew(s3_store, second, step=1, total=2)):
         with pytest.raises(LeaseLost, match="to run run-c"):
             use()
@@ -76,7 +76,7 @@ def test_of_many_that_want_it_at_once_one_gets_it_each_time(s3_store: Store) -> 
         for thread in threads:
             thread.join()
         (winner,) = [result for result in results if isinstance(result, LeaseGrant)]
-        assert winner.epoch == round_number
+        assert winner.fencing_token == round_number
         release(s3_store, winner)
 
 

@@ -99,7 +99,7 @@ def send_checkpoint(house: House, stage: str, step: int, *, total: int) -> None:
         inputs={},
         resources=PLACEMENT.resources,
     )
-    checkpoints.send(house.store, job, directory, owner="o", epoch=1, fence=lambda: None)
+    checkpoints.send(house.store, job, directory, owner="o", fencing_token=1, fence=lambda: None)
 
 
 def test_an_unfinished_job_of_another_machine_is_resumed_from_the_store(house: House):

@@ -130,7 +130,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
         r"waiting: built by run run-other on host host-other, step 310/900, heartbeat \d s ago",
         text,
     )
-    assert waiter.result.epoch == 2
+    assert waiter.result.fencing_token == 2
 
 
 def test_who_is_waited_for_is_said_again_now_and_then(
@@ -172,7 +172,7 @@ def test_a_builder_that_falls_silent_is_told_and_taken_over(
         waiter = wait()
         lease = waiter.wait_for_result()
         assert isinstance(lease, HeldLease)
-        assert lease.epoch == 2
+        assert lease.fencing_token == 2
     assert len(waiter.told) == 2
     assert waiter.told[1].endswith("s ago; its lease expires 2 s after the last")
 

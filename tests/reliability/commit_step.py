@@ -137,7 +137,7 @@ def commit(store: Store, toy: Toy) -> Manifest:
     provenance = Provenance(
         run=claim.run,
         owner=held.owner,
-        epoch=held.epoch,
+        epoch=held.fencing_token,
         created=_CREATED,
         git_commit=None,
         metrics={},

@@ -206,7 +206,7 @@ class Runner(Actor):
         rng = self.world.rng
         root = f"{stage.name}/{identity.fingerprint}/checkpoints/step-0000010"
         if rng.random() < 0.3:
-            self.store.put(f"{root}/{lease.owner}-{lease.epoch}/model", b"x")
+            self.store.put(f"{root}/{lease.owner}-{lease.fencing_token}/model", b"x")
             self.store.put(f"{root}/COMMIT.json", b"x")
         if lease.ending.wait(rng.choice((5.0, 30.0, 200.0)) * rng.random()):
             lease.raise_if_lost()
@@ -220,7 +220,7 @@ class Runner(Actor):
             provenance=Provenance(
                 run=self.run,
                 owner=lease.owner,
-                epoch=lease.epoch,
+                epoch=lease.fencing_token,
                 created=timestamp(1.8e9 + self.world.now),
                 git_commit=None,
                 metrics={},

@@ -170,7 +170,7 @@ class Builder(Actor):
         self.judge.owners[self.process] = lease.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
-            fence=lease.check, owner=lease.owner, epoch=lease.epoch, persist=wait
+            fence=lease.check, owner=lease.owner, epoch=lease.fencing_token, persist=wait
         )
         return Built(manifest=manifest, uri="", cached=False)
 

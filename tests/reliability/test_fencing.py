@@ -148,7 +148,7 @@ def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) ->
     provenance = Provenance(
         run="run-new",
         owner=held.owner,
-        epoch=held.epoch,
+        epoch=held.fencing_token,
         created="2026-11-21T05:53:38Z",
         git_commit=None,
         metrics={},
