@@ -116,7 +116,7 @@ def _liveness(
     *,
     done: Collection[ArtifactRef],  # artifacts that exist, of fingerprints with checkpoints
 ) -> Callable[[Piece], bool]:
-    """Return a function that tells whether a piece is in use, by one rule per kind."""
+    """Return the predicate of a piece in use: one rule per kind."""
 
     def is_in_use(piece: Piece) -> bool:
         # Leased or pinned: a process works under this fingerprint, so nothing of it is deleted.
