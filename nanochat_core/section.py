@@ -73,11 +73,9 @@ def neutral(value: Any, **metadata: Any) -> Any:
 def within(least: float, most: float, **metadata: Any) -> Any:
     """Declare a field whose numbers are from `least` to `most`, see `check_bounds`."""
     metadata["bounds"] = (least, most)
-    return (
-        neutral(metadata.pop("neutral"), **metadata)
-        if "neutral" in metadata
-        else (dataclasses.field(metadata=metadata))
-    )
+    if "neutral" in metadata:
+        return neutral(metadata.pop("neutral"), **metadata)
+    return dataclasses.field(metadata=metadata)
 
 
 def check_bounds(where: str, section: Section) -> None:

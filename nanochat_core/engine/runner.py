@@ -143,7 +143,7 @@ class Runner(Protocol):
         ...
 
     def release(self, slot: int) -> None:
-        """Park the slot. A decode call under way for it may still finish and write its pages."""
+        """Stop the slot. A decode call under way for it may still finish and write its pages."""
         ...
 
     def refresh(self) -> None:

@@ -113,7 +113,7 @@ def test_what_is_no_model(
     assert "is not a model: there is no such directory" in answer(f"{tmp_path}/nothing")[0]
     assert answer("tokens@tiny") == (
         "tokens@tiny is not a model",
-        "stages that make one: rl, sft, midtrain, pretrain",
+        "stages that make one: pretrain, midtrain, sft, rl",
     )
     assert answer("tiny") == (
         f"tiny has no chat model in {store.url}: no run of it has made one yet",

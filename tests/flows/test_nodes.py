@@ -333,7 +333,7 @@ def test_of_two_machines_with_one_number_one_ends(
     first = start(pool, stage, contexts[0], 0)
     second = start(pool, stage, contexts[1], 1)
     while (call := find_start(place, ttl=60.0)[0]) is None:
-        place = replace(place, fingerprint=_fingerprint(third))
+        place = replace(place, ref=ArtifactRef("train", _fingerprint(third)))
     while (said := find_status(place, 1, epoch=call.epoch)) is None or said[0].state != "ready":
         assert not second.done(), second.result()
     other = NodeStatus(

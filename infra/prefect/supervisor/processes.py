@@ -1,8 +1,9 @@
 """Processes of a stack: restarted when they end, and ended when the stack does.
 
 A worker that is killed leaves the processes of its runs, and these, when killed, leave ranks that
-still save. All of them are found by a variable in their environment. A run gets the time to save,
-and is then killed.
+still save. All of them are found by a variable in their environment. When a worker or the stack
+ends, a run gets the time to save, and is then killed. A rank that hangs after its run was killed is
+ended by the next attempt of its job, or with the stack.
 """
 
 import contextlib

@@ -58,12 +58,15 @@ def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) ->
     """
     try:
         crashed = crashed_runs(api_url)
-        for flow_run in forgotten(api_url, crashed, now=now):
-            resume(api_url, flow_run)
-            log(f"run {flow_run}: resumed, its crash was overlooked")
-        for flow_run in hopeless(api_url, crashed):
+        # First: a run that is given up is not resumed once more.
+        given_up = hopeless(api_url, crashed)
+        for flow_run in given_up:
             give_up(api_url, flow_run)
             log(f"run {flow_run}: crashed {MOST_CRASHES} times before it began; given up")
+        for flow_run in forgotten(api_url, crashed, now=now):
+            if flow_run not in given_up:
+                resume(api_url, flow_run)
+                log(f"run {flow_run}: resumed, its crash was overlooked")
     except (OSError, ValueError):
         return
 
