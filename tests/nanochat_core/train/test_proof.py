@@ -78,7 +78,7 @@ def prove_edit(
         steps=3,
         root=root,
         scratch=job.directory / "proof",
-        tell=lambda text: None,
+        log=lambda text: None,
     )
 
 
