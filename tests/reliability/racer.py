@@ -22,7 +22,7 @@ from typing import Any
 from flows.build.build import build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.manifest import Manifest
-from flows.leases import lease
+from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.storage.base import Store
@@ -93,7 +93,7 @@ class Racer:
             text=True,
         )
 
-    def log(self, race: Race) -> None:
+    def send(self, race: Race) -> None:
         """It starts at the race's moment."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(asdict(race)) + "\n")
@@ -142,7 +142,8 @@ def main() -> None:
     """Race until there are no more races."""
     root, home, url = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     if "NO_LEASE" in os.environ:
-        lease._key = lambda stage, name: f"{stage}/{name}/lease-{os.getpid()}.json"
+        key = property(lambda ref: f"{ref.prefix}/lease-{os.getpid()}.json")
+        setattr(ArtifactRef, "lease_key", key)  # noqa: B010 - it has no setter
     store: Any = open_store(url)
     if "PLAIN_PUT" in os.environ:
         store = _PlainPut(store)

@@ -78,7 +78,7 @@ class Track:
         """One race, in which the second starts `delay` seconds after the first."""
         start = time.monotonic() + SECONDS_TO_GET_READY
         for racer, moment in zip(self.racers, (start, start + delay), strict=True):
-            racer.tell(Race(seed=seed, start=moment))
+            racer.send(Race(seed=seed, start=moment))
         first, second = (racer.hear() for racer in self.racers)
         canonical = find_manifest(
             self.store, ArtifactRef(STAGE.name, fingerprint_of(self.toys, seed))

@@ -89,7 +89,9 @@ class Checkpointer:
         self._optimizer.load(found.read)
         self._metrics.resume(found.state, found.seconds)
         self._resumed_step = found.step
-        return found.step, found.state
+        measured = self._metrics.state()
+        own = {name: value for name, value in found.state.items() if name not in measured}
+        return found.step, own
 
     def validates_after(self, done: int, total: int) -> bool:
         """Return whether the loop evaluates after `done` steps, other than at its two ends.
