@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Annotated, Any, TypeVar
 
 from flows.run_request import options_of
@@ -41,7 +41,7 @@ def _signature_of(request: type[Any], with_rules: bool) -> inspect.Signature:
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=empty if defaults[name] is MISSING else defaults[name],
-                annotation=Annotated[kind, option] if with_rules else kind,
+                annotation=Annotated[kind, replace(option, binds=with_rules)],
             )
             for name, (kind, option) in options_of(request).items()
         ]
