@@ -93,6 +93,8 @@ def test_a_request_for_a_stage_is_held_to_types_alone() -> None:
     )
     schema = parameter_schema(one_stage.fn).model_dump(mode="json", exclude_unset=True)
     assert is_valid(json.loads(json.dumps(asdict(asked))), schema)
+    stage = schema["properties"]["stage"]  # a person may look at such a run
+    assert (stage["label"], stage["description"]) == ("Stage", "The stage to build.")
 
 
 def test_prefect_sees_the_parameters_of_the_request() -> None:
