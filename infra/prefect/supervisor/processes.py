@@ -1,9 +1,8 @@
 """Processes of a stack: restarted when they end, and ended when the stack does.
 
 A worker that is killed leaves the processes of its runs, and these, when killed, leave ranks that
-still save. All of them are found by a variable in their environment. When a worker or the stack
-ends, a run gets the time to save, and is then killed. A rank that hangs after its run was killed is
-ended by the next attempt of its job, or with the stack.
+still save. All of them are found by a variable in their environment. A run gets the time to save,
+and is then killed.
 """
 
 import contextlib
@@ -11,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
@@ -33,9 +32,8 @@ class Interval:
         self._seconds = seconds
         self._next = 0.0
 
-    @property
-    def is_due(self) -> bool:
-        """True if it is time again; then it is not before another interval has passed."""
+    def begins(self) -> bool:
+        """Return whether another interval begins: True once, then False until it has passed."""
         if (now := time.monotonic()) < self._next:
             return False
         self._next = now + self._seconds
@@ -192,6 +190,32 @@ def leftovers(home: Path) -> list[psutil.Process]:
             if is_marked and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return [process for process in found if process.pid != os.getpid()]
+
+
+class Orphans:
+    """Processes that outlived the run that started them: ranks that still save, or hang."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._ends: dict[psutil.Process, float] = {}  # monotonic seconds after which each is killed
+
+    def look(self, owners: Collection[int]) -> None:
+        """Kill those that had SECONDS_TO_SAVE; descendants of the pids `owners` are none."""
+        now = time.monotonic()
+        found = [process for process in leftovers(self._home) if not _is_owned(process, owners)]
+        # The time to save begins when a process is first seen without an owner.
+        self._ends = {process: self._ends.get(process, now + SECONDS_TO_SAVE) for process in found}
+        for process in found:
+            if now > self._ends[process]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def _is_owned(process: psutil.Process, owners: Collection[int]) -> bool:
+    try:
+        return any(one.pid in owners for one in (process, *process.parents()))
+    except psutil.Error:
+        return True  # it has just ended: seen again next time if not
 
 
 def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:

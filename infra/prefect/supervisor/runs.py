@@ -30,25 +30,28 @@ _SECONDS = 10.0  # timeout of a request to a busy server
 def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: bool) -> bool:
     """Report to Prefect that the run's process is gone, unless the run has ended.
 
-    Returns False if the report has to be retried. A run that began after `until`, in unix seconds,
-    is left alone: it continues elsewhere. With `resume`, a run that may be resumed is scheduled for
-    the next worker.
+    Returns whether that changed the run. A run that began after `until`, in unix seconds, is left
+    alone: it continues elsewhere. With `resume`, a run that may be resumed is scheduled for the
+    next worker. Raises OSError or ValueError if Prefect cannot answer now.
     """
+    is_changed = False
     try:
         run = _ask(api_url, f"/flow_runs/{flow_run}")
         # A run in a final state has reported its own end.
         if run["state"]["type"] in ("PENDING", "RUNNING"):
             if _seconds(run) > until:
-                return True
+                return False
             _set_state(api_url, flow_run, "CRASHED", "Crashed", why)
+            is_changed = True
             run = _ask(api_url, f"/flow_runs/{flow_run}")
         if resume and run["state"]["type"] == "CRASHED" and AUTO_RESUME in run["tags"]:
             _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", why, force=True)
+            is_changed = True
     except urllib.error.HTTPError as error:
-        return error.code < 500  # the run was deleted, or we lack the right: no retry helps
-    except (OSError, ValueError):
-        return False
-    return True
+        if error.code >= 500:
+            raise
+        # The run was deleted, or we lack the right: no retry helps.
+    return is_changed
 
 
 def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) -> None:

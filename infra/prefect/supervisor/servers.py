@@ -60,7 +60,7 @@ class OwnServer:
 
     def _check(self, server: Server) -> None:
         """Ask whether the server answers; kill one that has been silent for too long."""
-        is_due = self._questions.is_due
+        is_due = self._questions.begins()
         if self._is_up and not is_due:
             return
         if is_healthy(server, seconds=_ANSWER_SECONDS):

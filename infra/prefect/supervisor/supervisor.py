@@ -34,6 +34,7 @@ from infra.prefect.supervisor.processes import (
     SECONDS_TO_SAVE,
     Interval,
     ManagedProcess,
+    Orphans,
     end_leftovers,
     leftovers,
 )
@@ -87,6 +88,7 @@ class Supervisor:
         # later than that has been resumed elsewhere.
         self._lost: dict[str, float] = {}
         self._crashed_runs = Interval(10)
+        self._orphans, self._orphans_look = Orphans(home), Interval(10)
         self._long_logs = Interval(60)
 
     def run(self) -> None:
@@ -118,14 +120,19 @@ class Supervisor:
             for worker in self._workers:
                 self._lost |= dict.fromkeys(worker.look(self._api_url), time.time())
             self._report(self._api_url, "its worker ended", resume=False)
-            if self._is_own and self._crashed_runs.is_due:
+            if self._is_own and self._crashed_runs.begins():
                 look_for_crashed(self._api_url, now=time.time(), log=self._log)
             if self._record.state != "ready" and all(
                 worker.is_ready(self._api_url) for worker in self._workers
             ):
                 self._log("ready")
                 self._note(state="ready")
-        if self._long_logs.is_due:
+        if self._orphans_look.begins():
+            # A rank that hangs would hold its GPU, and stages of other jobs would lack the memory.
+            runs = (attempt.process.pid for worker in self._workers for attempt in worker.attempts)
+            pids = (worker.process.pid for worker in self._workers)
+            self._orphans.look({*runs, *(pid for pid in pids if pid is not None)})
+        if self._long_logs.begins():
             for path in (self._home / "prefect").glob("*.log"):
                 rotate(path)
         processes = {worker.pool: worker.process.pid for worker in self._workers}
@@ -175,8 +182,9 @@ class Supervisor:
     def _report(self, api_url: str, why: str, *, resume: bool) -> bool:
         """Report lost runs to Prefect; return whether it accepted all of them."""
         for flow_run, until in list(self._lost.items()):
-            if report_lost(api_url, flow_run, why, until=until, resume=resume):
-                self._log(f"run {flow_run}: {why}")
+            with contextlib.suppress(OSError, ValueError):  # stays in `_lost`: retried
+                if report_lost(api_url, flow_run, why, until=until, resume=resume):
+                    self._log(f"run {flow_run}: {why}")
                 del self._lost[flow_run]
         return not self._lost
 

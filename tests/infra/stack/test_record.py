@@ -1,5 +1,6 @@
 """Records, pauses and processes of a stack, without one."""
 
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from infra.prefect.supervisor.processes import (
     Attempt,
     Backoff,
     ManagedProcess,
+    Orphans,
     end_leftovers,
 )
 from infra.prefect.supervisor.workers import runs_at_once, worker_command, worker_environment
@@ -171,6 +173,43 @@ def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: 
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def test_what_outlives_its_run_gets_the_time_to_save_and_is_then_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = {**os.environ, STACK: str(tmp_path)}
+    run = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], env=marked, start_new_session=True)
+    hanging = subprocess.Popen(SLEEP, env=marked)
+    try:
+        wait_for(lambda: len(psutil.Process(run.pid).children()) == 1, "the run's rank")
+        rank = psutil.Process(run.pid).children()[0]
+        orphans = Orphans(tmp_path)
+
+        orphans.look({run.pid})
+        orphans.look({run.pid})
+        assert hanging.poll() is None
+
+        monkeypatch.setattr(processes, "SECONDS_TO_SAVE", 0.0)
+        orphans = Orphans(tmp_path)
+        orphans.look({run.pid})
+        assert hanging.poll() is None  # its time begins when it is first seen
+        orphans.look({run.pid})
+        assert hanging.wait(10) == -signal.SIGKILL
+        assert run.poll() is None
+        assert rank.is_running()
+
+        run.kill()
+        run.wait()
+        orphans.look({run.pid})
+        orphans.look({run.pid})
+        wait_for(lambda: not rank.is_running(), "the end of the rank")
+    finally:
+        hanging.kill()
+        hanging.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
 
 
 def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path) -> None:
