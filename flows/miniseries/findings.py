@@ -9,7 +9,7 @@ from flows.compare.compare import Score
 from flows.miniseries.points import Missing, Point, Size, notes_on, read_point, size_of
 from flows.miniseries.scaling_law import Law, Prediction, ScalingFit, fit_law
 from flows.profiles import PROFILES, open_profile
-from flows.render.text import count, duration
+from flows.render.text import count, duration, with_interval
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
@@ -155,9 +155,7 @@ def cells_of(depth: int, size: Size) -> tuple[str, ...]:
 
 def score(found: Score) -> str:
     """Format a score with its interval."""
-    if found.low is None or found.high is None:
-        return f"{found.value:.4f}"
-    return f"{found.value:.4f} [{found.low:.4f}, {found.high:.4f}]"
+    return with_interval(found.value, found.low, found.high, decimals=4)
 
 
 def sentences(findings: Findings) -> Iterator[str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flows.render.text import percent
+from flows.render.text import percent, with_interval
 from flows.stages import CHAT_MODELS
 
 GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderboard
@@ -36,10 +36,7 @@ class Measured:
 
     def text(self, decimals: int) -> str:
         """Return the number, and the interval in brackets."""
-        shown = f"{self.value:.{decimals}f}"
-        if self.low is None or self.high is None:
-            return shown
-        return f"{shown} ({self.low:.{decimals}f} to {self.high:.{decimals}f})"
+        return with_interval(self.value, self.low, self.high, decimals=decimals)
 
 
 @dataclass(frozen=True, kw_only=True)

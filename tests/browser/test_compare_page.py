@@ -33,7 +33,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for quantity in PRETRAIN.curves
     ]
-    cells = [word for _ in NAMES for word in ("0.25 [0.2, 0.3]", "+0.01 [-0.02, +0.04] *")]
+    cells = [word for _ in NAMES for word in ("0.25 (0.2 to 0.3)", "+0.01 (-0.02 to +0.04) *")]
     stages = [
         Compared(name="shards", same=True, rows=[], curves=[]),
         Compared(name="pretrain", same=False, rows=[["val_bpb", *cells]], curves=curves),

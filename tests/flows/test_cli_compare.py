@@ -52,9 +52,9 @@ def test_scores_stand_side_by_side_with_what_changed(runs: list[Manifest], termi
     lines = terminal.said("compare", "one", "two")
     assert lines[0].startswith("pretrain: the same artifact, ")
     assert lines[2:] == [
-        "base_eval  one               two",
-        "sums       0.4 [0.3, 0.5]    0.65 [0.55, 0.75]  +0.25 [+0.1398, +0.3499] *",
-        "val_bpb    1                 1.125              +0.125",
+        "base_eval  one                 two",
+        "sums       0.4 (0.3 to 0.5)    0.65 (0.55 to 0.75)  +0.25 (+0.1398 to +0.3499) *",
+        "val_bpb    1                   1.125                +0.125",
         "",
         "sums: of 100 questions two gained 30 and lost 5; 70 answered otherwise than by one",
     ]

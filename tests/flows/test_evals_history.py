@@ -11,7 +11,7 @@ from tests.flows.measured import put_measured
 from tests.flows.shelf import put_run
 from tests.flows.terminal import Terminal
 
-STRIP = ["[0.3,", "0.5]", "------o------" + "\u00b7" * 19]
+STRIP = ["(0.3", "to", "0.5)", "------o------" + "\u00b7" * 19]
 
 
 def judged(
@@ -62,10 +62,10 @@ def test_a_tag_has_the_nights_on_which_it_was_judged(nights: list[Manifest], ter
     assert [row.split()[1] for row in rows] == [
         *("eval-main-5", "mine-4", "eval-main-3", "eval-main-2"),
     ]
-    assert "0.7 [0.6, 0.8]" in rows[0]
+    assert "0.7 (0.6 to 0.8)" in rows[0]
     assert "the same evaluation" in rows[0]
     # 30 of the same 100 questions: the pairs, not two samples.
-    assert "+0.3 [+0.2043, +0.3852] *" in rows[1]
+    assert "+0.3 (+0.2043 to +0.3852) *" in rows[1]
     assert "the same evaluation" in rows[2]
     assert rows[3].split()[2:] == [*(nights[0].inputs["sft"].fingerprint[:12], "0.4"), *STRIP]
 
@@ -123,7 +123,7 @@ def test_a_limit_keeps_the_difference_of_the_last_one_shown(
     nights: list[Manifest], terminal: Terminal
 ):
     lines = terminal.said("evals", "history", "mine", "--metric", "sums", "--limit", "1")
-    assert "+0.3 [" in lines[3]
+    assert "+0.3 (" in lines[3]
     assert lines[4:] == ["", "1 more before; --limit shows them"]
 
 

@@ -49,7 +49,7 @@ def test_the_page_holds_all_that_it_shows(findings: Findings, tmp_path: Path) ->
     for label in ("d1", "d2", "d3", "d4", "d5?"):
         assert f">{label}</text>" in page
     assert "an extrapolation" in page
-    assert "2.6000 [2.5000, 2.7000]" in page
+    assert "2.6000 (2.5000 to 2.7000)" in page
 
 
 def test_the_same_findings_give_the_same_bytes(findings: Findings, tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_a_table_has_a_row_for_each_model(judged: Store) -> None:
 
     assert [row[0] for row in table] == ["d1", "d2", "d3", "d4"]
     assert {len(row) for row in table} == {len(HEADER)}
-    assert "2.6000 [2.5000, 2.7000]" in table[1]
+    assert "2.6000 (2.5000 to 2.7000)" in table[1]
 
 
 def test_one_model_is_a_table_and_no_law(judged: Store) -> None:
