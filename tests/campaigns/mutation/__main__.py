@@ -1,0 +1,211 @@
+"""Rerun the mutation campaign: `python -m tests.campaigns.mutation [--subject NAME] [--jobs N]`.
+
+Puts one fault after the other into a copy of the tracked files and runs the tests that guard its
+subject: a mutant is killed if they fail or take too long, and survives if they pass.
+
+mutants.txt has `== subject`, `@ file`, then for each mutant `# the promise that it breaks`, the
+source to replace (lines with `- `), which occurs once in the file, and what replaces it (`+ `). No
+mutant may be equivalent to the original: its promise is what a caller would miss.
+"""
+
+import argparse
+import ast
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.artifacts.transfer import in_parallel
+
+ROOT = Path(__file__).parents[3]
+TABLE = Path(__file__).with_name("mutants.txt")
+# Subject -> the tests that guard it, as pytest is given them. Files that move are corrected here.
+GUARDS = {
+    "identity": """
+        tests/flows/test_rebuilds.py tests/flows/test_manifest.py
+        tests/flows/test_fingerprint.py tests/flows/test_fingerprint_golden.py
+        tests/flows/test_record_types.py tests/flows/test_fingerprint_repository.py""",
+    "leases": """
+        tests/flows/test_precedence.py tests/flows/test_lease.py
+        tests/flows/test_lock.py tests/flows/test_turn.py tests/flows/test_heartbeat.py""",
+    "publish": """
+        tests/flows/test_artifacts.py tests/flows/test_checkpoints.py
+        tests/flows/test_shared_files.py tests/flows/test_verify.py""",
+    "gc": "tests/flows/test_gc.py tests/flows/test_gc_sweep.py",
+    "scheduler": """
+        tests/nanochat_core/engine/test_scheduler_promises.py
+        tests/nanochat_core/engine/test_scheduler_leaks.py
+        tests/nanochat_core/engine/test_scheduler.py""",
+    "optimizer": """
+        tests/nanochat_core/optim/test_updates.py tests/nanochat_core/optim/test_january.py
+        tests/nanochat_core/optim/test_optimizer.py tests/nanochat_core/optim/test_sharded.py""",
+    "packing": """
+        tests/nanochat_core/data/test_packing.py tests/nanochat_core/data/test_rows.py
+        tests/nanochat_core/data/test_row_batches.py tests/nanochat_core/data/test_chat_rows.py""",
+}
+# The plugin of schemathesis alone takes a second to load, and no test here needs it.
+OPTIONS = ("-xq", "--hypothesis-seed=0", "-p", "no:cacheprovider", "-p", "no:schemathesis")
+SECONDS = 60.0  # that tests may take beyond three times those of the unmutated copy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One fault, as in mutants.txt."""
+
+    subject: str
+    path: str  # from the root of the repository
+    promise: str
+    old: str = ""
+    new: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.promise}"
+
+    def mutate(self, source: str) -> str:
+        """Return `source` with the fault. Raises ValueError unless `old` is in it once."""
+        if (count := source.count(self.old)) != 1:
+            raise ValueError(f"{self}: {count} times in the file, not once: {self.old}")
+        mutated = source.replace(self.old, self.new)
+        ast.parse(mutated)  # a file that does not parse would fail any test
+        return mutated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The result of one subject."""
+
+    subject: str
+    mutants: int
+    survivors: tuple[Mutant, ...]
+    seconds: float
+
+
+class NoResult(Exception):
+    """The tests fail without a mutant."""
+
+
+def read_mutants(text: str) -> list[Mutant]:
+    """Return the mutants of a text such as that of mutants.txt."""
+    fields: dict[str, str] = {}
+    found: list[dict[str, str]] = []
+    names = {"==": "subject", "@": "path", "#": "promise", "-": "old", "+": "new"}
+    for mark, _, rest in (line.partition(" ") for line in text.splitlines()):
+        name = names[mark]
+        if mark == "#":
+            found.append(fields | {name: rest})
+        elif mark in "-+":
+            found[-1][name] = f"{found[-1][name]}\n{rest}" if name in found[-1] else rest
+        else:
+            fields[name] = rest
+    return [Mutant(**mutant) for mutant in found]
+
+
+def run_subject(root: Path, subject: str, guards: Sequence[str], mutants: Sequence[Mutant]) -> Row:
+    """Run the tests with each mutant, one by one, in one copy of `root`. Raises NoResult."""
+    began = time.monotonic()
+    survivors: list[Mutant] = []
+    with tempfile.TemporaryDirectory(prefix=f"mutants-{subject}-") as name:
+        copy = Path(name) / "tree"
+        _copy_tracked(root, copy)
+        if not _passes(copy, guards, limit=None):
+            log = copy.with_name("pytest.log").read_text("utf-8", "replace")
+            raise NoResult(f"the tests of {subject} fail without a mutant:\n{log[-4000:]}")
+        limit = SECONDS + 3 * (time.monotonic() - began)
+        for count, mutant in enumerate(mutants, 1):
+            start, path = time.monotonic(), copy / mutant.path
+            source = path.read_text("utf-8")
+            _write(path, mutant.mutate(source))
+            survives = _passes(copy, guards, limit=limit)
+            _write(path, source)
+            survivors += [mutant] if survives else []
+            how = f"{'SURVIVED' if survives else 'killed'}, {time.monotonic() - start:.0f} s"
+            print(f"{subject} {count}/{len(mutants)}: {how}: {mutant}", flush=True)
+    seconds = time.monotonic() - began
+    return Row(subject=subject, mutants=len(mutants), survivors=tuple(survivors), seconds=seconds)
+
+
+def _copy_tracked(root: Path, copy: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True)
+    for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
+        if (root / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, copy / name)
+
+
+def _write(path: Path, source: str) -> None:
+    path.write_text(source, "utf-8")
+    # Its compiled form is found by size and time in seconds, which may be the old ones.
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
+
+
+def _passes(copy: Path, guards: Sequence[str], *, limit: float | None) -> bool:
+    """Run the tests in a copy; return whether they pass within `limit` seconds."""
+    # An example that Hypothesis stored for one mutant must not decide another's.
+    shutil.rmtree(copy / ".hypothesis", ignore_errors=True)
+    options = [*OPTIONS, "-m", "not slow and not gpu", f"--basetemp={copy}.tmp"]
+    command = [sys.executable, "-m", "pytest", *options, *guards]
+    # PYTHONPATH comes before the installed project, also in processes that tests start.
+    env = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    with copy.with_name("pytest.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=copy, env=env, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            return process.wait(limit) == 0
+        except subprocess.TimeoutExpired:
+            return False
+        finally:  # whatever a failing test left, too
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Return the rows as a Markdown table, followed by the mutants that survived."""
+    lines = ["| subject | mutants | killed | share | seconds |", "|---|---:|---:|---:|---:|"]
+    for row in rows:
+        killed = row.mutants - len(row.survivors)
+        share = f"{killed / row.mutants:.0%}"
+        lines.append(f"| {row.subject} | {row.mutants} | {killed} | {share} | {row.seconds:.0f} |")
+    survived = [f"survived: {m.subject}: {m}" for row in rows for m in row.survivors]
+    return "\n".join(lines + survived)
+
+
+def main() -> int:
+    """Run the subjects that the command line names, or all; return 1 if any mutant survived."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.mutation")
+    parser.add_argument("--subject", action="append", choices=GUARDS, help="may be repeated")
+    parser.add_argument("--jobs", type=int, default=1, help="subjects at a time")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    options = parser.parse_args()
+    mutants = read_mutants(TABLE.read_text("utf-8"))
+    subjects = {s: [m for m in mutants if m.subject == s] for s in options.subject or GUARDS}
+    if options.list:
+        print("\n".join(f"{s}: {mutant}" for s, its in subjects.items() for mutant in its))
+        return 0
+    guards = {subject: GUARDS[subject].split() for subject in subjects}
+    if missing := [n for its in guards.values() for n in its if not (ROOT / n).exists()]:
+        parser.error(f"no {', '.join(missing)}\nhint: correct GUARDS in {__file__}")
+
+    def run(subject: str) -> Row:
+        return run_subject(ROOT, subject, guards[subject], subjects[subject])
+
+    try:
+        rows = list(in_parallel(run, subjects, threads=options.jobs))
+    except NoResult as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(render(rows))
+    return 1 if any(row.survivors for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
