@@ -64,7 +64,7 @@ def _leave(display: Display, why: str | None = None) -> None:
     """Restore the terminal and exit at once, without waiting for threads."""
     if why is not None:
         display.say(why)
-    display.close()
+    display.leave()
     os._exit(INTERRUPTED)  # sys.exit would join the threads that the caller must not wait for
 
 

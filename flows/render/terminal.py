@@ -6,7 +6,7 @@ time, each in its own thread.
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +35,13 @@ _STYLES = {
 class Display:
     """A display of events on `console`, with bars on a terminal. Use as a context manager."""
 
-    def __init__(self, console: Console, *, stages: Iterable[str]) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        stages: Iterable[str],
+        on_leave: Callable[[], None] = lambda: None,  # see `leave`
+    ) -> None:
         self._width = max(map(len, stages), default=0)
         # Reentrant: a signal handler runs in the main thread, which may hold the lock, and prints.
         self._lock = threading.RLock()
@@ -44,6 +50,7 @@ class Display:
         self._bars: dict[str, TaskID] = {}
         self._console = console
         self._progress = _make_bars(console) if console.is_terminal else None
+        self._on_leave = on_leave
 
     def __enter__(self) -> Self:
         if self._progress is not None:
@@ -62,6 +69,11 @@ class Display:
         """Remove the bars and show the cursor again. May be called twice."""
         if self._progress is not None:
             self._progress.stop()
+
+    def leave(self) -> None:
+        """Close the display for a process that exits at once, whose handlers will not run."""
+        self.close()
+        self._on_leave()
 
     def watch(self, stage: str, event: Mapping[str, Any]) -> None:
         """Show one event of a stage."""

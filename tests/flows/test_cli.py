@@ -1,7 +1,9 @@
 """What the command line answers, above all to mistakes: one line, one hint, exit code 1."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 from cyclopts import App
 
 from flows.cli.app import main, make_app
+from flows.cli.train.run import resumable
+from flows.orchestration.local_run import stoppable
 from flows.profiles import PROFILES
 
 COMMANDS = [  # in the order of the help
@@ -263,3 +267,21 @@ def test_profiles_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[st
     d12 = next(row for row in json.loads(capsys.readouterr().out) if row["profile"] == "d12")
     assert (d12["depth"], d12["parameters"]) == (12, 286_261_730)
     assert d12["about"]
+
+
+def test_a_command_that_exits_at_once_prints_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os._exit", sys.exit)
+
+    def stop_twice() -> None:
+        with resumable("nanochat run tiny", stages=["sft"]) as display, stoppable(display):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as left:
+        stop_twice()
+
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\nhint: resume with: nanochat run tiny\n"

@@ -18,7 +18,7 @@ from flows.cli.options import (
     words_of,
 )
 from flows.cli.output import print_lines, print_result, print_warning, screen
-from flows.cli.train.run import hinting_how_to_resume
+from flows.cli.train.run import resumable
 from flows.evals.request import MODEL, EvalRequest, EvalSettings
 from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
 from flows.render.table import columns
@@ -132,13 +132,11 @@ def run(
     where.check_gpus()
     stages = evaluation.check(where, model).stages
     from flows.orchestration.local_run import ready
-    from flows.render.terminal import Display
 
     began = time.monotonic()
     command = shlex.join(["nanochat", "evals", "run", model, *words_of(evaluation), *where.words])
     with (
-        hinting_how_to_resume(command),
-        Display(screen(soft_wrap=False), stages=[stage.name for stage in stages]) as display,
+        resumable(command, stages=[stage.name for stage in stages]) as display,
         ready(where.home_path, display),
     ):
         # Imported here: `ready` first points Prefect at its server.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptions, parameter_of
-from flows.cli.output import print_json, print_lines, print_warning, screen
-from flows.cli.train.run import check_room, hinting_how_to_resume
+from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.train.run import check_room, resumable
 from flows.plan.upstream import pin
 from flows.render.table import columns
 from flows.render.text import duration
@@ -114,14 +114,10 @@ def _run(
 ) -> int:
     from flows.miniseries.findings import to_tree
     from flows.orchestration.local_run import ready
-    from flows.render.terminal import Display
 
     began = time.monotonic()
-    # With --json stdout belongs to the result, so the display is on stderr.
-    with (
-        hinting_how_to_resume(_command(series, overrides, [*where.words, *workers.words])),
-        Display(screen(stderr=as_json, soft_wrap=False), stages=labels) as display,
-    ):
+    again = _command(series, overrides, [*where.words, *workers.words])
+    with resumable(again, stages=labels, stderr=as_json) as display:
         for line in planned:
             display.say(line)
         display.say("")

@@ -1,6 +1,7 @@
 """`nanochat run`: build every stage of a profile that is not up to date."""
 
 import contextlib
+import functools
 import itertools
 import shlex
 import time
@@ -31,6 +32,7 @@ from nanochat_core.errors import ArtifactError, ConfigError
 if TYPE_CHECKING:
     from flows.artifacts.cache import Cache
     from flows.orchestration.pipeline import Outcome
+    from flows.render.terminal import Display
 
 
 def run(
@@ -64,15 +66,10 @@ def run(
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import run_flow
-    from flows.render.terminal import Display
 
     began = time.monotonic()
-    with (
-        hinting_how_to_resume(what.command(profile, place=[*where.words, *workers.words])),
-        Display(
-            screen(soft_wrap=False), stages=[item.stage.name for item in plan.stages]
-        ) as display,
-    ):
+    again = what.command(profile, place=[*where.words, *workers.words])
+    with resumable(again, stages=[item.stage.name for item in plan.stages]) as display:
         display.say(render(plan)[-1])
         request = RunRequest(
             profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
@@ -107,15 +104,22 @@ def check_room(home: Path) -> None:
 
 
 @contextlib.contextmanager
-def hinting_how_to_resume(command: str) -> Generator[None]:
-    """Print the command that resumes if the block is interrupted, and raise KeyboardInterrupt.
+def resumable(command: str, *, stages: Sequence[str], stderr: bool = False) -> Generator["Display"]:
+    """Open a display of `stages`; print the command that resumes if the block is interrupted.
 
-    A stage stopped by SIGTERM ends as Ctrl-C does, with exit code 130.
+    A stage stopped by SIGTERM ends as Ctrl-C does: KeyboardInterrupt, exit code 130. With `stderr`
+    the display is there, and stdout belongs to the result.
     """
+    from flows.render.terminal import Display
+
+    say_how = functools.partial(print_error, "interrupted", hint=f"resume with: {command}")
     try:
-        yield
+        with Display(
+            screen(stderr=stderr, soft_wrap=False), stages=stages, on_leave=say_how
+        ) as display:
+            yield display
     except (KeyboardInterrupt, StageInterrupted):
-        print_error("interrupted", hint=f"resume with: {command}")
+        say_how()
         raise KeyboardInterrupt from None
 
 

@@ -30,8 +30,8 @@ from flows.cli.options import (
     pinned_profile,
     profile_of,
 )
-from flows.cli.output import print_mistake, print_warning, screen
-from flows.cli.train.run import hinting_how_to_resume
+from flows.cli.output import print_mistake, print_warning
+from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.plan.pinned import open_pinned, sections_of, stages_before
@@ -127,7 +127,6 @@ def stage(
     )
     run = replace(run, stages=_up_to_date(plan))
     from flows.orchestration.local_run import stoppable
-    from flows.render.terminal import Display
 
     # The retry must have the same run id: by it the record and the --force of this run are found.
     again = f"nanochat stage {stage} {words}"
@@ -137,8 +136,7 @@ def stage(
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
     with (
         _exit_code_of_lost() as ended,
-        hinting_how_to_resume(again),
-        Display(screen(soft_wrap=False), stages=[stage]) as display,
+        resumable(again, stages=[stage]) as display,
         stoppable(display),
     ):
         context = BuildContext(
