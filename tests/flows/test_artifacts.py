@@ -283,6 +283,17 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
     assert fetch(store, old, cache) != fetch(store, new, Cache(tmp_path / "cache", GIGABYTE))
 
 
+def test_an_owner_that_lost_its_right_puts_nothing_aside(store: LocalStore, tmp_path: Path):
+    old = publish_rows(store, tmp_path).manifest
+
+    def fence() -> None:
+        raise StageError("another process builds it")
+
+    with pytest.raises(StageError):
+        supersede(store, old, fence=fence)
+    assert find_manifest(store, old.ref) == old
+
+
 def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
     supersede(store, old, fence=no_fence)

@@ -18,6 +18,7 @@ from flows.artifacts.checkpoints import (
     settle,
 )
 from flows.identity.ref import ArtifactRef
+from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from nanochat_core.job import CHECKPOINT_FORMAT, Job, Resources
@@ -230,6 +231,21 @@ def test_forgetting_leaves_nothing(store: LocalStore, here: Job):
     assert list(store.list("pretrain/")) == []
 
 
+def test_a_removal_that_is_cut_off_leaves_no_checkpoint_without_its_files(
+    tmp_path: Path, here: Job
+):
+    class Dying(LocalStore):
+        def delete(self, key: str) -> None:
+            super().delete(key)
+            raise StoreUnavailable("no answer", hint="wait")
+
+    store, ref = Dying(tmp_path / "store"), ArtifactRef("pretrain", here.fingerprint)
+    send_one(store, here, 100)
+    with pytest.raises(StoreUnavailable):
+        forget(store, ref)
+    assert find_steps(store, ref) is None
+
+
 def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
     store: LocalStore, here: Job, there: Job
 ) -> None:
@@ -240,6 +256,8 @@ def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
         commit.write_text("of a format that nobody reads any more")
     for step in (100, 200, 300):
         send_one(store, there, step)
+    places = {entry.key.split("/")[3] for entry in store.list("pretrain/")}
+    assert places == {f"step-0000{step}" for step in (200, 300, 700, 800)}
     told: list[str] = []
     third = make_job(there.directory.parent / "third")
     restore(store, third, log=told.append)

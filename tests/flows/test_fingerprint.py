@@ -339,6 +339,16 @@ def test_the_cache_gives_the_same_answers_and_sees_every_edit(mini: Path, tmp_pa
     assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY) != fresh
 
 
+def test_the_same_source_in_two_packages_reaches_the_modules_of_each(mini: Path):
+    for package in ("one", "two"):
+        folder = mini / "nanochat_core" / package
+        folder.mkdir()
+        for name, text in (("__init__", ""), ("entry", "from . import part\n"), ("part", "")):
+            (folder / f"{name}.py").write_text(text)
+    found = Code(mini).closure("nanochat_core.one.entry", "nanochat_core.two.entry")
+    assert {"nanochat_core.one.part", "nanochat_core.two.part"} <= found.keys()
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"scanner": 1, "modules": 2}'])
 def test_a_damaged_cache_is_no_cache(mini: Path, tmp_path: Path, text: str):
     cache = tmp_path / "code.json"

@@ -323,7 +323,10 @@ def test_keys_that_are_not_ours_are_left_alone(store: MemoryStore):
 
 
 def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store: MemoryStore):
-    put_run(store, "tiny-1", make(store))
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    lease.release(store, acquire(store, manifest))
+    store.now += 2 * DAY
     assert look(store).exit_code == 0
     make(store, seed=2)
     store.now += 2 * DAY

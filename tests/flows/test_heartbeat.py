@@ -1,6 +1,7 @@
 """A lease that is held is renewed; one that is lost is noticed in time."""
 
 import contextlib
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases import held_lease
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import LeaseHolder, LeaseLost, find_holder, try_acquire
+from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
 from tests.flows.claims import claim
@@ -153,6 +155,26 @@ def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(
         wait_until(lambda: beats(store) > before)
         lease.check()
         assert not lease.ending.is_set()
+
+
+def test_answers_that_are_damaged_end_no_heartbeats(tmp_path: Path) -> None:
+    class Damaging(LocalStore):
+        left = 0  # answers that will be damaged
+
+        def get_stored(self, key: str) -> VersionedObject:
+            stored = super().get_stored(key)
+            if not self.left:
+                return stored
+            self.left -= 1
+            return dataclasses.replace(stored, data=b"<html>")
+
+    store = Damaging(tmp_path / "store")
+    with held_by_us(store) as lease:
+        store.left = 6  # of two heartbeats: each asks three times
+        wait_until(lambda: not store.left)
+        before = beats(store)
+        wait_until(lambda: beats(store) > before)
+        assert not lease.lost.is_set()
 
 
 def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_contact(

@@ -169,8 +169,8 @@ def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(
     manifest = publish_rows(store, tmp_path).manifest
     own_as_user(tmp_path / "store", monkeypatch)
     file = manifest.files[2]
-    fetch_file(store, manifest, file, tmp_path / "shared")
     fetch_file(store, manifest, file, tmp_path / "mine", private=True)
+    fetch_file(store, manifest, file, tmp_path / "shared")
     assert (tmp_path / "shared").stat().st_nlink == 2
     assert (tmp_path / "mine").stat().st_nlink == 1
     assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o644

@@ -209,6 +209,11 @@ def test_a_long_document_fills_rows_at_once_and_its_rest_waits():
     ]
 
 
+def test_a_document_that_fills_rows_exactly_leaves_no_rest():
+    rows = pack([[19, 9]], row_len=10, policy="default", buffer_documents=1)
+    assert list(rows) == [[Segment(0, 0, 10)], [Segment(0, 10, 9)]]
+
+
 def test_a_row_takes_the_largest_that_fits_and_the_earliest_among_equals():
     rows = pack([[4, 6, 4, 6, 2]], row_len=10, policy="default", buffer_documents=5)
     assert next(rows) == [Segment(1, 0, 6), Segment(0, 0, 4)]

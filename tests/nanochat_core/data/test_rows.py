@@ -6,8 +6,9 @@ import pytest
 from nanochat_core.config import RowsConfig
 from nanochat_core.data import rows
 from nanochat_core.data.row_files import BLOCK_ROWS, Rows, permutation
-from nanochat_core.data.token_files import TokenSet
+from nanochat_core.data.token_files import TokenSet, TokenShard
 from nanochat_core.errors import DataError
+from nanochat_core.runtime.progress import Progress
 
 # A job's log stays open for as long as its process lives.
 
@@ -40,6 +41,20 @@ def test_rows_are_the_documents_in_pieces(make_job, tokens_dir, policy):
         for row in taken.tolist():  # every piece between two bos is somewhere in the text
             ids = ",".join("|" if i == tokens.bos else str(i) for i in row)
             assert all(piece.strip(",") in text for piece in ids.split("|"))
+
+
+def test_a_document_that_is_longer_than_a_row_continues_in_the_next(tmp_path):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "a.tokens")  # 0 is bos
+    np.save(tmp_path / "a.lengths.npy", np.array([100], dtype=np.uint32))
+    shard = TokenShard(name="a", documents=1, tokens=100, row_groups=(1,))
+    tokens = TokenSet(
+        directory=tmp_path, dtype="uint16", vocab_size=100, bos=0, tokenizer="", shards=(shard,)
+    )
+    progress = Progress(tmp_path / "events.jsonl")
+    rows.write_rows(tmp_path / "made", tokens, [shard], config=config(), progress=progress)
+    made = np.fromfile(tmp_path / "made", dtype="<u2").reshape(-1, 33)
+    assert made[:, 0].tolist() == [0, 0, 0]
+    assert made[:, 1:].ravel().tolist() == list(range(1, 97))
 
 
 def test_the_index_says_what_is_in_the_rows(make_job, tokens_dir):

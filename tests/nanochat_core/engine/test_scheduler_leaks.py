@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import tracemalloc
+from collections import deque
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from nanochat_core.engine.kv_cache.pages import Pages, first_seen
 from nanochat_core.engine.kv_cache.prefix_cache import extend_keys, find_prefix
 from nanochat_core.engine.requests import EndEvent, Event, Request
 from nanochat_core.engine.runner import PageGroup
+from nanochat_core.engine.sequences import RequestHandle
 from tests.nanochat_core.engine.scheduler_case import Asked, Case, prompt_of
 
 pytestmark = pytest.mark.torch
@@ -52,6 +54,24 @@ def test_what_is_asked_and_called_off_while_others_are_called_off_ends():
     outer.cancel()
     case.work(most=100)
     assert inner.ends[0].reason == "cancelled"
+    case.check_empty()
+
+
+def test_a_request_cancelled_between_the_two_queues_ends():
+    """As another thread may, here when the queue of arrivals is found empty."""
+    case, late = Case(ends=0.0, calls=0.0), Asked()
+
+    class Arrivals(deque[RequestHandle]):
+        def __len__(self) -> int:
+            found = super().__len__()
+            if not found and not hasattr(late, "handle"):
+                late.handle = case.scheduler.submit(Request(prompt=[1, 2, 3], sink=late.take))
+                late.handle.cancel()
+            return found
+
+    case.scheduler._arrived = Arrivals()
+    case.work(most=100)
+    assert late.ends[0].reason == "cancelled"
     case.check_empty()
 
 

@@ -47,6 +47,15 @@ def test_requests_of_another_salt_share_no_pages_and_do_not_wait_for_each_other(
         case.check(asked)
 
 
+def test_an_answer_that_fills_the_first_page_is_not_shared_with_another_salt():
+    case = Case(settings={"prefill_tokens": 64}, ends=0.0, calls=0.0)
+    first = case.ask([1] * 3, max_tokens=10, cache_salt=1)
+    case.work()
+    case.ask([*[1] * 3, *(event.token for event in first.tokens())], max_tokens=1)
+    case.work()
+    assert case.scheduler.stats().prefix_tokens == 0
+
+
 def test_prompts_that_come_together_read_what_they_share_once():
     case = Case(num_slots=8, settings={"prefill_tokens": 64})
     asked = [case.ask([*[1] * 40, i], max_tokens=3) for i in range(8)]
@@ -302,14 +311,16 @@ def test_a_runner_may_fail_at_any_pass(at):
 
 
 def test_a_sink_that_raises_loses_its_own_request_alone():
-    case = Case(num_slots=2, ends=0.0)
+    case, events = Case(num_slots=2, ends=0.0), []
 
     def sink(event):
+        events.append(event)
         raise ValueError("I am of no use")
 
     case.scheduler.submit(Request(prompt=[1], sink=sink, num_samples=4))
     other = case.ask([2], num_samples=2)
     case.work()
+    assert len(events) == 1
     case.check(other)
     case.check_empty()
 
