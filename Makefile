@@ -6,20 +6,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # Threads of numerical libraries inside tests: tests run side by side.
-TEST_ENV := OMP_NUM_THREADS=1 NO_COLOR=1
+TEST_ENV := OMP_NUM_THREADS=1 NO_COLOR=1 PYTHONDONTWRITEBYTECODE=
+
+GPUS := $(wildcard /dev/nvidia[0-9]*)
+# The package index of torch, if another one than pip's.
+TORCH_INDEX ?=
 
 # Where `make s3` listens.
 PORT ?= 4566
 
-.PHONY: help setup demo check fix test fast slow s3 s3-docker lock sbom clean
+.PHONY: help setup torch demo check fix test fast campaigns s3 s3-docker lock sbom clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
-	@echo "make setup   a .venv with everything, versions from constraints.txt"
+	@echo "make setup   a .venv with everything, versions from constraints.txt; torch without CUDA if"
+	@echo "             this machine has no GPU, or from TORCH_INDEX=URL"
 	@echo "make check   format, lint, types, import contracts, fast tests, docs"
-	@echo "make test    all tests but the slow campaigns"
-	@echo "make fast    tests that need neither torch nor Prefect"
-	@echo "make slow    the expensive campaigns (kill tests); hours on a laptop"
+	@echo "make test    all tests but the campaigns"
+	@echo "make fast    unit tests: they need neither torch nor Prefect"
+	@echo "make campaigns   kills, power cuts, faults, attacks, with today's seed; a table; hours"
 	@echo "make s3      an S3-compatible server on this machine, to try object storage with"
 	@echo "make s3-docker   the same in docker"
 	@echo "make fix     format, fix lint, regenerate docs/reference"
@@ -36,10 +41,34 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade -c constraints.txt pip setuptools
 	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement requirements.lock
-	$(BIN)/pip install --quiet -c constraints.txt torch
+	@$(MAKE) --no-print-directory torch
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/pip check
 	@touch $(STAMP)
+
+# Without a GPU torch's CPU build, which is gigabytes smaller: uv knows where it is. An index that pip
+# or uv is configured with is used as it is, without --torch-backend, with which uv would use
+# PyTorch's own index instead; and TORCH_INDEX=URL before all others.
+OF_UV := UV_DEFAULT_INDEX UV_INDEX_URL UV_INDEX UV_EXTRA_INDEX_URL UV_FIND_LINKS
+SET_OF_UV := $(strip $(foreach name,$(OF_UV),$(if $($(name)),$(name))))
+torch:
+	@if [ -n "$(TORCH_INDEX)" ]; then \
+		echo "torch from TORCH_INDEX"; \
+		set -x; $(BIN)/pip install --quiet -c constraints.txt --index-url "$(TORCH_INDEX)" torch; \
+	elif $(BIN)/pip config list | grep -Eq 'index-url|find-links|no-index'; then \
+		echo "torch from the index that pip is configured with; TORCH_INDEX=URL names another"; \
+		set -x; $(BIN)/pip install --quiet -c constraints.txt torch; \
+	elif [ -n "$(SET_OF_UV)" ]; then \
+		echo "torch from the index of $(SET_OF_UV); TORCH_INDEX=URL names another"; \
+		set -x; $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt torch; \
+	elif [ -n "$(GPUS)" ]; then \
+		echo "torch with CUDA, for this machine's GPU; TORCH_INDEX=URL names another index"; \
+		set -x; $(BIN)/pip install --quiet -c constraints.txt torch; \
+	else \
+		echo "torch without CUDA: this machine has no GPU; TORCH_INDEX=URL names another index"; \
+		set -x; $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt \
+			--torch-backend cpu torch; \
+	fi
 
 demo: setup
 	$(BIN)/nanochat run tiny
@@ -50,16 +79,16 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
-	$(TEST_ENV) $(BIN)/pytest -q tests/architecture
+	$(TEST_ENV) $(BIN)/pytest -q tests/unit/architecture tests/integration/architecture
 
 fast: setup
-	$(TEST_ENV) $(BIN)/pytest -q -n 2 -m "not torch and not prefect and not slow and not gpu"
+	$(TEST_ENV) $(BIN)/pytest -q -n 2 tests/unit
 
 test: setup
-	$(TEST_ENV) $(BIN)/pytest -q -n 2 -m "not slow and not gpu"
+	$(TEST_ENV) $(BIN)/pytest -q -n 4 -m "not gpu" tests/integration tests/unit
 
-slow: setup
-	$(TEST_ENV) $(BIN)/pytest -q -m slow
+campaigns: setup
+	$(TEST_ENV) $(BIN)/pytest -q tests/campaigns
 
 s3: setup
 	@$(BIN)/python -m infra.containers.local_s3 --port $(PORT)
@@ -80,10 +109,9 @@ OF_TORCH := torch triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cubla
 	nvidia-nvshmem-cu13 nvidia-nvtx
 
 lock: setup
-	$(BIN)/pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--no-annotate --no-header --no-emit-index-url --constraint constraints.txt \
-		--extra report --extra export --extra dev $(OF_TORCH:%=--no-emit-package %) \
+		--extra dev $(OF_TORCH:%=--no-emit-package %) \
 		--output-file requirements.lock pyproject.toml
 
 sbom: setup

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infra.storage.files import sha256_of
 from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
+from nanochat_core.data.hub.datasets import split_path
 from nanochat_core.data.text.pydocs import installed_snapshot
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError
@@ -26,12 +27,23 @@ def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
 
 
 def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
-    """Return the snapshot of a text source on this machine; empty for one with revisions."""
+    """Return the snapshot of a text source on this machine; empty for one with revisions.
+
+    Raises ConfigError for a path that the source cannot have.
+    """
+    if shards.column is not None and shards.source not in ("local", "hub"):
+        raise ConfigError(
+            f"shards.column is '{shards.column}', but the text source is '{shards.source}'",
+            hint="only the sources local and hub have columns of any name",
+        )
     match shards.source:
         case "local":
             return _folder_snapshot(shards.path)
         case "pydocs":
             return shards.snapshot or installed_snapshot()
+        case "hub":
+            split_path(shards.path)
+            return ()
         case _:
             return ()
 

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from nanochat_core.section import Section, from_json
 
 _MOST_SHOWN = 20  # names: a hint lists all of them up to here
 _SUGGESTED = 5  # names in a hint beyond that
+_CLOSE = 0.6  # likeness of a name that is meant; "seed" has 0.5 with "nonsense"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,9 +242,17 @@ def open_profile(
     Raises ConfigError for an unknown profile, a depth below 1, an unknown setting or a wrong value.
     """
     if name not in PROFILES:
-        raise ConfigError(f"there is no profile '{name}'", hint=_suggest(name, list(PROFILES)))
+        # Read where the command runs: a worker, on another machine, cannot open it.
+        is_file = name.endswith(".toml")
+        hint = "a TOML file is for the command line: nanochat run FILE.toml" if is_file else None
+        raise ConfigError(
+            f"there is no profile '{name}'", hint=hint or _suggest(name, list(PROFILES))
+        )
     if depth is not None and not 1 <= depth <= 100:
-        raise ConfigError(f"depth {depth} is not between 1 and 100")
+        raise ConfigError(
+            f"depth {depth} is not between 1 and 100",
+            hint="it is the number of layers: tiny has 3, speedrun 24",
+        )
     profile = PROFILES[name]() if depth is None else PROFILES[name](depth)
     tree = profile.run.tree()
     for override in overrides:
@@ -351,11 +360,6 @@ def _settings(prefix: str, section: type[Section]) -> list[str]:
 
 def _suggest(word: str, known: list[str]) -> str:
     """Return a hint: the closest of `known`, else all if they are few, else the nearest few."""
-    close = get_close_matches(word, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    if len(known) <= _MOST_SHOWN:
-        return f"one of: {', '.join(known)}"
 
     # People remember the last part of a name ("num_steps"), so it is compared by itself too.
     def likeness(name: str) -> float:
@@ -363,4 +367,8 @@ def _suggest(word: str, known: list[str]) -> str:
         return max(SequenceMatcher(None, word, part).ratio() for part in parts)
 
     nearest = sorted(known, key=likeness, reverse=True)[:_SUGGESTED]
+    if likeness(nearest[0]) >= _CLOSE:
+        return f"did you mean '{nearest[0]}'?"
+    if len(known) <= _MOST_SHOWN:
+        return f"one of: {', '.join(known)}"
     return f"the nearest are {', '.join(nearest)}; docs/reference/config.md has all"

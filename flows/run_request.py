@@ -7,12 +7,12 @@ class that all its readers share. `shared` passes the values on from one to the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
-from infra.placement import CPU_POOL, SETTINGS
+from infra.placement import CPU_POOL, POOL_NAME, SETTINGS
 from nanochat_core.errors import ConfigError
 
 # A form shows the groups in this order. The first two, what is trained or evaluated and its
@@ -31,6 +31,7 @@ RETRIES = 5
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _SETTING = r"^\s*[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*\s*="
 _NULL = {"type": "null"}
+HUB = "hf://"  # begins the name of a dataset on the Hugging Face Hub
 _STAGES = [stage.name for stage in STAGES]
 _USABLE = "|".join(name for name in _STAGES if name != REPORT.name)
 
@@ -100,6 +101,7 @@ def list_of(**rules: Any) -> dict[str, Any]:
 PROFILE = Option(
     label="Profile",
     help="Name of a profile; `nanochat profiles` lists them.",
+    more="Or a profile of your own in a TOML file, as `nanochat config` writes it.",
     group="what",
     rules={"enum": list(PROFILES)},
 )
@@ -112,8 +114,9 @@ OVERRIDES = Option(
 )
 RUN_NAME = Option(
     label="Name of the run",
-    help="Name of the run; by default the profile's name.",
+    help="Name of the run; by default the profile's, with a suffix if any setting is changed.",
     group="run",
+    flag="--name",
     rules={"pattern": rf"^{NAME}$", "maxLength": 100},
 )
 STRICT = Option(
@@ -156,6 +159,13 @@ class PinnedRecipe(Recipe):
             ),
         ),
     ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedRecipe(PinnedRecipe):
+    """Changes to a profile, and the name of the run: see `flows.overrides.default_name`."""
+
+    run_name: Annotated[str | None, RUN_NAME] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +253,7 @@ class OnPool:
             "own process does.",
             group="placement",
             # See check_gpu_pool.
-            rules={"pattern": rf"^(?!{CPU_POOL}$)[^/%&><\s]+$", "maxLength": 100},
+            rules={"pattern": rf"^(?!{CPU_POOL}$){POOL_NAME}$"},
         ),
     ] = None
     retries: Annotated[
@@ -273,8 +283,14 @@ class OnNodes(OnPool):
     ] = 1
 
 
+def text_settings(data: str) -> dict[str, str]:
+    """Return the settings that choose a text: a folder's path, or hf://owner/name."""
+    is_hub = data.startswith(HUB)
+    return {"shards.path": data.removeprefix(HUB), "shards.source": "hub" if is_hub else "local"}
+
+
 @dataclass(frozen=True, kw_only=True)
-class RunRequest(InStore, OnNodes, OnMachine, PinnedRecipe, Redo):
+class RunRequest(InStore, OnNodes, OnMachine, NamedRecipe, Redo):
     """All parameters of the flow `nanochat`."""
 
     profile: Annotated[str, PROFILE] = "tiny"
@@ -290,14 +306,22 @@ class RunRequest(InStore, OnNodes, OnMachine, PinnedRecipe, Redo):
     data: Annotated[
         str | None,
         Option(
-            label="Folder of text",
-            help="Absolute path of a folder of text to pretrain on; by default the profile's text.",
+            label="Text to pretrain on",
+            help="A folder's absolute path, or hf://owner/name of the Hub; by default the "
+            "profile's text.",
             group="settings",
-            rules={"pattern": "^/.", "examples": ["/data/letters"]},
+            rules={
+                "pattern": "^(/.|hf://[^/]+/.)",
+                "examples": ["/data/letters", "hf://owner/name"],
+            },
         ),
     ] = None
-    run_name: Annotated[str | None, RUN_NAME] = None
     strict: Annotated[bool, STRICT] = False
+
+    @property
+    def resolved(self) -> "RunRequest":
+        """Return the request with steps and data as changed settings; raises like `settings`."""
+        return replace(self, overrides=self.settings, steps=None, data=None)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -305,9 +329,8 @@ class RunRequest(InStore, OnNodes, OnMachine, PinnedRecipe, Redo):
 
         Raises ConfigError if one of them is among the overrides too.
         """
-        short = {"pretrain.num_steps": self.steps, "shards.path": self.data}
-        short["shards.source"] = self.data and "local"
-        changed = {name: value for name, value in short.items() if value is not None}
+        changed = {} if self.steps is None else {"pretrain.num_steps": str(self.steps)}
+        changed |= {} if self.data is None else text_settings(self.data)
         for name in (override.partition("=")[0].strip() for override in self.overrides):
             if name in changed:
                 raise ConfigError(

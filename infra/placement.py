@@ -1,11 +1,13 @@
 """The placement of a run: its store, machine and pace, which never change a result's identity."""
 
 import dataclasses
+import importlib.util
 import json
 import math
 import os
+import re
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,7 +19,14 @@ from nanochat_core.section import from_json
 
 # Metric trackers that a run can also log to; each is a package that has to be installed.
 SINKS = ("trackio", "wandb")
-
+# The package that a tracker or an attention backend imports, and how to install it.
+_OPTIONAL = {
+    "trackio": ("trackio", "pip install 'nanochat-flows[trackers]'"),
+    "wandb": ("wandb", "pip install 'nanochat-flows[trackers]'"),
+    "fa2": ("flash_attn", "pip install 'nanochat-flows[gpu]'"),
+    "fa3": ("flash_attn_interface", "build FlashAttention 3 from its sources"),
+    "fa4": ("flash_attn", "install FlashAttention 4"),
+}
 
 # The names that `--place` accepts: every field of Resources but the device, which follows from the
 # number of GPUs.
@@ -25,6 +34,9 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Resources) if field.
 
 # The work pool whose workers run the flows; `nanochat up` makes it.
 CPU_POOL = "cpu"
+
+POOL_NAME = r"[^/%&><\s]{1,100}"  # Prefect's own rule, and no spaces
+ONE_STAGE = "one-stage"  # the flow of flows/orchestration/one_stage.py
 
 # The smallest allowed value of each numeric setting.
 _LEAST = {
@@ -61,12 +73,31 @@ class Placement:
         return not self.store.startswith(f"{self.home.as_uri()}/")
 
 
+def check_pool_name(pool: str) -> None:
+    """Raise ConfigError unless a work pool can have this name."""
+    if not re.fullmatch(POOL_NAME, pool):
+        raise ConfigError(
+            f"{pool!a} cannot be the name of a work pool",
+            hint="at most 100 characters, without spaces and / % & < >, such as gpu-a100",
+        )
+
+
+def unknown_pool(pool: str) -> ConfigError:
+    """Return the error for a pool that no stage can be requested from."""
+    return ConfigError(
+        f"no stage can be requested from the pool '{pool}': it has no deployment "
+        f"{ONE_STAGE}/{pool}",
+        hint=f"register it with: nanochat deploy --pool {pool}",
+    )
+
+
 def check_gpu_pool(pool: str, *, own: str | None = None) -> None:
-    """Raise ConfigError if flows run in the pool: it is `cpu`, or the calling flow's `own` one.
+    """Raise ConfigError for a wrong name, and for a pool of flows: `cpu`, or the caller's `own`.
 
     A flow holds its worker's slot while it waits for its GPU stages. In one pool, as many flows as
     slots would deadlock: every stage waits for a slot that no flow releases.
     """
+    check_pool_name(pool)
     if pool in (CPU_POOL, own):
         raise ConfigError(
             f"GPU stages cannot run in the work pool '{pool}': flows run there, and would wait "
@@ -108,6 +139,16 @@ def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
         if name in _LEAST and value < _LEAST[name]:
             raise ConfigError(f"{name} is {value}", hint=f"at least {_LEAST[name]}")
     return dataclasses.replace(resources, **changes)
+
+
+def missing_packages(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return what trackers and attention backends lack on this machine, each with its remedy."""
+    wanted = ((name, *_OPTIONAL[name]) for name in names if name in _OPTIONAL)
+    return [
+        (f"{name} needs the package {package}, which is not installed here", remedy)
+        for name, package, remedy in wanted
+        if importlib.util.find_spec(package) is None
+    ]
 
 
 def _read(name: str, expected: Any, text: str) -> Any:

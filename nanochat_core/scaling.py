@@ -222,7 +222,7 @@ def run_for_depth(
         # held for half of the stage (warmdown 0.5), the part that replaces midtraining. Its batch
         # is at most 2^18 tokens, while today's is the base model's (2^20 at d20), which would leave
         # too few steps; the rates are not scaled down with it. The settings of today's stage are in
-        # tests/nanochat_core/train/test_chat_recipes.py.
+        # tests/integration/nanochat_core/train/test_chat_recipes.py.
         sft=ChatTrainConfig(
             mixture=open_mixture("sft"),
             num_epochs=1,

@@ -1,19 +1,35 @@
-"""Real servers, S3 and Prefect, for tests that ask for one, and Ctrl-C as a terminal gives it."""
+"""For all tests: real servers on request, and skips summed up in three lines."""
 
+import contextlib
+import os
 import signal
+import sqlite3
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
+from xdist.scheduler import LoadScopeScheduling
 
-from infra.prefect.access import auth
+from infra.prefect.access import AUTH, auth
 from infra.prefect.records import Server
 from infra.prefect.server import client_environment, ensure_server, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
-from tests.infra.storage.s3_server import S3Server, start_s3
+from tests.support.infra.storage.s3_server import S3Server, ensure_s3, stop_s3
 
 BUCKET = "nanochat"
+# Their tests change the deployments and automations of the one server.
+REGISTERED = (
+    "tests/integration/deployments/",
+    "tests/integration/flows/evals/test_flow.py",
+    "tests/integration/infra/stack/test_resuming.py",
+)
+PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
+SKIPS_SHOWN = 3  # lines
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and so would every
 # program that a test starts, to see what Ctrl-C does.
@@ -22,14 +38,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """A running server with the bucket `nanochat`; one for the whole session."""
-    server = start_s3(tmp_path_factory.mktemp("s3"))
-    try:
-        server.make_bucket(BUCKET)
-        yield server
-    finally:
-        server.stop()
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that all workers of a run have in common, and runs of their own do not."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
+
+
+@pytest.fixture(scope="session")
+def s3_server(shared: Path) -> S3Server:
+    """A running server with the bucket `nanochat`; one for all workers of a run."""
+    return ensure_s3(shared / S3, bucket=BUCKET)
 
 
 @pytest.fixture
@@ -41,13 +59,31 @@ def s3_store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One Prefect server for all tests, and this process's Prefect pointed at it."""
-    home = tmp_path_factory.mktemp("server")
-    server = ensure_server(home)
+def prefect_database(shared: Path) -> Path:
+    """The history of a Prefect server that has just started: to make one costs 10 s of CPU."""
+    path = shared / "prefect.db"
+    with FileLock(shared / "prefect.lock"), pytest.MonkeyPatch.context() as patch:
+        if not path.exists():
+            patch.setenv(AUTH, "")  # not that of a server that an earlier test started
+            patch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS", "5")  # 60 to wait for
+            ensure_server(shared / PREFECT)
+            history = sqlite3.connect(shared / PREFECT / "prefect" / path.name)
+            with contextlib.closing(history), contextlib.closing(sqlite3.connect(path)) as copy:
+                history.backup(copy)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(shared: Path, prefect_database: Path) -> Iterator[Server]:
+    """One Prefect server for all workers of a run, and this process's Prefect pointed at it."""
+    home = shared / PREFECT
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(AUTH, "")
+        server = ensure_server(home)
+        patch.setenv("PREFECT_API_SSL_CERT_FILE", str(_one_authority(shared)))
         for name, value in client_environment(home, server.api_url, console_logs=False).items():
             patch.setenv(name, value)
+        from prefect.context import SyncClientContext
         from prefect.settings import (
             PREFECT_API_AUTH_STRING,
             PREFECT_API_URL,
@@ -60,10 +96,61 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             PREFECT_API_AUTH_STRING: auth(),
             PREFECT_HOME: str(home),
         }
-        with temporary_settings(settings):
+        with temporary_settings(settings), SyncClientContext():  # one client for all tests
             yield server
             _send_what_is_queued()
-    stop_server(home)
+
+
+class FileScheduling(LoadScopeScheduling):
+    """Has one worker run a whole file, whose fixtures are then made once.
+
+    Files that change what is registered in the Prefect server are run by one worker too.
+    """
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # the long files were named first
+
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test that a lost worker ran: it is not run again, as pytest-xdist would."""
+        units = self.assigned_work.get(node, {})
+        lost = next(
+            (test for unit in units.values() for test, done in unit.items() if not done), None
+        )
+        if lost is not None:
+            units[self._split_scope(lost)][lost] = True
+        for scope in [scope for scope, unit in units.items() if all(unit.values())]:
+            del units[scope]
+        super().remove_node(node)
+        return lost
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "registered" if nodeid.startswith(REGISTERED) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    """Have files scheduled, not tests; pytest-xdist's own groups need an older pytest."""
+    return FileScheduling(config, log)
+
+
+@pytest.hookimpl(specname="pytest_unconfigure")
+def pytest_stop_servers(config: pytest.Config) -> None:
+    """Stop the servers of a run: only when its workers have ended does no test use them."""
+    if not hasattr(config, "workerinput"):
+        shared = config._tmp_path_factory.getbasetemp()  # as pytest-xdist finds it
+        stop_server(shared / PREFECT)
+        stop_s3(shared / S3)
+
+
+def _one_authority(directory: Path) -> Path:
+    """A file with one certificate: each client of Prefect's reads them all, for 40 ms of CPU."""
+    import certifi
+
+    end = "-----END CERTIFICATE-----\n"
+    path = directory / f"authority-{os.getpid()}.pem"
+    path.write_text(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end)
+    return path
 
 
 def _send_what_is_queued() -> None:
@@ -73,3 +160,29 @@ def _send_what_is_queued() -> None:
 
     APILogWorker.drain_all()
     EventsWorker.drain_all()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print which tests were skipped for which reasons: at most three lines."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    lines = [f"{count} skipped: {reason}" for reason, count in reasons.most_common()]
+    if len(lines) > SKIPS_SHOWN:
+        rest = sum(count for _, count in reasons.most_common()[SKIPS_SHOWN - 1 :])
+        lines[SKIPS_SHOWN - 1 :] = [f"{rest} skipped for other reasons: pytest -rs lists them all"]
+    for line in lines:
+        terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Where several tests failed, print the first failure again, as the last thing."""
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    stats = {} if reporter is None else reporter.stats
+    failed = [*stats.get("error", ()), *stats.get("failed", ())]
+    if len(failed) > 1:
+        first = min(failed, key=lambda report: getattr(report, "start", 0.0))
+        reporter.write_sep("=", f"the first of {len(failed)} failures: {first.nodeid}")
+        reporter.write_line(first.longreprtext)
+        for title, text in first.sections:
+            reporter.write_sep("-", title)
+            reporter.write_line(text)

@@ -20,6 +20,7 @@ from nanochat_core.errors import ArtifactError, ConfigError
 
 _SCRATCH = ".nanochat-fetch"  # inside an existing directory: it may be a mount point
 _SHOWN = 12  # names in an error
+_OF_TRAINING = "optimizer.safetensors"  # a chat model answers without it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +31,22 @@ class Copied:
     kept: tuple[File, ...]  # existed already, and are whole
 
 
-def choose_files(manifest: Manifest, path: str | None) -> tuple[File, ...]:
+def choose_files(
+    manifest: Manifest, path: str | None, *, model_only: bool = False
+) -> tuple[File, ...]:
     """Return the files of an artifact at `path`, a file or a folder in it. None means all.
 
-    Raises ArtifactError, which lists what exists, if there are none.
+    `model_only` leaves out the state of the optimizer. Raises ArtifactError, which lists what
+    exists, if there are none.
     """
+    files = tuple(f for f in manifest.files if not (model_only and f.path == _OF_TRAINING))
     if path is None:
-        return manifest.files
+        return files
     parts = tuple(part for part in path.split("/") if part not in ("", "."))
-    chosen = tuple(f for f in manifest.files if tuple(f.path.split("/"))[: len(parts)] == parts)
+    chosen = tuple(f for f in files if tuple(f.path.split("/"))[: len(parts)] == parts)
     if chosen:
         return chosen
-    names = list(dict.fromkeys(_top(file.path) for file in manifest.files))
+    names = list(dict.fromkeys(_top(file.path) for file in files))
     raise ArtifactError(
         f"there is no '{path}' in {manifest.name}",
         hint=f"in it: {listed(names, _SHOWN)}",

@@ -1,6 +1,7 @@
 """Resolve the names that people use for artifacts, models and runs.
 
-sft@tiny     the artifact of stage sft in the latest run called tiny; also sft@<tag>, sft@<run id>
+sft@tiny     the artifact of stage sft in the newest finished run called tiny that has one; of the
+             unfinished runs if none has finished; also sft@<tag>, sft@<run id>
 sft/1a2b3c   the artifact whose fingerprint begins so; at least four digits, and unambiguous
 tiny         of a tag or of runs: rl@tiny if it exists, else sft@tiny, else midtrain@tiny
 ./some/dir   a model directory
@@ -19,7 +20,14 @@ from typing import TypeAlias
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import check_not_revoked, find_revoked
-from flows.artifacts.runs import Run, find_run, known_names, read_all, runs_called
+from flows.artifacts.runs import (
+    Run,
+    find_run,
+    known_names,
+    newest_runs,
+    read_all,
+    runs_called,
+)
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
@@ -83,7 +91,7 @@ def open_artifact(store: Store, name: str) -> Manifest:
 
 
 def open_run(store: Store, name: str) -> Run:
-    """Return the run that `name` stands for: the latest one called so, or the one of an artifact.
+    """Return the run that `name` stands for: the newest finished one called so, else the newest.
 
     For sft@tiny it is the run in which the artifact is found, for sft/1a2b3c the one that built it.
     """
@@ -92,14 +100,17 @@ def open_run(store: Store, name: str) -> Run:
     if "/" in name:
         return _builder(store, _by_fingerprint(store, name))
     run = next(runs_called(store, name), None)
-    if run is not None:
-        return run
-    if name in PROFILES:
-        raise ConfigError(f"{name} was never run in {store.url}", hint=f"nanochat run {name}")
-    raise ConfigError(
-        f"there is no run '{name}' in {store.url}",
-        hint=_suggest_name(store, name),
-    )
+    if run is None:
+        raise _no_run(store, name)
+    return run
+
+
+def open_newest_run(store: Store, name: str) -> Run:
+    """Return the run that `name` stands for; of several called so the newest, finished or not."""
+    run = open_run(store, name)
+    # A tag, an id and an artifact stand for one run. A run is refused the name of a tag
+    # (`flows.overrides.open_name`), and a tag that of a run.
+    return next(newest_runs(store, name)) if run.name == name != run.run else run
 
 
 def open_usable(store: Store, name: str, *, warn: Callable[[str], None]) -> Manifest:
@@ -158,11 +169,14 @@ def suggest(word: str, known: list[str]) -> str:
 
 
 def _suggest_name(store: Store, name: str) -> str:
-    """Return a hint for an unknown name: the closest tag or run, else all names and profiles."""
+    """Return a hint for an unknown name: the closest tag, run or profile, else what exists."""
     # First the names in the store: a person means one of them more often than a profile.
     there = known_names(store)
-    near = get_close_matches(name, there, n=1, cutoff=0.5)
-    return suggest(name, near or sorted({*there, *PROFILES}))
+    for known in (there, list(PROFILES)):
+        if near := get_close_matches(name, known, n=1, cutoff=0.5):
+            return suggest(name, near)
+    # Not the profiles that were never run: their names lead to nothing either.
+    return suggest(name, there) if there else "nothing was run yet: nanochat run tiny"
 
 
 def check_stage(stage: str) -> str:
@@ -170,6 +184,21 @@ def check_stage(stage: str) -> str:
     if stage not in _STAGE_NAMES:
         raise ConfigError(f"there is no stage '{stage}'", hint=suggest(stage, _STAGE_NAMES))
     return stage
+
+
+def _no_run(store: Store, name: str) -> ConfigError:
+    if name not in PROFILES:
+        return ConfigError(
+            f"there is no run '{name}' in {store.url}", hint=_suggest_name(store, name)
+        )
+    return ConfigError(f"{name} was never run in {store.url}", hint=_start(store, name))
+
+
+def _start(store: Store, profile: str) -> str:
+    """Return a hint: how to run a profile that never ran, and what its experiments are called."""
+    experiments = [name for name in known_names(store) if name.startswith(f"{profile}-")]
+    others = f"; with other settings it was run as {listed(experiments, _SHOWN_CANDIDATES)}"
+    return f"nanochat run {profile}{others if experiments else ''}"
 
 
 def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
@@ -187,7 +216,7 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     if there_are_runs:
         hint = f"`nanochat ls {name}` shows what it has made"
     elif name in PROFILES:
-        hint = f"make one: nanochat run {name}"
+        hint = f"make one: {_start(store, name)}"
     else:
         hint = _suggest_name(store, name)
     raise ArtifactError(f"there is no {reference} in {store.url}", hint=hint)
@@ -280,7 +309,7 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
         what = "no run of it has made one yet" if there_are_runs else "it was never run"
         raise ArtifactError(
             f"{name} has no chat model in {store.url}: {what}",
-            hint=f"nanochat run {name}" if name in PROFILES else f"see `nanochat ls {name}`",
+            hint=_start(store, name) if name in PROFILES else f"see `nanochat ls {name}`",
         )
     raise ConfigError(
         f"there is no profile, run or model '{name}'",

@@ -1,7 +1,8 @@
 """Read and write records of runs (runs/{run}.json) and tags that point at one (refs/{name}.json).
 
-A run's name is its profile's unless the person gave one; its id adds the time. A name stands for a
-tag, else for the run with this id, else for the runs of this name, latest first.
+A run that was given no name is called by `flows.overrides.default_name`; its id adds the time. A
+name stands for a tag, else for the run with this id, else for the finished runs of this name, else
+for its unfinished ones, newest first.
 """
 
 import datetime
@@ -144,10 +145,11 @@ def find_run(store: Store, run: str) -> Run | None:
 
 
 def runs_called(store: Store, name: str) -> Iterator[Run]:
-    """Yield the run that `name` stands for, or all runs of this name, latest first, read lazily.
+    """Yield the run that `name` stands for, or the finished runs of this name, read lazily.
 
-    Raises ConfigError if it cannot be a name, ArtifactError if a record is damaged or the run of a
-    tag is gone.
+    They come newest first. Only if none has finished, the unfinished runs are yielded: the parts
+    that one has made so far must not replace a finished model. Raises ConfigError if it cannot be
+    a name, ArtifactError if a record is damaged or the run of a tag is gone.
     """
     check_name(name)
     if (tagged := find_tag(store, name)) is not None:
@@ -155,7 +157,16 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
     elif run := find_run(store, name):
         yield run
     else:
-        yield from newest_runs(store, name)
+        unfinished: list[Run] = []
+        has_finished = False
+        for run in newest_runs(store, name):
+            if run.status == "finished":
+                has_finished = True
+                yield run
+            else:
+                unfinished.append(run)
+        if not has_finished:
+            yield from unfinished
 
 
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
@@ -331,6 +342,11 @@ class RunRecord:
             known = {**self._run.stages, ref.stage: ref.fingerprint}
             self._run = replace(self._run, stages=known)
             write_run(self._store, self._run)
+
+    def has(self, stages: Iterable[str]) -> bool:
+        """Return whether an artifact of each of these stages is recorded."""
+        with self._lock:
+            return self._run.stages.keys() >= set(stages)
 
     def end(self, status: Status, stages: dict[str, str] | None = None) -> Run:
         """Write and return the final record. `stages` replaces the artifacts; None leaves them."""

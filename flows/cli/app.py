@@ -1,19 +1,20 @@
 """The `nanochat` command line: the table of its commands, and the entry point that runs one.
 
 A user's mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a
-traceback. Bugs raise. Only the module of the requested command is imported, and commands import
-slow packages (torch, Prefect, rich's progress bars) inside their functions, so that
-`nanochat --help` and `nanochat plan` start at once.
+traceback. Bugs raise. Only the module of the requested command is imported, none for the list of
+commands, and commands import slow packages (torch, Prefect, rich's progress bars) inside their
+functions, so that `nanochat --help` and `nanochat plan` start at once.
 """
 
 import errno
 import importlib
-import importlib.metadata
 import inspect
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cyclopts import App, CycloptsError, Group
@@ -36,32 +37,52 @@ _GROUPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Command:
-    """One command, or a group of commands made by `make_{name}_app` of its module."""
+    """One command, or a group of commands that `make_{name}_app` of its module makes."""
 
     name: str
     folder: str  # of its module in flows/cli; also its group in the help
     aliases: tuple[str, ...] = ()
     function: str = ""  # name of the module and of the function in it; "" means the command's name
     usage: str | None = None  # replaces cyclopts' own, which shows optional words as [ARGS]
-    is_group: bool = False
+    group_help: str = ""  # summary of a group of commands; "" means a single command
+
+    @property
+    def path(self) -> str:
+        """Return MODULE:NAME of the command's function, or of the one that makes the group."""
+        module = self.function or self.name
+        name = f"make_{self.name}_app" if self.group_help else module
+        return f"flows.cli.{self.folder}.{module}:{name}"
 
     def load(self) -> Any:
-        """Import and return the command's function, or the function that makes the group."""
-        module = importlib.import_module(f"flows.cli.{self.folder}.{self.function or self.name}")
-        name = f"make_{self.name}_app" if self.is_group else self.function or self.name
-        return getattr(module, name)
+        """Import and return what `path` names."""
+        module, _, name = self.path.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    def summary(self) -> str:
+        """Return the first paragraph of the help; of a command, read from its source file."""
+        if self.group_help:
+            return self.group_help
+        module = self.function or self.name
+        source = (Path(__file__).parent / self.folder / f"{module}.py").read_text(encoding="utf-8")
+        # Not imported: all modules together take longer than the rest of `nanochat --help`.
+        docstring = re.search(rf'^def {module}\(.*?"""(.+?)"""', source, re.DOTALL | re.MULTILINE)
+        assert docstring is not None, f"{source} has no docstring"
+        return _unwrap(docstring[1]).partition("\n")[0]
 
 
 # In the order in which the help lists them inside their group.
 _COMMANDS = (
     _Command(name="plan", folder=_TRAIN),
     _Command(name="run", folder=_TRAIN),
+    _Command(name="submit", folder=_TRAIN),
     _Command(name="stage", folder=_TRAIN),
     _Command(name="miniseries", folder=_TRAIN),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
+    _Command(name="logs", folder=_TRAIN),
     _Command(name="explain", folder=_TRAIN),
     _Command(name="accept", folder=_TRAIN),
     _Command(name="profiles", folder=_TRAIN),
+    _Command(name="config", folder=_TRAIN),
     _Command(name="chat", folder=_USE),
     _Command(name="serve", folder=_USE),
     _Command(name="fetch", folder=_USE, aliases=("pull",), usage="[OPTIONS] REF [PATH]"),
@@ -76,21 +97,29 @@ _COMMANDS = (
     _Command(name="sql", folder=_ARTIFACTS, usage="[OPTIONS] [QUERY]"),
     _Command(name="revoke", folder=_ARTIFACTS),
     _Command(name="gc", folder=_ARTIFACTS),
-    _Command(name="data", folder=_ARTIFACTS, is_group=True),
-    _Command(name="evals", folder=_ARTIFACTS, is_group=True),
+    _Command(name="data", folder=_ARTIFACTS, group_help="Show the data that models learn from."),
+    _Command(
+        name="evals",
+        folder=_ARTIFACTS,
+        group_help="Evaluate a model on a schedule, with an alert when it gets worse.",
+    ),
     _Command(name="doctor", folder=_MACHINE),
     _Command(name="up", folder=_MACHINE),
     _Command(name="deploy", folder=_MACHINE),
     _Command(name="down", folder=_MACHINE),
-    _Command(name="bench", folder=_MACHINE, is_group=True),
+    _Command(
+        name="infra", folder=_MACHINE, group_help="Write files for compose, systemd and clusters."
+    ),
+    _Command(name="bench", folder=_MACHINE, group_help="Measure this machine."),
 )
 # Errors of the machine, each with its hint. Any other OSError is a bug and keeps its traceback.
+_ELSEWHERE = "--home for work and history, else the path that the command is given"
 _FACTS_OF_THE_MACHINE = {
-    errno.ENOSPC: "free some space, or give another directory with --home",
-    errno.EDQUOT: "free some space, or give another directory with --home",
-    errno.EACCES: "choose a directory you may write to, for example with --home",
-    errno.EPERM: "choose a directory you may write to, for example with --home",
-    errno.EROFS: "choose a directory you may write to, for example with --home",
+    errno.ENOSPC: f"free some space, or choose another place: {_ELSEWHERE}",
+    errno.EDQUOT: f"free some space, or choose another place: {_ELSEWHERE}",
+    errno.EACCES: f"choose a place you may write to: {_ELSEWHERE}",
+    errno.EPERM: f"choose a place you may write to: {_ELSEWHERE}",
+    errno.EROFS: f"choose a place you may write to: {_ELSEWHERE}",
 }
 
 
@@ -122,15 +151,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_app(asked: str = "") -> App:
-    """Return the command line with the command called `asked` alone, or with all commands.
+def make_app(asked: str | None = None) -> App:
+    """Return the command line with the command called `asked` alone. None means with all commands.
 
-    An unknown or empty name loads all: the help and `did you mean` need every name.
+    With an unknown or empty name all commands are listed, as the help and `did you mean` need it,
+    but none of their modules is imported.
     """
     app = App(
         name="nanochat",
         help=_ABOUT,
-        version=lambda: importlib.metadata.version("nanochat-flows"),
+        version=_version,
         help_format="plaintext",
         group_commands=Group("Options", sort_key=9),
         group_parameters=Group("Options", sort_key=9),
@@ -143,15 +173,21 @@ def make_app(asked: str = "") -> App:
     )
     alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
     for place, command in enumerate(alone or _COMMANDS):
+        group, name = _GROUPS[command.folder], (command.name, *command.aliases)
+        if asked is not None and not alone:
+            app.command(
+                command.path, name=name, group=group, sort_key=place, help=command.summary()
+            )
+            continue
         # A group makes an app of its own, with its own commands and help.
-        if command.is_group:
-            app.command(command.load()(group=_GROUPS[command.folder], sort_key=place))
+        if command.group_help:
+            app.command(command.load()(about=command.group_help, group=group, sort_key=place))
             continue
         function, usage = command.load(), command.usage
         app.command(
             function,
-            name=(command.name, *command.aliases),
-            group=_GROUPS[command.folder],
+            name=name,
+            group=group,
             sort_key=place,
             help=_unwrap(function.__doc__ or ""),
             usage=None
@@ -161,6 +197,13 @@ def make_app(asked: str = "") -> App:
     return app
 
 
+def _version() -> str:
+    # Imported here: it takes longer to import than this module.
+    from importlib.metadata import version
+
+    return version("nanochat-flows")
+
+
 def _unwrap(text: str) -> str:
     """Return a docstring with one line per paragraph, so that a terminal wraps it at its width."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
@@ -168,8 +211,10 @@ def _unwrap(text: str) -> str:
 
 
 def _call(arguments: Sequence[str]) -> int:
+    # `nanochat --help plan` asks for `plan` too.
+    asked = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        return make_app(arguments[0] if arguments else "")(arguments) or 0
+        return make_app(asked)(arguments) or 0
     except CycloptsError as error:
         # Imported here: difflib is needed for mistakes only.
         from flows.cli.usage import usage_mistake

@@ -23,11 +23,13 @@ from flows.profiles import Profile, make_placement, open_profile
 from flows.run_request import (
     PROFILE,
     InStore,
+    NamedRecipe,
     OnGpus,
     OnMachine,
     OnNodes,
     Option,
     PinnedRecipe,
+    Recipe,
     Redo,
     is_list,
     options_of,
@@ -40,6 +42,7 @@ from infra.placement import (
     default_home,
     default_store,
     device_for,
+    missing_packages,
 )
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -106,8 +109,20 @@ AsJson: TypeAlias = Annotated[
 
 @as_options(WHAT)
 @dataclass(frozen=True, kw_only=True)
+class SettingOptions(Recipe):
+    """Changes to a profile's settings."""
+
+
+@as_options(WHAT)
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(PinnedRecipe):
     """Changes to a profile."""
+
+
+@as_options(WHAT)
+@dataclass(frozen=True, kw_only=True)
+class NamedOptions(NamedRecipe, RunOptions):
+    """Changes to a profile, and the name of the run."""
 
     def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
         """Return the `nanochat run` command of `profile` with these changes and options `place`."""
@@ -264,13 +279,17 @@ class PlacementOptions(OnMachine, DeviceOptions):
         """Return the placement of a run of `profile`: where and how fast it executes."""
         # Only the sign: `plan` may be asked about a machine with more GPUs than this one.
         self._check_sign()
-        return make_placement(
+        placement = make_placement(
             profile.pace,
             home=self.open_home(),
             store=self.store_url,
             gpus=self.gpus,
             settings=self.settings,
         )
+        wanted = (*placement.resources.sinks, placement.resources.attention)
+        for line, remedy in missing_packages(wanted):  # now, not after hours of training
+            print_warning(f"{line}: {remedy}")
+        return placement
 
 
 @as_options(WHERE)

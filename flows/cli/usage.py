@@ -12,6 +12,20 @@ from cyclopts.exceptions import (
 
 from nanochat_core.errors import ConfigError
 
+# Words of other tools, and the commands here that do it. By letters `start` is near `status`.
+_OTHER_WORDS = {
+    "train": ("run",),
+    "resume": ("run",),
+    "start": ("run", "up"),
+    "stop": ("down",),
+    "list": ("ls",),
+    "show": ("ls", "config"),
+    "watch": ("status",),
+    "eval": ("evals",),
+    "help": ("--help",),
+    "version": ("--version",),
+}
+
 
 def usage_mistake(error: CycloptsError) -> ConfigError:
     """Return cyclopts' error as one line and a hint."""
@@ -21,9 +35,11 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
         names = [name for argument in error.argument_collection for name in argument.names]
-        return ConfigError(
-            f"unknown option {option}", hint=did_you_mean(option, names) or help_hint
-        )
+        hint = did_you_mean(option, names) or help_hint
+        # pretrain.num_steps is a setting, and nearest by letters to an option that is none.
+        if "." in option and "--set" in names:
+            hint = f"a setting is given like --set {option.lstrip('-')}=VALUE"
+        return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=help_hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
@@ -46,7 +62,6 @@ def _unknown_command(error: UnknownCommandError) -> ConfigError:
     word = error.unused_tokens[0] if error.unused_tokens else ""
     # An app iterates over its commands, among them --help and --version.
     names = [name for name in (error.app or ()) if not name.startswith("-")]
-    return ConfigError(
-        f"unknown command '{word}'",
-        hint=did_you_mean(word, names) or f"one of: {', '.join(names)}",
-    )
+    meant = [name for name in _OTHER_WORDS.get(word, ()) if name in (error.app or ())]
+    hint = f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(word, names)
+    return ConfigError(f"unknown command '{word}'", hint=hint or f"one of: {', '.join(names)}")

@@ -6,14 +6,16 @@ locked. One statement is accepted, of a kind that reads; at worst it changes the
 
 import contextlib
 import re
-from collections.abc import Generator, Sequence
+import tempfile
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import duckdb
 
-from flows.compare.tables import VIEWS
+from flows.compare.tables import VIEWS, write_tables
+from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 _READING = ("SELECT", "EXPLAIN")
@@ -25,6 +27,8 @@ _LOCKED = (
     "SET lock_configuration=true",
 )
 _MAX_MESSAGE = 300  # characters of an error
+_Answer = TypeVar("_Answer")
+_Take: TypeAlias = Callable[[duckdb.DuckDBPyConnection, duckdb.Statement], _Answer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,39 @@ def select(query: str, directory: Path) -> Result:
 
     Raises ConfigError, in one line, for a statement that is wrong or not a query.
     """
+
+    def rows(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> Result:
+        cursor = connection.execute(statement)
+        columns = tuple(str(column[0]) for column in cursor.description or ())
+        return Result(columns=columns, rows=cursor.fetchall())
+
+    return _run(query, directory, rows)
+
+
+def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
+    """Return the answer to one statement over the views of a store, as a pyarrow.Table.
+
+    The second value says which records were passed over, and why. Raises like `select`.
+    """
+    with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
+        problems = write_tables(store, views_in(query), Path(directory))
+        table = _run(query, Path(directory), _table)
+    return table, list(dict.fromkeys(problems))
+
+
+def views_in(query: str) -> set[str]:
+    """Return the views whose names occur in a query.
+
+    No others are written: steps and examples are a file per artifact.
+    """
+    return {word.lower() for word in re.findall(r"\w+", query)} & VIEWS.keys()
+
+
+def _table(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> Any:
+    return connection.sql(statement).to_arrow_table()  # type: ignore[reportUnknownMemberType]
+
+
+def _run(query: str, directory: Path, take: _Take[_Answer]) -> _Answer:
     with _opened(directory) as connection:
         try:
             statements = connection.extract_statements(query)
@@ -50,9 +87,7 @@ def select(query: str, directory: Path) -> Result:
             kind = statements[0].type.name
             if kind not in _READING:
                 raise ConfigError(f"only select is allowed, not {kind.lower()}", hint=_HINT)
-            cursor = connection.execute(statements[0])
-            columns = tuple(str(column[0]) for column in cursor.description or ())
-            return Result(columns=columns, rows=cursor.fetchall())
+            return take(connection, statements[0])
         except duckdb.Error as error:
             raise _mistake(error) from error
 
@@ -109,7 +144,13 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, directory: Path) -> 
 def _mistake(error: duckdb.Error) -> ConfigError:
     """Return DuckDB's error as a ConfigError in one line, with its suggestion for a wrong name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines[1:] if line.startswith(("Candidate", "Did you mean"))]
+    # DuckDB also suggests tables of its own, such as pg_settings, which lead nowhere here.
+    said = [
+        line
+        for line in lines[1:]
+        if line.startswith("Candidate")
+        or (line.startswith("Did you mean") and any(name in line for name in VIEWS))
+    ]
     first = re.sub(r"^(\w+ )+Error: ", "", lines[0])
     message = " ".join([first[:1].lower() + first[1:], *said[:1]])[:_MAX_MESSAGE]
     return ConfigError(

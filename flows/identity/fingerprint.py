@@ -16,6 +16,7 @@ import ast
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -262,9 +263,12 @@ class Code:
 
     def _find(self, name: str) -> Path | None:
         if name not in self._paths:
-            path = self._root.joinpath(*name.split("."))
-            candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
-            self._paths[name] = next((c for c in candidates if c.is_file()), None)
+            package = name.rpartition(".")[0]
+            parent = self._find(package) if package else None
+            is_name = parent is not None and parent.name != "__init__.py"  # not in a package
+            stem = f"{self._root}/{name.replace('.', '/')}"
+            files = () if is_name else (f"{stem}.py", f"{stem}/__init__.py")
+            self._paths[name] = next((Path(f) for f in files if os.path.isfile(f)), None)
         return self._paths[name]
 
 
@@ -300,6 +304,7 @@ def _parse(source: bytes) -> ast.Module:
     return ast.parse(source)
 
 
+@lru_cache(maxsize=1024)  # of a process that plans again and again
 def scan(source: bytes, *, package: str) -> Module:
     """Return a module's digest and references; `package` is where relative imports start."""
     tree = _parse(source)

@@ -18,6 +18,7 @@ from nanochat_core.errors import ConfigError, ModelError
 
 Form: TypeAlias = Literal["hf", "nanochat", "safetensors"]
 _SHOWN_METRICS = 12
+_DTYPES = ("bf16", "fp32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,17 @@ class Export:
     notes: tuple[str, ...]
 
 
+def check_export(to: Path, *, dtype: str) -> None:
+    """Raise ConfigError if `to` exists, or no model can be exported in this precision."""
+    if to.exists():
+        raise ConfigError(f"{to} exists already", hint="name a directory that does not")
+    if dtype not in _DTYPES:
+        why = ": relu^2 and the residual stream leave the range of fp16" if dtype == "fp16" else ""
+        raise ConfigError(
+            f"--dtype is '{dtype}'{why}", hint="bf16, which has fp32's range, or fp32"
+        )
+
+
 def export_model(
     model: Path, to: Path, *, form: Form, dtype: str, card: Callable[[bool], str]
 ) -> Export:
@@ -36,17 +48,18 @@ def export_model(
 
     `dtype` is that of the weights as hf: "bf16" or "fp32". `card` returns the model card's text,
     given whether the export contains code of its own. Raises ModelError, and ConfigError if
-    `to` exists.
+    `to` exists or the precision is none of these.
     """
-    if to.exists():
-        raise ConfigError(f"{to} exists already", hint="name a directory that does not")
+    check_export(to, dtype=dtype)
     to.absolute().parent.mkdir(parents=True, exist_ok=True)
     # A temporary directory on the same file system, so that the rename at the end is atomic.
     scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
     try:
         notes = _write(model, scratch, form=form, dtype=dtype, card=card)
         files = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())
-        scratch.chmod(0o777 & ~_umask())  # mkdtemp makes it 0o700
+        # mkdtemp makes a directory and safetensors a file that only their owner may read.
+        for path in (scratch, *scratch.rglob("*")):
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
         scratch.rename(to)
     except BaseException:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -142,9 +155,6 @@ def _write(
 
     if form == "safetensors":
         return _copy_files(model, to)
-    kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
-    if dtype not in kinds:
-        raise ConfigError(f"--dtype is '{dtype}'", hint="bf16 or fp32")
     loaded = load_model(model, torch.device("cpu"))
     tokenizer = Tokenizer.load(model / "tokenizer")
     if form == "nanochat":
@@ -154,7 +164,7 @@ def _write(
         return (f"nanochat's version {commit} computes what this model does",)
     from nanochat_core.interop.transformers_files import write_transformers_model
 
-    kind = kinds[dtype]
+    kind = torch.bfloat16 if dtype == "bf16" else torch.float32
     is_own_code = write_transformers_model(to, loaded, tokenizer, card=card, dtype=kind)
     if is_own_code:
         return ("load it with trust_remote_code=True: it brings the file that computes it",)

@@ -53,8 +53,13 @@ class Import:
 def kind_of(path: Path, kind: str | None) -> str:
     """Return the kind of the model at `path`: `kind` if given, else by its parent directory's name.
 
-    Raises ConfigError if neither names a kind.
+    Raises ConfigError if neither names a kind, ModelError if there is no such directory.
     """
+    if not path.is_dir():
+        raise ModelError(
+            f"{path} is a file" if path.exists() else f"there is no directory {path}",
+            hint="give a directory with nanochat's model_*.pt, meta_*.json and tokenizer.pkl",
+        )
     if kind is not None:
         if kind not in KINDS:
             raise ConfigError(f"--kind is '{kind}'", hint=f"one of: {', '.join(KINDS)}")

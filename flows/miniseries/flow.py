@@ -45,9 +45,9 @@ from flows.orchestration.pipeline import (
 )
 from flows.orchestration.stage_runs import stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
+from flows.overrides import default_name
 from flows.plan.upstream import SECTIONS
 from flows.profiles import make_placement
-from flows.render.vega import check_drawing
 from flows.run_request import (
     OVERRIDES,
     PROFILE,
@@ -62,7 +62,7 @@ from flows.run_request import (
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import default_home
 from infra.storage.open import open_store
-from nanochat_core.errors import NanochatError, StageError
+from nanochat_core.errors import ConfigError, NanochatError, StageError
 
 DEPTHS = (2, 3, 4, 6)
 
@@ -114,7 +114,11 @@ def _name_flow_run() -> str:
     if flow_run.get_run_count():  # attempts before this one: it counts itself once it is running
         return flow_run.get_name() or ""
     parameters = flow_run.get_parameters()
-    name = parameters["run_name"] or parameters["profile"]
+    name = parameters["run_name"]
+    try:
+        name = name or default_name(parameters["profile"], overrides=parameters["overrides"])
+    except ConfigError:  # a wrong setting: the flow itself reports it
+        name = parameters["profile"]
     return new_run_id(f"miniseries-{name}", timestamp(time.time()))
 
 
@@ -124,7 +128,6 @@ def _name_flow_run() -> str:
 @takes(MiniseriesRequest)
 def miniseries(request: MiniseriesRequest) -> MiniseriesResult:
     """Train and evaluate a profile's base model at several depths, and fit its scaling law."""
-    check_drawing()  # first, or a missing package is noticed after hours of training
     caller = LOCAL_RUN.get()
     series = open_series(
         request.profile, request.depths, overrides=request.overrides, name=request.run_name

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts.runs import check_name
 from flows.identity.fingerprint import canonical_config, canonical_json
+from flows.overrides import default_name
 from flows.plan.pinned import stages_before
 from flows.plan.upstream import apply_pins
 from flows.profiles import Profile, open_profile
@@ -89,7 +90,9 @@ def open_series(
     repeated.
     """
     depths = check_depths(depths)
-    check_name(f"{name or profile}-d{depths[-1]}")
+    # The depth is added to the name of each run: other settings must not take the name tiny-d4.
+    name = name or default_name(profile, overrides=overrides)
+    check_name(f"{name}-d{depths[-1]}")
     opened = {depth: open_profile(profile, depth=depth, overrides=overrides) for depth in depths}
     extra: tuple[str, ...] = ()
     # A larger model needs more shards. Give all the same number: otherwise tokenizer and rows would
@@ -99,12 +102,12 @@ def open_series(
         extra = (f"{ADDED}{most}",)
         opened = {d: _with_shards(each, most) for d, each in opened.items()}
     return Series(
-        name=name or profile,
+        name=name,
         profile=profile,
         members=tuple(
             Member(
                 depth=depth,
-                name=f"{name or profile}-d{depth}",
+                name=f"{name}-d{depth}",
                 profile=opened[depth],
                 overrides=(*overrides, *extra),
             )

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 from flows.plan.upstream import Pins
 from flows.render.terminal import Display
 from flows.run_request import RunRequest
+from infra.placement import ONE_STAGE, unknown_pool
 from infra.prefect import server as prefect_server
 from infra.prefect.access import check_admitted, check_answers, configured_api_url
+from infra.prefect.flow_runs import has_deployment, running_server
 from infra.prefect.supervisor.control import wait_for_own_server
 
 if TYPE_CHECKING:
@@ -90,6 +92,20 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
     prefect_server.wait_for_server(home, server)
     check_admitted(server.api_url)
     return server.api_url
+
+
+def check_pool_exists(home: Path, pool: str) -> None:
+    """Raise ConfigError if stages cannot be requested from a pool. Starts no server.
+
+    Raises ServerError if no server runs.
+    """
+    api_url = running_server(home)
+    try:
+        exists = has_deployment(api_url, f"{ONE_STAGE}/{pool}")
+    except (OSError, ValueError):
+        return  # the flow asks again, and waits while Prefect does not answer
+    if not exists:
+        raise unknown_pool(pool)
 
 
 @contextlib.contextmanager

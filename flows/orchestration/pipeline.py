@@ -17,8 +17,8 @@ from flows.artifacts.cache import fetch
 from flows.artifacts.runs import (
     Run,
     RunRecord,
-    check_name,
     find_run,
+    name_in,
     new_run,
     new_run_id,
     timestamp,
@@ -32,6 +32,7 @@ from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import cancel_requests_of, check_pool, stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
+from flows.overrides import name_of, open_name
 from flows.plan.pinned import open_pinned, sections_of, stages_with
 from flows.plan.plan import Plan, make_plan
 from flows.plan.starts import Starts, read_starts
@@ -64,8 +65,14 @@ def _name_flow_run() -> str:
     """Return the run's id as the flow run's name; a retry keeps its name."""
     if flow_run.get_run_count():  # attempts before this one: it counts itself once it is running
         return flow_run.get_name() or ""
-    parameters = flow_run.get_parameters()
-    name = parameters["run_name"] or parameters["profile"]
+    request = RunRequest(**flow_run.get_parameters())
+    try:
+        name = name_of(request.profile, request.resolved)
+    except ConfigError:  # a wrong setting: the flow itself reports it
+        name = request.run_name or request.profile
+    # `nanochat submit` has given it an id already, by which its user finds it.
+    if name_in(run_id := flow_run.get_name() or "") == name:
+        return run_id
     return new_run_id(name, timestamp(time.time()))
 
 
@@ -76,10 +83,8 @@ def _name_flow_run() -> str:
 def nanochat(request: RunRequest) -> Outcome:
     """Train, evaluate and report a model. Stages that are up to date are reused."""
     caller = LOCAL_RUN.get()
-    if request.run_name is not None:
-        check_name(request.run_name)
     # The record and the requests for stages have what the short fields stand for.
-    request = replace(request, overrides=request.settings, steps=None, data=None)
+    request = request.resolved
     opened = open_profile(request.profile, depth=request.depth, overrides=request.overrides)
     placement = make_placement(
         opened.pace,
@@ -93,6 +98,7 @@ def nanochat(request: RunRequest) -> Outcome:
     stop = caller.stop if caller else threading.Event()
     store_wait = wait_of_run(store, stop)
     starts = store_wait(lambda: open_starts(store, [run_id], pool=request.pool))
+    name = store_wait(lambda: open_name(store, request.profile, request))
     placement = with_pool(placement, nodes=request.nodes, pool=request.pool)
     placement.home.mkdir(parents=True, exist_ok=True)
     warn = get_run_logger().warning
@@ -126,7 +132,6 @@ def nanochat(request: RunRequest) -> Outcome:
     # Leases need a store with conditional writes; a run that builds nothing needs no lease.
     if plan.exit_code:
         store_wait(store.check_conditions)
-    name = request.run_name or request.profile
     run = starts.record_in(new_run(run_id, name, request, upstream=pins, uses=request.use))
     stages = stages_with(pinned)
     redo = stages_to_redo(stages, force=request.force, from_stage=request.from_stage)

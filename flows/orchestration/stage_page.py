@@ -30,9 +30,8 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.orchestration.client import quick_client
 from flows.render.events import Loop, describe, interval, is_end
-from flows.render.loss_curve import LossCurves, mermaid, png_url
+from flows.render.loss_curve import LossCurves, png_url
 from flows.render.text import escaped, fenced, key_of
-from flows.render.vega import can_draw
 from flows.stages import Stage
 from nanochat_core.runtime.progress import read_events
 
@@ -270,8 +269,9 @@ class StagePage:
         titles = ", ".join(quantity.title for quantity, _ in shown)
 
         def draw() -> None:
-            kind, data = ("image", png_url(shown)) if can_draw() else ("markdown", mermaid(shown))
-            self._courier.write("curve", kind, data, description=f"{self._stage}: {titles}")
+            self._courier.write(
+                "curve", "image", png_url(shown), description=f"{self._stage}: {titles}"
+            )
 
         if shown:
             self._courier.send(draw)

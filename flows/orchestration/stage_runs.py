@@ -35,11 +35,10 @@ from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
-from infra.placement import check_gpu_pool
+from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
 
-FLOW = "one-stage"  # of flows/orchestration/one_stage.py
 LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 # A run that is being cancelled will not build: a caller that wants the stage requests it again,
 # and the new builder waits for the lease of the old one.
@@ -54,13 +53,9 @@ def check_pool(pool: str) -> None:
         own = flow_run.get_id()
         check_gpu_pool(pool, own=client.read_flow_run(UUID(own)).work_pool_name if own else None)
         try:
-            client.read_deployment_by_name(f"{FLOW}/{pool}")
+            client.read_deployment_by_name(f"{ONE_STAGE}/{pool}")
         except ObjectNotFound:
-            raise ConfigError(
-                f"no stage can be requested from the pool '{pool}': it has no deployment "
-                f"{FLOW}/{pool}",
-                hint=f"register it with: nanochat deploy --pool {pool}",
-            ) from None
+            raise unknown_pool(pool) from None
 
 
 def find_or_create(
@@ -79,7 +74,7 @@ def find_or_create(
     last = _find_runs(client, tags, None)
     after = str(last[0].id) if last else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
-        f"{FLOW}/{pool}",
+        f"{ONE_STAGE}/{pool}",
         parameters={**asdict(request), "node": node},
         flow_run_name=request.ref.name if request.nodes == 1 else f"{request.ref.name} node {node}",
         tags=[*tags, f"stage:{request.ref.name}", f"run:{request.run}"],

@@ -18,7 +18,7 @@ from typing import TypeAlias
 from flows.artifacts.runs import latest_runs, timestamp
 from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
-from nanochat_core.data.hub.datasets import DATASETS
+from nanochat_core.data.hub.datasets import repository_of
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
 from tasks.kinds.sources import HubTask
@@ -153,9 +153,10 @@ def _report_unresolved(name: str, why: str, log: Log) -> None:
 
 
 def _shards_name(run: RunConfig) -> str | None:
-    if run.shards.source not in DATASETS or run.shards.revision is None:
-        return None
-    return _name(DATASETS[run.shards.source].repository, run.shards.revision)
+    repository, revision = repository_of(run.shards), run.shards.revision
+    if run.shards.source == "hub":
+        revision = revision or "main"
+    return None if repository is None or revision is None else _name(repository, revision)
 
 
 def _dataset_name(dataset: DatasetConfig) -> str | None:

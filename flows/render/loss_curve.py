@@ -1,7 +1,7 @@
 """The loss or reward of a training stage as a picture for Prefect's pages.
 
-With the extra `report` it is a PNG inside a data: address, which needs no host for images. Without
-it, it is a chart in Mermaid's language, which Prefect's pages draw themselves.
+A stage's picture is a PNG inside a data: address, which needs no host for images. Of a whole run it
+is one chart in Mermaid's language for each stage, which Prefect's pages draw themselves.
 """
 
 import base64

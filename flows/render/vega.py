@@ -4,13 +4,10 @@ In a page colours are CSS variables, so that one drawing serves light, dark and 
 has the light ones.
 """
 
-import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, TypeAlias
-
-from nanochat_core.errors import ConfigError
 
 Layer: TypeAlias = dict[str, Any]
 Colours: TypeAlias = Mapping[str, str]
@@ -63,7 +60,9 @@ def svg(panel: Panel, *, padding: Mapping[str, int]) -> str:
         autosize={"type": "none"},
         background="transparent",
     )
-    drawing = _converter().vegalite_to_svg(spec)
+    import vl_convert  # 30 MB: only what draws loads it
+
+    drawing = vl_convert.vegalite_to_svg(spec)
     # Replace Vega's opening tag, which has a fixed size: with a viewBox alone the page scales it.
     body = drawing[drawing.index(">") + 1 :]
     width = panel.width + padding["left"] + padding["right"]
@@ -82,17 +81,9 @@ def png(panels: Iterable[Panel], *, scale: float = PNG_SCALE) -> bytes:
         for panel in panels
     ]
     spec = _spec({"hconcat": charts}, LIGHT, padding=12, background=LIGHT["card"])
-    return _converter().vegalite_to_png(spec, scale=scale)
+    import vl_convert
 
-
-def can_draw() -> bool:
-    """Return whether the package that draws is installed, without importing it."""
-    return importlib.util.find_spec("vl_convert") is not None
-
-
-def check_drawing() -> None:
-    """Raise ConfigError if this machine cannot draw, before hours are spent on training."""
-    _converter()
+    return vl_convert.vegalite_to_png(spec, scale=scale)
 
 
 def _spec(content: Mapping[str, Any], colours: Colours, **settings: Any) -> dict[str, Any]:
@@ -116,14 +107,3 @@ def _spec(content: Mapping[str, Any], colours: Colours, **settings: Any) -> dict
             },
         },
     }
-
-
-def _converter() -> Any:
-    try:
-        import vl_convert  # optional: only a machine that draws needs it
-    except ImportError as error:
-        raise ConfigError(
-            "charts are drawn with vl-convert-python, which is not installed",
-            hint="pip install 'nanochat-flows[report]'",
-        ) from error
-    return vl_convert

@@ -170,6 +170,8 @@ def _needs(wanted: Settings) -> Iterator[str]:
             )
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"
+        case "hub":
+            yield f"the text is {wanted['shards.path']} of the Hub at {wanted['shards.revision']}"
         case _:
             pass
     for item in typing.cast("list[Any]", wanted["task_data.datasets"]):

@@ -57,6 +57,7 @@ def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
     Raises StoreError if it does not come up.
     """
     port = port or free_port()
+    _check_free(port)
     data.mkdir(parents=True, exist_ok=True)
     command = [str(Path(sys.executable).parent / "ministack")]
     if not Path(command[0]).exists():
@@ -108,9 +109,23 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _check_free(port: int) -> None:
+    """Raise StoreError if a program listens on the port: its answer would pass for the server's."""
+    with socket.socket() as probe:
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # or an ended server is in the way
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise StoreError(
+                f"port {port} of 127.0.0.1 is taken", hint=f"another one: make s3 PORT={port + 1}"
+            ) from error
+
+
 def make_bucket(server: LocalS3) -> None:
     """Create the bucket; on this server creating it again does nothing."""
-    from infra.storage.s3.bucket import Bucket  # loads boto3
+    from infra.storage.s3.bucket import Bucket  # loads botocore
     from infra.storage.s3.settings import read_settings
 
     os.environ.update(server.environment)

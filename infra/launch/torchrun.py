@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
 
+from infra.launch.compile_cache import compile_cache
 from infra.launch.earlier import earlier_workers_ended
 from infra.launch.rendezvous import Rendezvous
 from infra.launch.watchdog import Hang, Watchdog, find_place, pulses_of
@@ -97,6 +98,7 @@ def run_job(
     # nodes may rightly be silent while rank 0 waits for its disk or for their files.
     watch = None if meeting is not None and meeting.node else Watchdog(job)
     first_rank = meeting.first_rank(processes) if meeting else 0
+    compiles = job.resources.compile or job.resources.device == "cuda"
 
     def look() -> None:
         events.pass_to(on_event)
@@ -109,6 +111,7 @@ def run_job(
         returncode = _supervise(
             _command(path, processes, meeting),
             _environment(job, processes, root=root, steps=steps)
+            | (compile_cache(log) if compiles else {})
             | (meeting.environment() if meeting else {}),
             worker_log,
             look,
@@ -121,7 +124,7 @@ def run_job(
 
 def replay_line(job: Job) -> str:
     """Return the command that replays the job manually."""
-    return f"python -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
+    return f"python -P -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
 
 
 def _command(path: Path, processes: int, meeting: Rendezvous | None) -> list[str]:

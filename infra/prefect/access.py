@@ -162,7 +162,12 @@ def check_admitted(api_url: str) -> bool:
         return True
     if code not in (401, 403):
         return True
-    raise ServerError(
+    raise refused_password(api_url)
+
+
+def refused_password(api_url: str) -> ServerError:
+    """Return the error of a server that refuses our password, or that we have none."""
+    return ServerError(
         f"the Prefect server at {api_url} "
         + (f"refuses {AUTH}" if auth() else "asks for a password"),
         hint=f"set {AUTH} to the user:password that it was started with",

@@ -26,7 +26,8 @@ INDEX_FILE = "shards.json"
 ROW_GROUP_DOCUMENTS = 1024
 _HINT = "it is damaged: get it again from where it came, or make the shards again"
 _TEXT_TYPES = (pa.string(), pa.large_string())
-_SCHEMA = pa.schema([("text", pa.string())])
+TEXT = "text"  # the column of a shard
+_SCHEMA = pa.schema([(TEXT, pa.string())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,15 +129,15 @@ def _write_groups(
     move_into_place(temporary, path)
 
 
-def read_row_groups(path: Path) -> Iterator[list[str]]:
+def read_row_groups(path: Path, *, column: str = TEXT) -> Iterator[list[str]]:
     """Yield the documents of a shard, a row group at a time.
 
     Raises DataError naming the file, with its row group and row, if it is no parquet file, is
-    damaged, has no `text` column of strings, or is empty. A null document is read as an empty one.
+    damaged, has no such column of strings, or is empty. A null document is read as an empty one.
     """
-    with _open(path) as file:
+    with _open(path, column) as file:
         for group in range(file.num_row_groups):
-            yield _read_group(file, group, path).to_pylist()
+            yield _read_group(file, group, path, column).to_pylist()
 
 
 def row_group_sizes(path: Path) -> tuple[int, ...]:
@@ -214,7 +215,7 @@ def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.call_function("or", [is_empty, pc.call_function("utf8_is_space", [column])])
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: Path, column: str = TEXT) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
@@ -222,15 +223,15 @@ def _open(path: Path) -> pq.ParquetFile:
             f"{path} cannot be read as parquet: {_first_line(error)}", hint=_HINT
         ) from error
     schema = file.schema_arrow
-    if "text" not in schema.names:
+    if column not in schema.names:
         raise DataError(
-            f"{path} has no column 'text', its columns are: {', '.join(schema.names)}",
-            hint="a shard is a parquet file with one document a row in a column named text",
+            f"{path} has no column '{column}', its columns are: {', '.join(schema.names)}",
+            hint="one document a row, in a column named text or as --set shards.column=NAME says",
         )
-    kind = schema.field("text").type
+    kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         raise DataError(
-            f"{path} has a column 'text' of {kind}, not strings",
+            f"{path} has a column '{column}' of {kind}, not strings",
             hint="write the column as strings, one document a row",
         )
     if file.metadata.num_rows == 0:
@@ -240,11 +241,11 @@ def _open(path: Path) -> pq.ParquetFile:
     return file
 
 
-def _read_group(file: pq.ParquetFile, group: int, path: Path) -> pa.ChunkedArray:
+def _read_group(file: pq.ParquetFile, group: int, path: Path, name: str = TEXT) -> pa.ChunkedArray:
     """Return the documents of a row group, null ones as empty strings."""
     HEART.beat("reading documents")
     try:
-        column = file.read_row_group(group, columns=["text"], use_threads=False)["text"]
+        column = file.read_row_group(group, columns=[name], use_threads=False)[name]
     except (OSError, pa.ArrowException) as error:
         raise DataError(
             f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT

@@ -17,7 +17,8 @@ from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.data.hub.shards import fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
-from nanochat_core.data.text import local_text, pydocs
+from nanochat_core.data.text import hub_text, local_text, pydocs
+from nanochat_core.data.text.counted_text import CountedText
 from nanochat_core.data.text.documents import Document
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
@@ -31,6 +32,7 @@ TextSource: TypeAlias = Callable[[ShardsConfig, Progress], Iterator[Document]]
 TEXT_SOURCES: dict[str, TextSource] = {
     "pydocs": pydocs.documents,
     "local": local_text.documents,
+    "hub": hub_text.documents,
 }
 
 
@@ -45,9 +47,12 @@ def run(job: Job) -> dict[str, Any]:
     origin = None
     if config.source in TEXT_SOURCES:
         documents = TEXT_SOURCES[config.source](config, progress)
+        counted = CountedText(documents)
         shards, blanks = _write_shards(
-            documents, config, job.output, seed=job.config["seed"], scratch=scratch
+            counted, config, job.output, seed=job.config["seed"], scratch=scratch
         )
+        for warning in counted.warnings():
+            progress.message(f"warning: {warning}")
     elif config.source in DATASETS:
         shards, blanks, origin = fetch_shards(
             config, job.output, scratch=scratch, progress=progress

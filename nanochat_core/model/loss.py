@@ -158,7 +158,7 @@ def _walk(
     wide = hidden.dtype if len(chunks) == 1 else torch.float32
     for block in head.blocks(len(hidden)):
         rows, target = hidden[block], targets[block].unsqueeze(1)
-        logits, total, picked = _read(rows, head, target)
+        logits, total, picked = _read(rows, head, target, keep_slopes=scale is not None)
         loss = total.log() - head.softcap * picked  # (R, 1)
         losses[block] = loss.squeeze(1)
         if scale is not None:
@@ -180,18 +180,28 @@ def _walk(
     return losses, grad_hidden, grad_weight.to(head.weight.dtype)
 
 
-def _read(rows: Tensor, head: _Head, target: Tensor) -> tuple[deque[Tensor], Tensor, Tensor]:
-    """Return for rows (R, C): logits by chunk, the sum of exp(logit), the tanh of the target's."""
+def _read(
+    rows: Tensor, head: _Head, target: Tensor, *, keep_slopes: bool
+) -> tuple[deque[Tensor], Tensor, Tensor]:
+    """Return for rows (R, C): logits by chunk, the sum of exp(logit), the tanh of the target's.
+
+    On a CPU no logits are returned, but with `keep_slopes` exp(logit) * s * (1 - s).
+    """
     logits: deque[Tensor] = deque()
     total, picked = rows.new_zeros((2, len(rows), 1), dtype=torch.float32)
     for chunk in head.chunks():
         z = head.logits(rows, chunk)
         at, inside = _place(target, chunk)
         picked += torch.where(inside, torch.tanh(z.gather(1, at).float() / head.softcap), 0.0)
-        # On a CPU the sigmoid is stored, as recomputing it for the gradient is slow; a GPU's fused
-        # kernel recomputes it and reads a narrower tensor.
+        # On a CPU the gradient's exponentials are those of the sum, as computing them is slow; a
+        # GPU's fused kernel computes them again and reads a narrower tensor.
         if z.device.type == "cpu":
-            z = z.float().mul_(2 / head.softcap).sigmoid_()
+            s = z.float().mul_(2 / head.softcap).sigmoid_()
+            exp = (s * (2 * head.softcap)).exp_()
+            total += exp.sum(-1, keepdim=True) * math.exp(-head.softcap)
+            if keep_slopes:
+                logits.append(s.addcmul_(s, s, value=-1).mul_(exp))
+            continue
         total += _sum_exp(z, head.softcap)
         logits.append(z)
     return logits, total, picked
@@ -203,14 +213,9 @@ def _place(target: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
     return (target - chunk.start).clamp(0, chunk.stop - chunk.start - 1), inside
 
 
-def _sigmoid(z: Tensor, softcap: float) -> Tensor:
-    """Return s of the uncapped logits z; on a CPU z is s already, see `_read`."""
-    return z if z.device.type == "cpu" else (z.float() * (2 / softcap)).sigmoid_()
-
-
 @fused
 def _sum_exp(z: Tensor, softcap: float) -> Tensor:
-    """Return the sum of exp(logit) per row: (R, S) -> (R, 1) fp32."""
+    """Return the sum of exp(logit) per row of uncapped logits: (R, S) -> (R, 1) fp32."""
     # exp(softcap * (2 s - 1)), with the constant factor exp(-softcap) taken out of the sum.
     exp = (_sigmoid(z, softcap) * (2 * softcap)).exp_()
     return exp.sum(-1, keepdim=True) * math.exp(-softcap)
@@ -218,8 +223,15 @@ def _sum_exp(z: Tensor, softcap: float) -> Tensor:
 
 @fused
 def _gradient(z: Tensor, softcap: float, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return exp(logit) * slope * factor (R, 1): (R, S). May overwrite z."""
+    """Return exp(logit) * slope * factor (R, 1) for what `_read` returned: (R, S)."""
+    factor = factor * (4 * math.exp(-softcap))
+    if z.device.type == "cpu":
+        return z.mul_(factor).to(dtype)
     s = _sigmoid(z, softcap)
     exp = (s * (2 * softcap)).exp_()
     slope = s.addcmul_(s, s, value=-1)
-    return exp.mul_(slope).mul_(factor * (4 * math.exp(-softcap))).to(dtype)
+    return exp.mul_(slope).mul_(factor).to(dtype)
+
+
+def _sigmoid(z: Tensor, softcap: float) -> Tensor:
+    return (z.float() * (2 / softcap)).sigmoid_()

@@ -17,7 +17,7 @@ from nanochat_core.tokenizer.bpe import Tokenizer
 
 HELD_OUT = "held-out"
 # sha256 of the texts that were counted. After changing a text, count again:
-# `TIKTOKEN_CACHE_DIR=... pytest tests/nanochat_core/tokenizer/test_evaluation.py` prints them.
+# `TIKTOKEN_CACHE_DIR=... pytest tests/unit/nanochat_core/tokenizer/test_evaluation.py` prints them.
 COUNTED_TEXTS = "40aa0564a23d7f29f1c825a8a146c13019f0499c7f7192b4253121772ebfda62"
 # kind -> tokens of GPT-2 and of cl100k_base
 COUNTED = {

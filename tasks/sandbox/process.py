@@ -144,7 +144,8 @@ def _verdict(
     passed = secrets.compare_digest(bytes(reported), nonce)
     rest = {verdict: bytearray(), output: bytearray()}
     # A process that survives the kill is outside of any sandbox: nothing of this run is trusted.
-    if not _collect(rest, until=lambda alive: not alive, seconds=_GONE_AFTER):
+    # Until the kill reaches a program inside, it may print more than the limit.
+    if not _collect(rest, until=lambda alive: not alive, seconds=_GONE_AFTER, limited=False):
         passed = False
         reason = f"its pipes are still open {_GONE_AFTER:g} s after its processes were killed"
     elif passed:
@@ -168,10 +169,12 @@ def _collect(
     until: Callable[[Collection[int]], bool],
     seconds: float,
     stop: threading.Event | None = None,
+    limited: bool = True,
 ) -> bool:
     """Read pipes until `until`, which gets those with a writer, is true; return whether it was.
 
-    False at the deadline, when `stop` is set, or when there is too much output.
+    False at the deadline, when `stop` is set, or when there is too much output; unless `limited`,
+    what is too much is dropped.
     """
     deadline = time.monotonic() + seconds
     alive = set(outputs)
@@ -180,13 +183,15 @@ def _collect(
             selector.register(fd, selectors.EVENT_READ)
         while not until(alive):
             remaining = deadline - time.monotonic()
-            if remaining <= 0 or any(len(data) > OUTPUT_AT_MOST for data in outputs.values()):
+            is_too_much = any(len(data) > OUTPUT_AT_MOST for data in outputs.values())
+            if remaining <= 0 or (limited and is_too_much):
                 return False
             if stop is not None and stop.is_set():
                 return False
             for key, _ in selector.select(min(remaining, _LOOK_FOR_STOP) if stop else remaining):
                 if data := os.read(key.fd, 1 << 16):
-                    outputs[key.fd].extend(data)
+                    if len(outputs[key.fd]) <= OUTPUT_AT_MOST:
+                        outputs[key.fd].extend(data)
                 else:
                     selector.unregister(key.fd)
                     alive.discard(key.fd)

@@ -5,9 +5,10 @@ call whose conditions do not hold fails as forbidden (EPERM). So everything that
 Landlock do not isolate is unreachable, in future kernels too: System V IPC, message queues, keys,
 bpf, io_uring, aio, other processes, sync, mounts.
 
-CPython needs these calls for all of the corpus in tests/tasks. Two sets are added under bubblewrap,
-where threads are counted per sandbox and files are in its own tmpfs. Without it a program has
-neither, and may open files only to read, which Landlock before version 3 does not ensure (O_TRUNC).
+CPython needs these calls for all of tests/support/tasks/sandbox_corpus.py. Two sets are added under
+bubblewrap, where threads are counted per sandbox and files are in its own tmpfs. Without it a
+program has neither, and may open files only to read, which Landlock before version 3 does not
+ensure (O_TRUNC).
 
 Numbers are those of the kernel's tables (arch/x86/entry/syscalls/syscall_64.tbl and
 include/uapi/asm-generic/unistd.h). A filter is classic BPF over struct seccomp_data; see

@@ -57,11 +57,11 @@ def stats(
     return 0
 
 
-def make_data_app(*, group: Group, sort_key: int) -> App:
+def make_data_app(*, about: str, group: Group, sort_key: int) -> App:
     """Return the group of commands."""
     app = App(
         name="data",
-        help="Show the data that models learn from.",
+        help=about,
         group=group,
         group_commands=Group("Commands"),
         sort_key=sort_key,

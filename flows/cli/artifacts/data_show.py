@@ -1,6 +1,7 @@
 """`nanochat data show`: print one conversation as a model is trained on it, with its loss mask."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,8 +10,9 @@ from cyclopts import Parameter
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_run, open_usable, suggest
-from flows.cli.options import AsJson, RunOptions, StoreOptions
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_warning, screen
+from flows.cli.recipes import options_of_run
 from flows.render.text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
 from infra.storage.base import Store
@@ -44,7 +46,7 @@ def show(
             conversation = _open_example(data, task, split, index)
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
-            again = RunOptions(depth=made.depth, overrides=made.overrides)
+            again = replace(options_of_run(made), use=())
             words = ["--force", TASK_DATA.name, *place.words]
             # The cached or stored files are damaged: only building the stage again helps.
             error.hint = f"make them again: {again.command(made.profile, place=words)}"

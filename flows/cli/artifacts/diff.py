@@ -10,15 +10,15 @@ from cyclopts import Parameter
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.artifacts.compare import in_order, open_alike
-from flows.cli.options import AsJson, RunOptions, StoreOptions
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_result
+from flows.cli.recipes import options_of_run
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
 from flows.identity.manifest import Input, Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.render.table import columns
 from flows.render.text import listed, number
-from flows.run_request import shared
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -188,9 +188,8 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 
 
 def _run_row(run: Run) -> tuple[str, ...]:
-    what = RunOptions(**shared(RunOptions, run), use=run.uses)
     # An imported run, or one of a removed profile, has no command.
-    command = what.command(run.profile) if run.profile in PROFILES else run.profile
+    command = options_of_run(run).command(run.profile) if run.profile in PROFILES else run.profile
     return run.run, run.status, run.started, command
 
 

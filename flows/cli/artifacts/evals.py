@@ -174,11 +174,11 @@ def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) 
 _HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
 
 
-def make_evals_app(*, group: Group, sort_key: int) -> App:
+def make_evals_app(*, about: str, group: Group, sort_key: int) -> App:
     """Return the group of commands."""
     app = App(
         name="evals",
-        help="Evaluate a model on a schedule, with an alert when it gets worse.",
+        help=about,
         group=group,
         group_commands=Group("Commands"),
         sort_key=sort_key,

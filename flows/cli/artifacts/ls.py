@@ -28,8 +28,8 @@ def ls(
         str | None,
         Parameter(
             name="REF",
-            help="A profile, a tag or a run (what its latest run made), or an artifact (sft@tiny, "
-            "sft/1a2b3c: what is in it). Default: the newest artifacts of the store.",
+            help="A name (what its newest finished run made), a tag or a run's id, or an artifact "
+            "(sft@tiny, sft/1a2b3c: what is in it). Default: the newest artifacts of the store.",
         ),
     ] = None,
     /,

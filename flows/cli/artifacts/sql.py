@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -34,27 +33,26 @@ def sql(
     """
     import tempfile
 
-    from flows.compare.query import columns_of, select
+    from flows.compare.query import columns_of, select, views_in
     from flows.compare.tables import VIEWS, write_tables
 
     if limit < 0:
         raise ConfigError(f"--limit is {limit}", hint="give 0 for all rows, or more")
     store = place.open_store()
-    # Only views whose names occur in the query are written: steps and examples are a file per
-    # artifact. Without a query these two are, since only their files know all their columns.
-    words = {word.lower() for word in re.findall(r"\w+", query or "steps examples")}
+    # Without a query: only the files of these two know all their columns.
+    views = views_in(query or "steps examples")
     with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
-        problems = write_tables(store, words & VIEWS.keys(), Path(directory))
+        problems = write_tables(store, views, Path(directory))
         result = None if query is None else select(query, Path(directory))
         known = columns_of(Path(directory)) if query is None else {}
     for problem in dict.fromkeys(problems):
         print_warning(f"passed over: {problem}")
     if result is None:
-        views: dict[str, dict[str, Any]] = {
+        described: dict[str, dict[str, Any]] = {
             name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS
         }
-        lines = (line for name in VIEWS for line in _view_lines(name, **views[name]))
-        print_result(lambda: views, lines, as_json=as_json)
+        lines = (line for name in VIEWS for line in _view_lines(name, **described[name]))
+        print_result(lambda: described, lines, as_json=as_json)
         return 0
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = result.rows[:limit] if limit else result.rows

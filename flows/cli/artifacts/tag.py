@@ -29,8 +29,8 @@ def tag(
         str | None,
         Parameter(
             name="REF",
-            help="A run's id, a profile (its latest run), another tag, or an artifact (sft@tiny, "
-            "sft/1a2b3c: the run it is of). Default: show what the tag points at.",
+            help="A run's id, a name (its newest finished run), another tag, or an artifact "
+            "(sft@tiny, sft/1a2b3c: the run it is of). Default: show what the tag points at.",
         ),
     ] = None,
     /,

@@ -120,11 +120,11 @@ def infer(
     return 0
 
 
-def make_bench_app(*, group: Group, sort_key: int) -> App:
+def make_bench_app(*, about: str, group: Group, sort_key: int) -> App:
     """Return the group of commands."""
     app = App(
         name="bench",
-        help="Measure this machine.",
+        help=about,
         group=group,
         group_commands=Group("Commands"),
         sort_key=sort_key,

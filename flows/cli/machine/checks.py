@@ -10,16 +10,18 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.placement import count_gpus, count_threads
+from infra.placement import count_gpus, count_threads, default_sinks, missing_packages
 from infra.prefect.access import ServerError, check_answers, configured_api_url
 from infra.prefect.records import find_stack
 from infra.prefect.server import find_server
+from infra.storage.base import Store
 from infra.storage.open import open_store
 from infra.storage.s3.probe import Finding, probe
+from nanochat_core.engine.native.build import unable_here
 from nanochat_core.errors import NanochatError
 from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
@@ -40,6 +42,8 @@ PINS = {
     "sqlalchemy": ((2, 0), (2, 1), "with 2.1 Prefect's scheduler silently creates no run"),
     "fastapi": ((0, 139), (0, 140), "with later ones Prefect's server does not start"),
 }
+
+_INSTALL = "install nanochat-flows again, in an environment of its own; in a checkout: make setup"
 
 # Run in a process of its own: a torch that crashes on import is a result and does not end `doctor`.
 # The best of 8 products: the first ones load kernels, and other programs disturb the rest.
@@ -92,6 +96,8 @@ def examine(*, home: Path, store: str) -> Iterator[Finding]:
     yield check_store(store)
     yield check_server(home, shared=configured_api_url())
     yield check_workers(home)
+    yield check_kernels(unable_here())
+    yield check_trackers(default_sinks())
     yield check_sandbox(ask_sandbox())
 
 
@@ -108,13 +114,12 @@ def check_pin(
 ) -> Finding:
     """Check that a package is installed in a version that is known to work."""
     low, high, reason = PINS[package]
-    remedy = "run `make setup`: it installs the locked versions"
     try:
         version = version_of(package)
     except importlib.metadata.PackageNotFoundError:
-        return _fail(package, "not installed", remedy)
+        return _fail(package, "not installed", _INSTALL)
     if not low <= version_tuple(version) < high:
-        return _fail(package, f"{version}: {reason}", remedy)
+        return _fail(package, f"{version}: {reason}", _INSTALL)
     return _ok(package, version)
 
 
@@ -142,7 +147,7 @@ def ask_torch(python: str) -> dict[str, Any] | str:
 def check_torch(torch: dict[str, Any] | str) -> Iterator[Finding]:
     """Check that torch imports, and that bf16 is faster than fp32 on this CPU."""
     if isinstance(torch, str):
-        yield _fail("torch", torch, "run `make setup`")
+        yield _fail("torch", torch, _INSTALL)
         return
     cuda = f"CUDA {torch['cuda']}" if torch["cuda"] else "CPU only"
     yield _ok("torch", f"{torch['version']} ({cuda})")
@@ -222,12 +227,19 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> F
 
 
 def check_store(url: str) -> Finding:
+    """Check that the store exists and takes an object, see `check_writes`."""
+    try:
+        return check_writes(open_store(url))
+    except NanochatError as error:
+        return _fail("store", str(error), error.hint)
+
+
+def check_writes(store: Store) -> Finding:
     """Check that the store takes an object conditionally, returns the same bytes, deletes it."""
     # A key of its own per check, so that two machines checking one store do not collide.
     key = f"doctor/{uuid.uuid4().hex}"
     data = uuid.uuid4().bytes
     try:
-        store = open_store(url)
         store.put_if_absent(key, data)  # refused by a store without atomic conditions
         same = store.get(key) == data
         store.delete(key)
@@ -236,10 +248,10 @@ def check_store(url: str) -> Finding:
     if not same:
         return _fail(
             "store",
-            f"{url} returned other bytes than were put",
+            f"{store.url} returned other bytes than were put",
             "use another store: --store or NANOCHAT_STORE",
         )
-    return _ok("store", f"{url}: put, get and delete work")
+    return _ok("store", f"{store.url}: put, get and delete work")
 
 
 def try_store(url: str) -> Iterator[Finding]:
@@ -248,6 +260,21 @@ def try_store(url: str) -> Iterator[Finding]:
         yield from probe(open_store(url))
     except NanochatError as error:
         yield _fail("store", str(error), error.hint)
+
+
+def check_kernels(why_not: str | None) -> Finding:
+    """Check that the compiled CPU kernels of the engine can be built here."""
+    if why_not is None:
+        return _ok("kernels", "compiled on first use")
+    remedy = "install g++" if "compiler" in why_not else "none: torch answers instead, more slowly"
+    return _warn("kernels", why_not, remedy)
+
+
+def check_trackers(names: Sequence[str]) -> Finding:
+    """Check that the packages of the trackers in NANOCHAT_SINKS are installed."""
+    if missing := missing_packages(names):
+        return _warn("trackers", *missing[0])
+    return _ok("trackers", ", ".join(names) or "none; NANOCHAT_SINKS names them")
 
 
 def ask_sandbox() -> Protections | str:

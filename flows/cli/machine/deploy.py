@@ -6,6 +6,7 @@ from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, screen
+from infra.placement import check_gpu_pool
 
 
 def deploy(
@@ -31,6 +32,8 @@ def deploy(
     from flows.orchestration.local_run import connect
     from infra.prefect.access import configured_webhook
 
+    for name in pool:
+        check_gpu_pool(name)
     place.open_home()
     # Connect first: it sets PREFECT_API_URL, which Prefect reads when deployments import it.
     api_url = connect(place.home_path, screen().print)

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_warning, screen
+from infra.placement import check_pool_name
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def up(
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
     pools = pool or POOLS
+    for name in pools:
+        check_pool_name(name)
     place.open_home()
     adopt_password(place.home_path)
     if foreground:

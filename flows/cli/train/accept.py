@@ -12,6 +12,7 @@ from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
 from flows.cli.options import PlacementOptions, Planned, ProfileName, RunOptions, plan_profile
 from flows.cli.output import print_lines
+from flows.cli.recipes import read_recipe
 from flows.identity.fingerprint import REPOSITORY
 from flows.identity.ref import short
 from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
@@ -57,6 +58,7 @@ def accept(
     if steps < 1:
         raise ConfigError(f"--steps is {steps}", hint="at least 1")
     where.check_gpus()
+    profile, what = read_recipe(profile, what)
     planned = plan_profile(profile, what, where)
     store = planned.store
     named = open_artifact(store, origin) if origin is not None else None

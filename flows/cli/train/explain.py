@@ -11,6 +11,7 @@ from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, plan_profile
 from flows.cli.output import print_json, print_lines
+from flows.cli.recipes import read_recipe
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
@@ -31,6 +32,7 @@ def explain(
 ) -> int:
     """Say why a stage would run or not, what it is made from and what it made."""
     check_stage(stage)
+    profile, what = read_recipe(profile, what)
     planned = plan_profile(profile, what, where)
     item = planned.plan.of(stage)
     others = _find_divergences(planned.store, item.manifest) if item.manifest else []

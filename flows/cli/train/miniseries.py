@@ -10,11 +10,13 @@ from cyclopts import Parameter
 
 from flows.cli.options import AsJson, PlacementOptions, ProfileName, WorkerOptions, parameter_of
 from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.recipes import read_recipe
 from flows.cli.train.run import check_room, resumable
+from flows.overrides import default_name
 from flows.plan.upstream import pin
 from flows.render.table import columns
 from flows.render.text import duration
-from flows.run_request import OVERRIDES, shared
+from flows.run_request import OVERRIDES, NamedRecipe, shared
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # numpy, charts and Prefect are slow to import, and every command imports this
@@ -42,7 +44,10 @@ def miniseries(
     ] = (),
     name: Annotated[
         str | None,
-        Parameter(help="What to call the series; its runs are NAME-d4 and so on. Default PROFILE."),
+        Parameter(
+            help="What to call the series; its runs are NAME-d4 and so on. Default PROFILE, with "
+            "a suffix if any setting is changed."
+        ),
     ] = None,
     plan: Annotated[
         bool, Parameter(negative="", help="Only show what would be done and how long it takes.")
@@ -63,6 +68,13 @@ def miniseries(
     After Ctrl-C, a crash, a lost machine or a failed depth, the same command resumes.
     """
     chosen = None if depths is None else _parse(depths)
+    profile, recipe = read_recipe(profile, NamedRecipe(overrides=overrides, run_name=name))
+    if recipe.depth is not None:
+        raise ConfigError(
+            f"the profile is at depth {recipe.depth}, but a series has its own depths",
+            hint="leave depth out of the file",
+        )
+    overrides, name = recipe.overrides, recipe.run_name
     if plot_only:
         return _plot(profile, chosen, overrides, name, where, as_json=as_json)
     if chosen is None:
@@ -71,7 +83,7 @@ def miniseries(
     where.check_gpus(elsewhere=workers.pool is not None)
     from flows.miniseries.plan import lines_of, plan_series, plan_to_json
     from flows.miniseries.series import open_series, pin_members
-    from flows.render.vega import check_drawing
+    from flows.orchestration.local_run import check_pool_exists
 
     # Names upstream are pinned once, for the largest depth, and all depths use these pins: datasets
     # that change during the series would make its depths incomparable.
@@ -79,10 +91,8 @@ def miniseries(
     largest = series.members[-1].profile
     _, pins = pin(largest.run, where.home_path, log=print_warning, plan=plan)
     series = pin_members(series, pins)
-    check_drawing()
-    planned = plan_series(
-        series, where.open_store(), where.work, where.placement(series.members[-1].profile)
-    )
+    store = where.open_store()
+    planned = plan_series(series, store, where.work, where.placement(series.members[-1].profile))
     if plan:
         if as_json:
             sys.stdout.write(plan_to_json(planned) + "\n")
@@ -90,7 +100,9 @@ def miniseries(
             print_lines(lines_of(planned))
         return planned.plan.exit_code
     if planned.plan.exit_code:  # what is built already needs no disk
-        check_room(where.home_path)
+        check_room(where.home_path, store)
+    if workers.pool is not None:
+        check_pool_exists(where.home_path, workers.pool)
     return _run(
         series,
         overrides,
@@ -130,7 +142,7 @@ def _run(
                 profile=series.profile,
                 depths=tuple(member.depth for member in series.members),
                 overrides=tuple(overrides),
-                run_name=None if series.name == series.profile else series.name,
+                run_name=series.name,
                 **shared(MiniseriesRequest, where.resolved, workers),
             )
     if as_json:
@@ -160,10 +172,9 @@ def _plot(
     from flows.miniseries.files import write_files
     from flows.miniseries.findings import analyse, to_tree
     from flows.miniseries.points import depths_in, runs_of
-    from flows.profiles import open_profile
 
-    open_profile(profile, overrides=overrides, snapshots=False)  # refuses wrong names and values
-    store, called = where.open_store(), name or profile
+    default = default_name(profile, overrides=overrides)  # refuses wrong names and values
+    store, called = where.open_store(), name or default
     wanted = depths or depths_in(store, called)
     if not wanted:
         raise ConfigError(
@@ -200,7 +211,8 @@ def _command(series: "Series", overrides: Sequence[str], place: Sequence[str]) -
     words = ["nanochat", "miniseries", series.profile]
     words += ["--depths", ",".join(str(member.depth) for member in series.members)]
     words += [word for override in overrides for word in ("--set", override)]
-    words += [] if series.name == series.profile else ["--name", series.name]
+    if series.name != default_name(series.profile, overrides=overrides):
+        words += ["--name", series.name]
     return shlex.join([*words, *place])
 
 

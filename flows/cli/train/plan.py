@@ -1,9 +1,18 @@
 """`nanochat plan`: show what a run would do, and why."""
 
-import sys
+import json
 
-from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, plan_profile
-from flows.cli.output import print_plan, print_unread
+from flows.cli.options import (
+    AsJson,
+    NamedOptions,
+    PlacementOptions,
+    ProfileName,
+    RedoOptions,
+    plan_profile,
+)
+from flows.cli.output import print_json, print_lines, print_plan, print_unread
+from flows.cli.recipes import read_recipe
+from flows.overrides import open_name
 from flows.plan.render import render, to_json
 
 
@@ -11,7 +20,8 @@ def plan(
     profile: ProfileName,
     /,
     *,
-    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
+    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
@@ -19,10 +29,15 @@ def plan(
 
     Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
     """
-    planned = plan_profile(profile, what, where).plan
+    profile, what = read_recipe(profile, what)
+    found = plan_profile(profile, what, where, redo=redo)
+    name = open_name(found.store, profile, what)
+    planned = found.plan
     print_unread(planned.unread)
     if as_json:
-        sys.stdout.write(to_json(planned) + "\n")
-    else:
-        print_plan(render(planned))
+        print_json({"run_name": name, **json.loads(to_json(planned))})
+        return planned.exit_code
+    if name != profile:
+        print_lines([f"run {name}", ""])
+    print_plan(render(planned))
     return planned.exit_code

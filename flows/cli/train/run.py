@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
+    NamedOptions,
     PlacementOptions,
     ProfileName,
     RedoOptions,
-    RunOptions,
     StoreOptions,
     WorkerOptions,
     plan_profile,
 )
 from flows.cli.output import print_error, print_lines, screen
+from flows.cli.recipes import read_recipe
+from flows.overrides import open_name
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.text import duration
@@ -40,7 +42,7 @@ def run(
     /,
     *,
     redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
-    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
 ) -> int:
@@ -48,59 +50,68 @@ def run(
 
     After Ctrl-C, a crash or a lost machine, the same command resumes. If everything is up to date
     and the latest run of this name recorded it, nothing is started and no run is recorded.
+
+    A run with the profile's own settings has the profile's name. With other settings it is called
+    like tiny-d4 or tiny-1a2b3c, unless --name says otherwise.
     """
+    again = what.command(profile, place=[*where.words, *workers.words])
+    profile, what = read_recipe(profile, what)
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
     # The flow plans again. This plan comes before anything is started: it refuses wrong stages and
     # stores that cannot be reached, and ends here if there is nothing to do.
     planned = plan_profile(profile, what, where, redo=redo, will_run=True)
     plan, store = planned.plan, planned.store
+    name = open_name(store, profile, what)
     place = StoreOptions(home=where.home, store=where.store).words
+    if workers.pool is not None:
+        from flows.orchestration.local_run import check_pool_exists
+
+        check_pool_exists(where.home_path, workers.pool)
     if plan.exit_code:
-        check_room(where.home_path)
+        check_room(where.home_path, store)
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.
-    elif workers.pool is None and is_recorded(store, profile, plan):
+    elif workers.pool is None and is_recorded(store, name, plan):
         print_lines([render(plan)[-1], *_results(find_report(plan, store, where.cache))])
-        print_lines(_next(profile, place))
+        print_lines(_next(name, place))
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import run_flow
 
     began = time.monotonic()
-    again = what.command(profile, place=[*where.words, *workers.words])
     with resumable(again, stages=[item.stage.name for item in plan.stages]) as display:
-        display.say(render(plan)[-1])
+        display.say(f"run {name}: {render(plan)[-1]}")
         request = RunRequest(
             profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
         )
         outcome = run_flow(request, home=where.home_path, display=display, pins=planned.pins)
     took = duration(time.monotonic() - began)
-    print_lines(_ending(outcome, profile, home=where.home_path, place=place, took=took))
+    print_lines(_ending(outcome, name, home=where.home_path, place=place, took=took))
     return 0
 
 
-def is_recorded(store: Store, profile: str, planned: Plan) -> bool:
-    """Return whether the latest run called `profile` finished with exactly these artifacts.
+def is_recorded(store: Store, name: str, planned: Plan) -> bool:
+    """Return whether the latest run called `name` finished with exactly these artifacts.
 
     A damaged record counts as none: the run that follows writes another.
     """
     # Compare the stages as well: an older finished run of this name may have had other settings.
     try:
-        latest = next(newest_runs(store, profile), None)
+        latest = next(newest_runs(store, name), None)
     except ArtifactError:
         return False
     artifacts = {item.stage.name: item.fingerprint for item in planned.stages}
     return latest is not None and latest.status == "finished" and latest.stages == artifacts
 
 
-def check_room(home: Path) -> None:
-    """Raise ConfigError if the disk is too full for any run, before hours are spent on it."""
-    from flows.cli.machine.checks import check_home
+def check_room(home: Path, store: Store) -> None:
+    """Raise ConfigError if the disk is too full for any run, or the store refuses to be written."""
+    from flows.cli.machine.checks import check_home, check_writes
 
-    check = check_home(home)
-    if check.state == "fail":
-        raise ConfigError(check.found, hint=check.remedy)
+    for check in (check_home(home), check_writes(store)):
+        if check.state == "fail":
+            raise ConfigError(check.found, hint=check.remedy)
 
 
 @contextlib.contextmanager
@@ -138,7 +149,7 @@ def find_report(planned: Plan, store: Store, cache: "Cache") -> Path | None:
 
 
 def _ending(
-    outcome: "Outcome", profile: str, *, home: Path, place: Sequence[str], took: str
+    outcome: "Outcome", name: str, *, home: Path, place: Sequence[str], took: str
 ) -> Iterator[str]:
     """Yield the lines printed after a run: counts, scores, addresses and next commands."""
     from infra.prefect.password import login_address
@@ -151,7 +162,7 @@ def _ending(
         yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
         if address := login_address(home):  # a shared server has its own login
             yield f"log in       {address}"
-    yield from _next(profile, place)
+    yield from _next(name, place)
 
 
 def _results(report: Path | None) -> Iterator[str]:
@@ -160,9 +171,9 @@ def _results(report: Path | None) -> Iterator[str]:
         yield f"report card  {report}"
 
 
-def _next(profile: str, place: Sequence[str]) -> Iterator[str]:
-    yield f"next         {shlex.join(['nanochat', 'chat', profile, *place])}"
-    yield f"             {shlex.join(['nanochat', 'serve', profile, *place])}"
+def _next(name: str, place: Sequence[str]) -> Iterator[str]:
+    yield f"next         {shlex.join(['nanochat', 'chat', name, *place])}"
+    yield f"             {shlex.join(['nanochat', 'serve', name, *place])}"
 
 
 def headline(report: str) -> list[str]:

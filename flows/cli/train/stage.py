@@ -23,6 +23,7 @@ from flows.build.build import BuildContext, Built, reserve_found
 from flows.build.nodes import build_share
 from flows.build.retry import is_retryable
 from flows.cli.options import (
+    NamedOptions,
     PlacementOptions,
     ProfileName,
     RunOptions,
@@ -31,13 +32,15 @@ from flows.cli.options import (
     profile_of,
 )
 from flows.cli.output import print_mistake, print_warning
+from flows.cli.recipes import read_recipe
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
+from flows.overrides import open_name
 from flows.plan.pinned import open_pinned, sections_of, stages_before
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Pins, moving_names, recorded_pins
-from flows.run_request import RUN_NAME, STRICT
+from flows.run_request import STRICT
 from flows.stages import Stage, stage_named
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -65,7 +68,6 @@ def stage(
         float,
         Parameter(group=_NODES, help="Seconds that the machines wait for each other at first."),
     ] = _TERMS.meet,
-    run_name: Annotated[str | None, parameter_of(RUN_NAME)] = None,
     run_id: Annotated[
         str | None,
         Parameter(
@@ -80,7 +82,7 @@ def stage(
         Parameter(negative="", help="Build it again although it exists, unless this run built it."),
     ] = False,
     strict: Annotated[bool, parameter_of(STRICT, bool)] = False,
-    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
@@ -89,6 +91,7 @@ def stage(
     machine. Exit code 75 means that the machine, another node or the store failed: retry it.
     """
     where.check_gpus()
+    profile, what = read_recipe(profile, what)
     built_stage = stage_named(check_stage(stage))
     _check_nodes(built_stage, node=node, nodes=nodes)
     # Nodes agree on what counts as built again by the run's id, and each would make up its own.
@@ -97,9 +100,9 @@ def stage(
             f"--force on {nodes} nodes needs --run: by its id they know what is new",
             hint="give all nodes the same one, not used before, such as --run again-1",
         )
-    check_name(run_name or profile)
     check_name(run_id or profile)
     store = where.open_store()
+    name = open_name(store, profile, what)
     pinned = open_pinned(store, what.use, warn=print_warning)
     # Pins of this run win over those of earlier runs: a retry must not change its inputs.
     earlier = find_run(store, run_id) if run_id else None
@@ -115,7 +118,6 @@ def stage(
     # The options without `nanochat run`: hints give them to `nanochat stage`.
     words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
     inputs = _find_inputs(plan, built_stage, words)
-    name = run_name or profile
     run = new_run(
         run_id or new_run_id(name, timestamp(time.time())),
         name,
@@ -149,7 +151,9 @@ def stage(
             terms=replace(_TERMS, meet=wait),
         )
         # One record per run: node 0 writes it, the others only build their share.
-        recorded = contextlib.nullcontext(context) if node else _recorded(run, context, inputs)
+        recorded = (
+            contextlib.nullcontext(context) if node else _recorded(run, plan, context, inputs)
+        )
         with recorded as context:
             built: Built = build_share(built_stage, context, inputs, node=node, force=force)
         display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
@@ -211,12 +215,13 @@ def _go_on(store: Store, run: Run) -> Run:
 
 @contextlib.contextmanager
 def _recorded(
-    run: Run, context: BuildContext, inputs: Mapping[str, Manifest]
+    run: Run, plan: Plan, context: BuildContext, inputs: Mapping[str, Manifest]
 ) -> Generator[BuildContext]:
     """Write the run's record, yield the context that adds to it, and write how the block ended.
 
     The record names the up-to-date artifacts of all stages, so that after the last of several
-    commands it names all.
+    commands it names all. Until then it says "interrupted": names such as sft@tiny stand for
+    finished runs, and a part of a run must not replace one.
     """
     record = RunRecord(context.store, _go_on(context.store, run))
     context = replace(context, record=record.add)
@@ -231,7 +236,8 @@ def _recorded(
         with contextlib.suppress(StoreError):  # must not replace the error that is being raised
             record.end("interrupted" if is_interrupted else "failed")
         raise
-    record.end("finished")
+    stages = [item.stage.name for item in plan.stages]
+    record.end("finished" if record.has(stages) else "interrupted")
 
 
 def _up_to_date(plan: Plan) -> dict[str, str]:

@@ -2,18 +2,19 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import open_artifact, open_run
+from flows.artifacts.names import open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
-from flows.artifacts.runs import Run, latest_runs
-from flows.cli.options import AsJson, PlacementOptions, RunOptions, StoreOptions
+from flows.artifacts.runs import Run, latest_runs, name_in
+from flows.cli.options import AsJson, PlacementOptions, StoreOptions
 from flows.cli.output import print_result, print_unread, print_warning
+from flows.cli.recipes import options_of_run
 from flows.evals.suite import evaluated_model
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
@@ -23,7 +24,6 @@ from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
 from flows.render.table import columns
-from flows.run_request import shared
 from flows.stages import CHAT_MODELS, STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -36,7 +36,9 @@ _WIDTH = max(len(stage.name) for stage in STAGES)
 def status(
     run: Annotated[
         str | None,
-        Parameter(help="A profile (its latest run), a tag or a run's id. Default: list runs."),
+        Parameter(
+            help="A name (its newest run, finished or not), a tag or an id. Default: list runs."
+        ),
     ] = None,
     /,
     *,
@@ -51,8 +53,16 @@ def status(
         print_unread(unread)
         lines = columns([_row(found) for found in runs]) or ["no runs yet: nanochat run tiny"]
     else:
-        runs = [open_run(store, run)]
-        lines = list(_describe(runs[0], store, place))
+        try:
+            runs = [open_newest_run(store, run)]
+        except ConfigError:
+            # A worker writes the record of a submitted run when it starts it.
+            submitted = list(_live(run, place.home_path)) if name_in(run) else []
+            if not submitted:
+                raise
+            runs, lines = [], [f"run {run}: not started by a worker", *submitted]
+        else:
+            lines = list(_describe(runs[0], store, place))
     print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
 
@@ -64,7 +74,7 @@ def _row(run: Run) -> tuple[str, ...]:
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = RunOptions(**shared(RunOptions, run), use=tuple(_names(store, run)))
+    what = replace(options_of_run(run), use=tuple(_names(store, run)))
     # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
     # which trains nothing.
     is_known = run.profile in PROFILES
@@ -79,19 +89,18 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
         yield from _all_done(run)
         return
     try:
-        pinned = _pinned(store, run)
+        pinned = pinned_of(store, run)
         for revoked in (find_revoked(store, manifest) for manifest in pinned.values()):
             if revoked is not None:
                 yield f"  given    {revoked}"
-        profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-        planned = make_plan(apply_pins(profile.run, run.upstream), store, place.work, pinned=pinned)
+        planned = plan_again(run, store, place.work, pinned)
     except (ArtifactError, ConfigError) as error:
         # The plan fails, for example because an artifact was deleted; the record is still known.
         yield from _all_done(run)
         yield ""
         yield f"what is left is unknown: {error}"
         return
-    yield from _progress(run, planned, place.work, command)
+    yield from _progress(run, planned, place.home_path, command)
 
 
 def _all_done(run: Run) -> Iterator[str]:
@@ -99,8 +108,9 @@ def _all_done(run: Run) -> Iterator[str]:
     yield from (_done(ref) for stage in STAGES if (ref := run.find_ref(stage.name)))
 
 
-def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str]:
+def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str]:
     """Yield each stage, done or left, and the builders of those that are left."""
+    work = home / "work"
     yield ""
     # The record wins: what this run has built counts as done although the code changed since.
     for item in planned.stages:
@@ -108,11 +118,27 @@ def _progress(run: Run, planned: Plan, work: Path, command: str) -> Iterator[str
         yield _done(ref) if ref else _left(item, work)
     if run.status != "finished":
         yield ""
-        builders = _builders(planned, work)
+        builders = find_builders(planned, work)
         for name, builder in sorted(builders.items()):
             yield f"{name.partition('/')[0]} is being built by {builder}"
-        if not builders:
+        # A run on workers may be alive while no stage is built: they wait for a free worker.
+        live = [] if builders or run.status != "running" else list(_live(run.run, home))
+        yield from live
+        if not builders and not live:
             yield f"nothing of it is being built; resume with: {command}"
+
+
+def _live(run: str, home: Path) -> Iterator[str]:
+    """Yield what Prefect says of the run with this id, for which no process builds now."""
+    from infra.prefect.flow_runs import find_live
+
+    for found in find_live(home, run):
+        what = "the run" if found.name == run else found.name.partition("/")[0]
+        where = f" in the pool {found.pool}" if found.pool else ""
+        if found.type == "SCHEDULED":
+            yield f"{what} waits for a worker{where}: {found.state}"
+        else:
+            yield f"{what} is {found.state.lower()}{where}"
 
 
 def _uses(run: Run) -> Iterator[tuple[str, ArtifactRef]]:
@@ -145,7 +171,7 @@ def _names(store: Store, run: Run) -> list[str]:
     return [now or name for name, now in names.items()]
 
 
-def _pinned(store: Store, run: Run) -> dict[str, Manifest]:
+def pinned_of(store: Store, run: Run) -> dict[str, Manifest]:
     """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
     known = dict(_uses(run))
     left = [name for name in run.uses if name not in known]  # the run ended before recording them
@@ -158,7 +184,13 @@ def _pinned(store: Store, run: Run) -> dict[str, Manifest]:
     return pinned
 
 
-def _builders(planned: Plan, work: Path) -> dict[str, str]:
+def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) -> Plan:
+    """Return today's plan of a recorded run. Raises ArtifactError or ConfigError without one."""
+    profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
+    return make_plan(apply_pins(profile.run, run.upstream), store, work, pinned=pinned)
+
+
+def find_builders(planned: Plan, work: Path) -> dict[str, str]:
     """Return the builders by the name of the artifact.
 
     Local file locks show any build on this machine; leases show builds of the plan's stages on all

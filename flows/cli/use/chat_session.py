@@ -85,6 +85,10 @@ class ChatSession:
         self._turns.clear()
         self.forgotten = 0
 
+    def ask(self, text: str) -> str:
+        """Return the whole answer to `text`; raises like `answer`."""
+        return "".join(self.answer(text))
+
     def answer(self, text: str) -> Generator[str]:
         """Ask `text`; yield the answer in pieces of whole characters.
 

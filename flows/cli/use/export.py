@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from flows.artifacts.names import find_directory, open_model, open_usable
 from flows.cli.options import ModelName, StoreOptions
 from flows.cli.output import print_warning, screen
-from flows.interop.export_model import Form, export_model, model_card
+from flows.interop.export_model import Form, check_export, export_model, model_card
 from flows.interop.hub import check_repository, push_folder
 
 
@@ -36,8 +36,10 @@ def export(
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Write a model as files that other programs load: whole, or not at all."""
+    # Before the model is fetched and loaded, which may take minutes.
+    check_export(directory.expanduser(), dtype=dtype)
     if push is not None:
-        check_repository(push)  # before an export that may take minutes
+        check_repository(push)
     store = place.open_store()
     # A directory has no manifest; its model card has no lineage.
     manifest = None

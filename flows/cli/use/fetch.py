@@ -32,6 +32,10 @@ def fetch(
         Path | None,
         Parameter(help="Directory the files go to. Default STAGE-FINGERPRINT, here."),
     ] = None,
+    model_only: Annotated[
+        bool,
+        Parameter(negative="", help="Leave out the optimizer's state, which only training needs."),
+    ] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Copy an artifact's files, or some of them, to a directory, every byte verified.
@@ -40,7 +44,7 @@ def fetch(
     """
     store = place.open_store()
     manifest = open_usable(store, reference, warn=print_warning)
-    files = choose_files(manifest, path)
+    files = choose_files(manifest, path, model_only=model_only)
     target = to or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
     began = time.monotonic()
     try:

@@ -27,8 +27,8 @@ def push(
         str,
         Parameter(
             name="REF",
-            help="A profile (its latest run), a run's id or a tag: all artifacts of that run; or "
-            "one artifact: sft@tiny, sft/1a2b3c.",
+            help="A name (its newest finished run), a run's id or a tag: all artifacts of that "
+            "run; or one artifact: sft@tiny, sft/1a2b3c.",
         ),
     ],
     to: Annotated[str | None, Parameter(help="URL of the store they go to.")] = None,

@@ -1,7 +1,7 @@
-"""Clients of servers that speak S3: the only file that uses botocore.
+"""Clients of servers that speak S3: the only file that uses boto3 and botocore.
 
-Botocore makes the requests of boto3. Its retries are off: `S3Store` repeats whole operations
-instead. Every failure is raised as ErrorResponse or NoResponse.
+They read profiles, SSO and roles from the files and variables of AWS. Their retries are off:
+`S3Store` repeats whole operations instead. Every failure is raised as ErrorResponse or NoResponse.
 """
 
 import contextlib
@@ -9,8 +9,9 @@ import functools
 import http.client
 import re
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, cast
 
+import boto3  # pyright: ignore[reportMissingTypeStubs]
 import botocore.session  # pyright: ignore[reportMissingTypeStubs]
 import urllib3.exceptions
 from botocore import exceptions as boto  # pyright: ignore[reportMissingTypeStubs]
@@ -69,7 +70,7 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
     )
     session: Any = botocore.session.Session()
     session.register_component("data_loader", _descriptions())
-    client = session.create_client("s3", config=config)
+    client = cast(Any, boto3).Session(botocore_session=session).client("s3", config=config)
     builtin: Any = vars(boto_handlers)["BUILTIN_HANDLERS"]
     for event, handler, *_ in builtin:
         # Botocore's own handler reports what is not XML as a temporary error, to be retried.

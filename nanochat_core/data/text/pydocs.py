@@ -33,7 +33,7 @@ CANDIDATES = (
     *("filelock", "fsspec", "httpx", "huggingface-hub", "jinja2", "mpmath", "networkx", "numpy"),
     *("oauthlib", "packaging", "pendulum", "prefect", "prometheus-client", "psutil", "pyarrow"),
     *("pydantic", "python-dateutil", "redis", "requests", "rich", "s3transfer"),
-    *("sortedcontainers", "sqlalchemy", "stamina", "starlette", "sympy", "tenacity", "torch"),
+    *("sortedcontainers", "sqlalchemy", "starlette", "sympy", "torch"),
     *("tqdm", "typing-extensions", "urllib3", "uvicorn", "websockets"),
 )
 # Tests, vendored packages, internals whose docstrings are notes, and parts of the standard library

@@ -8,13 +8,15 @@ use another runner.
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
@@ -96,13 +98,33 @@ def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
         note_version("compiler", _version(compiler).partition("\n")[0])
         sources = _read_sources(SOURCES)
         path = folder / f"{_fingerprint(compiler, sources)}.so"
-        if _is_ours_and_whole(path):
-            with suppress(OSError):  # not loadable in spite of its digest: built again below
-                return _open(path)
+        if (library := _find(path)) is not None:
+            return library
         folder.mkdir(parents=True, exist_ok=True)
-        return _build(compiler, path, sources)
+        with _locked(folder):
+            return _find(path) or _build(compiler, path, sources)
     except (OSError, RuntimeError) as error:
         raise Unavailable(f"the kernels cannot be stored in {folder}: {error}") from error
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process build at a time: the ranks of a job start together."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a network file system may have no locks: then each builds its own
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _find(path: Path) -> ctypes.CDLL | None:
+    """Return the library at `path`, or None if there is none that can be used."""
+    if _is_ours_and_whole(path):
+        with suppress(OSError):  # not loadable in spite of its digest: to be built again
+            return _open(path)
+    return None
 
 
 def _is_ours_and_whole(path: Path) -> bool:
@@ -148,8 +170,7 @@ def _read_sources(folder: Path) -> Sources:
 
 
 def _build(compiler: str, path: Path, sources: Sources) -> ctypes.CDLL:
-    # Built in a folder of its own and renamed at the end: processes that build at the same time
-    # each replace a whole file by an equal one.
+    # Built in a folder of its own and renamed at the end: of a killed process nothing has the name.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="build-") as scratch:
         for name, data in sources:
             (Path(scratch) / name).write_bytes(data)

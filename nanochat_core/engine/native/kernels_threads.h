@@ -3,8 +3,9 @@
 // A phase is a number of tickets; the first thread that comes takes the next. The one that finishes
 // the last ticket opens the next phase. No thread waits for a thread, only for tickets: one that
 // the system has preempted delays the others no longer than the ticket that it holds, which makes
-// this fit for a shared machine. If even that delays the caller for long, it continues without the
-// others for a while: one thread alone is faster than two that wait for each other's time slices.
+// this fit for a shared machine. If the caller waits so long that it would be faster alone, it
+// continues without the others for some milliseconds: beside many busy programs one thread alone is
+// faster than two that wait for each other's time slices.
 // Every thread walks through the same list of phases; one that comes late finds no tickets left and
 // catches up.
 #pragma once
@@ -17,6 +18,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -53,22 +55,15 @@ class Crew {
   void run() {
     const uint64_t phase = (++pass_ & PASS_MASK) << PHASE_BITS;
     work_.store(phase << TICKET_BITS, std::memory_order_seq_cst);
-    const bool together = !threads_.empty() && alone_ == 0;
+    const auto start = Clock::now();
+    const bool together = !threads_.empty() && start >= alone_until_;
     if (together) ring();
-    held_up_ = 0;
-    const uint64_t start = __rdtsc();
     Member member{0, phase};
     work_fn_(member);
     // A phase that no walk reaches: a latecomer may read what the next pass is about to be.
     work_.store((phase | PHASE_MASK) << TICKET_BITS, std::memory_order_seq_cst);
-    if (!together) {
-      if (alone_ > 0) --alone_;
-    } else if (held_up_ * 4 > __rdtsc() - start) {
-      alone_ = patience_;
-      patience_ = std::min(2 * patience_, MOST_ALONE);
-    } else if (patience_ > LEAST_ALONE) {
-      --patience_;
-    }
+    if (together) evaluate(start, Clock::now());
+    else waited_ = {};  // for a latecomer from an earlier pass
   }
 
   // True where the member is behind the others: what it prepares for this phase is in vain.
@@ -88,27 +83,32 @@ class Crew {
         work_.store((m.phase + 1) << TICKET_BITS, std::memory_order_release);
       }
     }
-    uint64_t now, since = 0;
+    uint64_t now;
+    Clock::time_point since{};
     for (int turns = 0; (now = work_.load(std::memory_order_acquire) >> TICKET_BITS) == m.phase;) {
       if (++turns < SPINS_IN_PASS) {
         _mm_pause();
         continue;
       }
-      if (since == 0) since = __rdtsc();
+      if (since == Clock::time_point{}) since = Clock::now();
       sched_yield();
     }
-    if (since != 0 && m.index == 0) held_up_ += __rdtsc() - since;
+    if (since != Clock::time_point{} && m.index == 0) waited_ += Clock::now() - since;
     if (now >> PHASE_BITS != m.phase >> PHASE_BITS) return false;
     ++m.phase;
     return true;
   }
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr int TICKET_BITS = 24, PHASE_BITS = 16;
   static constexpr uint64_t PASS_MASK = (1u << 24) - 1, PHASE_MASK = (1u << PHASE_BITS) - 1;
   static constexpr uint64_t TICKET_MASK = (1u << TICKET_BITS) - 1;
   static constexpr int SPINS_IN_PASS = 400, SPINS_BETWEEN = 2000;  // 10 and 50 us or so
-  static constexpr int LEAST_ALONE = 8, MOST_ALONE = 1024;         // passes
+  // Passes together are evaluated over a window, since one delay is many short passes long.
+  static constexpr Clock::duration WINDOW = std::chrono::milliseconds(5);
+  static constexpr Clock::duration LEAST_ALONE = std::chrono::milliseconds(5);
+  static constexpr Clock::duration MOST_ALONE = std::chrono::milliseconds(40);
 
   int claim(uint64_t phase, int tickets) {
     uint64_t now = work_.load(std::memory_order_acquire);
@@ -117,6 +117,20 @@ class Crew {
     } while (!work_.compare_exchange_weak(now, now + 1, std::memory_order_acq_rel,
                                           std::memory_order_acquire));
     return static_cast<int>(now & TICKET_MASK);
+  }
+
+  // After a pass together: go alone for a while if the waits cost more than the others' help was
+  // worth. What all threads do while the caller does not wait takes it alone size() times as long.
+  void evaluate(Clock::time_point start, Clock::time_point end) {
+    together_ += end - start;
+    if (together_ < WINDOW) return;
+    if ((together_ - waited_) * size() < together_) {
+      alone_until_ = end + alone_for_;
+      alone_for_ = std::min(2 * alone_for_, MOST_ALONE);
+    } else {
+      alone_for_ = LEAST_ALONE;
+    }
+    together_ = waited_ = {};
   }
 
   void ring() {
@@ -153,9 +167,9 @@ class Crew {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> closing_{false};
   uint64_t pass_ = 0;
-  // The caller's: time it waited in this pass, passes to do alone, and how many the next time.
-  uint64_t held_up_ = 0;
-  int alone_ = 0, patience_ = LEAST_ALONE;
+  // The caller's: its passes in this window and its waits in them; when the others help again.
+  Clock::duration together_{}, waited_{}, alone_for_ = LEAST_ALONE;
+  Clock::time_point alone_until_{};
   std::function<void(Member&)> work_fn_;
   std::vector<std::thread> threads_;
 };

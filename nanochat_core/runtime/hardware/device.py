@@ -23,7 +23,10 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     """
     # The order of a CPU sum depends on the number of threads, so it is fixed, not detected.
     torch.set_num_threads(resources.threads)
-    torch.use_deterministic_algorithms(resources.determinism == "strict")
+    strict = resources.determinism == "strict"
+    if strict != torch.are_deterministic_algorithms_enabled():
+        # Not without need: this call imports torch's compiler, 1.5 CPU s at the start of a job.
+        torch.use_deterministic_algorithms(strict)
     if resources.device == "cpu":
         _keep_freed_memory()
         return torch.device("cpu")

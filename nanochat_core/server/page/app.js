@@ -277,7 +277,12 @@ for (const leave of ["beforeunload", "pagehide"]) {   // not every browser tells
 addEventListener("storage", (event) => {   // another tab wrote
   drawList();
   const id = event.key?.startsWith(PREFIX) ? event.key.slice(PREFIX.length) : null;
-  if (id === current.id && !runs.has(id) && event.newValue) show(parseConversation(event.newValue) ?? current);
+  const theirs = id === current.id && event.newValue ? parseConversation(event.newValue) : null;
+  if (!theirs || runs.has(id)) return;
+  // Of two tabs that write at once the later one has not seen the other's messages: they are added again.
+  const isLost = (message) => (message.role === "user" || message.parts.length) && !messageOf(theirs, message.id);
+  if (current.messages.some(isLost)) keep(current);
+  show(readConversation(id) ?? current);   // not `theirs`: the event may come after later words of this tab
 });
 
 get("ideas").append(...IDEAS.map((idea) => make("li", {}, make("button", {type: "button", onclick: () => { setDraft(idea); submit(); }}, idea))));

@@ -1,33 +1,30 @@
 """Hostile requests to the chat server, whose engine has no model.
 
-FUZZ_REQUESTS says how many requests are made from seeds (10,000 if it is not set). What gets
-through is a status that no client may see (5xx but 503), silence, the canary of another client,
-a name, body or sender that is not refused, and anything in the server's log.
+What gets through is a status that no client may see (5xx but 503), silence, the canary of another
+client, a name, body or sender that is not refused, and anything in the server's log.
 """
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.campaigns.security.rows import Row
-from tests.nanochat_core.server.hostile_http import try_what_is_refused
-from tests.nanochat_core.server.live import FAKE, wait_until
-from tests.nanochat_core.server.process import Apart, serving_apart
-from tests.reliability.server_fuzz import fire_many
+from tests.support.nanochat_core.server.hostile_http import try_what_is_refused
+from tests.support.nanochat_core.server.live import FAKE, wait_until
+from tests.support.nanochat_core.server.process import Apart, serving_apart
+from tests.support.reliability.server_fuzz import fire_many
 
 REQUESTS = 10_000
 THREADS = 8
 MAX_WAITING = 16  # so that some requests find the queue full
 
 
-def run(count: int | None = None, *, maker: str = FAKE) -> list[Row]:
-    """Send `count` requests from seeds, then what must be refused, to one server."""
-    count = int(os.environ.get("FUZZ_REQUESTS", REQUESTS)) if count is None else count
+def run(seed: int, *, count: int = REQUESTS, maker: str = FAKE) -> list[Row]:
+    """Send `count` requests from `seed` on, then what must be refused, to one server."""
     rows: list[Row] = []
     began = time.monotonic()
     try:
         with serving_apart(max_waiting=MAX_WAITING, maker=maker) as server:
-            rows.append(_fuzz(server, count))
+            rows.append(_fuzz(server, range(seed, seed + count)))
             rows.append(_refusals(server))
     except AssertionError as error:  # the server ended, or wrote to its log
         wrote = str(error).strip() or "the server ended"
@@ -36,10 +33,10 @@ def run(count: int | None = None, *, maker: str = FAKE) -> list[Row]:
     return rows
 
 
-def _fuzz(server: Apart, count: int) -> Row:
+def _fuzz(server: Apart, seeds: range) -> Row:
     began = time.monotonic()
     with ThreadPoolExecutor(THREADS) as threads:
-        volley = fire_many(server.port, threads, range(count), set())
+        volley = fire_many(server.port, threads, seeds, set())
     wait_until(lambda: server.is_idle)
     restarts = sum(worker["restarts"] for worker in server.get("/stats")["workers"])
     wrong = [*volley.wrong, *[f"{restarts} restarts of the engine"] * bool(restarts)]

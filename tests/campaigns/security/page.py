@@ -10,12 +10,12 @@ import time
 
 from playwright.sync_api import BrowserContext, expect, sync_playwright
 
-from tests.browser.chat import ask, questions
-from tests.browser.chromium import NO_CHROMIUM, find_chromium, launch
-from tests.browser.conftest import DESKTOP, PATIENCE, WATCH, Complaints, watch
-from tests.browser.page_corpus import EVERYWHERE, harm, show_stored
-from tests.browser.scripted_server import STATS, RunningServer, ScriptedServer, answer
 from tests.campaigns.security.rows import Row
+from tests.support.browser.chat import ask, questions
+from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
+from tests.support.browser.fixtures import DESKTOP, PATIENCE, WATCH, Complaints, watch
+from tests.support.browser.page_corpus import EVERYWHERE, harm, show_stored
+from tests.support.browser.scripted_server import STATS, RunningServer, ScriptedServer, answer
 
 TEXTS_A_CONVERSATION = 8
 RENDERINGS = 4  # of each text

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 from infra.prefect.password import find_password
-from tests.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.campaigns.security.rows import Row
-from tests.infra.stack.attempts import (
+from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
+from tests.support.infra.stack.attempts import (
     csrf_token,
     stack_without_a_set_password,
     try_api_as_another_user,

@@ -30,11 +30,10 @@ from flows.leases import lease
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
 from tests.campaigns.security.rows import Row
-from tests.flows.house import build
-from tests.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.house import build
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 ROUNDS = 2  # of every record, with one kind of ruin each
-SEED = 20261122
 COMMANDS = (
     ("status",),
     ("status", "--json"),
@@ -209,13 +208,15 @@ def fault_of(
     return None
 
 
-def run(rounds: int = ROUNDS, commands: Sequence[Sequence[str]] = COMMANDS) -> list[Row]:
+def run(
+    seed: int, *, rounds: int = ROUNDS, commands: Sequence[Sequence[str]] = COMMANDS
+) -> list[Row]:
     """Ruin every record of a store `rounds` times and look with each command."""
     with tempfile.TemporaryDirectory(prefix="records-") as directory:
-        return [_run(Path(directory), rounds, commands)]
+        return [_run(Path(directory), seed, rounds, commands)]
 
 
-def _run(directory: Path, rounds: int, commands: Sequence[Sequence[str]]) -> Row:
+def _run(directory: Path, seed: int, rounds: int, commands: Sequence[Sequence[str]]) -> Row:
     began = time.monotonic()
     store = make_store(directory / "store")
     records = [e.key for e in store.list("") if e.key.endswith(".json")]
@@ -237,7 +238,7 @@ def _run(directory: Path, rounds: int, commands: Sequence[Sequence[str]]) -> Row
         for number, key in enumerate(records):
             data = store.get(key)
             for turn in range(rounds):
-                what, other, is_none = ruin(data, random.Random(f"{SEED} {number} {turn}"))
+                what, other, is_none = ruin(data, random.Random(f"{seed} {number} {turn}"))
                 store.put(key, other)
                 look(what, key, is_none=is_none)
             store.put(key, data)

@@ -24,8 +24,14 @@ from tasks.sandbox import backends, process
 from tasks.sandbox.process import Check, Verdict
 from tasks.sandbox.run import protections, run_untrusted
 from tests.campaigns.security.rows import Row
-from tests.tasks.sandbox_corpus import ATTEMPTS, ENDED, LET_WITHOUT_NAMESPACES, REFUSED
-from tests.tasks.sandbox_forgeries import DECEIVED, EXHAUSTING, FORGED, HONEST, NEED_NAMESPACES
+from tests.support.tasks.sandbox_corpus import ATTEMPTS, ENDED, LET_WITHOUT_NAMESPACES, REFUSED
+from tests.support.tasks.sandbox_forgeries import (
+    DECEIVED,
+    EXHAUSTING,
+    FORGED,
+    HONEST,
+    NEED_NAMESPACES,
+)
 
 TESTS = """
 wanted = {(2, 3): 5, (40, 1): 41}
@@ -37,7 +43,7 @@ CHECK = Check(setup="def add(a, b):\n    '''The sum.'''\n", test=TESTS, entry_po
 WRONG = "def add(a, b): return 0"
 ENDS = Check(setup="", test="def check(ends): ends()", entry_point="ends")
 ROOT = Path(__file__).parents[3]
-COPIED = ("tasks/**/*.py", "tests/tasks/sandbox_*.py", "tests/campaigns/security/*.py")
+COPIED = ("tasks/**/*.py", "tests/support/tasks/sandbox_*.py", "tests/campaigns/security/*.py")
 WALLS = ("bubblewrap", "landlock")
 ORDINARY_USER = 65534
 NO_SUCH_WALL = 3  # exit status
@@ -176,13 +182,6 @@ def names() -> list[str]:
         "honest": HONEST,
     }
     return [f"{kind}/{name}" for kind, programs in corpus.items() for name in programs]
-
-
-def run() -> list[Row]:
-    """Try everything under each wall, as user 65534 when this is root."""
-    with tempfile.TemporaryDirectory(prefix="sandbox-") as copy:
-        rows = (run_copy(Path(copy), wall, ORDINARY_USER) for wall in WALLS)
-        return [row for row in rows if row is not None]
 
 
 def run_copy(copy: Path, wall: str, user: int) -> Row | None:

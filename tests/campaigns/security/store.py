@@ -18,10 +18,10 @@ from pathlib import Path
 from infra.storage.base import MAX_RECORD
 from tests.campaigns.security.records import ask, fault_of, make_store, without_ages
 from tests.campaigns.security.rows import Row
-from tests.infra.storage.fake_s3 import FakeS3
-from tests.infra.storage.misbehaviour import PAGE, Answer, Request
-from tests.infra.storage.s3_server import client_environment
-from tests.infra.storage.test_plain_files import STRANGERS
+from tests.integration.infra.storage.test_plain_files import STRANGERS
+from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.misbehaviour import PAGE, Answer, Request
+from tests.support.infra.storage.s3_server import client_environment
 
 COMMANDS = (
     *(("status",), ("ls",), ("plan", "tiny"), ("explain", "tiny", "sft"), ("gc",)),

@@ -1,0 +1,88 @@
+"""`nanochat infra write`: the files for compose, systemd and clusters, as they are installed."""
+
+import os
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+from cyclopts import App, Group, Parameter
+
+import infra
+from flows.cli.output import screen
+from nanochat_core.errors import ConfigError
+
+Kind: TypeAlias = Literal["compose", "systemd", "slurm", "kubernetes", "skypilot"]
+_FOLDERS = {"compose": "containers"}  # the others have the name of their kind
+# In a checkout the folders also have code, the Dockerfile, and copies of the examples with
+# passwords: stack.env, which no pattern matches, and secrets.yaml.
+_WRITTEN = ("*.example", "*.json", "*.sbatch", "*.service", "*.yaml", ".gitignore")
+_FILLED_IN = "secrets.yaml"
+
+
+def write(
+    kind: Annotated[Kind, Parameter(help="What runs nanochat.")],
+    directory: Annotated[Path, Parameter(name="DIR", help="Directory to write into.")],
+    /,
+    *,
+    force: Annotated[
+        bool, Parameter(negative="", help="Replace files that differ; each is named.")
+    ] = False,
+) -> int:
+    """Write the files for compose, systemd, Slurm, Kubernetes or SkyPilot into a directory.
+
+    Files that are there and differ are not replaced without --force.
+    """
+    target = directory.expanduser()
+    files = _files(kind)
+    _check_free(target, files)
+    existing = {name for name in files if (target / name).exists()}
+    differing = {name for name in existing if (target / name).read_bytes() != files[name]}
+    if differing and not force:
+        raise ConfigError(
+            f"{target} has other contents in {', '.join(sorted(differing))}",
+            hint="choose another directory, or replace them with --force",
+        )
+    for name, content in files.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if name not in existing or name in differing:
+            (target / name).write_bytes(content)
+        done = "replaced" if name in differing else "unchanged" if name in existing else "written"
+        screen().print(f"{done:<10}{target / name}")
+    return 0
+
+
+def _files(kind: Kind) -> dict[str, bytes]:
+    """Return what is written for a kind: path below the directory -> content."""
+    source = Path(infra.__file__).parent / _FOLDERS.get(kind, kind)
+    return {
+        path.relative_to(source).as_posix(): path.read_bytes()
+        for path in sorted(source.rglob("*"))
+        if path.is_file()
+        and path.name != _FILLED_IN
+        and any(fnmatch(path.name, pattern) for pattern in _WRITTEN)
+    }
+
+
+def _check_free(target: Path, files: Iterable[str]) -> None:
+    """Raise ConfigError if a file is in place of a directory, or a directory in place of a file."""
+    hint = "choose another directory, or move it away"
+    for path in (target / name for name in files):
+        for parent in reversed(path.parents):
+            if os.path.lexists(parent) and not parent.is_dir():
+                raise ConfigError(f"{parent} is not a directory", hint=hint)
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a file", hint=hint)
+
+
+def make_infra_app(*, about: str, group: Group, sort_key: int) -> App:
+    """Return the group of commands."""
+    app = App(
+        name="infra",
+        help=about,
+        group=group,
+        group_commands=Group("Commands"),
+        sort_key=sort_key,
+    )
+    app.command(write, sort_key=0)
+    return app

@@ -1,0 +1,235 @@
+"""`nanochat logs`: print what the stages of a run logged, and follow those that are being built."""
+
+import hashlib
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.names import check_stage, open_newest_run
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run, find_run, timestamp
+from flows.cli.options import StoreOptions
+from flows.cli.output import print_lines, print_note
+from flows.cli.train.status import find_builders, pinned_of, plan_again
+from flows.identity.manifest import EVENTS, File, Manifest
+from flows.identity.ref import ArtifactRef
+from flows.leases.file_lock import work_directory
+from flows.plan.plan import Plan
+from flows.render.text import number
+from flows.stages import STAGES
+from infra.storage.base import ObjectNotFound, Store
+from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.runtime.progress import read_events
+
+OUTPUT = "worker.log"  # what the processes of a job printed
+_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_CHECKS = 10.0  # of whether a run that logs nothing is being built: a plan each
+_SECONDS_WITHOUT_BUILDER = 30.0  # between two stages no process builds
+# Prefect shows a run whose worker was lost as running for 90 s, and one that was killed without a
+# worker for ever.
+_SECONDS_IN_PREFECT = 180.0
+_WIDTH = max(len(stage.name) for stage in STAGES)
+
+
+@dataclass
+class _Position:
+    """How far the events of an artifact were printed."""
+
+    offset: int = 0  # bytes
+    is_stored: bool = False  # read from the store, so its end is known
+
+
+def logs(
+    run: Annotated[
+        str, Parameter(help="A name (its newest run, finished or not), a tag or an id.")
+    ],
+    /,
+    *,
+    stage: Annotated[str | None, Parameter(help="Only of this stage.")] = None,
+    follow: Annotated[
+        bool,
+        Parameter(name=["--follow", "-f"], negative="", help="Print more until the run has ended."),
+    ] = False,
+    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+) -> int:
+    """Print the progress that the stages of a run logged, and what their processes printed.
+
+    Logs of finished stages come from the store, those of unfinished stages from this machine. A
+    stage that another machine is building is shown once it is finished.
+    """
+    if stage is not None:
+        check_stage(stage)
+    store = place.open_store()
+    found = open_newest_run(store, run)
+    positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
+    refs = _refs(store, found, place.work)
+    watch = _Watch(place)
+    while True:
+        lines = [
+            line
+            for ref in refs
+            if stage in (None, ref.stage)
+            for line in _new_lines(store, place.work, ref, positions[ref])
+        ]
+        print_lines(lines)
+        if not follow or found.status != "running":
+            break
+        if watch.is_lost(store, found, is_logging=bool(lines)):
+            print_note(f"no process builds {found.run} any more; see: nanochat status {found.run}")
+            break
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        before, found = found, find_run(store, found.run) or found
+        # The fingerprint of a stage is known once its inputs exist.
+        if found.stages != before.stages:
+            refs = _refs(store, found, place.work)
+    for ref in refs:
+        if stage in (None, ref.stage):
+            print_lines(_output(store, place.work, ref))
+    if not any(position.offset for position in positions.values()):
+        print_note(f"{found.run} has logged nothing that this machine can read")
+    return 0
+
+
+def _refs(store: Store, run: Run, work: Path) -> list[ArtifactRef]:
+    """Return the artifacts of a run: made, or known by today's plan to be built."""
+    refs = {ref.stage: ref for ref in run.refs}
+    if run.status != "finished" and (plan := _find_plan(store, run, work)):
+        refs = {item.stage.name: item.ref for item in plan.stages if item.ref} | refs
+    return [refs[stage.name] for stage in STAGES if stage.name in refs]
+
+
+def _find_plan(store: Store, run: Run, work: Path) -> Plan | None:
+    """Return today's plan of a run. None means that it cannot be planned."""
+    try:
+        return plan_again(run, store, work, pinned_of(store, run))
+    except (ArtifactError, ConfigError):  # an evaluation's run, or a profile that was removed
+        return None
+
+
+class _Watch:
+    """Notices that no process builds a run any more, by what `nanochat status` goes by."""
+
+    def __init__(self, place: StoreOptions) -> None:
+        self._place = place
+        self._checked = time.monotonic()
+        self._lost: float | None = None  # since when no builder was found
+
+    def is_lost(self, store: Store, run: Run, *, is_logging: bool) -> bool:
+        """Return whether the run has had no builder for so long that none will come."""
+        now = time.monotonic()
+        if is_logging:
+            self._checked, self._lost = now, None
+        if now - self._checked < _SECONDS_BETWEEN_CHECKS:
+            return False
+        self._checked = now
+        grace = self._grace(store, run)
+        if grace is None:
+            self._lost = None
+            return False
+        self._lost = now if self._lost is None else self._lost
+        return now - self._lost >= grace
+
+    def _grace(self, store: Store, run: Run) -> float | None:
+        """Return for how many seconds a run may be as it is. None means that it is all right."""
+        from infra.prefect.flow_runs import find_live
+
+        plan = _find_plan(store, run, self._place.work)
+        if plan is None or find_builders(plan, self._place.work):
+            return None
+        live = find_live(self._place.home_path, run.run)
+        if any(flow_run.type in ("SCHEDULED", "PENDING") for flow_run in live):
+            return None  # it waits for a worker
+        return _SECONDS_IN_PREFECT if live else _SECONDS_WITHOUT_BUILDER
+
+
+def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> Iterator[str]:
+    """Yield the events after `position`, and advance it."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(_new_events(store, work, ref, position))
+        file.flush()
+        for event in read_events(Path(file.name)):
+            if line := _line(ref.stage, event):
+                yield line
+
+
+def _new_events(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> bytes:
+    """Return the bytes after `position`, to the end of a line, and advance it."""
+    try:
+        with (work_directory(work, ref) / EVENTS).open("rb") as file:
+            if os.fstat(file.fileno()).st_size < position.offset:  # a rebuild writes it anew
+                position.offset = 0
+            file.seek(position.offset)
+            data = file.read()
+        position.is_stored = False
+    except (FileNotFoundError, NotADirectoryError):
+        # An artifact's logs never change: they are read from the store once.
+        if position.is_stored or (manifest := find_manifest(store, ref)) is None:
+            return b""
+        position.is_stored = True
+        data = (_stored(store, manifest, EVENTS) or b"")[position.offset :]
+    data = data[: data.rfind(b"\n") + 1]
+    position.offset += len(data)
+    return data
+
+
+def _line(stage: str, event: dict[str, Any]) -> str | None:
+    """Return an event as a line. None means that it has no text."""
+    match event:
+        case {"kind": "start", "step": step, "total": total, "unit": unit}:
+            text = f"{unit} {step} of {total}: started"
+        case {"kind": "step", "step": step, "total": total, "values": values}:
+            text = f"{step} of {total}{_values(values)}"
+        case {"kind": "eval", "step": step, "values": values}:
+            text = f"evaluated at {step}{_values(values)}"
+        case {"kind": "message", "text": text}:
+            pass
+        case _:
+            return None
+    when = event.get("time")
+    clock = timestamp(when)[11:19] if isinstance(when, int | float) else " " * 8
+    return f"{clock}  {stage:<{_WIDTH}}  {text}"
+
+
+def _values(values: dict[str, Any]) -> str:
+    known = [f"{k} {number(v)}" for k, v in values.items() if isinstance(v, int | float)]
+    return f"  {', '.join(known)}" if known else ""
+
+
+def _output(store: Store, work: Path, ref: ArtifactRef) -> Iterator[str]:
+    """Yield what the processes of a job printed, below a heading."""
+    data = _read(store, work, ref, OUTPUT)
+    if data:
+        yield f"{ref.name}: output of its processes"
+        yield from (f"  {line}" for line in data.decode(errors="replace").splitlines())
+
+
+def _read(store: Store, work: Path, ref: ArtifactRef, name: str) -> bytes | None:
+    """Return a log of this machine's job, or of the artifact. None means that there is none."""
+    try:
+        return (work_directory(work, ref) / name).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        manifest = find_manifest(store, ref)
+        return None if manifest is None else _stored(store, manifest, name)
+
+
+def _stored(store: Store, manifest: Manifest, name: str) -> bytes | None:
+    file: File | None = next((log for log in manifest.logs if log.path == name), None)
+    if file is None:
+        return None
+    try:
+        data = store.get(file.key, size=file.size)
+    except ObjectNotFound:
+        return None
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise ArtifactError(
+            f"{name} of {manifest.name} has other bytes than its manifest says",
+            hint=f"logs decide nothing; `nanochat fetch {manifest.name}` says what else is damaged",
+        )
+    return data

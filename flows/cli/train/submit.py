@@ -1,0 +1,130 @@
+"""`nanochat submit`: have a worker run a profile, as the form in Prefect's pages does."""
+
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from flows.artifacts.runs import find_run, new_run_id, timestamp
+from flows.cli.options import (
+    NamedOptions,
+    PlacementOptions,
+    ProfileName,
+    RedoOptions,
+    StoreOptions,
+    WorkerOptions,
+)
+from flows.cli.output import print_error, print_lines, print_note
+from flows.cli.recipes import read_recipe
+from flows.overrides import check_name_of
+from flows.render.text import one_line
+from flows.run_request import RunRequest, shared
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, StoreError
+
+DEPLOYMENT = "nanochat/nanochat"
+_SECONDS_BETWEEN_LOOKS = 2.0
+
+
+def submit(
+    profile: ProfileName,
+    /,
+    *,
+    redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
+    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
+    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
+    watch: Annotated[
+        bool, Parameter(negative="", help="Wait for the end of the run, and print what it makes.")
+    ] = False,
+) -> int:
+    """Have a worker run a profile, and return at once; `nanochat up` starts server and workers.
+
+    The options are those of `nanochat run`. What is not given is as in the form of Prefect's pages:
+    the worker's own store, and the pool gpu for GPU stages. Ctrl-C ends the watching, not the run.
+    """
+    profile, what = read_recipe(profile, what)
+    # Before the server is asked: a mistake would otherwise fail the run, later and elsewhere.
+    workers.check()
+    where.check_gpus(elsewhere=True)
+    name = check_name_of(profile, what)  # refuses wrong settings too
+    if watch or where.store is not None:
+        where.open_store()  # contacts nothing: a worker may reach a store that this machine cannot
+    from infra.prefect import flow_runs
+
+    api_url = flow_runs.running_server(where.home_path)
+    run = new_run_id(name, timestamp(time.time()))
+    request = RunRequest(
+        profile=profile, **shared(RunRequest, redo, what, workers), **_placed(where)
+    )
+    flow_run = flow_runs.submit(api_url, DEPLOYMENT, parameters_of(request), name=run)
+    place = StoreOptions(home=where.home, store=where.store).words
+    print_lines(
+        [
+            f"run      {run}",
+            f"Prefect  {api_url.removesuffix('/api')}/runs/flow-run/{flow_run}",
+            f"status   {shlex.join(['nanochat', 'status', run, *place])}",
+        ]
+    )
+    return _watch(api_url, flow_run, run, where.open_store()) if watch else 0
+
+
+def parameters_of(request: RunRequest) -> dict[str, Any]:
+    """Return the parameters of a flow run: the profile, and what differs from the default."""
+    values = {item.name: getattr(request, item.name) for item in fields(request)}
+    defaults = {item.name: item.default for item in fields(request)}
+    return {n: value for n, value in values.items() if n == "profile" or value != defaults[n]}
+
+
+def _placed(where: PlacementOptions) -> dict[str, Any]:
+    return {"store": where.store, "gpus": where.gpus, "place": where.settings}
+
+
+def _watch(api_url: str, flow_run: str, run: str, store: Store) -> int:
+    """Print states and finished stages of a flow run until it ends; return the exit code."""
+    from infra.prefect import flow_runs
+
+    shown: set[str] = set()
+    state = ""
+    is_silent = False  # the server
+    try:
+        while True:
+            try:
+                found = flow_runs.read_flow_run(api_url, flow_run, run=run)
+            except flow_runs.NoAnswerError as error:
+                if not is_silent:
+                    print_note(f"{error}; the run is not affected, and watching continues")
+                is_silent = True
+                time.sleep(_SECONDS_BETWEEN_LOOKS)
+                continue
+            is_silent = False
+            if found.state != state:
+                state = found.state
+                print_lines([f"{state.lower():<10}  {found.name}"])
+            print_lines(_made(store, run, shown))
+            if not found.is_live:
+                break
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+    except KeyboardInterrupt:
+        print_note("the run continues; Prefect's pages can cancel it")
+        raise
+    if found.type == "COMPLETED":
+        return 0
+    error, _, hint = found.message.partition("\nhint: ")
+    print_error(one_line(error) or f"the run ended as {state.lower()}", hint=hint or None)
+    return 1
+
+
+def _made(store: Store, run: str, shown: set[str]) -> Iterator[str]:
+    """Yield a line for each artifact that the run's record has, and `shown` has not."""
+    try:
+        record = find_run(store, run)
+    except (StoreError, ArtifactError):  # looked at again
+        return
+    for ref in record.refs if record else ():
+        if ref.stage not in shown:
+            shown.add(ref.stage)
+            yield f"{'done':<10}  {ref.name}"

@@ -1,0 +1,100 @@
+"""Compare a run's settings with those of its profile, and name the run by what differs."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from flows.artifacts.runs import check_name, find_tag
+from flows.profiles import PROFILES, open_profile
+from flows.run_request import NamedRecipe
+from infra.storage.base import Store
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ConfigError
+from nanochat_core.section import Tree
+
+_DIGITS = 6  # of a name
+
+
+def changed_settings(
+    profile: str, *, depth: int | None = None, overrides: Sequence[str] = ()
+) -> dict[str, Tree]:
+    """Return the settings that `overrides` change, by dotted name, with their new values.
+
+    Raises ConfigError for an unknown profile or setting, or a wrong value.
+    """
+    before, after = (
+        dict(single_settings(_run(profile, depth, each).tree())) for each in ((), overrides)
+    )
+    return {name: value for name, value in after.items() if value != before[name]}
+
+
+def single_settings(tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:
+    """Yield every setting of a tree that is no group of settings: dotted name and value."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from single_settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def default_name(
+    profile: str,
+    *,
+    depth: int | None = None,
+    overrides: Sequence[str] = (),
+    use: Sequence[str] = (),
+) -> str:
+    """Return the name of a run that was given none; the same settings give the same name.
+
+    The profile's own settings give the profile's name, another depth tiny-d4, other settings or
+    pinned artifacts tiny-1a2b3c: an experiment must not take the name of the profile's model.
+    Raises ConfigError like `changed_settings`.
+    """
+    changed = changed_settings(profile, depth=depth, overrides=overrides)
+    name = profile
+    if changed or use:
+        text = json.dumps([changed, sorted(use)], sort_keys=True)
+        name += f"-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+    if depth not in (None, PROFILES[profile]().run.model.depth):
+        name += f"-d{depth}"
+    return name
+
+
+def name_of(profile: str, recipe: NamedRecipe) -> str:
+    """Return the name of a run of `profile`. Raises ConfigError like `changed_settings`."""
+    return recipe.run_name or default_name(
+        profile, depth=recipe.depth, overrides=recipe.overrides, use=recipe.use
+    )
+
+
+def check_name_of(profile: str, recipe: NamedRecipe) -> str:
+    """Return the name of a run of `profile`, like `name_of`.
+
+    Raises ConfigError too if it is no name, or that of another profile.
+    """
+    name = check_name(name_of(profile, recipe))
+    if name != profile and name in PROFILES:
+        raise _taken(profile, name, "the name of another profile")
+    return name
+
+
+def open_name(store: Store, profile: str, recipe: NamedRecipe) -> str:
+    """Return the name of a run of `profile`, like `check_name_of`.
+
+    Raises ConfigError too if it is that of a tag.
+    """
+    name = check_name_of(profile, recipe)
+    if find_tag(store, name) is not None:  # a tag wins over a run's name
+        raise _taken(profile, name, "a tag")
+    return name
+
+
+def _taken(profile: str, name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is {what}: a run called so could not be found by its name",
+        hint=f"give the run another name, such as --name my-{profile}",
+    )
+
+
+def _run(profile: str, depth: int | None, overrides: Sequence[str]) -> RunConfig:
+    return open_profile(profile, depth=depth, overrides=overrides, snapshots=False).run

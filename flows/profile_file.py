@@ -1,0 +1,248 @@
+"""Read and write profiles as TOML files: a built-in profile, and settings that replace its own.
+
+    profile = "tiny"        # the profile whose settings hold where the file has none
+    name = "mine"           # of the run
+    depth = 4
+    data = "letters"        # text to pretrain on: a folder, relative to the file, or hf://owner/name
+
+    [pretrain]
+    num_steps = 100
+
+A command reads the file on its own machine and continues as if the settings that differ from the
+profile's had been given with --set: runs, records and workers know nothing of the file. TOML has no
+null: "null" stands for it, and a group in a list may leave it out.
+"""
+
+import json
+import math
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from flows.overrides import changed_settings, single_settings
+from flows.profiles import open_profile
+from flows.run_request import HUB, NamedRecipe, Recipe, text_settings
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ConfigError
+from nanochat_core.section import Section, Tree
+
+SUFFIX = ".toml"
+_KEYS = {"profile": str, "name": str, "depth": int, "data": str}  # that are no settings
+_COMPUTED = "shards.snapshot"  # taken from this machine's packages, unless it was set
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileFile(NamedRecipe):
+    """What a file says. Its settings are overrides, without those of the profile's own value."""
+
+    profile: str
+
+
+def is_profile_file(name: str) -> bool:
+    """Return whether a command that takes a profile was given a file."""
+    return name.endswith(SUFFIX)
+
+
+def read_profile_file(path: Path, *, depth: int | None = None) -> ProfileFile:
+    """Read the profile in a file; `depth` replaces the file's. Raises ConfigError."""
+    tree = _parse(path)
+    try:
+        keys = {name: _take(tree, name, kind) for name, kind in _KEYS.items()}
+        profile, depth = keys["profile"], keys["depth"] if depth is None else depth
+        if profile is None:
+            raise ConfigError("it names no profile", hint='its first line is like profile = "tiny"')
+        _check_depth(tree, depth)
+        changed = changed_settings(profile, depth=depth, overrides=_overrides(tree, path.parent))
+        if keys["data"] is not None:
+            changed |= _text(changed, keys["data"], path.parent)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from error
+    return ProfileFile(
+        profile=profile,
+        depth=depth,
+        run_name=keys["name"],
+        overrides=tuple(f"{name}={_as_override(value)}" for name, value in changed.items()),
+    )
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+            hint=f"write one: nanochat config tiny > {path}",
+        ) from error
+    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+        raise ConfigError(
+            f"{path} is not TOML: {error}", hint="`nanochat config tiny` prints an example"
+        ) from error
+
+
+def _take(tree: dict[str, Any], name: str, kind: type) -> Any:
+    """Remove and return a value that is no setting; None means that the file has none."""
+    value = tree.pop(name, None)
+    if value is not None and type(value) is not kind:
+        raise ConfigError(f"{name} is {value!r}, expected {kind.__name__}")
+    return value
+
+
+def _check_depth(tree: Mapping[str, Any], depth: int | None) -> None:
+    """Raise ConfigError if the file's sizes are those of another depth than the given one."""
+    sizes = tree.get("model")
+    of_sizes = cast("dict[str, Any]", sizes).get("depth") if isinstance(sizes, dict) else None
+    if depth is not None and of_sizes not in (None, depth):
+        raise ConfigError(
+            f"depth is {depth}, but its settings are those of depth {of_sizes}",
+            hint=f"write the settings of that depth anew: nanochat config PROFILE --depth {depth}",
+        )
+
+
+def _overrides(tree: Mapping[str, Any], folder: Path) -> list[str]:
+    settings = dict(single_settings(tree))
+    for name, value in settings.items():
+        settings[name] = _below(folder, name, value, source=settings.get("shards.source"))
+    return [
+        f"{name}={_as_override(_with_nulls(_type_of(name), value))}"
+        for name, value in settings.items()
+    ]
+
+
+def _below(folder: Path, name: str, value: Any, *, source: Tree) -> Any:
+    """Return the value of a setting with its paths, which are relative to `folder`, absolute."""
+    if name == "task_data.datasets" and isinstance(value, list):
+        return [_with_path(folder, item) for item in cast("list[Any]", value)]
+    is_text = name == "shards.path" and source == "local"
+    is_mixture = name.endswith(".mixture") and str(value).endswith(SUFFIX)
+    return _absolute(folder, value) if is_text or is_mixture else value
+
+
+def _with_path(folder: Path, dataset: Any) -> Any:
+    if isinstance(dataset, dict) and "path" in dataset:
+        entry = cast("dict[str, Any]", dataset)
+        return entry | {"path": _absolute(folder, entry["path"])}
+    return cast(Any, dataset)
+
+
+def _absolute(folder: Path, path: Any) -> Any:
+    if not isinstance(path, str) or path == "null":
+        return path
+    return os.path.abspath(folder / Path(path).expanduser())
+
+
+def _as_override(value: Any) -> str:
+    """Return a value as it stands behind `=` in --set."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _text(changed: Mapping[str, Tree], data: str, folder: Path) -> dict[str, str]:
+    """Return the settings that `data` in a file of `folder` stands for."""
+    for name in ("shards.path", "shards.source"):
+        if name in changed:
+            raise ConfigError(
+                f"{name} is set twice: by data, and to {changed[name]}",
+                hint="leave one of them out",
+            )
+    return text_settings(data if data.startswith(HUB) else _absolute(folder, data))
+
+
+def _type_of(dotted: str) -> Any:
+    """Return the declared type of a setting; None if there is no such setting."""
+    kind: Any = RunConfig
+    for name in dotted.split("."):
+        if not (isinstance(kind, type) and issubclass(kind, Section)):
+            return None
+        kind = typing.get_type_hints(kind).get(name)
+    return kind
+
+
+def _with_nulls(kind: Any, value: Any) -> Any:
+    """Return the value with null for what is missing in its groups: TOML has no null."""
+    if typing.get_origin(kind) is tuple and isinstance(value, list):
+        item = typing.get_args(kind)[0]
+        return [_with_nulls(item, each) for each in cast("list[Any]", value)]
+    if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, dict):
+        hints = typing.get_type_hints(kind)
+        missing = {name: None for name, hint in hints.items() if isinstance(hint, types.UnionType)}
+        return missing | cast("dict[str, Any]", value)
+    return value
+
+
+# Writing.
+
+
+def to_toml(profile: str, recipe: NamedRecipe) -> str:
+    """Return the resolved settings of a profile as a file that can be edited and run."""
+    return "\n".join(_lines(profile, recipe)) + "\n"
+
+
+def resolved_settings(profile: str, recipe: Recipe) -> dict[str, Tree]:
+    """Return all settings of a profile as a tree. Raises ConfigError."""
+    opened = open_profile(profile, depth=recipe.depth, overrides=recipe.overrides, snapshots=False)
+    tree = opened.run.tree()
+    if _COMPUTED not in changed_settings(profile, depth=recipe.depth, overrides=recipe.overrides):
+        cast("dict[str, Tree]", tree["shards"]).pop("snapshot")
+    return tree
+
+
+def _lines(profile: str, recipe: NamedRecipe) -> Iterator[str]:
+    tree = resolved_settings(profile, recipe)
+    changed = changed_settings(profile, depth=recipe.depth, overrides=recipe.overrides)
+    yield f"# Settings of the profile {profile}. Change what you like, then: nanochat run FILE.toml"
+    yield "# A setting that is left out has the profile's value. docs/reference/config.md has all."
+    yield f"profile = {_value(profile)}"
+    for key, value, example in (
+        ("name", recipe.run_name, "mine"),
+        ("depth", recipe.depth, None),
+        ("data", None, "/path/to/a/folder/of/text"),
+    ):
+        if value is not None:
+            yield f"{key} = {_value(value)}"
+        elif example is not None:
+            yield f"# {key} = {_value(example)}"
+    yield ""
+    yield from _group(tree, "", RunConfig, changed)
+
+
+def _group(
+    tree: Mapping[str, Tree], prefix: str, kind: type[Section], changed: Collection[str]
+) -> Iterator[str]:
+    """Yield single settings, then groups, each with what it is as a comment."""
+    for name, value in tree.items():
+        if value is None:
+            yield f'{"" if f"{prefix}{name}" in changed else "# "}{name} = "null"'
+        elif not isinstance(value, dict):
+            yield f"{name} = {_value(value)}"
+    hints = typing.get_type_hints(kind)
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield ""
+            yield f"# {(hints[name].__doc__ or '').partition(chr(10))[0]}"
+            yield f"[{prefix}{name}]"
+            yield from _group(value, f"{prefix}{name}.", hints[name], changed)
+
+
+def _value(value: Tree) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            # JSON's escapes are TOML's too, but for the one character that JSON leaves as it is.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case float() if math.isfinite(value):
+            return repr(value)
+        case list():
+            items = [_value(item) for item in value]
+            if any(isinstance(item, dict) for item in value):
+                return "".join(["[\n", *(f"    {item},\n" for item in items), "]"])
+            return f"[{', '.join(items)}]"
+        case dict():
+            pairs = (f"{name} = {_value(item)}" for name, item in value.items() if item is not None)
+            return f"{{ {', '.join(pairs)} }}"
+        case _:
+            return str(value)

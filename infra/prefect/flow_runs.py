@@ -1,0 +1,200 @@
+"""Submit and look up flow runs through the API of a running Prefect server.
+
+Prefect is not imported, so the commands that use this start at once.
+"""
+
+import http.client
+import json
+import time
+import urllib.error
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from infra.prefect.access import (
+    ServerError,
+    ask,
+    check_answers,
+    configured_api_url,
+    refused_password,
+)
+from infra.prefect.records import find_process_of_server
+from infra.prefect.server import adopt_password, wait_for_server
+from infra.prefect.supervisor.control import wait_for_own_server
+from nanochat_core.errors import ConfigError, NanochatError
+
+SECONDS = 10.0  # for an answer: a server on SQLite may be busy
+LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
+_MOST = 200  # flow runs in an answer
+_PAUSES = (1.0, 2.0, 4.0)  # seconds before each repetition of a request that creates a run
+# No JSON, or JSON of another form, is the answer of a proxy.
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
+_MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # beside 5xx
+
+
+class NoAnswerError(ServerError):
+    """An error of the server, or on the way to it, that may pass."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowRun:
+    """A flow run as the server describes it."""
+
+    name: str
+    type: str  # of its state: SCHEDULED, PENDING, RUNNING, COMPLETED, FAILED, CRASHED, ...
+    state: str  # what the pages show: Late, Resumed, ...
+    message: str
+    pool: str | None  # whose workers run it
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether it has not ended."""
+        return self.type in LIVE
+
+
+def running_server(home: Path) -> str:
+    """Return the URL of the API of the server that `home` uses. Starts none.
+
+    Raises ServerError if none runs, or it refuses our password.
+    """
+    api_url = configured_api_url()
+    if api_url is None:
+        wait_for_own_server(home)
+        server = find_process_of_server(home)
+        if server is None:
+            raise ServerError(
+                "no Prefect server is running, and so no worker",
+                hint="start both with: nanochat up",
+            )
+        wait_for_server(home, server)
+        api_url = server.api_url
+    adopt_password(home)
+    check_answers(api_url)
+    return api_url
+
+
+def has_deployment(api_url: str, deployment: str) -> bool:
+    """Return whether the server has the deployment FLOW/NAME. Raises OSError without an answer."""
+    return _find_deployment(api_url, deployment) is not None
+
+
+def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name: str) -> str:
+    """Create a run of the deployment FLOW/NAME; return its id.
+
+    `name` must be new: it is the idempotency key, so that a repeated request creates no second run.
+    A request that gets no answer is repeated a few times.
+
+    Raises ConfigError if there is no such deployment, or the server refuses a parameter,
+    ServerError if it refuses the password or does not answer.
+    """
+    try:
+        found = _find_deployment(api_url, deployment)
+        path = f"/deployments/{found['id']}/create_flow_run" if found is not None else None
+    except _NO_ANSWER as error:
+        again = "nothing was submitted: run the same command again once the server answers"
+        raise _explain(api_url, error, hint=again) from error
+    if path is None:
+        raise ConfigError(
+            f"{api_url} has no deployment {deployment}",
+            hint="register it with: nanochat deploy",
+        )
+    body = {"name": name, "parameters": dict(parameters), "idempotency_key": name}
+    for pause in (*_PAUSES, None):
+        try:
+            return str(ask(api_url, path, body=body, seconds=SECONDS)["id"])
+        except _NO_ANSWER as error:
+            explained = _explain(
+                api_url,
+                error,
+                hint=f"run {name} may have been created; before you submit again, look with: "
+                f"nanochat status {name}",
+                refused="nothing was submitted; the log of the server may say more",
+            )
+            if pause is None or not isinstance(explained, NoAnswerError):
+                raise explained from error
+            time.sleep(pause)
+    raise AssertionError("the last request returns or raises")
+
+
+def read_flow_run(api_url: str, flow_run: str, *, run: str) -> FlowRun:
+    """Return the flow run with this id, of the run with the id `run`.
+
+    Raises NoAnswerError if the server does not answer now, another NanochatError if it refuses.
+    """
+    try:
+        return _parse(ask(api_url, f"/flow_runs/{flow_run}", seconds=SECONDS))
+    except _NO_ANSWER as error:
+        raise _explain(api_url, error, hint=f"look with: nanochat status {run}") from error
+
+
+def find_live(home: Path, run: str) -> list[FlowRun]:
+    """Return the live flow runs of the run with this id: its own, and the stages it requested.
+
+    Empty if no server runs or answers: nothing is known then.
+    """
+    server = find_process_of_server(home)
+    api_url = configured_api_url() or (server.api_url if server else None)
+    if api_url is None:
+        return []
+    adopt_password(home)
+    chosen = {"operator": "or_", "name": {"any_": [run]}, "tags": {"all_": [f"run:{run}"]}}
+    body = {"flow_runs": chosen, "limit": _MOST}
+    try:
+        found = [_parse(tree) for tree in ask(api_url, "/flow_runs/filter", body=body)]
+    except _NO_ANSWER:
+        return []
+    return [flow_run for flow_run in found if flow_run.is_live]
+
+
+def _find_deployment(api_url: str, deployment: str) -> Any:
+    flow, _, name = deployment.partition("/")
+    path = f"/deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}"
+    try:
+        return ask(api_url, path, seconds=SECONDS)
+    except urllib.error.HTTPError as error:
+        if error.code == HTTPStatus.NOT_FOUND:
+            return None
+        raise
+
+
+def _parse(tree: Mapping[str, Any]) -> FlowRun:
+    state: Mapping[str, Any] = tree.get("state") or {}
+    return FlowRun(
+        name=str(tree["name"]),
+        type=str(tree.get("state_type") or ""),
+        state=str(tree.get("state_name") or ""),
+        message=str(state.get("message") or ""),
+        pool=tree.get("work_pool_name"),
+    )
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return " ".join(str(json.loads(error.read())["detail"]).split())
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"HTTP {error.code}"
+
+
+def _explain(
+    api_url: str, error: Exception, *, hint: str, refused: str | None = None
+) -> NanochatError:
+    """Return the error of a request, in one line: NoAnswerError with this hint if it may pass.
+
+    `refused` is the hint for a refusal that has none of its own; None means `hint`.
+    """
+    if not isinstance(error, urllib.error.HTTPError):
+        what = " ".join(str(error).split()) or type(error).__name__
+        if not isinstance(error, OSError | http.client.HTTPException):
+            what = f"its answer is not Prefect's ({what})"
+        return NoAnswerError(f"no answer of the Prefect server at {api_url}: {what}", hint=hint)
+    detail = _detail(error)
+    if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _MAY_PASS:
+        return NoAnswerError(f"the Prefect server at {api_url} has failed: {detail}", hint=hint)
+    if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+        return refused_password(api_url)
+    if error.code in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
+        refused = "if the code is newer than the deployment, run: nanochat deploy"
+    return ConfigError(f"the Prefect server refuses the request: {detail}", hint=refused or hint)

@@ -1,0 +1,46 @@
+"""The bench of training runs, alone and beside a checkout of nanochat."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from bench.train import measure
+from tests.integration.bench.test_train import ROOT, TINY
+
+pytestmark = pytest.mark.torch
+
+
+def test_our_loop_runs_under_the_gate_and_its_sections_are_all_of_it() -> None:
+    rounds = measure(TINY, None, rounds=1, steps=3, threads=1)
+    timed, split = rounds["ours"]
+    assert timed["steps"] == 3
+    assert {"data", "forward", "loss", "backward", "optimizer"} <= split["sections"].keys()
+    assert sum(split["sections"].values()) == pytest.approx(split["seconds"], rel=0.05)
+    assert rounds["saving"][0]["sections"]["checkpoint"] > 0
+
+
+def test_the_peer_s_own_script_runs_under_the_gate() -> None:
+    checkout = os.environ.get("NANOCHAT_DIR")
+    if checkout is None:
+        pytest.skip("NANOCHAT_DIR names no checkout of nanochat")
+    rounds = measure(replace(TINY, depth=2), checkout, rounds=1, steps=2, threads=1)
+    assert len(rounds["peer"]) == 2
+    sections = {"forward", "loss", "backward", "optimizer"}
+    assert sections <= rounds["peer"][-1]["sections"].keys()
+
+
+def test_the_bench_runs_as_a_script_without_a_peer() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "NANOCHAT_DIR"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "train.py"), "--cases", "d24-fp8"],
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the peer is skipped: NANOCHAT_DIR names no checkout" in done.stdout
+    assert "d24-fp8 sdpa compiled is skipped: torch sees no GPU" in done.stdout

@@ -1,0 +1,244 @@
+"""The walk with a mouse: the form, the run, its failure, Retry and what it made, in Chromium.
+
+    python -m tests.campaigns.end_to_end.browser --images docs/images
+
+It takes the pictures of docs/guides/walk-through.md, and fails when a page shows something else
+than that page says.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Locator, Page, ViewportSize, expect, sync_playwright
+
+from tests.campaigns.end_to_end.diary import Diary
+from tests.campaigns.end_to_end.prefect_api import wait_until
+from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
+from tests.campaigns.end_to_end.stack import Stack
+from tests.campaigns.end_to_end.walk import (
+    BEFORE_FAILURE,
+    FAILING,
+    NAME,
+    SECONDS_FOR_A_FLOW,
+    stages_of,
+)
+
+WINDOW: ViewportSize = {"width": 1280, "height": 900}
+MOST_BYTES = 150_000  # of a picture
+PATIENCE = 60_000.0  # milliseconds; a page loads in two seconds on an idle machine
+
+
+class Visitor:
+    """A person at the pages of one server."""
+
+    def __init__(self, page: Page, stack: Stack, images: Path) -> None:
+        self.page = page
+        self.stack = stack
+        self.images = images
+        page.set_default_timeout(PATIENCE)
+        expect.set_options(timeout=PATIENCE)
+
+    def log_in(self, said: str) -> None:
+        """Open the address that `nanochat up` printed for it."""
+        address = re.search(r"^log in\s+(\S+)$", said, flags=re.MULTILINE)
+        assert address is not None, said
+        self.page.goto(address[1])
+        expect(self.page.get_by_text("Dashboard").first).to_be_visible()
+
+    def go(self, path: str) -> None:
+        """Open a page of the server."""
+        self.page.goto(f"{self.stack.api.url.removesuffix('/api')}/v2/{path}")
+
+    def picture(self, name: str) -> None:
+        """What the window shows, as docs/images/prefect-NAME.png in few colours."""
+        path = self.images / f"prefect-{name}.png"
+        self.page.wait_for_timeout(
+            8000
+        )  # the graph is drawn and glides to its place, messages fade
+        self.page.screenshot(path=path)
+        if convert := shutil.which("convert"):  # ImageMagick's; without it pictures are larger
+            subprocess.run(
+                [convert, path, "-strip", "-dither", "None", "-colors", "64", f"PNG8:{path}"],
+                check=True,
+            )
+        assert path.stat().st_size < MOST_BYTES, path.stat().st_size
+
+    def fill_form(self) -> None:
+        """What a person types into the form of nanochat/nanochat."""
+        page = self.page
+        page.get_by_label("Depth").fill(str(DEPTH))
+        page.get_by_label("Name of the run").fill(NAME)
+        settings = {**SETTINGS, "pretrain.num_steps": 600}
+        self._add_items("Changed settings", [f"{n}={value}" for n, value in settings.items()])
+        self._add_items("Placement settings", list(PLACE))
+        page.get_by_label("Retries per stage").fill("1")
+
+    def _add_items(self, label: str, items: list[str]) -> None:
+        """Add texts to a list of the form."""
+        part = self._part(label)
+        for number, text in enumerate(items):
+            part.get_by_role("button", name="Add item").click()
+            part.locator("textarea").nth(number).fill(text)
+
+    def _part(self, label: str) -> Locator:
+        """A field with its label and all that belongs to it: the nearest box around the label."""
+        words = self.page.get_by_text(re.compile(rf"^{re.escape(label)} \(Optional\)$"))
+        return words.locator("xpath=ancestor::*[.//fieldset][1]")
+
+    def choose(self, what: str) -> None:
+        """Choose from the menu of a run's page, and confirm."""
+        page = self.page
+        page.locator("main button[aria-haspopup='menu']").first.click()
+        page.get_by_role("menuitem", name=what).click()
+        page.get_by_role("dialog").or_(page.get_by_role("alertdialog")).get_by_role(
+            "button", name=re.compile(what)
+        ).click()
+
+    def tab(self, name: str) -> None:
+        """Turn to a part of a run's page."""
+        self.page.get_by_role("tab", name=name).click()
+
+
+def visit(visitor: Visitor, diary: Diary) -> None:
+    """All of it."""
+    stack = visitor.stack
+    with diary.check("`nanochat up`"):
+        visitor.log_in(stack.up())
+    run = fill_form(visitor, diary)
+    watch_failure(visitor, diary, run)
+    retry(visitor, diary, run)
+    look_at_artifacts(visitor, diary, run)
+    with diary.check("`nanochat down`"):
+        stack.down()
+
+
+def fill_form(visitor: Visitor, diary: Diary) -> str:
+    """A mistake, and then a run; gives its id."""
+    stack, page = visitor.stack, visitor.page
+    deployment = stack.api.deployment("nanochat/nanochat")
+    with diary.check("a wrong value is refused by the form") as entry:
+        visitor.go(f"deployments/deployment/{deployment['id']}/run")
+        page.get_by_label("Depth").fill("1000")
+        page.get_by_role("button", name="Submit").click()
+        said = page.get_by_label("Depth").evaluate("field => field.validationMessage")
+        assert "100" in said, said  # the browser says it, in a bubble that is no part of the page
+        assert stack.api.runs_of(deployment) == []
+        entry.found = said
+    with diary.check("the form is filled and submitted"):
+        visitor.fill_form()
+        page.get_by_label("Profile").scroll_into_view_if_needed()
+        visitor.picture("form")
+        page.get_by_role("button", name="Submit").click()
+        (run,) = wait_until(lambda: stack.api.runs_of(deployment), seconds=60, what="the run")
+    return run["id"]
+
+
+def watch_failure(visitor: Visitor, diary: Diary, run: str) -> None:
+    """A stage cannot be put into the store: a file is where its directory should be."""
+    stack, page = visitor.stack, visitor.page
+    with diary.check("the run trains"):
+        visitor.go(f"runs/flow-run/{run}")
+        wait_until(lambda: _is_at_work(stack, "pretrain"), seconds=900, what="pretraining")
+        (stack.home / "store" / FAILING).touch()
+        page.reload()  # its graph is drawn for the width of a run that has just begun
+        expect(page.get_by_text("Running").first).to_be_visible()
+        visitor.picture("run")
+        visitor.go("dashboard")  # the graph moves all the time, which costs half a core
+    with diary.check("the run fails, and says why"):
+        ended = stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
+        assert ended["state_type"] == "FAILED", ended["state"]
+        visitor.go(f"runs/flow-run/{run}")
+        expect(page.get_by_text("Failed").first).to_be_visible()
+        page.get_by_label("log sort order").click()
+        page.get_by_role("option", name="Newest to oldest").click()
+        expect(page.get_by_text(re.compile("not a directory|refuses", re.I)).first).to_be_visible()
+        visitor.picture("failed")
+
+
+def retry(visitor: Visitor, diary: Diary, run: str) -> None:
+    """Once the store is well again."""
+    stack, page = visitor.stack, visitor.page
+    with diary.check("Retry in its menu completes it; what was done is Cached") as entry:
+        (stack.home / "store" / FAILING).unlink()
+        visitor.choose("Retry")
+        wait_until(lambda: stack.api.run(run)["run_count"] == 2, seconds=180, what="the retry")
+        ended = stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)
+        assert ended["state_type"] == "COMPLETED", ended["state"]
+        states = stages_of(stack, run)
+        assert {states[stage] for stage in BEFORE_FAILURE} == {"Cached"}, states
+        page.reload()
+        expect(page.get_by_text("Completed").first).to_be_visible()
+        visitor.tab("Task Runs")
+        expect(page.get_by_text("Cached").first).to_be_visible()
+        visitor.picture("retried")
+        entry.found = f"{sum(state == 'Cached' for state in states.values())} Cached"
+
+
+def look_at_artifacts(visitor: Visitor, diary: Diary, run: str) -> None:
+    """Those of the run, and the report card's page."""
+    page = visitor.page
+    with diary.check("the report card is among its artifacts"):
+        visitor.tab("Artifacts")
+        expect(page.get_by_text("report-card").first).to_be_visible()
+        visitor.picture("artifacts")
+        card = _report_card(visitor.stack, run)
+        visitor.go(f"artifacts/artifact/{card['id']}")
+        expect(page.get_by_text("val_bpb").first).to_be_visible()
+        visitor.picture("report")
+
+
+def _is_at_work(stack: Stack, stage: str) -> bool:
+    return any(f"/work/{stage}/" in " ".join(p.cmdline()) for p in stack.processes("job"))
+
+
+def _report_card(stack: Stack, run: str) -> dict[str, Any]:
+    return next(a for a in stack.api.artifacts(run) if a["key"].endswith("report-card"))
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Page]:
+    """A window of the system's Chromium."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert path is not None, "no Chromium on this machine (Debian: apt-get install chromium)"
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        try:
+            yield browser.new_page(viewport=WINDOW)
+        finally:
+            browser.close()
+
+
+def main() -> None:
+    """The walk once, and its pictures."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaigns.end_to_end.browser", description=__doc__
+    )
+    parser.add_argument("--images", type=Path, required=True, help="where the pictures go")
+    parser.add_argument("--port", type=int, default=4750)
+    given = parser.parse_args()
+    given.images.mkdir(parents=True, exist_ok=True)
+    diary = Diary()
+    with tempfile.TemporaryDirectory() as directory, chromium() as page:
+        stack = Stack(home=Path(directory) / "home", port=given.port)
+        try:
+            visit(Visitor(page, stack, given.images), diary)
+        except BaseException:
+            page.screenshot(path=Path(tempfile.gettempdir()) / "walk-failed.png")
+            raise
+        finally:
+            stack.end()
+            sys.stdout.write(f"{diary.table()}\n")
+
+
+if __name__ == "__main__":
+    main()

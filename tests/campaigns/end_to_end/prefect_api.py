@@ -1,0 +1,186 @@
+"""Prefect's HTTP API as its pages use it: what they send when a person presses their buttons.
+
+Nothing here imports Prefect or the product: what a browser can do is all that this can.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import httpx
+
+from tests.support.prefect_login import Login
+
+T = TypeVar("T")
+FINAL = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
+_PAGE = 200  # the most that the API gives at once
+
+
+class PrefectApi:
+    """One server. Requests that do not reach it are tried again for `patience` seconds."""
+
+    def __init__(self, url: str, *, password: str | None = None, patience: float = 60.0) -> None:
+        self.url = url.rstrip("/")
+        self._patience = patience
+        self._client = httpx.Client(
+            base_url=f"{self.url}/",
+            auth=None if password is None else Login(self.url, password),
+            timeout=30.0,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def send(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """One request, whatever its answer says. Raises httpx.HTTPError when none comes."""
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                response = self._client.request(method, path, json=body)
+            except httpx.TransportError:
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                if response.status_code < 500 or time.monotonic() > deadline:
+                    return response
+            time.sleep(0.5)
+
+    def get(self, path: str) -> Any:
+        """What a GET answers. Raises httpx.HTTPStatusError for a status that is no success."""
+        return self.send("GET", path).raise_for_status().json()
+
+    def post(self, path: str, body: Any) -> Any:
+        """What a POST answers. Raises httpx.HTTPStatusError for a status that is no success."""
+        response = self.send("POST", path, body).raise_for_status()
+        return response.json() if response.content else None
+
+    def answers(self) -> bool:
+        """Whether the server is there right now."""
+        try:
+            return self._client.get("health", timeout=2.0).json() is True
+        except (httpx.HTTPError, ValueError):
+            return False
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        """A deployment by its name, flow/deployment."""
+        return self.get(f"deployments/name/{name}")
+
+    def submit_form(
+        self, deployment: Mapping[str, Any], values: Mapping[str, Any], *, name: str
+    ) -> httpx.Response:
+        """What the run form sends: all its fields, those changed by `values`. May be refused."""
+        return self.send(
+            "POST",
+            f"deployments/{deployment['id']}/create_flow_run",
+            {
+                "name": name,
+                "work_queue_name": deployment["work_queue_name"],
+                "empirical_policy": {
+                    "resuming": False,
+                    "max_retries": 0,
+                    "retry_delay_seconds": 0,
+                    "retries": 0,
+                    "retry_delay": 0,
+                },
+                "state": {
+                    "type": "SCHEDULED",
+                    "message": "",
+                    "state_details": {
+                        "pause_reschedule": False,
+                        "deferred": False,
+                        "untrackable_result": False,
+                        "scheduled_time": None,
+                    },
+                },
+                "tags": deployment["tags"],
+                "enforce_parameter_schema": deployment["enforce_parameter_schema"],
+                "parameters": {**deployment["parameters"], **values},
+            },
+        )
+
+    def trigger(
+        self, deployment: Mapping[str, Any], values: Mapping[str, Any], *, name: str = "by-hand"
+    ) -> str:
+        """A run made with the form; gives its id."""
+        return self.submit_form(deployment, values, name=name).raise_for_status().json()["id"]
+
+    def press_retry(self, run: str) -> None:
+        """What the button Retry of a run's page sends."""
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
+        answer = self.post(f"flow_runs/{run}/set_state", {"state": state, "force": True})
+        assert answer["status"] == "ACCEPT", answer
+
+    def press_cancel(self, run: str) -> None:
+        """What the button Cancel of a run's page sends."""
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        answer = self.post(f"flow_runs/{run}/set_state", {"state": state, "force": True})
+        assert answer["status"] == "ACCEPT", answer
+
+    def run(self, run: str) -> dict[str, Any]:
+        """A flow run."""
+        return self.get(f"flow_runs/{run}")
+
+    def runs(self, **filters: Any) -> list[dict[str, Any]]:
+        """Flow runs, newest first; filters as in flow_runs={...} or deployments={...}."""
+        return self.post(
+            "flow_runs/filter", {"sort": "EXPECTED_START_TIME_DESC", "limit": _PAGE, **filters}
+        )
+
+    def runs_of(self, deployment: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Every run of a deployment, newest first."""
+        return self.runs(deployments={"id": {"any_": [deployment["id"]]}})
+
+    def task_runs(self, run: str) -> list[dict[str, Any]]:
+        """Task runs of a flow run, in the order they were made."""
+        found = self.post(
+            "task_runs/filter",
+            {
+                "flow_runs": {"id": {"any_": [run]}},
+                "limit": _PAGE,
+                "sort": "EXPECTED_START_TIME_ASC",
+            },
+        )
+        return found
+
+    def artifacts(self, run: str) -> list[dict[str, Any]]:
+        """Artifacts of a flow run, of its tasks too, newest first."""
+        wanted = {"flow_run_id": {"any_": [run]}}
+        return self.post(
+            "artifacts/filter", {"artifacts": wanted, "limit": _PAGE, "sort": "CREATED_DESC"}
+        )
+
+    def logs(self, run: str) -> list[dict[str, Any]]:
+        """Log lines of a flow run, oldest first."""
+        lines: list[dict[str, Any]] = []
+        while True:
+            page = self.post(
+                "logs/filter",
+                {
+                    "logs": {"flow_run_id": {"any_": [run]}},
+                    "limit": _PAGE,
+                    "offset": len(lines),
+                    "sort": "TIMESTAMP_ASC",
+                },
+            )
+            lines += page
+            if len(page) < _PAGE:
+                return lines
+
+    def wait_for_end(self, run: str, *, seconds: float) -> dict[str, Any]:
+        """The run once its state is final. Raises AssertionError after so many seconds."""
+        return wait_until(
+            lambda: found if (found := self.run(run))["state_type"] in FINAL else None,
+            seconds=seconds,
+            what=f"run {run} to end",
+        )
+
+
+def wait_until(look: Callable[[], T | None], *, seconds: float, what: str) -> T:
+    """What `look` gives once it is true. Raises AssertionError when that takes longer."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.25)
+    return found

@@ -1,0 +1,91 @@
+"""Two ranks save together, and any number of ranks goes on; a rank without memory is followed."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from infra.launch.torchrun import StageInterrupted, run_job
+from nanochat_core.job import Job
+from nanochat_core.runtime.progress import last_by_step, read_events
+
+pytestmark = pytest.mark.torch
+MakeJob: TypeAlias = Callable[..., Job]
+
+SMALL_RANK_1 = """
+import os
+import torch
+from nanochat_core.model.gpt import GPT
+from nanochat_core.train import pretrain
+
+real = GPT.summed_loss
+passes = iter(range(10**6))
+
+def summed_loss(self, tokens, targets):
+    if os.environ["RANK"] == "1" and torch.is_grad_enabled() and len(tokens) > 1:
+        if next(passes) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+    return real(self, tokens, targets)
+
+GPT.summed_loss = summed_loss
+run = pretrain.run
+"""
+
+
+def digest(directory: Path) -> dict[str, str]:
+    """sha256 of every file below a directory."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def losses(job: Job) -> list[float]:
+    return [v["loss"] for v in last_by_step(read_events(job.events), "step").values()]
+
+
+def test_what_two_ranks_saved_two_go_on_with_to_the_bit_and_one_to_rounding(
+    data: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    whole, parts = (make_job("pretrain", tmp_path / name, data) for name in ("whole", "parts"))
+    run_job(whole, processes=2, on_event=lambda event: None)
+    with pytest.raises(StageInterrupted):
+        run_job(parts, processes=2, on_event=lambda event: None, steps=3)
+    saved = parts.checkpoints / "step-0000003"
+    committed = json.loads((saved / "COMMIT.json").read_text())
+    assert committed["world_size"] == 2
+    assert list(committed["files"]) == [f"tensors-0000{rank}.safetensors" for rank in (0, 1)]
+    sizes = [file["size"] for file in committed["files"].values()]
+    assert max(sizes) < 1.5 * min(sizes)  # each rank wrote its share
+    shutil.copytree(parts.directory, tmp_path / "alone")
+    alone = replace(parts, directory=tmp_path / "alone")
+    result = run_job(parts, processes=2, on_event=lambda event: None)
+    assert result.metrics["world_size"] == 2
+    assert digest(parts.output) == digest(whole.output)
+    assert losses(parts) == losses(whole)
+    run_stage(alone)
+    assert losses(alone) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_one_rank_out_of_memory_makes_all_take_fewer_rows(
+    data: dict[str, Path], make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small_rank.py").write_text(SMALL_RANK_1)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    resources = {"device_batch_size": 2}
+    jobs = [make_job("pretrain", tmp_path / n, data, resources=resources) for n in ("a", "b")]
+    jobs[1] = replace(jobs[1], entry="small_rank")
+    results = [run_job(job, processes=2, on_event=lambda event: None) for job in jobs]
+    assert [result.metrics["device_batch_size"] for result in results] == [2, 1]
+    assert losses(jobs[1]) == pytest.approx(losses(jobs[0]), rel=1e-5)
+    (message,) = [e["text"] for e in read_events(jobs[1].events) if e["kind"] == "message"]
+    assert "continuing with 1" in message

@@ -1,0 +1,20 @@
+"""Thousands of damaged objects are found before they are used."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.campaigns import Campaign
+from tests.support.reliability.damage import Damages, check, check_variety, summary
+
+
+@pytest.mark.timeout(3600)
+def test_thousands_of_damages_are_found_before_they_are_used(
+    tmp_path: Path, campaign: Campaign
+) -> None:
+    trials = campaign.trials(10_000)
+    report = Damages(tmp_path, seed=campaign.seed).run(trials)
+    campaign.found(summary(report))
+    check(report)
+    if trials >= 10_000:  # of fewer, some kinds may not be drawn
+        check_variety(report)

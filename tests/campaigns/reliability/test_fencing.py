@@ -1,0 +1,170 @@
+"""SIGSTOP an owner past its lease, let another machine go on, SIGCONT: it must change nothing.
+
+Each round freezes a real process that builds a stage; the new owner takes the lease when it has run
+out. In every other round the new owner has published before the frozen one goes on; in the rest it
+is still building, so that a process without the fence would publish first. The figures of the last
+run are in docs/reliability.md. NANOCHAT_TRIALS is the number of rounds. In the control the frozen
+process does not ask whose the lease is.
+"""
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.publish import find_manifest, publish
+from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.manifest import Provenance
+from flows.leases.lease import LeaseGrant, check, try_acquire
+from infra.storage.base import ObjectNotFound, Store
+from tests.support.campaigns import Campaign
+from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
+from tests.support.flows.claims import claim
+from tests.support.flows.fixtures import Toys
+from tests.support.flows.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(7200)
+
+TTL, BEAT = 1.0, 0.1
+
+
+def test_a_frozen_owner_never_changes_what_its_successor_did(
+    tmp_path: Path, campaign: Campaign
+) -> None:
+    report = freeze_owners(tmp_path, rounds=campaign.trials(100), seed=campaign.seed, fence=True)
+    campaign.found(f"{report['fenced']} of {report['rounds']} fenced")
+    assert report["breaches"] == []
+    assert report["fenced"] == report["rounds"]
+
+
+def test_without_the_fence_it_does(tmp_path: Path) -> None:
+    report = freeze_owners(tmp_path, rounds=4, seed=1, fence=False)
+    assert {breach.partition(":")[0] for breach in report["breaches"]} == {
+        f"round {number}" for number in range(4)
+    }
+    assert report["fenced"] == 0
+
+
+def freeze_owners(directory: Path, *, rounds: int, seed: int, fence: bool) -> dict[str, Any]:
+    """Freeze `rounds` owners; returns how many were fenced and what went wrong."""
+    chance = random.Random(seed)
+    began = time.monotonic()
+    breaches: list[str] = []
+    fenced = 0
+    for number in range(rounds):
+        place = directory / str(number)
+        end, wrong = freeze_one(place, chance, published_first=number % 2 == 0, fence=fence)
+        fenced += end["error"] == "LeaseLost"
+        breaches += [f"round {number}: {what}" for what in wrong]
+        shutil.rmtree(place)
+    return {
+        "rounds": rounds,
+        "fenced": fenced,
+        "breaches": breaches,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def freeze_one(
+    place: Path, chance: random.Random, *, published_first: bool, fence: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """One round; returns how the frozen process ended, and what it changed."""
+    toys = _make_toys(place)
+    context = toys.context("run-new")
+    process = start_builder(
+        toys, place / "old", toys.placement.store, ttl=TTL, beat=BEAT, fence=fence
+    )
+    read_until(process, "step")
+    identity = identify(slow(), context.run, {}, code=Code(toys.root))
+    time.sleep(chance.uniform(0.0, 3 * BEAT))
+    process.send_signal(signal.SIGSTOP)
+    held = _take_over(context.store, identity)
+    # Its worker was not frozen. If it may end, there is a result to publish when the process goes
+    # on; if not, the job is still running.
+    job_has_ended = not fence or chance.random() < 0.7
+    if job_has_ended:
+        (place / "go").touch()
+        wait_until(lambda: bool(list((place / "old").glob("work/slow/*/result.json"))))
+    if published_first:
+        _publish(context.store, identity, held, place)
+    before = _what_counts(context.store, identity)
+    process.send_signal(signal.SIGCONT)
+    end = read_until(process, "end")[-1]
+    process.communicate()
+    wrong = [
+        f"{name} was changed"
+        for name, data in _what_counts(context.store, identity).items()
+        if data != before[name]
+    ]
+    if fence:
+        check(context.store, held)
+        if not published_first:
+            _publish(context.store, identity, held, place)
+        manifest = find_manifest(context.store, identity.ref)
+        if manifest is None or manifest.provenance.owner != held.owner:
+            wrong.append("the artifact is not the new owner's")
+    return end, wrong
+
+
+def _make_toys(place: Path) -> Toys:
+    (place / "root" / "tasks").mkdir(parents=True)
+    (place / "root" / "tasks" / "__init__.py").touch()
+    for name in ("home", "old"):
+        (place / name).mkdir()
+    toys = Toys(root=place / "root", home=place / "home")
+    toys.stage("slow", source=SLOW)
+    return toys
+
+
+def _take_over(store: Store, identity: Identity) -> LeaseGrant:
+    """The lease, as soon as it can be had."""
+    me = claim("new")
+    taken: list[LeaseGrant] = []
+
+    def ask() -> bool:
+        found = try_acquire(store, identity.ref, me, ttl=TTL)
+        taken.extend([found] if isinstance(found, LeaseGrant) else [])
+        return bool(taken)
+
+    wait_until(ask)
+    return taken[0]
+
+
+def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) -> None:
+    """What the new owner makes."""
+    output = place / "output"
+    output.mkdir()
+    (output / "value.txt").write_text("new")
+    provenance = Provenance(
+        run="run-new",
+        owner=held.owner,
+        epoch=held.fencing_token,
+        created="2026-11-21T05:53:38Z",
+        git_commit=None,
+        metrics={},
+        segments=(),
+    )
+    publish(
+        store,
+        identity,
+        output,
+        logs=[],
+        inputs={},
+        provenance=provenance,
+        fence=lambda: check(store, held),
+    )
+
+
+def _what_counts(store: Store, identity: Identity) -> dict[str, bytes | None]:
+    """The objects that only the new owner may write."""
+    found: dict[str, bytes | None] = {}
+    for name in ("lease.json", "manifest.json"):
+        try:
+            found[name] = store.get(f"{identity.stage}/{identity.fingerprint}/{name}")
+        except ObjectNotFound:
+            found[name] = None
+    return found

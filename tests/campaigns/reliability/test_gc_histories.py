@@ -1,0 +1,13 @@
+"""Garbage is collected while runs use the store: a thousand histories."""
+
+import pytest
+
+from tests.support.campaigns import Campaign
+from tests.support.reliability.gc_histories import check, simulate, summary
+
+
+@pytest.mark.timeout(7200)
+def test_what_is_in_use_stays_whole_and_the_rest_goes(campaign: Campaign) -> None:
+    histories = [simulate(seed) for seed in campaign.seeds(1000)]
+    campaign.found(summary(histories))
+    check(histories)

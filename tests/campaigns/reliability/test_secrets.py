@@ -1,0 +1,123 @@
+"""Secrets stay in the environment: no database, log, artifact, file or command line has one.
+
+A deployed flow runs with canaries for keys and passwords, and everything it leaves is searched.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.end_to_end.small import form_values
+from tests.campaigns.end_to_end.stack import Stack
+from tests.conftest import BUCKET
+from tests.support.infra.stack.postgres import Postgres, find_binaries, running_postgres
+from tests.support.infra.storage.s3_server import S3Server
+from tests.support.reliability.canaries import (
+    CommandLines,
+    find_in_file,
+    find_in_files,
+    find_in_text,
+)
+
+USER = "trials"
+
+
+SECONDS_FOR_A_FLOW = 900.0
+
+
+@pytest.fixture
+def canaries(s3_server: S3Server) -> dict[str, str]:
+    """What nobody else may ever see, by what it is."""
+    keys = s3_server.add_user("secrets")
+    return {
+        "secret key": keys["AWS_SECRET_ACCESS_KEY"],
+        "access key": keys["AWS_ACCESS_KEY_ID"],
+        "password of Prefect": f"canary-{secrets.token_hex(12)}",
+        "password of the database": f"canary-{secrets.token_hex(12)}",
+        "address of the webhook": f"canary-{secrets.token_hex(12)}",
+    }
+
+
+@pytest.fixture
+def database(canaries: dict[str, str]) -> Iterator[Postgres | None]:
+    """Postgres where there is one; else Prefect's history is a file in the home."""
+    if find_binaries() is None:
+        yield None
+        return
+    with running_postgres(canaries["password of the database"]) as postgres:
+        yield postgres
+
+
+@pytest.fixture
+def stack(
+    tmp_path: Path, s3_server: S3Server, canaries: dict[str, str], database: Postgres | None
+) -> Iterator[Stack]:
+    password = canaries["password of Prefect"]
+    environment = {
+        **s3_server.environment,
+        "AWS_ACCESS_KEY_ID": canaries["access key"],
+        "AWS_SECRET_ACCESS_KEY": canaries["secret key"],
+        "NANOCHAT_PREFECT_AUTH": f"{USER}:{password}",
+        # Nobody listens there: what fails is told of, and that must not tell the address.
+        "NANOCHAT_WEBHOOK": f"http://127.0.0.1:9/{canaries['address of the webhook']}",
+        "NANOCHAT_STORE": f"s3://{BUCKET}/secrets",
+    }
+    if database is not None:
+        environment["NANOCHAT_PREFECT_DATABASE"] = database.url
+    (tmp_path / "place").mkdir()
+    stack = Stack(
+        home=tmp_path / "place" / "home",
+        port=4730,
+        environment=environment,
+        password=f"{USER}:{password}",
+    )
+    yield stack
+    stack.end()
+
+
+@pytest.mark.prefect
+@pytest.mark.torch
+@pytest.mark.timeout(3600)
+def test_a_deployed_flow_leaves_no_secret_anywhere(
+    stack: Stack,
+    canaries: dict[str, str],
+    database: Postgres | None,
+    s3_server: S3Server,
+    tmp_path: Path,
+) -> None:
+    with CommandLines(canaries) as lines:
+        stack.up()
+        assert stack.api.get("health") is True
+        deployment = stack.api.deployment("nanochat/nanochat")
+        run = stack.api.trigger(deployment, form_values(run_name="main"))
+        assert stack.api.wait_for_end(run, seconds=SECONDS_FOR_A_FLOW)["state_type"] == "COMPLETED"
+        wrong = stack.api.trigger(deployment, form_values(run_name="main", pretrain__steps=1))
+        assert stack.api.wait_for_end(wrong, seconds=120)["state_type"] == "FAILED"
+        logs = json.dumps(stack.api.logs(run) + stack.api.logs(wrong)).encode()
+        stack.down()
+    assert lines.looks > 100
+    assert sorted(lines.found) == []
+    assert logs.count(b"message") > 10
+    assert find_in_text(logs, canaries) == []
+    assert list(find_in_files(stack.home.parent, canaries)) == []
+    if database is not None:
+        (tmp_path / "dump.sql").write_bytes(database.dump())
+        assert (tmp_path / "dump.sql").stat().st_size > 100_000
+        assert find_in_file(tmp_path / "dump.sql", canaries) == []
+    store = tmp_path / "objects"
+    _download(s3_server, store)
+    assert len(list(store.rglob("*"))) > 50
+    assert list(find_in_files(store, canaries)) == []
+
+
+def _download(server: S3Server, target: Path) -> None:
+    """Every object of the bucket."""
+    client = server.client("s3")
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix="secrets/"):
+        for item in page.get("Contents", ()):
+            path = target / item["Key"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"].read())

@@ -1,0 +1,23 @@
+"""The commit protocol holds in a hundred thousand simulated histories."""
+
+import pytest
+
+from tests.support.campaigns import Campaign
+from tests.support.reliability.simulation import PLAIN, Kind, simulate_in_two_processes
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize(
+    ("kind", "histories"),
+    [(PLAIN, 100_000), (Kind(forced=True), 15_000), (Kind(revised=True), 15_000)],
+    ids=["plain", "built again", "taken back"],
+)
+def test_every_invariant_holds_in_every_history(
+    kind: Kind, histories: int, campaign: Campaign
+) -> None:
+    tally = simulate_in_two_processes(campaign.seeds(histories), kind)
+    campaign.found(
+        f"{len(tally.broken)} of {tally.histories:,} broken, {tally.operations:,} operations, "
+        f"{tally.histories / tally.cpu_seconds:.0f} histories a CPU second"
+    )
+    assert not tally.broken, tally.report(kind)

@@ -1,0 +1,204 @@
+"""A stage on two hosts that share no disk: it trains, loses one, goes on, and ends as on one host.
+
+The hosts are network namespaces; figures of the last run are in docs/concepts/nodes.md. By hand:
+
+    .venv/bin/python -m pytest -q -s tests/campaigns/reliability/test_two_hosts.py
+"""
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli.train.stage import LOST
+from infra.launch.torchrun import run_job
+from tests.support.reliability.small_training import digests
+from tests.support.reliability.two_hosts import (
+    SAVE_EVERY,
+    Host,
+    reference,
+    two_hosts,
+    why_not,
+    words,
+)
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or ""),
+]
+STEPS = 150
+SECONDS = 240.0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the same job makes with two ranks on one host."""
+    job = reference(tmp_path_factory.mktemp("whole"), STEPS)
+    run_job(job, processes=2, on_event=lambda event: None)
+    return digests(job)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host, Callable[[], dict[str, Any]]]]:
+    with two_hosts(tmp_path) as found:
+        yield found
+
+
+def tell(figures: str) -> None:
+    sys.stdout.write(f"\n{figures}\n")
+
+
+def start(host: Host, node: int) -> None:
+    host.start(words(num_steps=STEPS, node=node))
+
+
+def until(is_true: Callable[[], Any], *hosts: Host) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_true():
+        if time.monotonic() > deadline:
+            raise AssertionError("\n".join(host.log.read_text() for host in hosts))
+        time.sleep(0.1)
+
+
+def step_of(host: Host) -> int:
+    return max((e["step"] for e in host.events() if e["kind"] == "step"), default=0)
+
+
+def train_past_a_checkpoint(a: Host, b: Host, look: Callable[[], dict[str, Any]]) -> None:
+    start(a, 0)
+    start(b, 1)
+    until(lambda: step_of(a) > SAVE_EVERY + 5 and look()["step"] >= SAVE_EVERY, a, b)
+
+
+def seconds_to_training(host: Host, since: float) -> float:
+    """From a moment to the first step that was done after it by a job that had to start again."""
+    started: list[float] = []
+
+    def is_training() -> bool:
+        starts = [e["time"] for e in host.events() if e["kind"] == "start" and e["time"] > since]
+        steps = [e["time"] for e in host.events() if e["kind"] == "step"]
+        started[:] = [step for step in steps if starts and step > starts[-1]]
+        return bool(started)
+
+    until(is_training, host)
+    return started[0] - since
+
+
+def finish(a: Host, b: Host) -> None:
+    """Both commands end well."""
+    for host in (a, b):
+        code = host.wait(SECONDS)
+        assert code == 0, a.log.read_text() + b.log.read_text()
+
+
+def test_a_host_that_is_lost_in_mid_run_changes_nothing_of_the_result(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    train_past_a_checkpoint(a, b, look)
+    lost = time.time()
+    b.kill()
+    assert a.wait(SECONDS) == LOST
+    noticed = time.time() - lost
+    said = a.log.read_text()
+    assert said.splitlines()[-1].startswith("hint: "), said  # after the log of the rank that saw it
+    saved = look()
+    assert len(saved["parts"]) >= 2, saved  # of both hosts, and the job's records
+    start(a, 0)  # as whoever ordered the stage would
+    start(b, 1)
+    back = seconds_to_training(a, lost)
+    finish(a, b)
+    found = look()
+    assert found["files"] == whole
+    assert not found["checkpoints"]
+    first, second = found["segments"]
+    assert (first["nodes"], second["nodes"], second["processes"]) == (2, 2, 2)
+    assert second["first_step"] >= saved["step"] >= SAVE_EVERY
+    tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the loss")
+
+
+def test_node_0_that_is_lost_is_waited_for(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    train_past_a_checkpoint(a, b, look)
+    lost = time.time()
+    a.kill()
+    start(a, 0)
+    back = seconds_to_training(a, lost)
+    assert b.runs == 1  # the same command has waited
+    finish(a, b)
+    assert look()["files"] == whole
+    tell(f"training again {back:.1f} s after the loss of node 0")
+
+
+def test_another_machine_takes_the_place_of_a_lost_node_0(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    train_past_a_checkpoint(a, b, look)
+    saved = look()["step"]
+    lost = time.time()
+    a.kill()
+    a.replace()
+    start(a, 0)
+    back = seconds_to_training(a, lost)
+    assert b.runs == 1
+    assert [e["step"] for e in a.events() if e["kind"] == "start"][-1] >= saved
+    finish(a, b)
+    assert look()["files"] == whole
+    tell(f"training again {back:.1f} s after the loss, on another machine")
+
+
+def test_a_host_that_falls_silent_is_noticed_and_comes_back(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    train_past_a_checkpoint(a, b, look)
+    lost = time.time()
+    b.plug("down")
+    assert a.wait(SECONDS) == LOST
+    noticed = time.time() - lost
+    assert "is silent for" in a.log.read_text()
+    b.plug("up")
+    start(a, 0)
+    back = seconds_to_training(a, lost)
+    assert b.runs == 1
+    finish(a, b)
+    assert look()["files"] == whole
+    tell(f"noticed {noticed:.1f} s, training again {back:.1f} s after the cable was pulled")
+
+
+def test_a_stop_of_either_host_saves_on_both(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str]
+) -> None:
+    a, b, look = hosts
+    start(a, 0)
+    start(b, 1)
+    until(lambda: step_of(a) > 5, a, b)
+    assert b.process is not None
+    b.process.send_signal(signal.SIGTERM)
+    told = time.time()
+    assert b.wait(60) == 130, b.log.read_text()
+    assert a.wait(60) == LOST
+    tell(f"stopped in {time.time() - told:.1f} s")
+    assert "was stopped" in a.log.read_text()
+    stopped = step_of(a)
+    saved = look()
+    assert saved["step"] == stopped  # not only what was due
+    assert any("/parts-" in key for key in saved["keys"])
+    start(a, 0)
+    start(b, 1)
+    until(lambda: step_of(a) > stopped + 5, a, b)
+    assert a.process is not None
+    a.process.send_signal(signal.SIGTERM)
+    assert a.wait(60) == 130, a.log.read_text()
+    assert look()["step"] == step_of(a)
+    start(a, 0)
+    finish(a, b)
+    assert look()["files"] == whole

@@ -1,0 +1,88 @@
+"""The documents say what the code is."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.profiles import PROFILES
+from flows.stages import STAGES
+from infra.placement import SETTINGS
+from nanochat_core.section import Section
+
+ROOT = Path(__file__).parents[3]
+DOCS = ROOT / "docs"
+DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
+HEADINGS = ["## Context", "## Decision", "## Status", "## Consequences"]
+PAGES = sorted(DOCS.rglob("*.md")) + [
+    ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG")
+]
+
+
+def reference(name: str) -> str:
+    return (DOCS / "reference" / name).read_text()
+
+
+def test_the_generated_pages_are_current() -> None:
+    command = [sys.executable, str(DOCS / "generate.py"), "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_stage_is_in_the_reference() -> None:
+    assert [s.name for s in STAGES if f"| `{s.name}` |" not in reference("stages.md")] == []
+
+
+def test_every_profile_is_in_the_reference() -> None:
+    assert [name for name in PROFILES if f"| `{name}` |" not in reference("profiles.md")] == []
+
+
+def test_every_setting_is_in_the_reference() -> None:
+    ours = [c for c in Section.__subclasses__() if c.__module__.startswith("nanochat_core")]
+    settings = {f.name for c in ours for f in dataclasses.fields(c)}
+    names = re.findall(r"`([\w.]+)` \||^## (\w+)", reference("config.md"), re.MULTILINE)
+    told = {part for pair in names for name in pair for part in name.split(".")}
+    assert settings - told == set()
+
+
+def test_every_setting_of_the_placement_is_in_the_reference() -> None:
+    row = re.compile(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \| [^|]+ \|$", re.MULTILINE)
+    told = set(row.findall(reference("placement.md")))
+    assert set(SETTINGS) - told == set()
+
+
+def test_every_command_is_in_the_reference() -> None:
+    from flows.cli.app import make_app
+
+    commands = [name for name in make_app() if not name.startswith("-")]
+    assert commands
+    assert [name for name in commands if f"nanochat {name}" not in reference("cli.md")] == []
+
+
+@pytest.mark.parametrize("path", DECISIONS, ids=lambda path: path.stem)
+def test_a_decision_has_its_four_headings_and_a_status(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert re.fullmatch(rf"# {path.stem[:4]}\. .+", lines[0])
+    assert [line for line in lines if line.startswith("## ")] == HEADINGS
+    assert lines[lines.index("## Status") + 2].startswith(("Accepted", "Proposed", "Superseded by"))
+    assert len(lines) <= 40
+
+
+def test_decisions_are_numbered_without_gaps() -> None:
+    numbers = [int(path.stem[:4]) for path in DECISIONS]
+    assert numbers == list(range(1, len(DECISIONS) + 1))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    linked = "".join(path.read_text() for path in PAGES)
+    pages = [path for path in PAGES if "decisions" not in path.parts and path.parent != ROOT]
+    assert [p.name for p in pages if p.name != "index.md" and f"{p.name})" not in linked] == []

@@ -1,0 +1,69 @@
+"""What loads without what."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+ORCHESTRATION = ("prefect", "boto3", "botocore", "duckdb", "fastapi", "uvicorn")
+WITHOUT_TORCH = (
+    "tasks",
+    "nanochat_core.config",
+    "nanochat_core.data",
+    "nanochat_core.errors",
+    "nanochat_core.job",
+    "nanochat_core.scaling",
+    "nanochat_core.tokenizer",
+)
+# Imports every module under the names given last; the names given first cannot be imported.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
+for name in sys.argv[2].split(","):
+    package = importlib.import_module(name)
+    for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
+        if ".server" not in module.name:
+            importlib.import_module(module.name)
+"""
+
+
+def import_all(names: tuple[str, ...], *, without: tuple[str, ...]) -> str:
+    """Import in a process of its own; returns what went wrong."""
+    command = [sys.executable, "-c", IMPORT_ALL, ",".join(without), ",".join(names)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.torch
+def test_the_core_loads_without_orchestration_cloud_and_web() -> None:
+    assert import_all(("nanochat_core",), without=ORCHESTRATION) == ""
+
+
+def test_data_tokenizer_and_tasks_load_without_torch() -> None:
+    assert import_all(WITHOUT_TORCH, without=("torch", *ORCHESTRATION)) == ""
+
+
+def test_a_blocked_module_would_be_noticed() -> None:
+    assert "ModuleNotFoundError" in import_all(("nanochat_core.config",), without=("dataclasses",))
+
+
+def test_making_examples_loads_neither_another_task_nor_the_sandbox() -> None:
+    code = (
+        "import sys\nfrom tasks import registry\nregistry.task_named('humaneval')\n"
+        "names = sorted(m for m in sys.modules if m[:6] == 'tasks.')\n"
+        "print(registry.is_gradable('humaneval'), *names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ["base", "humaneval", "kinds", "kinds.sources", "names", "registry"]
+    assert done.stdout.split() == ["True", *(f"tasks.{name}" for name in modules)]
+
+
+def test_asking_for_the_snapshot_of_the_text_loads_nothing_heavy() -> None:
+    heavy = {"torch", "numpy", "pyarrow", "multiprocessing", "importlib.metadata", "tiktoken"}
+    code = (
+        "import sys; from nanochat_core.data.text.pydocs import installed_snapshot; "
+        f"installed_snapshot(); print(*{heavy!r} & sys.modules.keys())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"

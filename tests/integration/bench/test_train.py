@@ -1,0 +1,128 @@
+"""How the comparison of training speeds is run, and when it counts as failed."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from bench.parity import main as parity
+from bench.train import CASES, Case, Side, SideFailed, find_failures, table
+
+ROOT = Path(__file__).parents[3]
+TINY = Case(
+    name="d1", depth=1, device="cpu", precision="fp32", rows=2, accumulate=2,
+    sequence_len=64, vocab_size=512, compile=False,
+)  # fmt: skip
+pytestmark = pytest.mark.torch
+# A loop of a tenth of a second a step, most of it in what it calls "sleep".
+LOOP = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from train_gate import Gate
+gate = Gate(synchronize=lambda: None, peak_bytes=lambda: 7, name="loop")
+sleep = gate.wrap(time.sleep, "sleep")
+for step in range(1000):
+    print("this is no answer")
+    sleep(0.1)
+    if gate.take_save():
+        print("saved", file=sys.stderr)
+    gate.after_step()
+"""
+
+
+def measured(*seconds: float, sections: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    return [
+        {
+            "steps": 2,
+            "seconds": s,
+            "cpu_seconds": 2 * s,
+            "peak_bytes": 10**9,
+            "sections": sections or {},
+        }
+        for s in seconds
+    ]
+
+
+@pytest.fixture
+def loop(tmp_path: Path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    side = Side([str(tmp_path / "loop.py"), str(ROOT / "bench")], tmp_path, eager=True)
+    yield side
+    side.close()
+
+
+def test_a_loop_is_held_between_rounds_and_its_sections_are_told(loop: Side) -> None:
+    first = loop.run(3)
+    assert (first["steps"], first["peak_bytes"], first["sections"]) == (3, 7, {})
+    assert 0.3 <= first["seconds"] < 3.0
+    second = loop.run(2, "sections")
+    split = second["sections"]
+    assert split.keys() == {"sleep", "other"}
+    assert split["sleep"] >= 0.2
+    assert sum(split.values()) == pytest.approx(second["seconds"], rel=0.01)
+
+
+def test_a_checkpoint_is_asked_for_once(loop: Side, tmp_path: Path) -> None:
+    loop.run(2)
+    loop.run(3, "save")
+    loop.run(2)
+    assert (tmp_path / "log").read_text().count("saved") == 1
+
+
+def test_a_side_that_breaks_says_how(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no such model')")
+    side = Side([str(tmp_path / "broken.py")], tmp_path, eager=True)
+    with pytest.raises(SideFailed, match="ended with 1: ValueError: no such model"):
+        side.run(1)
+    side.close()
+
+
+def test_only_the_medians_of_plain_rounds_count() -> None:
+    ours = measured(1.0, 9.0, 1.0) + measured(50.0)  # the last one times sections
+    result = {"case": asdict(TINY), "rounds": {"ours": ours, "peer": measured(1.2, 1.2, 1.2, 0.1)}}
+    assert find_failures([result], at_least=1.0) == []
+    assert find_failures([result], at_least=1.25) == [
+        "d1 sdpa eager: 1.20 times the peer, 1.25 is wanted"
+    ]
+
+
+def test_a_side_that_failed_is_a_failure_only_if_it_is_ours() -> None:
+    for rounds, failed in (
+        ({"ours": [], "peer": measured(1.0, 1.0)}, True),
+        ({"ours": measured(1.0, 1.0), "peer": []}, False),
+        ({"ours": measured(1.0, 1.0)}, False),
+    ):
+        result = {"case": asdict(TINY), "rounds": rounds}
+        assert bool(find_failures([result], at_least=1.0)) == failed
+
+
+def test_the_table_tells_both_sides_and_what_a_checkpoint_costs() -> None:
+    split = {"forward": 0.2, "checkpoint": 0.0}
+    rounds = {
+        "ours": measured(1.0, 1.0, sections=split),
+        "saving": measured(1.5, sections={"checkpoint": 0.3}),
+        "peer": measured(2.0, 2.0, sections={"forward": 1.0}),
+    }
+    text = "\n".join(table(TINY, rounds))
+    assert "ours / peer: 2.00, of CPU s 2.00" in text
+    assert "a checkpoint holds a step for 0.30 s, 0.50% at one a minute; +0.50 s" in text
+    assert "forward 100" in text  # milliseconds of a step
+
+
+def test_every_gpu_case_runs_with_equal_and_with_each_side_s_own_attention() -> None:
+    gpu = {name: cases for name, cases in CASES.items() if cases[0].device == "cuda"}
+    assert sorted(gpu) == ["d12", "d20", "d24", "d24-fp8"]
+    for cases in gpu.values():
+        assert {"sdpa", "best"} <= {case.attention for case in cases if case.compile}
+
+
+def test_without_a_checkout_parity_says_so_and_ends_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NANOCHAT_DIR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["parity"])
+    parity()
+    assert "NANOCHAT_DIR names no checkout" in capsys.readouterr().out

@@ -1,0 +1,66 @@
+"""The page of `nanochat compare --html`: several runs' curves and scores, opened from the disk."""
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from flows.compare.page import Compared, render
+from flows.render.charts import Chart
+from flows.stages import PRETRAIN
+from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
+
+NAMES = ("main", "mine-20261121t150640z-0310", *(f"tiny-{i}" for i in range(6)))
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Eight runs, one of which never pretrained."""
+    noise = random.Random(1)
+    curves = [
+        Chart(
+            quantity=quantity,
+            curves=[
+                [(step, 5 / step + run / 9 + noise.random() / 5) for step in range(1, 90)]
+                if run != 3
+                else ()
+                for run in range(len(NAMES))
+            ],
+        )
+        for quantity in PRETRAIN.curves
+    ]
+    cells = [word for _ in NAMES for word in ("0.25 (0.2 to 0.3)", "+0.01 (-0.02 to +0.04) *")]
+    stages = [
+        Compared(name="shards", same=True, rows=[], curves=[]),
+        Compared(name="pretrain", same=False, rows=[["val_bpb", *cells]], curves=curves),
+    ]
+    path = tmp_path_factory.mktemp("compared") / "page.html"
+    path.write_text(render(NAMES, stages), encoding="utf-8")
+    return path
+
+
+def test_the_page_fits_its_window_and_each_run_has_a_line_of_its_own(
+    open_file: Callable[..., Page], compared: Path
+):
+    page = open_file(compared)
+    for window, scheme in itertools.product((PHONE, DESKTOP), ("dark", "light")):
+        page.set_viewport_size(window)
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
+        assert page.evaluate(OVERFLOW) == []
+        paper, ink = page.evaluate(LIGHTNESS)
+        assert (paper > ink) is (scheme == "light")
+    keys = page.locator(".key i").evaluate_all(
+        "all => all.map((e) => getComputedStyle(e).borderTopColor + getComputedStyle(e)"
+        ".borderTopStyle)"
+    )
+    assert len(set(keys)) == len(NAMES)
+    lines = page.locator("figure").first.locator("svg .mark-line path")
+    drawn = lines.evaluate_all(
+        "all => all.map((e) => getComputedStyle(e).stroke + "
+        "(e.getAttribute('stroke-dasharray') || '').replace('1,0', ''))"
+    )
+    assert len(drawn) == len(set(drawn)) == len(NAMES) - 1  # one has no curve

@@ -1,0 +1,144 @@
+"""Whatever a model or a person writes: it is shown as text, nothing of it runs or is fetched."""
+
+from playwright.sync_api import Page, expect
+
+from tests.support.browser.chat import ask, questions, send
+from tests.support.browser.fixtures import Complaints
+from tests.support.browser.page_corpus import EVERYWHERE, HOSTILE, harm, show_stored
+from tests.support.browser.scripted_server import ScriptedServer, answer, event
+
+
+def test_hostile_text_is_inert_whoever_writes_it(page: Page, server: ScriptedServer):
+    everything = "\n\n".join(HOSTILE)
+    server.replies.append(answer(everything, size=7))
+    ask(page, everything)
+    assert questions(page).last.text_content() == everything
+    assert harm(page) == []
+    page.reload()
+    assert questions(page).last.text_content() == everything
+    assert harm(page) == []
+
+
+def test_every_hostile_text_is_inert_in_every_place_of_a_text(page: Page):
+    assert len(EVERYWHERE) >= 200
+    show_stored(page, EVERYWHERE)
+    expect(questions(page)).to_have_count(len(EVERYWHERE))
+    assert questions(page).all_text_contents() == EVERYWHERE
+    assert harm(page) == []
+
+
+def test_hostile_calls_titles_and_errors_are_inert(page: Page, server: ScriptedServer):
+    bad = "<img src=x onerror=window.hit=1>"
+    server.stats = {
+        "model": bad,
+        "parameters": bad,
+        "defaults": {"temperature": bad},
+        "limits": bad,
+    }
+    page.reload()
+    server.replies.append([*_call(bad), *answer("x")])
+    ask(page, bad)
+    expect(page.locator(".call").last).to_have_text(f"calculator: {bad} = {bad}")
+    server.replies.append([b'data: {"error": "<img src=x onerror=window.hit=1>"}\n\n'])
+    send(page, "y")
+    expect(page.locator(".problem:visible")).to_contain_text("<img src=x")
+    assert page.locator("img").count() == 0
+    assert page.evaluate("window.hit") is None
+
+
+def _call(text: str) -> list[bytes]:
+    return [event(tool_call=text), event(tool_result=text)]
+
+
+NO_CONVERSATIONS = (
+    "not json",
+    "null",
+    '{"v": 1}',
+    '{"v": 2, "id": "x", "title": "", "updated": 1, "leaf": null, "messages": []}',
+    '{"v":1,"id":"x","title":"t","updated":1,"leaf":"a","messages":'
+    '[{"id":"a","parent":"a","role":"user","content":"circle"}]}',
+    '{"v":1,"id":"x","title":"t","updated":1,"leaf":"a","messages":'
+    '[{"id":"a","parent":null,"role":"assistant","parts":[{"html":"<b>"}]}]}',
+    '{"v":1,"id":"x","title":"t","updated":1,"leaf":"b","messages":[]}',
+)
+
+
+def test_what_is_no_conversation_in_the_storage_is_passed_over(page: Page):
+    for stored in NO_CONVERSATIONS:
+        page.evaluate("localStorage.clear()")
+        page.evaluate("stored => localStorage.setItem('nanochat.chat.x', stored)", stored)
+        page.evaluate("localStorage.setItem('nanochat.settings', '{\"temperature\": \"<b>\"}')")
+        page.goto(page.url.split("#")[0] + "#x")
+        page.reload()
+        expect(ask(page, "hello")).to_have_text("You said: hello")
+        assert page.evaluate("localStorage.getItem('nanochat.chat.x')") == stored
+
+
+def test_the_browser_itself_refuses_foreign_script(page: Page, complaints: Complaints):
+    complaints.expect("policy: ", "Content Security Policy", "has been blocked")
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        try { script.text = "window.hit = 1"; document.body.append(script); } catch {}
+        const image = "<img src=x onerror=window.hit=1>";
+        try { document.body.insertAdjacentHTML("beforeend", image); } catch {}
+    }""")
+    assert page.evaluate("window.hit") is None
+    assert page.locator("img").count() == 0
+    while not complaints.heard:
+        page.wait_for_timeout(20)  # it comes, or the test takes too long
+
+
+MARKDOWN = """\
+# Title
+
+Text with **bold**, *italic*, ***both***, ~~gone~~, `code *as is*`, 2 * 3 * 4, snake_case_name,
+a [link](https://example.com/a_(b)) and https://example.com/x. And \\*escaped\\*.
+
+1. one
+2. two
+   - nested **strong**
+   - more
+
+     a paragraph
+
+- [ ] not a box
+
+> quoted
+> > twice
+
+| left | right |
+|:-----|------:|
+| a \\| b | 1 |
+
+---
+
+~~~
+fence `in` tildes
+~~~
+"""
+
+
+def test_markdown_is_laid_out(page: Page, server: ScriptedServer):
+    server.replies.append(answer(MARKDOWN))
+    body = ask(page, "show")
+    expect(body.locator("h3")).to_have_text("Title")
+    expect(body.locator("p > strong")).to_have_text("bold")
+    expect(body.locator("p > em")).to_have_text(["italic", "both"])
+    expect(body.locator("em > strong, strong > em").first).to_have_text("both")
+    expect(body.locator("s")).to_have_text("gone")
+    expect(body.locator("p > code")).to_have_text("code *as is*")
+    expect(body).to_contain_text("2 * 3 * 4, snake_case_name")
+    expect(body).to_contain_text("And *escaped*.")
+    links = body.locator("a")
+    assert [link.get_attribute("href") for link in links.all()] == [
+        "https://example.com/a_(b)",
+        "https://example.com/x",
+    ]
+    assert {link.get_attribute("rel") for link in links.all()} == {"noopener noreferrer nofollow"}
+    expect(body.locator("> ol > li")).to_have_count(2)
+    expect(body.locator("> ol > li > ul > li")).to_have_count(2)
+    expect(body.locator("blockquote blockquote")).to_have_text("twice")
+    expect(body.locator("td")).to_have_text(["a | b", "1"])
+    expect(body.locator("td.right")).to_have_text("1")
+    expect(body.locator("hr")).to_have_count(1)
+    expect(body.locator("pre")).to_have_text("fence `in` tildes")

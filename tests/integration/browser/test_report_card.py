@@ -1,0 +1,78 @@
+"""The report card, opened from the disk: wide and narrow, light and dark, and on paper."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from flows.profiles import open_profile
+from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
+from tests.support.flows.reported import make_inputs, run_report
+
+HOSTILE = "<script>alert(1)</script><img src='http://evil.example/x'> " + "wide" * 200
+COLUMNS = "getComputedStyle(document.querySelector('.grid')).gridTemplateColumns.split(' ').length"
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with everything that a report card can have on it."""
+    directory = tmp_path_factory.mktemp("report")
+    mixture = '[{"task":"identity","num_examples":60,"epochs":4}]'
+    run = open_profile("tiny", overrides=[f"sft.mixture={mixture}", "seed=3"]).run
+    inputs = make_inputs(directory / "store", answer=HOSTILE, run=run)
+    run_report(directory / "job", inputs)
+    return directory / "job" / "output" / "report.html"
+
+
+def test_the_card_fits_its_window(open_file: Callable[..., Page], card: Path):
+    page = open_file(card)
+    for window, scheme in itertools.product((DESKTOP, PHONE), ("light", "dark")):
+        page.set_viewport_size(window)
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") == window["width"]
+        assert page.evaluate(OVERFLOW) == []
+        assert page.evaluate(COLUMNS) == (2 if window == DESKTOP else 1)
+        paper, ink = page.evaluate(LIGHTNESS)
+        assert (paper > 200 and ink < 60) if scheme == "light" else (paper < 60 and ink > 200)
+    # On paper it is dark on white, also for who reads it light on dark.
+    page.emulate_media(color_scheme="dark", media="print")
+    paper, ink = page.evaluate(LIGHTNESS)
+    assert paper == 255
+    assert ink < 60
+    bars = page.locator(".bar i").first
+    assert bars.evaluate("e => getComputedStyle(e).printColorAdjust") == "exact"
+    assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_everything_of_the_run_can_be_seen(open_file: Callable[..., Page], card: Path):
+    page = open_file(card, viewport=DESKTOP)
+    headings = page.locator("h2").all_inner_texts()
+    assert headings == [
+        *(
+            "Scores",
+            "CORE",
+            "Learning",
+            "The same prompts, model by model",
+            "Rewarded samples of RL",
+        ),
+        *("Samples of the base model", "Vocabulary", "Stages", "Lineage", "Speed and machine"),
+        "Reproduce",
+    ]
+    command = page.locator(".command")
+    assert command.inner_text().splitlines()[0] == "nanochat run tiny \\"
+    assert "--set seed=3" in command.inner_text()
+    for drawing in page.locator("figure svg").all():
+        box = drawing.bounding_box()
+        assert box is not None
+        assert min(box["width"], box["height"]) > 100
+    # What the line of GPT-2 stands beside, in pixels: 0.2565 of the bar.
+    bar, line = page.locator(".track .bar"), page.locator(".track u")
+    width, at = bar.bounding_box(), line.bounding_box()
+    assert width is not None
+    assert at is not None
+    assert (at["x"] + 1 - width["x"]) / width["width"] == pytest.approx(0.2565, abs=0.002)
+    first = page.locator("figure").first  # stops are drawn where training went on
+    assert "resumed from step 12 (stopped after 40)" in first.inner_text()
+    assert first.locator("svg [stroke='var(--mark)']").count() == 3  # to 12 and 20, from 40

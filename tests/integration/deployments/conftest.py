@@ -1,0 +1,5 @@
+"""Fixtures of tests.support.deployments.fixtures."""
+
+from tests.support.deployments.fixtures import api, deploy
+
+__all__ = ["api", "deploy"]

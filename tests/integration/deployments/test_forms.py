@@ -1,0 +1,232 @@
+"""What a form shows and what it takes, through the API that the form itself uses."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import name_in
+from flows.overrides import default_name
+from flows.profiles import PROFILES
+from flows.stages import STAGES
+from infra.prefect.records import Server
+from tests.support.deployments.prefect_api import PrefectApi
+
+ROOT = Path(__file__).parents[3]
+STAGE_NAMES = [stage.name for stage in STAGES]
+FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "miniseries/miniseries")
+
+WRONG = [
+    ("profile", "tinny"),
+    ("depth", 0),
+    ("depth", 101),
+    ("depth", "four"),
+    ("depth", 4.5),
+    ("overrides", "seed=7"),
+    ("overrides", ["pretrain.num_steps 100"]),
+    ("overrides", ["=7"]),
+    ("from_stage", "pretrian"),
+    ("force", ["pretrian"]),
+    ("force", ["sft", "sft"]),
+    ("use", ["pretrain@"]),
+    ("use", ["report@main"]),
+    ("use", ["sft/xyz"]),
+    ("run_name", "a b"),
+    ("run_name", "../up"),
+    ("run_name", "x" * 101),
+    ("store", "/data/store"),
+    ("store", "http://bucket"),
+    ("gpus", -1),
+    ("gpus", 65),
+    ("nodes", 0),
+    ("nodes", 65),
+    ("pool", "a/b"),
+    ("pool", ""),
+    ("pool", "cpu"),
+    ("retries", -1),
+    ("retries", 101),
+    ("place", ["device_batch=8"]),
+    ("place", ["device_batch_size"]),
+    ("strict", "yes"),
+]
+RIGHT = [
+    {},
+    {"profile": "d12", "depth": 1, "gpus": 0, "nodes": 64, "retries": 0, "strict": True},
+    {"depth": None, "run_name": None, "store": None, "gpus": None, "pool": None},
+    {"overrides": ["seed=7", "chat_eval.prompts=['a=b']", "shards.path=/my text"]},
+    {"from_stage": "sft", "force": STAGE_NAMES},
+    {"use": ["main", "pretrain@main", "chat_eval_sft/1a2b", "tiny-20261121t030000z-ab12"]},
+    {"run_name": "mine_2.b", "store": "s3://bucket/prefix", "pool": "h100 x8".replace(" ", "-")},
+    {"pool": "cpu-and-gpu"},
+    {"store": "file:///data", "place": ["device_batch_size=8", "sinks=wandb,trackio"]},
+]
+
+
+def form_of(path: str) -> dict[str, Any]:
+    """The fields of a flow's form, without a server."""
+    import importlib
+
+    from deployments.registry import Wanted
+
+    module, _, name = path.rpartition(".")
+    flow = getattr(importlib.import_module(module), name)
+    return Wanted(flow=flow, name="x", pool="cpu", description="").form["properties"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "flows.orchestration.pipeline.nanochat",
+        "flows.evals.flow.nanochat_eval",
+        "flows.miniseries.flow.miniseries",
+    ],
+)
+def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
+    for name, rules in form_of(path).items():
+        assert rules["title"] != name, name  # that of a person, not of the code
+        assert rules["title"][0].isupper(), name
+        assert rules["description"].endswith("."), name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "flows.orchestration.pipeline.nanochat",
+        "flows.evals.flow.nanochat_eval",
+        "flows.miniseries.flow.miniseries",
+    ],
+)
+def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
+    limits = {"enum", "pattern", "minimum", "maximum", "items"}
+    for name, rules in form_of(path).items():
+        assert "anyOf" not in rules, name  # would be tabs in the form
+        assert rules["type"] in ("string", "integer", "number", "boolean", "array"), name
+        assert rules["type"] == "boolean" or limits & set(rules), name
+        assert rules.get("default", "absent") is not None, name
+
+
+def test_profiles_and_stages_are_chosen_from_those_there_are() -> None:
+    form = form_of("flows.orchestration.pipeline.nanochat")
+    assert form["profile"]["enum"] == list(PROFILES)
+    assert form["profile"]["default"] == "tiny"
+    assert form["from_stage"]["enum"] == STAGE_NAMES
+    assert form["force"]["items"]["enum"] == STAGE_NAMES
+    assert form["force"]["uniqueItems"]
+    assert (form["depth"]["minimum"], form["depth"]["maximum"]) == (1, 100)
+
+
+def test_the_forms_need_no_prefect() -> None:
+    blocked = "import sys; sys.modules['prefect'] = sys.modules['torch'] = None; "
+    code = blocked + "import flows.orchestration.forms"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_caller_in_python_gives_tuples_and_is_not_held_to_the_form() -> None:
+    from flows.orchestration.pipeline import nanochat
+
+    given = {"overrides": ("seed=7",), "force": ("sft",), "run_name": None, "depth": 1000}
+    assert nanochat.validate_parameters(given).items() >= given.items()
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{n}={str(v)[:12]}" for n, v in WRONG])
+def test_a_wrong_value_is_refused_and_the_field_named(
+    deploy: Callable[..., Any], api: PrefectApi, name: str, value: Any
+) -> None:
+    answer = api.start(api.deployment("nanochat/nanochat"), **{name: value})
+    assert answer.status_code == 409
+    assert f"field '{name}" in answer.json()["detail"]
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize("parameters", RIGHT, ids=[" ".join(p) or "nothing" for p in RIGHT])
+def test_right_values_are_taken(
+    deploy: Callable[..., Any], api: PrefectApi, parameters: dict[str, Any]
+) -> None:
+    answer = api.start(api.deployment("nanochat/nanochat"), **parameters)
+    assert answer.status_code == 201, answer.text
+    run = answer.json()
+    assert run["parameters"] == {"pool": "gpu"} | parameters
+    assert "auto-resume" in run["tags"]
+    api.delete(f"/flow_runs/{run['id']}")
+
+
+@pytest.mark.prefect
+def test_a_parameter_that_there_is_not_is_refused(
+    deploy: Callable[..., Any], api: PrefectApi
+) -> None:
+    for deployment in FLOWS:
+        answer = api.start(api.deployment(deployment), layers=4)
+        assert answer.status_code == 409
+        assert "'layers'" in answer.json()["detail"]
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("model", "a b"), ("profile", "tinny"), ("drop", -0.1), ("against", "worst"), ("metric", "?")],
+)
+def test_a_wrong_value_of_an_evaluation_is_refused(
+    deploy: Callable[..., Any], api: PrefectApi, name: str, value: Any
+) -> None:
+    answer = api.start(api.deployment("nanochat-eval/main"), **{name: value})
+    assert answer.status_code == 409
+    assert f"field '{name}" in answer.json()["detail"]
+
+
+@pytest.mark.prefect
+@pytest.mark.parametrize(
+    ("parameters", "error"),
+    [
+        ({"overrides": ("pretrain.num_step=1",)}, "there is no setting 'pretrain.num_step'"),
+        ({"overrides": ("pretrain.num_steps=many",)}, "pretrain.num_steps is"),
+        ({"depth": 101}, "depth 101 is not between 1 and 100"),
+        ({"profile": "tinny"}, "there is no profile 'tinny'"),
+        ({"place": ("device_batch_size=0",)}, "device_batch_size is 0"),
+        ({"use": ("pretrain@unknown",)}, "there is no pretrain@unknown"),
+        ({"from_stage": "pretrian"}, "pretrian"),
+        ({"store": "ftp://x"}, "unsupported store URL 'ftp://x'"),
+        ({"run_name": "a/b"}, "'a/b' cannot be the name of a run"),
+    ],
+    ids=str,
+)
+def test_what_no_schema_can_say_fails_the_run_at_once_in_one_line(
+    server: Server,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parameters: dict[str, Any],
+    error: str,
+) -> None:
+    from flows.orchestration.pipeline import nanochat
+
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
+    state: Any = nanochat(**parameters, return_state=True)
+    assert state.is_failed()
+    assert not state.is_crashed()
+    assert state.name == "Failed"
+    assert error in state.message
+    lines = state.message.splitlines()
+    assert [line.startswith("hint: ") for line in lines] == [False, True][: len(lines)]
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.prefect
+def test_a_run_without_a_name_is_named_by_its_settings(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import get_client
+
+    from flows.orchestration.pipeline import nanochat
+
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
+    asked: dict[str, Any] = {"overrides": ("seed=7",), "use": ("pretrain@unknown",)}
+    state: Any = nanochat(steps=9, **asked, return_state=True)
+    with get_client(sync_client=True) as client:
+        name = client.read_flow_run(state.state_details.flow_run_id).name
+    settings = ("pretrain.num_steps=9", "seed=7")
+    assert name_in(name) == default_name("tiny", overrides=settings, use=asked["use"])

@@ -1,0 +1,139 @@
+"""A run's record says what the run uses before it is used, and after a collection once more."""
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+
+from flows.artifacts.pins import SWEEP
+from flows.artifacts.runs import Run, RunRecord, find_run
+from flows.build.build import build
+from flows.gc.collect import make_claim
+from flows.identity.ref import ArtifactRef
+from flows.leases import lease
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError
+from tests.support.reliability.memory_store import MemoryStore
+
+RUN = Run(
+    run="tiny-1",
+    name="tiny",
+    profile="tiny",
+    depth=None,
+    overrides=(),
+    status="running",
+    started="2026-01-01T00:00:00Z",
+    ended=None,
+    stages={},
+)
+
+
+def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():
+    store = MemoryStore()
+    record = RunRecord(store, RUN)
+    record.write()
+    record.add(ArtifactRef("rows", "a" * 64))
+    assert find_run(store, "tiny-1") == dataclasses.replace(RUN, stages={"rows": "a" * 64})
+    store.delete("runs/tiny-1.json")  # a collection that had not seen it
+    record.add(ArtifactRef("rows", "a" * 64))
+    record.add(ArtifactRef("sft", "b" * 64))
+    found = find_run(store, "tiny-1")
+    assert found is not None
+    assert found.stages == {"rows": "a" * 64, "sft": "b" * 64}
+
+
+def test_the_last_record_says_how_it_ended_and_what_there_is():
+    store = MemoryStore()
+    record = RunRecord(store, RUN)
+    record.add(ArtifactRef("rows", "a" * 64))
+    ended = record.end("failed")
+    assert ended == find_run(store, "tiny-1")
+    assert (ended.status, ended.stages) == ("failed", {"rows": "a" * 64})
+    assert ended.ended is not None
+    assert record.end("finished", {"sft": "c" * 64}).stages == {"sft": "c" * 64}
+
+
+class Collection:
+    """Begins when the run first says what it uses, and ends some moments later."""
+
+    def __init__(self, store: Store, *, deletes: str = "", seconds: float = 0.5) -> None:
+        self.store = store
+        self.deletes = deletes
+        self.seconds = seconds
+        self.said: list[ArtifactRef] = []
+        self.held: lease.LeaseGrant | lease.LeaseHolder | None = None
+
+    def record(self, ref: ArtifactRef) -> None:
+        self.said.append(ref)
+        if self.held is None:
+            self.held = lease.try_acquire(self.store, SWEEP, make_claim(), ttl=lease.TTL)
+            if self.deletes:
+                self.store.delete(f"{ref.prefix}/{self.deletes}")
+            if self.seconds:
+                threading.Timer(self.seconds, self.end).start()
+
+    def end(self) -> None:
+        assert isinstance(self.held, lease.LeaseGrant)
+        lease.release(self.store, self.held)
+
+
+def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
+    stage = toys.stage("first")
+    made = build(stage, toys.context(), {}, force=False).manifest
+    toys.told.clear()
+    collection = Collection(toys.context().store)
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    built = build(stage, context, {}, force=False)
+    assert built.cached
+    assert built.manifest == made
+    assert collection.said == [("first", made.fingerprint)] * 2
+    assert toys.kinds("first") == ["waiting", "cached"]
+
+
+def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
+    stage = toys.stage("first")
+    made = build(stage, toys.context(), {}, force=False).manifest
+    toys.told.clear()
+    collection = Collection(toys.context().store, deletes="manifest.json")
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    built = build(stage, context, {}, force=False)
+    assert not built.cached
+    assert built.manifest.provenance.run == "toy-2"
+    assert built.manifest.digest == made.digest
+    kinds = toys.kinds("first")
+    assert kinds[0] == "waiting"
+    assert kinds[-1] == "finished"
+
+
+def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
+    from flows.orchestration.pipeline import _reused
+
+    made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
+    toys.told.clear()
+    collection = Collection(toys.context().store)
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    assert _reused(context, made).manifest == made
+    assert collection.said == [("first", made.fingerprint)] * 2
+    assert toys.kinds("first") == ["waiting", "cached"]
+
+
+def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(toys: Any):
+    from flows.orchestration.pipeline import _reused
+
+    made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
+    collection = Collection(toys.context().store, deletes="manifest.json")
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    with pytest.raises(ArtifactError, match=f"{made.name} was deleted from .* by a garbage"):
+        _reused(context, made)
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys: Any):
+    stage = toys.stage("first")
+    build(stage, toys.context(), {}, force=False)
+    collection = Collection(toys.context().store, seconds=0)
+    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    threading.Timer(0.3, context.stop.set).start()
+    with pytest.raises(StageInterrupted, match="the run is being stopped"):
+        build(stage, context, {}, force=False)

@@ -1,0 +1,273 @@
+"""Nodes that build one stage together, in processes of their own."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest
+from flows.build import coordinator
+from flows.build.build import BuildContext, Built
+from flows.build.coordinator import NodeLost
+from flows.build.messages import (
+    MessagePrefix,
+    NodeStatus,
+    StartMessage,
+    find_start,
+    find_status,
+    publish_status,
+)
+from flows.build.nodes import build_share
+from flows.build.retry import is_retryable
+from flows.identity.ref import ArtifactRef
+from flows.leases.held_lease import LeaseTimings
+from flows.stages import Stage
+from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError, StageError
+
+# Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
+ENTRY = """
+import hashlib
+import json
+import os
+import time
+
+from nanochat_core.runtime.progress import Progress
+
+
+def write(path, text):
+    path.with_suffix(".tmp").write_text(text)
+    path.with_suffix(".tmp").rename(path)
+
+
+def save(job, step, rank, ranks):
+    directory = job.checkpoints / f"step-{step:07d}"
+    directory.mkdir(parents=True, exist_ok=True)
+    data = f"{step} of {rank}"
+    (directory / f"tensors-{rank:05d}.safetensors").write_text(data)
+    record = {"size": len(data), "sha256": hashlib.sha256(data.encode()).hexdigest()}
+    write(directory / f"tensors-{rank:05d}.json", json.dumps(record))
+    if rank:
+        return
+    records = [directory / f"tensors-{rank:05d}.json" for rank in range(ranks)]
+    while not all(path.exists() for path in records):
+        time.sleep(0.02)
+    files = {f"{path.stem}.safetensors": json.loads(path.read_text()) for path in records}
+    tree = {"format": 2, "step": step, "total": 4, "files": files, "state": {}}
+    write(directory / "COMMIT.json", json.dumps(tree))
+    for path in records:
+        path.unlink()
+
+
+def run(job):
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert int(os.environ["LOCAL_RANK"]) == 0
+    found = sorted(path.parent for path in job.checkpoints.glob("step-*/COMMIT.json"))
+    start = int(found[-1].name.removeprefix("step-")) if found else 0
+    for other in range(ranks if found else 0):
+        text = (found[-1] / f"tensors-{other:05d}.safetensors").read_text()
+        assert text == f"{start} of {other}", text
+    progress = Progress(job.events, active=rank == 0)
+    progress.start(4, step=start)
+    for step in range(start + 1, 5):
+        if step == 3 and rank and not found:
+            raise ConnectionError("the machine is gone")
+        save(job, step, rank, ranks)
+        progress.step(step, loss=1.0)
+    if rank == 0:
+        (job.output / "value.txt").write_text(f"{ranks} ranks went on from {start}")
+    return {"ranks": ranks}
+"""
+EASY = """
+import os
+
+
+def run(job):
+    if os.environ.get("RANK", "0") == "0":
+        (job.output / "value.txt").write_text("made")
+    return {}
+"""
+MISTAKEN = """
+import os
+import time
+
+from nanochat_core.errors import DataError
+
+
+def run(job):
+    if os.environ["RANK"] == "1":
+        raise DataError("the text is empty", hint="fill it")
+    time.sleep(600)
+"""
+SAID = NodeStatus(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
+QUICK = LeaseTimings(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
+
+
+@pytest.fixture(autouse=True)
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
+    monkeypatch.setattr(coordinator, "SECONDS_TO_STOP", 1.0)  # for a rank to notice; ours cannot
+
+
+@pytest.fixture
+def stage(toys: Any) -> Stage:
+    return toys.stage("train", source=ENTRY, compute="gpu")
+
+
+@pytest.fixture
+def contexts(toys: Any, tmp_path: Path) -> list[BuildContext]:
+    """Two machines."""
+    return [context_of(toys, tmp_path, name) for name in ("a", "b")]
+
+
+def context_of(toys: Any, directory: Path, name: str) -> BuildContext:
+    home = directory / name
+    home.mkdir()
+    store = (directory / "shared").as_uri()
+    placement = replace(toys.placement, home=home, store=store, nodes=2)
+    told: list[str] = []
+    return replace(
+        toys.context(f"run-{name}"),
+        placement=placement,
+        store=open_store(store),
+        terms=QUICK,
+        watch=lambda stage, event: told.append(str(event.get("text") or event["kind"])),
+        stop=threading.Event(),
+    )
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def start(
+    pool: ThreadPoolExecutor, stage: Stage, context: BuildContext, node: int, *, force: bool = False
+) -> "Future[Built]":
+    return pool.submit(build_share, stage, context, {}, node=node, force=force)
+
+
+@pytest.mark.torch
+def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    other = start(pool, stage, contexts[1], 1)
+    with pytest.raises(NodeLost, match="ConnectionError: the machine is gone") as lost:
+        start(pool, stage, contexts[0], 0).result()
+    assert is_retryable(lost.value)  # worth another attempt
+    assert not other.done()
+    shutil.rmtree(tmp_path / "a" / "work")  # the next node 0 is another machine
+    first, second = start(pool, stage, contexts[0], 0).result(), other.result()
+    assert first.manifest == second.manifest
+    with Cache(tmp_path / "cache", 10**9) as cache:
+        files = fetch(contexts[0].store, first.manifest, cache) / "files"
+        assert (files / "value.txt").read_text() == "2 ranks went on from 2"
+    assert [s["nodes"] for s in first.manifest.provenance.segments] == [2, 2]
+    assert not list(tmp_path.glob("?/work/train/*/"))
+    again = build_share(stage, contexts[1], {}, node=1, force=False)
+    assert again.cached
+
+
+@pytest.mark.torch
+def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
+    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    stage = toys.stage("train", source=MISTAKEN, compute="gpu")
+    other = start(pool, stage, contexts[1], 1)
+    with pytest.raises(StageError, match=r"the text is empty \(on node 1") as caught:
+        start(pool, stage, contexts[0], 0).result(120)
+    assert not is_retryable(caught.value)
+    assert caught.value.hint == "fill it"
+    with pytest.raises(StageError, match="the text is empty"):
+        other.result(60)
+
+
+@pytest.mark.torch
+def test_one_run_makes_it_anew_on_both_nodes_once(
+    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    stage = toys.stage("train", source=EASY, compute="gpu")
+    alone = replace(contexts[0], placement=replace(contexts[0].placement, nodes=1))
+    before = build_share(stage, alone, {}, node=0, force=False).manifest
+    manifests = [(before.provenance.run, before.provenance.owner)]
+    for run in ("second", "second"):
+        both = [replace(context, run_id=run) for context in contexts]
+        other = start(pool, stage, both[1], 1, force=True)
+        first = start(pool, stage, both[0], 0, force=True).result(120)
+        assert other.result(60).manifest == first.manifest
+        manifests.append((first.manifest.provenance.run, first.manifest.provenance.owner))
+    assert [run for run, _ in manifests] == ["run-a", "second", "second"]
+    assert manifests[0] != manifests[1] == manifests[2]  # the third found what the second made
+
+
+@pytest.mark.torch
+def test_a_node_that_was_started_again_within_an_attempt_is_lost(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, contexts[0], 0)
+    place, call = heard_call(contexts[1], first)
+    for who in ("one", "another"):
+        publish_status(place, replace(SAID, epoch=call.epoch, who=who))
+        while who == "one" and (heard := find_start(place, ttl=60.0)[0]) and not heard.endpoint:
+            assert not first.done(), first.result()
+    with pytest.raises(NodeLost, match="node 1, b, was started again"):
+        first.result(60)
+
+
+def heard_call(context: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
+    """Node 0's first call, as another node hears it."""
+    while True:
+        place = MessagePrefix(store=context.store, ref=ArtifactRef("train", _fingerprint(context)))
+        if (call := find_start(place, ttl=60.0)[0]) is not None:
+            return place, call
+        assert not first.done(), first.result()
+
+
+def test_of_two_machines_with_one_number_one_ends(
+    stage: Stage, contexts: list[BuildContext], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
+) -> None:
+    contexts = [
+        replace(context, placement=replace(context.placement, nodes=3)) for context in contexts
+    ]
+    third = context_of(toys, tmp_path, "c")
+    third = replace(third, placement=replace(third.placement, nodes=3))
+    place = MessagePrefix(store=third.store, ref=ArtifactRef("train", _fingerprint(third)))
+    first = start(pool, stage, contexts[0], 0)
+    second = start(pool, stage, contexts[1], 1)
+    while (call := find_start(place, ttl=60.0)[0]) is None:
+        place = replace(place, ref=ArtifactRef("train", _fingerprint(third)))
+    while (said := find_status(place, 1, epoch=call.epoch)) is None or said[0].state != "ready":
+        assert not second.done(), second.result()
+    other = NodeStatus(
+        epoch=call.epoch, node=1, host="c", state="ready", text="", cause="", who="x", beat=9
+    )
+    for node in (1, 2):
+        publish_status(place, replace(other, node=node))
+    with pytest.raises(StageError, match="node 1 is on host c too"):
+        second.result(60)
+    contexts[0].stop.set()
+    with pytest.raises(StageError):  # it was stopped, or saw before that node 1 is another
+        first.result(60)
+
+
+def _fingerprint(context: BuildContext) -> str:
+    """Of the one thing that is being built; nonsense until there is one."""
+    keys = [entry.key for entry in context.store.list("train/")]
+    return keys[0].split("/")[1] if keys else "none"
+
+
+def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[BuildContext]) -> None:
+    stage = toys.stage("data")
+    built = build_share(stage, contexts[0], {}, node=0, force=False)
+    assert find_manifest(contexts[0].store, ArtifactRef("data", built.manifest.fingerprint))
+    with pytest.raises(ConfigError, match="data is built by one machine, this is node 1"):
+        build_share(stage, contexts[1], {}, node=1, force=False)
+    with pytest.raises(ConfigError, match="node 2 is not one of 2 nodes"):
+        build_share(stage, contexts[1], {}, node=2, force=False)

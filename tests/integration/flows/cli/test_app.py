@@ -1,0 +1,52 @@
+"""The command line as a process: a full disk, a reader that leaves, colour."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh home directory, the default one of this test."""
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return tmp_path / "home"
+
+
+# --- mistakes
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line() -> None:
+    command = f"{sys.executable} -m flows.cli.app profiles --json > /dev/full"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        "error: no space left on device",
+        "hint: free some space, or choose another place: --home for work and history, else the "
+        "path that the command is given",
+    ]
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m flows.cli.app --help | true"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == ""
+
+
+def test_colour_is_left_out_when_asked(home: Path) -> None:
+    def said(**environment: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli.app", "plan", "tinny"],
+            env={**os.environ, "FORCE_COLOR": "1", **environment},
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        ).stderr
+
+    assert "\x1b[" in said()
+    assert "\x1b[3" not in said(NO_COLOR="1")  # bold may stay: it is no colour

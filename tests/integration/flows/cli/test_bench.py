@@ -1,0 +1,100 @@
+"""`nanochat bench infer` on a random model of two layers."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.cli.app import main
+from nanochat_core import scaling
+from nanochat_core.config import ModelConfig
+from nanochat_core.model.checkpoint import save_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model directory."""
+    directory = tmp_path_factory.mktemp("model")
+    (tokenizer := directory / "tokenizer").mkdir()
+    Tokenizer({bytes([i]): i for i in range(256)}).save(tokenizer)
+    config = ModelConfig(
+        depth=2,
+        width=64,
+        num_heads=4,
+        num_kv_heads=2,
+        sequence_len=128,
+        vocab_size=265,
+        windows=(32, 128),
+    )
+    gpt = GPT(config, scaling.numerics("fp32"))
+    gpt.init_weights(0)
+    save_model(directory, gpt, tokenizer=tokenizer, optimizer={}, made_by="test")
+    return directory
+
+
+def test_a_row_for_each_batch_size_and_the_figures_on_the_last_line(model, capsys, monkeypatch):
+    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_BYTES", 2**20)
+    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.01)
+    words = ["--batch-sizes", "1", "3", "--tokens", "5", "--prompt-len", "40", "--rounds", "1"]
+    assert main(["bench", "infer", str(model), *words, "--runner", "torch"]) == 0
+    out, err = capsys.readouterr()
+    *shown, last = out.strip().splitlines()
+    assert "tokens/s" in shown[1]
+    assert [line.split()[0] for line in shown[2:4]] == ["1", "3"]
+    assert re.match(r"reading gets [\d.]+ [MG]B/s out of", shown[4])
+    assert "measuring 3 at a time" in err
+    tree = json.loads(last)
+    assert tree["choice"]["runner"] == "torch"
+    assert tree["choice"]["precision"] == "fp32"
+    assert [speed["batch_size"] for speed in tree["speeds"]] == [1, 3]
+    # Matrices of fp32: blocks of 64 x (64 + 32 + 32 + 64 + 256 + 256), a gate of 2 x 12 on the last
+    # layer, and lm_head with its 320 rows. Then keys and values of 42 tokens, of which the first
+    # layer's window shows 33: 2 heads of 16 channels, twice.
+    matrices = 4 * (2 * 64 * 704 + 2 * 12 + 320 * 64)
+    past = 4 * 2 * 32 * (33 + 42)
+    for speed in tree["speeds"]:
+        assert speed["bytes_per_step"] == matrices + speed["batch_size"] * past
+        assert speed["tokens_per_second"] == pytest.approx(speed["batch_size"] / speed["step"])
+        share = speed["bytes_per_step"] / speed["step"] / tree["bandwidth"]
+        assert speed["bandwidth_share"] == pytest.approx(share)
+
+
+def test_random_weights_of_a_depth_need_no_model(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_BYTES", 2**20)
+    monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.01)
+    words = ["--depth", "1", "--batch-sizes", "2", "--tokens", "2", "--rounds", "1"]
+    assert main(["bench", "infer", *words, "--home", str(tmp_path)]) == 0
+    tree = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert tree["model"] == "depth 1, random weights"
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ([], "needs a model or --depth", "--depth 12"),
+        (["tiny", "--depth", "2"], "needs a model or --depth, and not both", "sft@tiny"),
+        (["--depth", "0"], "--depth is 0, expected at least 1", None),
+        (["--depth", "1", "--threads", "99999"], "--threads is 99999, this machine has", None),
+        (["--depth", "1", "--tokens", "1"], "--tokens is 1, expected at least 2", None),
+        (["--depth", "1", "--batch-sizes", "4", "0"], "--batch-sizes is 0", None),
+        (["--depth", "1", "--precision", "int4"], "no precision 'int4'", "fp32, bf16, int8"),
+        (["--depth", "1", "--runner", "tpu"], "no runner 'tpu'", "native"),
+        (["--depth", "1", "--prompt-len", "2040"], "more than the model's 2048", "--prompt-len"),
+        (["./nowhere"], "there is no such directory", "model directory"),
+    ],
+    ids=str,
+)
+def test_a_first_mistake_is_one_line_and_a_hint(words, error, hint, capsys, tmp_path):
+    assert main(["bench", "infer", *words, "--home", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.strip().splitlines()
+    assert lines[0].startswith("error: ")
+    assert error in lines[0]
+    assert len(lines) == (1 if hint is None else 2)
+    assert hint is None or hint in lines[1]

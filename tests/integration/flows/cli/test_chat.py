@@ -1,0 +1,193 @@
+"""Talking to a real, random model: answers stream, repeat by seed, and Ctrl-C stops only one."""
+
+import io
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from flows.cli.app import main
+from flows.cli.use.chat_session import ChatSession, Sampling, readable
+from nanochat_core.engine.engine import Engine
+from nanochat_core.errors import ConfigError
+from nanochat_core.model.checkpoint import load_model
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.chat import render_for_completion
+from tests.support.flows.chat_model import write_chat_model
+
+pytestmark = pytest.mark.torch
+
+GREEDY = Sampling(temperature=0.0, top_k=0, max_tokens=8, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_chat_model(directory)
+    return directory
+
+
+def chat(model: Path, lines: str, monkeypatch: pytest.MonkeyPatch, *options: str) -> int:
+    """Chat with typed lines, without a terminal."""
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    return main(["chat", str(model), "--max-tokens", "8", *options])
+
+
+def open_session(model: Path, sampling: Sampling = GREEDY) -> ChatSession:
+    return ChatSession.open(model, sampling=sampling, device="cpu")
+
+
+def test_a_prompt_is_answered_once(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(seed: str) -> str:
+        words = ["chat", str(model), "-p", "hello", "--max-tokens", "20", "--seed", seed]
+        assert main(words) == 0
+        return capsys.readouterr().out
+
+    assert answer("1") == answer("1")
+    assert answer("1") != answer("2")
+    assert answer("1").endswith("\n")
+
+
+def test_the_same_answer_follows_when_the_conversation_is_forgotten(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "/temperature 0\nhello\nhello\n/clear\nhello\n"
+    assert chat(model, lines, monkeypatch) == 0
+    said = capsys.readouterr()
+    mode, first, second, forgotten, again = said.out.split("\n")[:5]
+    assert (mode, forgotten) == ("temperature 0.0", "forgotten")
+    assert first == again
+    assert first != second
+    assert said.err == ""
+
+
+def test_a_seed_gives_the_answers_of_a_session_that_began_with_it(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(model, "one\n/clear\n/seed 7\none\ntwo\n", monkeypatch) == 0
+    later = capsys.readouterr().out.split("seed 7\n")[1]
+    assert chat(model, "one\ntwo\n", monkeypatch, "--seed", "7") == 0
+    assert capsys.readouterr().out == later
+
+
+def test_bytes_that_are_no_text_are_taken(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = io.TextIOWrapper(io.BytesIO(b"caf\xe9 \xff\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", typed)
+    assert main(["chat", str(model), "--max-tokens", "8"]) == 0
+    assert main(["chat", str(model), "-p", "caf\udce9", "--max-tokens", "8"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_settings_are_shown_changed_and_checked(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "/topk 7\n/topk\n/topk many\n/temperature 3\n/temperature\n/frob\n/maxtokens 9\n"
+    lines += "/maxtokens 0\n/seed 3\n/seed -1\n/help\n\n/quit\n/topk\n"
+    assert chat(model, lines, monkeypatch) == 0
+    said = capsys.readouterr()
+    shown = "top_k 7\ntop_k 7\ntemperature 0.6\nmax_tokens 9\nseed 3\n/temperature N"
+    assert said.out.startswith(shown)
+    assert said.out.endswith("Ctrl-D leaves.\n")
+    assert [line for line in said.err.splitlines() if line.startswith("error:")] == [
+        "error: 'many' is not a number",
+        "error: temperature is 3.0",
+        "error: there is no command '/frob'",
+        "error: max-tokens is 0",
+        "error: seed is -1",
+    ]
+
+
+def test_the_pieces_of_an_answer_are_whole_characters_of_the_whole_answer(model: Path) -> None:
+    sampling = Sampling(temperature=1.0, top_k=20, max_tokens=400, seed=3)
+    engine = Engine(load_model(model, torch.device("cpu")), Tokenizer.load(model / "tokenizer"))
+    tokenizer = engine.tokenizer
+    question = {"messages": [{"role": "user", "content": "caf\u00e9"}]}
+    prompt = render_for_completion(tokenizer, question)
+    settings = {"temperature": 1.0, "top_k": 20, "max_tokens": 400, "seed": 3}
+    ((ids,), _) = engine.generate_batch(prompt, **settings)
+    tools = [i for i in ids[len(prompt) :] if i >= 300 - len(SPECIAL_TOKENS)]
+
+    pieces = list(open_session(model, sampling).answer("caf\u00e9"))
+    assert tools == []
+    assert "".join(pieces) == tokenizer.decode(ids[len(prompt) :])
+    assert 100 < len(pieces) < 400
+    assert all(pieces)
+
+
+def test_a_calculator_call_reads_as_one_expression(model: Path) -> None:
+    tokenizer = Tokenizer.load(model / "tokenizer")
+    call, end = tokenizer.special("<|python_start|>"), tokenizer.special("<|python_end|>")
+    start, stop = tokenizer.special("<|output_start|>"), tokenizer.special("<|output_end|>")
+
+    def text(*parts: int | str) -> str:
+        ids = [[p] if isinstance(p, int) else tokenizer.encode(p) for p in parts]
+        return "".join(readable(tokenizer, [i for some in ids for i in some]))
+
+    assert text("is ", call, "12*3", end, start, "36", stop, ".") == "is <<12*3=36>>."
+    assert text(call, "12*", end, " or") == "<<12*>> or"
+    assert text(call, "12*", end) == "<<12*>>"
+    assert text(call, end, call, "1", end, start, "1", stop) == "<<>><<1=1>>"
+
+
+def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(
+    model: Path,
+) -> None:
+    session, other = open_session(model), open_session(model)
+    assert list(session.answer("hello")) == list(other.answer("hello"))
+    with pytest.raises(ConfigError, match=r"tokens long, this model reads 767"):
+        list(session.answer("\u00e9\u00e8" * 1000))
+    assert list(session.answer("and?")) == list(other.answer("and?"))
+
+
+def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model: Path) -> None:
+    session = open_session(model)
+    for number in range(25):
+        assert "".join(session.answer(f"{number} " * 20))
+    assert 0 < session.forgotten < 25
+    session.clear()
+    assert session.forgotten == 0
+
+
+def test_an_answer_that_was_stopped_stays_in_the_conversation(model: Path) -> None:
+    session, other = open_session(model), open_session(model)
+    stopped = session.answer("hello")
+    first = next(stopped)
+    stopped.close()
+    list(other.answer("hello"))
+    assert first
+    assert list(session.answer("and then?")) != list(other.answer("and then?"))
+
+
+def test_what_a_model_writes_cannot_drive_the_terminal(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["chat", str(model), "-p", "x", "--temperature", "2", "--top-k", "0"]
+    assert main([*words, "--max-tokens", "900"]) == 0
+    said = capsys.readouterr().out
+    assert len(said) > 200
+    assert not [c for c in said if ord(c) < 32 and c not in "\n\t"]
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_a_folder_that_is_no_model(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, str(tmp_path), *(["--port", "0"] if command == "serve" else [])]
+    assert main(words) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {tmp_path} is not a model: it has no config.json"
+    assert hint.startswith("hint: ")
+
+
+def test_a_port_in_use_is_one_line(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main(["serve", str(model), "--port", str(port)]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: cannot listen on 127.0.0.1 port {port}: address already in use"
+    assert "--port" in hint

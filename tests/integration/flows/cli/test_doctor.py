@@ -1,0 +1,55 @@
+"""What the doctor asks other programs, and the whole command."""
+
+import functools
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from flows.cli.app import main
+from flows.cli.machine import checks
+from infra.storage.base import Store
+
+
+def test_an_interpreter_without_torch_is_reported_with_its_last_words(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: no torch here' >&2\nexit 1\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    (check,) = checks.check_torch(checks.ask_torch(str(python)))
+    assert (check.state, check.found) == ("fail", "ModuleNotFoundError: no torch here")
+    assert check.remedy
+
+
+def test_this_machine_says_what_holds_programs() -> None:
+    assert checks.check_sandbox(checks.ask_sandbox()).state in ("ok", "warn")
+
+
+@pytest.mark.torch
+def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_could_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(checks, "DISK_NEEDED", 0)
+    monkeypatch.setattr(checks, "ask_torch", functools.cache(checks.ask_torch))  # a process
+    words = ["doctor", "--home", str(tmp_path / "home")]
+
+    assert main([*words, "--json"]) == 0
+    found = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)}
+    assert list(found) == [
+        *("python", "prefect", "sqlalchemy", "fastapi", "torch", "bf16", "gpu", "cpu"),
+        *("memory", "disk", "store", "server", "workers", "kernels", "trackers", "sandbox"),
+    ]
+    assert main([*words, "--store", "file:///not/mounted/store"]) == 1
+    said = capsys.readouterr().out
+    assert "fail store      store file:///not/mounted/store cannot be reached" in said
+    assert "hint: create that directory, or mount the disk it is on" in said
+
+
+def test_a_bucket_is_checked_like_a_directory(s3_store: Store) -> None:
+    assert checks.check_store(s3_store.url).state == "ok"
+    assert list(s3_store.list("")) == []
+    check = checks.check_store("s3://nowhere-at-all/x")
+    assert check.state == "fail"
+    assert "there is no bucket 'nowhere-at-all'" in check.found
+    assert "s3 mb s3://nowhere-at-all" in (check.remedy or "")

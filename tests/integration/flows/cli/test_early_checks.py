@@ -1,0 +1,104 @@
+"""What cannot work is found before a Prefect server is started."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.flows.terminal import Terminal
+
+PREFECT = Path("home") / "prefect"
+
+
+class Api(BaseHTTPRequestHandler):
+    """The part of Prefect's API that says whether it answers and which pools take stages."""
+
+    def do_GET(self) -> None:
+        known = {
+            "/api/health": b"true",
+            "/api/admin/version": b'"3"',
+            "/api/deployments/name/one-stage/gpu": b"{}",
+        }
+        self.send_response(200 if self.path in known else 404)
+        self.end_headers()
+        self.wfile.write(known.get(self.path, b"{}"))
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{server.server_port}/api")
+        yield
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def closed_store(tmp_path: Path) -> str:
+    """A store that can be read and refuses writes, also those of root."""
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "closed" / ".tmp").write_text("in the way")
+    return (tmp_path / "closed").as_uri()
+
+
+COMMANDS = [("run", "tiny"), ("miniseries", "tiny", "--depths", "1,2")]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=str)
+@pytest.mark.usefixtures("store", "api")
+def test_a_pool_that_the_server_does_not_know_is_refused(
+    terminal: Terminal, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    error, hint = terminal.fails(*words, "--pool", "nopool")
+    assert error == (
+        "no stage can be requested from the pool 'nopool': it has no deployment one-stage/nopool"
+    )
+    assert hint == "register it with: nanochat deploy --pool nopool"
+    assert not (tmp_path / PREFECT).exists()
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=str)
+@pytest.mark.usefixtures("store")
+def test_a_pool_without_any_server_has_no_workers(
+    terminal: Terminal, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    error, hint = terminal.fails(*words, "--pool", "gpu")
+    assert error == "no Prefect server is running, and so no worker"
+    assert hint == "start both with: nanochat up"
+    assert not (tmp_path / PREFECT).exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--pool", "gpu")], ids=str)
+@pytest.mark.parametrize("words", COMMANDS, ids=str)
+@pytest.mark.usefixtures("store", "api")
+def test_a_store_that_refuses_writes_is_refused(
+    terminal: Terminal,
+    words: tuple[str, ...],
+    more: tuple[str, ...],
+    closed_store: str,
+    tmp_path: Path,
+) -> None:
+    error, _ = terminal.fails(*words, "--store", closed_store, *more)
+    assert error.startswith(f"store {closed_store} refuses: ")
+    assert not (tmp_path / PREFECT).exists()
+
+
+@pytest.mark.parametrize("command", ["deploy", "up"])
+@pytest.mark.usefixtures("store")
+def test_a_name_that_no_pool_can_have_is_refused(
+    terminal: Terminal, command: str, tmp_path: Path
+) -> None:
+    for name in ("a b", "a/b", "a%", "x" * 101, ""):
+        error, hint = terminal.fails(command, "--pool", name)
+        assert error == f"{name!a} cannot be the name of a work pool"
+        assert "gpu-a100" in hint
+    assert not (tmp_path / PREFECT).exists()

@@ -1,0 +1,113 @@
+"""`nanochat accept --prove` on a real stage, in a checkout of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.publish import find_manifest
+from flows.identity.fingerprint import REPOSITORY, Code
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
+from flows.profiles import open_profile
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from tests.support.flows.house import build
+from tests.support.flows.repository import commit_all
+
+TINY = open_profile("tiny").run
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Manifest]]:
+    """A store with every stage of tiny, as today's code would make it."""
+    directory = tmp_path_factory.mktemp("filled")
+    store = LocalStore(directory / "store")
+    return directory / "store", build(store, directory / "work", Code(REPOSITORY), run=TINY)
+
+
+@pytest.fixture
+def made(
+    store: Store, filled: tuple[Path, dict[str, Manifest]], tmp_path: Path
+) -> dict[str, Manifest]:
+    """The artifacts of such a store, which is the default one."""
+    shutil.copytree(filled[0], tmp_path / "home" / "store")
+    return filled[1]
+
+
+class Checkout:
+    """A copy of this repository's code with git, and a home: commands run as processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.root = directory / "repository"
+        self.home = directory / "home"
+        self.home.mkdir()
+        for package in ("flows", "infra", "nanochat_core", "tasks"):
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(REPOSITORY / package, self.root / package, ignore=ignore)
+
+    def run(self, *words: str) -> tuple[int, str, str]:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "flows.cli.app",
+                *words,
+                "--home",
+                str(self.home),
+                "--gpus",
+                "0",
+            ],
+            env=os.environ | {"PYTHONPATH": str(self.root), "PYTHONSAFEPATH": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    def edit(self, module: str, old: str, new: str) -> None:
+        path = self.root / f"{module.replace('.', '/')}.py"
+        assert old in path.read_text()
+        path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_refactor_of_a_real_stage_is_proven_and_another_change_is_not(tmp_path: Path):
+    checkout = Checkout(tmp_path)
+    commit = commit_all(checkout.root)
+    store = LocalStore(checkout.home / "store")
+    made = build(
+        store,
+        checkout.home / "work",
+        Code(checkout.root),
+        run=TINY,
+        until="task_data",
+        commit=commit,
+    )
+    words = ["accept", "tiny", "task_data", "--why", "clearer", "--prove"]
+    checkout.edit("tasks.generated.arithmetic", "Problem", "Exercise")
+    code, said, wrong = checkout.run(*words)
+    assert (code, wrong) == (0, "")
+    changed, *lines = said.splitlines()
+    assert changed == f"{made['task_data'].name}: code tasks.generated.arithmetic changed"
+    assert "old code: to the end" in said
+    assert "new code: to the end" in said
+    assert f"equal to the bit with commit {short(commit)} and today's code on cpu" in said
+    accepted = next(line for line in lines if line.startswith("accepted as "))
+    prefix = accepted.split()[2].removeprefix("task_data/").rstrip(";")
+    (key,) = [e.key for e in store.list(f"task_data/{prefix}") if e.key.endswith("/manifest.json")]
+    new = find_manifest(store, ArtifactRef("task_data", key.split("/")[1]))
+    assert new is not None
+    assert new.accepted is not None
+    assert new.accepted["from"] == made["task_data"].fingerprint
+    assert new.accepted["proof"]["kind"] == "files"
+    assert new.accepted["proof"]["old_commit"] == commit
+    assert new.accepted["proof"]["new_commit"] is None
+    # Another change is proven against the commit too, not against the first.
+    checkout.edit("tasks.generated.arithmetic", "TEST_PERCENT = 20", "TEST_PERCENT = 21")
+    code, _, wrong = checkout.run(*words)
+    assert code == 1
+    assert wrong.startswith("error: file ")
+    assert "with the old code" in wrong

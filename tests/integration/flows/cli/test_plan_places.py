@@ -1,0 +1,91 @@
+"""One version of the code plans the same wherever it lies: two clones and an installed wheel."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code
+from flows.profiles import open_profile
+from flows.stages import STAGES
+from infra.storage.local import LocalStore
+from tests.support.flows.house import build
+
+WHEEL = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+PARTS = (*PACKAGES, "deployments", "LICENSE", "docs/package.md", "pyproject.toml")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home whose store has every stage of tiny, as today's code makes it."""
+    home = tmp_path_factory.mktemp("home")
+    tiny = open_profile("tiny").run
+    build(LocalStore(home / "store"), home / "work", Code(REPOSITORY), run=tiny)
+    return home
+
+
+def clone(directory: Path) -> Path:
+    """A copy of what a clone has of the code."""
+    directory.mkdir()
+    for part in PARTS:
+        if (REPOSITORY / part).is_dir():
+            ignore = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(REPOSITORY / part, directory / part, ignore=ignore)
+        else:
+            (directory / part).parent.mkdir(exist_ok=True)
+            shutil.copy(REPOSITORY / part, directory / part)
+    return directory
+
+
+def install(source: Path, directory: Path) -> Path:
+    """Build a wheel in `source` and unpack it."""
+    command = [sys.executable, "-c", WHEEL, str(directory)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (wheel,) = directory.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory / "packages")
+    return directory / "packages"
+
+
+def plan(root: Path, home: Path) -> tuple[dict[str, str], set[str]]:
+    """The fingerprint of every stage that is up to date, and the names of the others."""
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli.app", "plan", "tiny", "--json", "--gpus", "0"],
+        cwd=root,
+        env=os.environ | {"NANOCHAT_HOME": str(home), "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 2), done.stderr
+    items = json.loads(done.stdout)["stages"]
+    assert [item["stage"] for item in items] == [stage.name for stage in STAGES]
+    made = {item["stage"]: item["artifact"]["fingerprint"] for item in items if item["artifact"]}
+    return made, {item["stage"] for item in items} - made.keys()
+
+
+def test_two_clones_and_a_wheel_plan_the_same_and_an_edit_is_seen_in_one_alone(
+    home: Path, tmp_path: Path
+):
+    first, second = clone(tmp_path / "first"), clone(tmp_path / "second")
+    (tmp_path / "wheel").mkdir()
+    places = [first, second, install(clone(tmp_path / "source"), tmp_path / "wheel")]
+    plans = [plan(place, home) for place in places]
+    assert len(plans[0][0]) == 14
+    assert plans[0][1] == set()
+    assert plans == [plans[0]] * 3
+
+    for edited, other in ((first, places[2]), (places[2], second)):
+        path = edited / "nanochat_core/engine/native/kernels_model.h"
+        source = path.read_text()
+        path.write_text(source + "static int edited;\n")
+        seen = plan(edited, home)[1]
+        assert "base_eval" in seen
+        assert "rows" not in seen
+        assert plan(other, home)[1] == set()
+        path.write_text(source)

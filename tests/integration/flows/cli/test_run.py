@@ -1,0 +1,74 @@
+"""`nanochat run` as a person meets it when the run cannot go on. Starts a Prefect server."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.cli.app import main
+from infra.prefect.server import find_server, stop_server
+
+pytestmark = pytest.mark.prefect
+
+SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home whose Prefect server is stopped in the end."""
+    directory = tmp_path_factory.mktemp("home")
+    yield directory
+    stop_server(directory)
+
+
+def start_run(home: Path, *options: str) -> subprocess.Popen[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NANOCHAT"))}
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.cli.app", "run", "tiny", "--home", str(home), *options],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) -> None:
+    shard = tmp_path / "a.parquet"
+    shard.write_text("not parquet")
+    with start_run(home, "--set", "shards.source=local", "--set", f"shards.path={tmp_path}") as run:
+        out, err = run.communicate(timeout=SECONDS)
+
+    assert run.returncode == 1
+    error, hint = err.splitlines()
+    assert error.startswith(f"error: shards: {shard} cannot be read as parquet")
+    assert hint.startswith("hint: ")
+    assert "Traceback" not in out + err
+    assert find_server(home) is not None
+
+
+def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pace = ("--gpus", "0", "--place", "save_every_steps=7")
+    command = " ".join(
+        ("nanochat run tiny --set rl.num_steps=3 --name short --home", str(home), *pace),
+    )
+    with start_run(home, "--set", "rl.num_steps=3", "--name", "short", *pace) as run:
+        assert run.stdout is not None
+        while not run.stdout.readline().startswith("shards "):
+            assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=SECONDS)
+
+    assert run.returncode == 130
+    assert err.splitlines() == [
+        "error: interrupted",
+        f"hint: resume with: {command}",
+    ]
+    assert "Traceback" not in out
+    assert main(["status", "short", "--home", str(home)]) == 0
+    assert f"  command  {command}\n" in capsys.readouterr().out

@@ -1,0 +1,124 @@
+"""A model is served out of the store, and another one as soon as its name stands for that."""
+
+import dataclasses
+import hashlib
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from flows.artifacts.names import open_model
+from flows.cli.app import main
+from flows.cli.options import DeviceOptions
+from flows.cli.use.serve import Limits, newer_model
+from flows.identity.manifest import File, Manifest, digest_of
+from infra.storage.base import Store
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.options import make_parser
+from tests.support.flows.chat_model import write_chat_model
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> DeviceOptions:
+    (tmp_path / "home").mkdir()
+    return DeviceOptions(home=tmp_path / "home", store=f"file://{tmp_path}/store", gpus=0)
+
+
+def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
+    """An artifact of stage sft whose files are those of `directory`."""
+    manifest = make_manifest("sft", config={"seed": seed})
+    place = f"sft/{manifest.fingerprint}"
+    files = list[File]()
+    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        data, name = path.read_bytes(), path.relative_to(directory).as_posix()
+        key = f"{place}/files/a/{name}"
+        store.put(key, data)
+        digest = hashlib.sha256(data).hexdigest()
+        files.append(File(path=name, size=len(data), sha256=digest, key=key))
+    [log] = manifest.logs
+    store.put(log.key, b"{}")
+    files.sort(key=lambda file: file.path)
+    return put_artifact(
+        store, dataclasses.replace(manifest, files=tuple(files), digest=digest_of(files))
+    )
+
+
+def test_a_model_is_pulled_from_the_store_and_answers(where: DeviceOptions, tmp_path: Path) -> None:
+    (directory := tmp_path / "model").mkdir()
+    write_chat_model(directory)
+    put_run(where.open_store(), "tiny-1", put_model(where.open_store(), directory, seed=1))
+    assert where.home is not None
+    command = ["serve", "sft@tiny", "--home", str(where.home), "--store", str(where.store)]
+    command += ["--gpus", "0", "--port", "0", "--log", "none"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "flows.cli.app", *command], stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        try:
+            line = server.stderr.readline()
+            found = re.search(r"http://\S+", line)
+            assert found is not None, line
+            with httpx.Client(base_url=found[0], timeout=30) as http:
+                assert http.get("/health").json()["model"] == "sft@tiny"
+                message = {"role": "user", "content": "hello"}
+                ask = {"messages": [message], "max_tokens": 3}
+                assert http.post("/chat/completions", json=ask).text.endswith('"done": true}\n\n')
+            server.send_signal(signal.SIGINT)
+            assert server.wait(timeout=20) == 0
+        finally:
+            server.kill()
+
+
+def test_a_newer_model_is_found(where: DeviceOptions, tmp_path: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "data").write_text("one")
+    store = where.open_store()
+    put_run(store, "tiny-1", put_model(store, files, seed=1))
+    directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
+    find = newer_model(where, "sft@tiny", "tiny")
+    assert find() == directory
+    (files / "data").write_text("other")
+    put_run(
+        store,
+        "tiny-2",
+        put_model(store, files, seed=2),
+        started="2026-11-21T07:00:00Z",
+    )
+    newer = find()
+    assert newer != directory
+    assert (newer / "data").read_text() == "other"
+    assert find() == newer
+
+
+def test_another_stage_of_the_name_is_not_what_was_asked_for(where: DeviceOptions, tmp_path: Path):
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "data").write_text("one")
+    store = where.open_store()
+    model = put_model(store, files, seed=1)
+    put_run(store, "tiny-1", model)
+    directory = open_model(store, "sft@tiny", cache=where.cache, warn=print)
+    rl = put_artifact(store, make_manifest("rl", inputs={"sft": model}))
+    put_run(store, "tiny-2", model, rl, started="2026-11-21T07:00:00Z")
+    assert newer_model(where, "sft@tiny", "tiny")() == directory
+
+
+def test_a_directory_has_no_newer_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path), "--reload-on", "main"]) != 0
+    assert "is a directory, which nothing replaces" in capsys.readouterr().err
+
+
+def test_both_commands_have_the_defaults_of_the_rules() -> None:
+    options = make_parser().parse_args(["model"])
+    for name in ("max_waiting", "max_seconds", "overflow", "log"):
+        default = getattr(ServerConfig(), name)
+        assert getattr(Limits(), name) == default
+        assert getattr(options, name) == default

@@ -1,0 +1,144 @@
+"""`nanochat stage` builds stages, in processes of their own."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from flows.artifacts.names import open_run
+from flows.artifacts.pins import SWEEP
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.cli.app import main
+from flows.gc.collect import make_claim
+from flows.identity.fingerprint import REPOSITORY, Code
+from flows.leases import lease
+from flows.profiles import open_profile
+from infra.storage.base import Store
+from tests.support.flows.house import build
+from tests.support.flows.shelf import put_run
+from tests.support.flows.terminal import Terminal
+from tests.support.nanochat_core.data.hub_server import talking_to_hub
+
+SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
+
+
+def words_of(folder: Path) -> tuple[str, ...]:
+    folder.mkdir()
+    lines = [json.dumps({"text": text}) for text in topics.values()]
+    (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    given = ("shards.source=local", f"shards.path={folder}", "shards.num_shards=1")
+    return (*SMALL, *(word for setting in given for word in ("--set", setting)))
+
+
+def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    words = words_of(tmp_path / "a b")
+    assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    terminal.said("stage", "tokenizer", "tiny", *words, "--name", "mine")
+    again = terminal.said("stage", "shards", "tiny", *words, "--name", "mine")
+    assert "cached  file://" in again[-1]
+    runs = [entry.key for entry in store.list("runs/mine-")]
+    assert len(runs) == 2
+    found = find_run(store, max(runs).removeprefix("runs/").removesuffix(".json"))
+    assert found is not None
+    assert found.status == "interrupted"
+    assert set(found.stages) == {"shards", "tokenizer"}
+
+
+def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    before = put_run(store, "tiny-20200101t000000z-0001")
+    made = build(store, tmp_path / "work", Code(REPOSITORY), run=open_profile("tiny").run)
+    report = made["report"].ref.manifest_key
+    record = store.get(report)
+    store.delete(report)
+    assert "cached  file://" in terminal.said("stage", "shards", "tiny", "--gpus", "0")[-1]
+    assert open_run(store, "tiny") == before
+    store.put(report, record)
+    terminal.said("stage", "shards", "tiny", "--gpus", "0")
+    found = open_run(store, "tiny")
+    assert found.status == "finished"
+    assert set(found.stages) == set(made)
+
+
+def test_a_run_with_an_id_goes_on_and_builds_anew_once(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    words = (*words_of(tmp_path / "a"), "--run", "slurm-7", "--force")
+    assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    first = find_run(store, "slurm-7")
+    assert "cached  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    assert "built  file://" in terminal.said("stage", "tokenizer", "tiny", *words)[-1]
+    found = find_run(store, "slurm-7")
+    assert found is not None
+    assert first is not None
+    assert found.started == first.started
+    assert set(found.stages) == {"shards", "tokenizer"}
+    error, hint = terminal.fails("stage", "shards", "tiny", *words, "--depth", "2")
+    assert "run slurm-7 of" in error
+    assert "was of other settings (depth)" in error
+    assert hint == "give --run an id that was not used before"
+
+
+def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
+    terminal: Terminal,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = words_of(tmp_path / "a")
+    terminal.said("stage", "shards", "tiny", *words, "--run", "first")
+    first = find_run(store, "first")
+    assert first is not None
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(held, lease.LeaseGrant)
+
+    def collect() -> None:
+        """Play a collection that has read the runs' records already, until the run has its own."""
+        while find_run(store, "second") is None:
+            time.sleep(0.02)
+        store.delete(f"shards/{first.stages['shards']}/manifest.json")
+        lease.release(store, held)
+
+    collector = threading.Thread(target=collect, daemon=True)
+    collector.start()
+    assert main(("stage", "tokenizer", "tiny", *words, "--run", "second")) == 1
+    collector.join()
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: shards/{first.stages['shards'][:12]} was deleted from file://")
+    assert hint == "hint: run the same command again: it looks for its artifacts anew"
+    ended = find_run(store, "second")
+    assert ended is not None
+    assert ended.status == "failed"
+
+
+def test_only_names_that_the_stage_itself_downloads_are_resolved_again(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, talks = "karpathy/climbmix-400b-shuffle", "HuggingFaceTB/smol-smoltalk"
+    run = Run(
+        run="d12-20260101t000000z-0001",
+        name="d12",
+        profile="d12",
+        depth=None,
+        overrides=(),
+        upstream={f"{text}@main": "a" * 40, f"{talks}@main": "b" * 40},
+        status="finished",
+        started="2026-01-01T00:00:00Z",
+        ended=None,
+        stages={},
+    )
+    write_run(store, run)
+    words = ("d12", "--gpus", "0", "--set", "task_data.core_bundle=null")
+    with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
+        error, _ = terminal.fails("stage", "tokenizer", *words)
+        assert "tokenizer needs shards, which is not in" in error
+        assert hub.requests == []
+        error, _ = terminal.fails("stage", "shards", *words)
+        assert f"there is no dataset {text}" in error
+        assert len(hub.requests) == 1

@@ -1,0 +1,255 @@
+"""Models judged again on a real Prefect server: alerts, schedules, and what costs nothing."""
+
+import http.server
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.evals.suite import Rule
+from infra.prefect.records import Server
+from infra.storage.base import Store
+from tests.support.flows.pools import client
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+pytestmark = pytest.mark.prefect
+
+MODEL = """
+def run(job):
+    (job.output / "value.txt").write_text("{value}")
+    return {{}}
+"""
+JUDGE = """
+def run(job):
+    value = float((job.inputs["sft"] / "value.txt").read_text())
+    (job.output / "value.txt").write_text(str(value))
+    return {"chatcore": value, "chatcore_low": value - 0.01, "chatcore_high": value + 0.01}
+"""
+
+
+@pytest.fixture
+def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
+    """Judges a toy model of some worth; gives what the flow found."""
+    from prefect import flow
+
+    from flows.artifacts.runs import new_run_id
+    from flows.evals.flow import evaluate
+    from flows.orchestration.pipeline import run_pipeline
+    from tests.integration.flows.orchestration.test_pipeline import make_run
+
+    nights = iter(range(100))
+
+    def judge(worth: float, *, name: str = "main", rule: Rule = Rule()) -> Any:  # noqa: B008
+        model = toys.stage("sft", source=MODEL.format(value=worth))
+        stages = [model, toys.stage("chat_eval_sft", model, source=JUDGE)]
+        night = f"20261121t0300{next(nights):02d}z"
+
+        @flow(name="train")
+        def train() -> Any:
+            run_id = new_run_id("train", night)
+            return run_pipeline([model], toys.context(run_id), make_run(run_id))
+
+        made = train().stages["sft"].manifest
+        run_id = new_run_id(f"eval-{name}", night)
+        record = replace(make_run(run_id), name=f"eval-{name}")
+
+        @flow(name="nanochat-eval", flow_run_name=run_id)
+        def evaluation() -> Any:
+            context = toys.context(run_id)
+            return evaluate(f"sft@{name}", stages, context, record, rule, pinned={"sft": made})
+
+        return evaluation()
+
+    return judge
+
+
+def events(name: str, model: str, count: int, *, seconds: float = 30) -> list[dict[str, Any]]:
+    """Events of a name about a model, oldest first, once there are so many; or what there is."""
+    wanted = {
+        "event": {"name": [name]},
+        "resource": {"id": [f"nanochat.model.{model}"]},
+        "order": "ASC",
+    }
+    deadline = time.monotonic() + seconds
+    with client() as asking:
+        while True:  # they are sent in the background
+            found = asking.request("POST", "/events/filter", json={"filter": wanted})
+            found = found.json()["events"]
+            if len(found) >= count or time.monotonic() > deadline:
+                return found
+            time.sleep(0.1)
+
+
+def label(event: dict[str, Any], name: str) -> str:
+    return event["resource"][name]
+
+
+@pytest.fixture
+def posted() -> Iterator[tuple[str, list[Any]]]:
+    """An address, and what was posted to it."""
+    bodies: list[Any] = []
+
+    class Keeps(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeps)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook", bodies
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
+    judge_model: Callable[..., Any], posted: tuple[str, list[Any]]
+) -> None:
+    from deployments.alerts import EVAL_REGRESSED, ensure_regressions_are_posted
+    from tests.integration.flows.orchestration.test_pipeline import artifacts
+
+    url, bodies = posted
+    assert ensure_regressions_are_posted(f"{url}/old")
+    assert not ensure_regressions_are_posted(url)  # another address is not another automation
+    with client() as asking:
+        assert len(asking.read_automations_by_name(EVAL_REGRESSED)) == 1
+
+    first, again, worse = judge_model(0.8), judge_model(0.8), judge_model(0.5)
+    allowed = judge_model(0.4, rule=Rule(drop=0.2))
+
+    assert [e.evaluation.cached for e in (first, again, worse)] == [False, True, False]
+    assert again.evaluation.manifest == first.evaluation.manifest
+    regressed = [e.verdict.regressed for e in (first, again, worse, allowed)]
+    assert regressed == [False, False, True, False]
+    completed = events("nanochat.eval.completed", "sft-main", 4)
+    assert [label(e, "nanochat.regressed") for e in completed] == [
+        "false",
+        "false",
+        "true",
+        "false",
+    ]
+    [alert] = events("nanochat.eval.regressed", "sft-main", 1)
+    assert label(alert, "nanochat.model") == "sft@main"
+    assert label(alert, "nanochat.metric") == "chatcore"
+    payload = alert["payload"]
+    assert (payload["value"], payload["baseline"]) == (0.5, 0.8)
+    assert payload["interval"] == [0.49, 0.51]
+    assert payload["baseline_run"] == again.outcome.run.run
+    assert not payload["inside_interval"]
+    last, table = artifacts("eval-main-chat-eval-sft")[:2]
+    assert [row["chatcore"] for row in json.loads(last.data)] == [0.4, 0.5, 0.8, 0.8]
+    assert [row["chatcore"] for row in json.loads(table.data)] == [0.5, 0.8, 0.8]
+    assert "worse by more than 0.02" in table.description
+
+    deadline = time.monotonic() + 30
+    while not (its := [b["text"] for b in bodies if "sft@main" in b["text"]]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    [text] = its
+    assert text.startswith("sft@main got worse: chatcore 0.5 (0.49 to 0.51), -0.3 against 0.8")
+
+
+@pytest.fixture
+def prefect_terminal(
+    server: Server, terminal: Terminal, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Terminal]:
+    """The command line with the shared server, and a store with a model called main."""
+    made = [put_artifact(store, make_manifest(stage)) for stage in ("task_data", "sft")]
+    put_run(store, "main-1", *made, name="main")
+    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
+    before = dict(os.environ)
+    terminal.run("evals", "schedule", "main", "--remove")  # one that other tests registered
+    yield terminal
+    terminal.run("evals", "schedule", "main", "--remove")
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def test_a_schedule_given_twice_is_one_and_is_changed(
+    prefect_terminal: Terminal, store: Store
+) -> None:
+    terminal = prefect_terminal
+    assert terminal.said("evals") == ["nothing is scheduled: nanochat evals schedule MODEL"]
+    lines = terminal.said("evals", "schedule", "main")
+    assert lines[0] == "main is evaluated by chat_eval_sft: 0 3 * * * (UTC)"
+    assert any("prefect worker start --pool cpu" in line for line in lines)
+    changed = ("--cron", "30 4 * * *", "--timezone", "Europe/Berlin", "--pause")
+    terminal.said("evals", "schedule", "main", *changed, "--drop", "0.1", "--metric", "spelling")
+
+    [found] = terminal.read("evals")
+    parameters = found.pop("parameters")
+    assert found == {
+        "model": "main",
+        "cron": "30 4 * * *",
+        "timezone": "Europe/Berlin",
+        "paused": True,
+    }
+    assert (parameters["drop"], parameters["metric"]) == (0.1, "spelling")
+    assert parameters["store"] == store.url
+    assert terminal.said("evals")[1].split()[-4:] == ["paused", "spelling", "0.1", "previous"]
+
+    assert terminal.said("evals", "schedule", "main", "--remove") == [
+        "main is no longer evaluated on a schedule"
+    ]
+    assert terminal.said("evals", "schedule", "main", "--remove") == [
+        "main is not evaluated on a schedule"
+    ]
+    assert terminal.read("evals") == []
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["schedule", "sft@nowhere"], "there is no sft@nowhere in"),
+        (["schedule", "main", "--cron", "nightly"], "'nightly' is not a schedule"),
+        (["schedule", "main", "--timezone", "Mars/Olympus"], "there is no time zone"),
+        (["schedule", "main", "--metric", "core"], "chat_eval_sft does not measure 'core'"),
+        (["schedule", "main", "--drop", "-1"], "drop is -1.0, below 0"),
+        (["schedule", "main", "--webhook", "chat"], "'chat' is not an address"),
+        (["run", "main", "--set", "sft.num_epochs=2"], "sft.num_epochs does not change how"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_hint(
+    prefect_terminal: Terminal, words: list[str], error: str
+) -> None:
+    assert prefect_terminal.fails("evals", *words)[0].startswith(error)
+
+
+def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
+
+    prefect_terminal.said("evals", "schedule", "main", "--cron", "* * * * *")
+    deadline = time.monotonic() + 90
+    with client() as asking:
+        deployment = asking.read_deployment_by_name("nanochat-eval/main")
+        assert deployment.work_pool_name == "cpu"
+        assert deployment.entrypoint == "flows.evals.flow.nanochat_eval"
+        of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
+        while not (runs := asking.read_flow_runs(flow_run_filter=of_it)):
+            assert time.monotonic() < deadline, "the scheduler created no run"
+            time.sleep(0.5)
+        assert all(run.auto_scheduled and run.parameters["model"] == "main" for run in runs)
+
+        prefect_terminal.said("evals", "schedule", "main", "--remove")
+        assert asking.read_flow_runs(flow_run_filter=of_it) == []
+
+
+def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(
+    server: Server, store: Store
+) -> None:
+    from flows.evals.flow import nanochat_eval
+
+    state: Any = nanochat_eval(model="sft@a b", store=store.url, return_state=True)
+    assert state.is_failed()
+    assert "'a b' cannot be the name of a run or a tag" in state.message

@@ -1,0 +1,218 @@
+"""`nanochat export`: files that other programs load, whole or not at all."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from flows.cli.app import main
+from flows.interop import export_model
+from infra.storage.base import Store
+from nanochat_core.interop.nanochat_files import read_checkpoint
+from nanochat_core.model.checkpoint import load_model, save_model
+from tests.support.flows.hub_uploads import UploadHub
+from tests.support.flows.shelf import make_manifest
+from tests.support.flows.terminal import Terminal
+from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(params=["2026-01-05", "2026-03-14"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A model directory."""
+    (tmp_path / "words").mkdir()
+    (tmp_path / "model").mkdir()
+    a_tokenizer().save(tmp_path / "words")
+    save_model(
+        tmp_path / "model",
+        a_model(request.param),
+        tokenizer=tmp_path / "words",
+        optimizer=None,
+        made_by="sft",
+    )
+    return tmp_path / "model"
+
+
+def test_as_transformers_load_it(model: Path, tmp_path: Path, terminal: Terminal) -> None:
+    first, note = terminal.said("export", str(model), str(tmp_path / "out"))
+    is_own = "transformers_model.py" in first
+    assert ("trust_remote_code=True" in note) == is_own
+    files = {p.name for p in (tmp_path / "out").iterdir()}
+    assert files >= {
+        "README.md",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert ("trust_remote_code=True)" in card) == is_own
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["dtype"] == "bfloat16"
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    terminal.said("export", str(model), str(tmp_path / "wide"), "--dtype", "fp32")
+    assert (
+        load_file(tmp_path / "wide" / "model.safetensors")["lm_head.weight"].dtype == torch.float32
+    )
+
+
+@pytest.mark.parametrize("form", ["hf", "nanochat", "safetensors"])
+def test_every_user_whom_the_umask_admits_may_read_it(
+    form: str, model: Path, tmp_path: Path, terminal: Terminal
+) -> None:
+    (model / "model.safetensors").chmod(0o600)
+    mask = os.umask(0o027)
+    try:
+        terminal.said("export", str(model), str(tmp_path / "out"), "--to", form)
+    finally:
+        os.umask(mask)
+    paths = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
+    modes = {path.name: path.stat().st_mode & 0o777 for path in paths}
+    assert modes == {path.name: 0o750 if path.is_dir() else 0o640 for path in paths}
+
+
+def test_as_nanochat_loads_it(model: Path, tmp_path: Path, terminal: Terminal) -> None:
+    _, note = terminal.said("export", str(model), str(tmp_path / "out"), "--to", "nanochat")
+    found = read_checkpoint(tmp_path / "out")
+    assert note.startswith("nanochat's version ")
+    state = load_model(model, torch.device("cpu")).state_dict()
+    assert all(torch.equal(found.weights[name], tensor) for name, tensor in state.items())
+
+
+def test_as_plain_files(model: Path, tmp_path: Path, terminal: Terminal) -> None:
+    terminal.said("export", str(model), str(tmp_path / "out"), "--to", "safetensors")
+    left, right = (load_model(path, torch.device("cpu")) for path in (model, tmp_path / "out"))
+    tokens = torch.arange(30)[None]
+    with torch.no_grad():
+        assert torch.equal(left(tokens), right(tokens))
+
+
+def test_first_mistakes_are_one_line_and_leave_nothing(
+    model: Path, tmp_path: Path, terminal: Terminal
+) -> None:
+    out = tmp_path / "out"
+    # Found before the model is looked up.
+    assert "fp16" in terminal.fails("export", "sft@unknown", str(out), "--dtype", "fp16")[0]
+    assert "exists already" in terminal.fails("export", "sft@unknown", str(tmp_path))[0]
+    assert (
+        "--dtype is 'int3'" in terminal.fails("export", str(model), str(out), "--dtype", "int3")[0]
+    )
+    assert (
+        "'me' is not the name" in terminal.fails("export", str(model), str(out), "--push", "me")[0]
+    )
+    assert not out.exists()
+    out.mkdir()
+    assert "exists already" in terminal.fails("export", str(model), str(out))[0]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(is_own_code: bool) -> str:
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        export_model.export_model(model, tmp_path / "out", form="hf", dtype="bf16", card=fail)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out-*"))
+
+
+def test_the_card_tells_where_the_model_is_from_and_how_it_did(store: Store) -> None:
+    from flows.artifacts.runs import Run, write_run
+    from tests.support.flows.shelf import put_artifact
+
+    report = make_manifest("report", files={"report.md": "# tiny\n\n- sums 74 %\n"}, run="tiny-1")
+    store.put(report.files[0].key, b"# tiny\n\n- sums 74 %\n")
+    put_artifact(store, report)
+    sft = make_manifest("sft", run="tiny-1", metrics={"val_loss": 1.5})
+    write_run(
+        store,
+        Run(
+            run="tiny-1",
+            name="tiny",
+            profile="tiny",
+            depth=None,
+            overrides=(),
+            status="finished",
+            started="2026-11-21T00:00:00Z",
+            ended=None,
+            stages={"report": report.fingerprint, "sft": sft.fingerprint},
+        ),
+    )
+    text = export_model.model_card(store, sft, name="me/mine", is_own_code=True)
+    assert text.startswith("---\nlibrary_name: transformers\n")
+    assert "A chat model" in text
+    base = export_model.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
+    assert "A base model" in base
+    assert "# me/mine" in text
+    assert f"digest `{sft.digest}`" in text
+    assert "- val_loss: 1.5" in text
+    assert "## tiny\n\n- sums 74 %" in text
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UploadHub]:
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    with UploadHub() as server:
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("HF_TOKEN", "hf_good")
+        # The library reads its variables when it is imported.
+        for name, value in {
+            "ENDPOINT": server.endpoint,
+            "HF_HUB_OFFLINE": False,
+            "HF_HUB_DISABLE_XET": True,
+            "HF_HUB_DISABLE_TELEMETRY": True,
+        }.items():
+            monkeypatch.setattr(constants, name, value)
+        yield server
+        huggingface_hub.close_session()
+
+
+# The Hub's client hands files to its HTTP client in a way that one would rather see otherwise.
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_an_export_is_uploaded_in_one_commit(
+    model: Path, tmp_path: Path, hub: UploadHub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["export", str(model), str(tmp_path / "out"), "--push", "me/mine"])
+    captured = capsys.readouterr()  # what is sent is shown on stderr
+    assert code == 0, captured.err
+    lines = captured.out.splitlines()
+    assert lines[-1].startswith(f"uploaded to {hub.endpoint}/me/mine/commit/")
+    there = {
+        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes()
+        for p in (tmp_path / "out").rglob("*")
+        if p.is_file()
+    }
+    assert hub.files("me/mine") == there
+    assert hub.num_commits == 1
+    assert hub.private == {"me/mine": False}
+    words = ["export", str(model), str(tmp_path / "again"), "--push", "me/other", "--private"]
+    assert main(words) == 0
+    assert hub.private["me/other"] is True
+    assert "# me/mine" in there["README.md"].decode()
+
+
+def test_a_hub_that_refuses_is_one_line(
+    model: Path,
+    tmp_path: Path,
+    hub: UploadHub,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_bad")
+    assert main(["export", str(model), str(tmp_path / "out"), "--push", "me/mine"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()[-2:]
+    assert "does not let you write to me/mine (status 401)" in error
+    assert "HF_TOKEN" in hint
+    assert (tmp_path / "out" / "model.safetensors").exists()  # what was exported stays

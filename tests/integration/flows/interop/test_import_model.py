@@ -1,0 +1,147 @@
+"""`nanochat import`: a checkpoint of nanochat's becomes an artifact that every command knows."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from flows.artifacts.cache import Cache
+from flows.artifacts.names import open_model, open_run
+from flows.artifacts.pins import PINS
+from flows.artifacts.publish import find_manifest
+from flows.cli.app import main
+from flows.identity.ref import ArtifactRef
+from infra.storage.base import Store
+from nanochat_core.interop.nanochat_files import write_checkpoint
+from nanochat_core.model.checkpoint import load_model
+from tests.support.flows.terminal import Terminal
+from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def nanochats(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as nanochat keeps it, with a base model and a chat model."""
+    home = tmp_path_factory.mktemp("nanochat")
+    for folder, step in (("base_checkpoints", 100), ("chatsft_checkpoints", 20)):
+        directory = home / folder / "d4"
+        directory.mkdir(parents=True)
+        write_checkpoint(directory, a_model("2026-03-14"), a_tokenizer(), step=step, extra={})
+        if not (home / "tokenizer").exists():
+            shutil.move(directory / "tokenizer", home / "tokenizer")
+        else:
+            shutil.rmtree(directory / "tokenizer")
+    return home
+
+
+def imported(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert main(["import", *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == "reading the checkpoint\n"
+    return captured.out.splitlines()
+
+
+def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["import", *words]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.removeprefix("reading the checkpoint\n").splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"]
+    return captured.err
+
+
+def test_an_imported_model_is_found_by_its_name(
+    nanochats: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = imported(capsys, str(nanochats / "chatsft_checkpoints" / "d4"), "--name", "theirs")
+    assert lines[0].startswith("sft@theirs: sft/")
+    assert "step 20, era 2026-03-14" in lines[0]
+    assert lines[2].endswith("nanochat run PROFILE --use sft@theirs")
+    run = open_run(store, "theirs")
+    assert (run.status, sorted(run.stages)) == ("finished", ["sft", "tokenizer"])
+    with Cache(tmp_path / "cache", 10**9) as cache:
+        directory = open_model(store, "theirs", cache=cache, warn=print)
+        model = load_model(directory, torch.device("cpu"))
+    tokens = torch.arange(40)[None]
+    with torch.no_grad():
+        assert torch.equal(model(tokens), a_model("2026-03-14")(tokens))
+    home = tmp_path / "home"
+    assert not list(home.glob("import-*"))
+    assert not list(store.list(PINS))
+
+
+def test_the_same_files_again_are_the_same_artifact(
+    nanochats: Path,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal,
+) -> None:
+    path = str(nanochats / "base_checkpoints" / "d4")
+    first = imported(capsys, path, "--name", "one")[0]
+    (tmp_path / "home" / "import-999999999-x").mkdir()  # of one that was killed
+    second, _, hint = imported(capsys, path, "--name", "two", "--step", "100")
+    assert not list((tmp_path / "home").glob("import-*"))
+    assert hint.endswith("--use pretrain@two --use tokenizer@two")
+    assert second.removeprefix("pretrain@two") == (
+        first.removeprefix("pretrain@one") + ", imported before"
+    )
+    one, two = open_run(store, "one"), open_run(store, "two")
+    assert one.stages == two.stages
+    assert terminal.said("status", "one")[:2] == [
+        f"run {one.run}: finished",
+        "  profile  (imported)",
+    ]
+    assert len(terminal.said("ls", "one")) >= 3
+    plan = terminal.run("plan", "tiny", "--use", "pretrain@one", "--use", "tokenizer@one")[1]
+    assert [line.split()[1] for line in plan if "given" in line] == ["tokenizer", "pretrain"]
+    manifest = find_manifest(store, ArtifactRef("pretrain", one.stages["pretrain"]))
+    assert manifest is not None
+    assert manifest.provenance.metrics["from_step"] == 100
+
+
+def test_what_a_person_has_to_say_is_asked_for(
+    nanochats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "d4"
+    shutil.copytree(nanochats / "base_checkpoints" / "d4", elsewhere)
+    path = str(elsewhere)
+    assert "--kind: base, mid, sft, rl" in failed(capsys, path)
+    assert "--kind is 'chat'" in failed(capsys, path, "--kind", "chat")
+    assert "say where it is with --tokenizer" in failed(capsys, path, "--kind", "base")
+    assert "tiny is the name of a profile" in failed(
+        capsys, path, "--kind", "base", "--name", "tiny"
+    )
+    assert "a/b" in failed(capsys, path, "--kind", "base", "--name", "a/b")
+    odd = tmp_path / "my d20 [x]"
+    odd.mkdir()
+    assert "--name" in failed(capsys, str(odd), "--kind", "base")
+    pickled = str(nanochats / "tokenizer" / "tokenizer.pkl")
+    words = (path, "--kind", "base", "--name", "mine", "--tokenizer", pickled)
+    assert imported(capsys, *words)[0].startswith("pretrain@mine")
+
+
+def test_a_file_that_lies_leaves_nothing_behind(
+    nanochats: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "base_checkpoints" / "d4"
+    shutil.copytree(nanochats / "base_checkpoints" / "d4", directory)
+    meta = directory / "meta_000100.json"
+    tree = json.loads(meta.read_text())
+    tree["model_config"]["n_layer"] = 10**7
+    meta.write_text(json.dumps(tree))
+    assert "n_layer is 10000000" in failed(capsys, str(directory))
+    assert not list(store.list(""))
+    assert not list((tmp_path / "home").glob("import-*"))
+
+
+def test_a_path_to_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "none"
+    for words in ((), ("--kind", "base")):
+        assert f"there is no directory {missing}" in failed(capsys, str(missing), *words)
+    missing.touch()
+    assert f"{missing} is a file" in failed(capsys, str(missing))
+    assert "has no model_*.pt" in failed(capsys, str(tmp_path), "--kind", "base")

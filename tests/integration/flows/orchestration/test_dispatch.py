@@ -1,0 +1,363 @@
+"""Orders on a real Prefect server; the far side's worker is played by the test."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.build.build import BuildContext, build
+from flows.build.retry import TransientStageError
+from infra.launch.torchrun import StageInterrupted
+from infra.prefect.records import Server
+from infra.storage.base import VersionedObject
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ConfigError, StageError, StoreError
+from tests.support.flows.fixtures import ENTRY
+
+pytestmark = pytest.mark.prefect
+
+POOL = "played"  # no worker takes from it
+
+
+@pytest.fixture(scope="module")
+def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A pool of which stages can be ordered."""
+    from tests.support.flows.pools import deploy
+
+    deploy(tmp_path_factory.mktemp("nobody"), POOL)
+    return POOL
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
+    from flows.orchestration import dispatch
+
+    monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.25)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as executor:
+        yield executor
+
+
+class Caller:
+    """A run that orders one toy stage."""
+
+    def __init__(self, toys: Any, threads: ThreadPoolExecutor, run_id: str, test: str) -> None:
+        from tests.support.flows.house import make_run
+
+        self.run = make_run(f"{run_id}-{test}")
+        source = f'{ENTRY}\nTEST = "{test}"'  # the server outlives the test
+        self.stage = toys.stage("gpu", compute="gpu", source=source)
+        self.follows = threading.Event()  # an order
+        self.context: BuildContext = replace(
+            toys.context(self.run.run),
+            placement=replace(toys.placement, pool=POOL),
+            stop=threading.Event(),
+            watch=self._watch,
+        )
+        self._threads = threads
+
+    def _watch(self, stage: str, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "waiting" and "requested as" in event["text"]:
+            self.follows.set()
+
+    @property
+    def tag(self) -> str:
+        """The tag of the orders of its stage."""
+        from flows.build.build import look_up
+
+        fingerprint = look_up(self.stage, self.context, {}, force=False).identity.fingerprint
+        return f"stage:gpu/{fingerprint[:12]}"
+
+    def send(self, *, force: bool = False) -> "Future[Any]":
+        """Order the stage, in a thread."""
+        from flows.orchestration.dispatch import dispatch
+
+        return self._threads.submit(dispatch, self.stage, self.context, self.run, {}, force=force)
+
+    def wait_for_runs(self, count: int) -> list[Any]:
+        """The orders, once there are so many."""
+        from tests.support.flows.pools import runs_of, wait_until
+
+        def found() -> list[Any] | None:
+            runs = runs_of(self.tag)
+            return runs if len(runs) >= count else None
+
+        return wait_until(found)
+
+    def carry_out(self) -> None:
+        """What the far side does, for this run."""
+        alone = replace(self.context.placement, nodes=1)
+        context = replace(self.context, placement=alone, device=threading.Semaphore())
+        build(self.stage, context, {}, force=False)
+
+
+@pytest.fixture
+def make_caller(
+    toys: Any, threads: ThreadPoolExecutor, pool: str
+) -> Iterator[Callable[[str], Caller]]:
+    """Callers of one toy stage that share a store, and are stopped at the end."""
+    made: list[Caller] = []
+    test = uuid.uuid4().hex[:8]
+
+    def make(run_id: str) -> Caller:
+        made.append(Caller(toys, threads, run_id, test))
+        return made[-1]
+
+    yield make
+    for caller in made:
+        caller.context.stop.set()
+
+
+def end(run: Any, kind: str, message: str = "") -> None:
+    """The far side's run ends."""
+    from tests.support.flows.pools import set_state
+
+    set_state(run.id, kind, message=message, force=True)
+
+
+def test_what_exists_is_not_ordered(make_caller: Callable[[str], Caller]) -> None:
+    from tests.support.flows.pools import runs_of
+
+    caller = make_caller("one")
+    caller.carry_out()
+    assert caller.send().result().cached
+    assert not runs_of(caller.tag)
+
+
+def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> None:
+    first, second = make_caller("one"), make_caller("two")
+    results = [first.send(), second.send()]
+    [run] = first.wait_for_runs(1)
+    # Whoever comes later finds the stage built, or has a worker look whether it is.
+    assert all(caller.follows.wait(60) for caller in (first, second))
+    assert {first.tag, "node:0"} < set(run.tags)
+    assert run.parameters["stage"] == "gpu"
+    first.carry_out()
+    end(run, "COMPLETED")
+    assert results[0].result().manifest == results[1].result().manifest
+    assert len(first.wait_for_runs(1)) == 1
+
+
+def test_a_caller_that_comes_back_goes_on_with_its_order(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    caller = make_caller("one")
+    lost = caller.send()
+    [run] = caller.wait_for_runs(1)
+    caller.context.stop.set()
+    with pytest.raises(StageInterrupted):
+        lost.result()
+    caller.context.stop.clear()
+    caller.follows.clear()
+    again = caller.send()
+    assert caller.follows.wait(60)
+    caller.carry_out()
+    end(run, "COMPLETED")
+    assert not again.result().cached
+    assert len(caller.wait_for_runs(1)) == 1
+
+
+def test_a_lost_order_is_told_and_the_next_one_is_another_run(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    caller = make_caller("one")
+    result = caller.send()
+    end(caller.wait_for_runs(1)[0], "CRASHED", "the node is gone")
+    with pytest.raises(TransientStageError, match=r"gpu/\w{12} was lost: the node is gone"):
+        result.result()
+    again = caller.send()
+    second = caller.wait_for_runs(2)[1]
+    caller.carry_out()
+    end(second, "COMPLETED")
+    again.result()
+
+
+def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], Caller]) -> None:
+    caller = make_caller("one")
+    result = caller.send()
+    end(caller.wait_for_runs(1)[0], "FAILED", "gpu failed on rank 3\nhint: replay it with: x")
+    with pytest.raises(StageError, match="gpu failed on rank 3") as caught:
+        result.result()
+    assert caught.value.hint == "replay it with: x"
+    assert not isinstance(caught.value, TransientStageError)
+
+
+def test_the_store_is_believed_and_not_the_run(make_caller: Callable[[str], Caller]) -> None:
+    caller = make_caller("one")
+    result = caller.send()
+    end(caller.wait_for_runs(1)[0], "COMPLETED")
+    with pytest.raises(TransientStageError, match="is not in the store, though its run"):
+        result.result()
+
+    again = caller.send()
+    second = caller.wait_for_runs(2)[1]
+    caller.carry_out()
+    end(second, "CRASHED", "it published, then it died")
+    assert not again.result().cached
+
+
+def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    first, second = make_caller("one"), make_caller("two")
+    cancelled = first.send()
+    [run] = first.wait_for_runs(1)
+    waiting = second.send()
+    end(run, "CANCELLED", "by hand")
+    with pytest.raises(StageError, match="was cancelled: by hand") as caught:
+        cancelled.result()
+    assert not isinstance(caught.value, TransientStageError)
+    own = second.wait_for_runs(2)[1]
+    assert f"run:{second.run.run}" in own.tags
+    second.carry_out()
+    end(own, "COMPLETED")
+    waiting.result()
+
+
+def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str], Caller]) -> None:
+    from flows.orchestration.stage_runs import cancel_stage_runs
+    from tests.support.flows.pools import read_run
+
+    caller = make_caller("one")
+    result = caller.send()
+    [run] = caller.wait_for_runs(1)
+    cancel_stage_runs("another")
+    assert read_run(run.id).state.is_scheduled()
+    cancel_stage_runs(caller.run.run)
+    assert read_run(run.id).state.is_cancelled()
+    with pytest.raises(StageError):
+        result.result()
+
+
+def test_a_process_that_must_end_leaves_its_orders_unless_the_run_is_cancelled(
+    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.exceptions import TerminationSignal
+
+    from flows.orchestration import stage_runs
+
+    caller = make_caller("one")
+    caller.send()
+    [run] = caller.wait_for_runs(1)  # stands for the caller's own
+    monkeypatch.setattr(stage_runs.flow_run, "get_id", lambda: str(run.id))
+    told_to_end = TerminationSignal(15)
+    assert not stage_runs.is_terminal(told_to_end)
+    assert stage_runs.is_terminal(KeyboardInterrupt())
+    assert stage_runs.is_terminal(StageError("broken"))
+    end(run, "CANCELLED")
+    assert stage_runs.is_terminal(told_to_end)
+
+
+def test_an_artifact_ends_the_waiting_while_prefect_is_away(
+    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    from flows.orchestration import dispatch
+    from tests.support.flows.pools import wait_until
+
+    caller = make_caller("one")
+    told: list[str] = []
+    caller.context = replace(
+        caller.context, watch=lambda _, event: told.append(str(event.get("text")))
+    )
+    result = caller.send()
+    caller.wait_for_runs(1)
+
+    def away(*given: Any) -> Any:
+        raise httpx.ConnectError("connection refused")
+
+    monkeypatch.setattr(dispatch, "_look", away)
+    said = "Prefect does not answer (connection refused); retrying"
+    wait_until(lambda: said in told)
+    caller.carry_out()
+    assert not result.result().cached
+    assert told.count(said) == 1
+
+
+def test_a_forced_stage_is_built_again_though_another_run_made_it(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    first, second = make_caller("one"), make_caller("two")
+    first.carry_out()
+    result = second.send(force=True)
+    [run] = second.wait_for_runs(1)
+    assert run.parameters["force"]
+    build(second.stage, second.context, {}, force=True)
+    end(run, "COMPLETED")
+    assert result.result().manifest.provenance.run == second.run.run
+    assert second.send(force=True).result().cached
+
+
+class RefusingStore(LocalStore):
+    """Refuses to be read: unlike one that does not answer, it is not waited for."""
+
+    def get(self, key: str, *, size: int | None = None) -> bytes:
+        raise StoreError(f"{self.url} refuses to be read")
+
+    def get_stored(self, key: str) -> VersionedObject:
+        raise StoreError(f"{self.url} refuses to be read")
+
+
+def test_a_store_that_refuses_to_be_read_orders_nothing(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    from tests.support.flows.pools import runs_of
+
+    caller = make_caller("one")
+    tag = caller.tag
+    caller.context = replace(
+        caller.context, store=RefusingStore(caller.context.placement.home / "store")
+    )
+    with pytest.raises(StoreError):
+        caller.send().result()
+    assert not runs_of(tag)
+
+
+def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
+    from flows.orchestration.stage_runs import check_pool
+
+    with pytest.raises(
+        ConfigError, match="no stage can be requested from the pool 'none'"
+    ) as caught:
+        check_pool("none")
+    assert "nanochat deploy --pool none" in (caught.value.hint or "")
+
+
+def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration.stage_runs import check_pool
+    from tests.support.flows.pools import start_toys
+
+    check_pool(pool)
+    run = start_toys("toy-own", pool=pool)
+    monkeypatch.setenv("PREFECT__FLOW_RUN_ID", str(run.id))
+    with pytest.raises(ConfigError, match=f"cannot run in the work pool '{pool}'") as caught:
+        check_pool(pool)
+    assert "such as gpu" in (caught.value.hint or "")
+
+
+def test_several_machines_take_an_order_each(make_caller: Callable[[str], Caller]) -> None:
+    caller = make_caller("one")
+    caller.context = replace(caller.context, placement=replace(caller.context.placement, nodes=2))
+    result = caller.send()
+    runs = caller.wait_for_runs(2)
+    assert sorted(run.parameters["node"] for run in runs) == [0, 1]
+    second = next(run for run in runs if "node:1" in run.tags)
+    end(second, "CRASHED", "its node is gone")
+    with pytest.raises(TransientStageError, match="its node is gone"):
+        result.result()
+    again = caller.send()  # goes on with the first, and orders the second again
+    runs = caller.wait_for_runs(3)
+    caller.carry_out()
+    end(next(run for run in runs if "node:0" in run.tags), "COMPLETED")
+    again.result()
+    assert len(caller.wait_for_runs(3)) == 3

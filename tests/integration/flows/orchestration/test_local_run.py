@@ -1,0 +1,87 @@
+"""What a command does about its own flow, beside what test_pipeline.py shows on a server."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.prefect
+
+# Each case is a process of its own, forked from one that has imported Prefect.
+SCRIPT = """
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from flows.orchestration import caller
+
+
+def leave(why):
+    print(why, flush=True)
+    os._exit(130)
+
+
+caller.SECONDS_TO_REPORT = 0.5
+called = caller.LocalRun(home=Path(), watch=lambda stage, event: None, leave=leave)
+
+
+@caller.cancellable
+def stopped(error):
+    try:
+        raise error
+    finally:
+        time.sleep(1.5)
+        print("saved", flush=True)
+
+
+def run(error, engine):
+    try:
+        with caller.running_locally(called):
+            try:
+                stopped(error)
+            finally:
+                time.sleep(engine)  # Prefect's engine, which tries to report to its server
+    except BaseException:
+        time.sleep(1.5)
+    print("ended", flush=True)
+
+
+def fork(error, engine):
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        os.dup2(write, 1)
+        run(error, engine)
+        os._exit(0)
+    os.close(write)
+    return child, read
+
+
+cases = {
+    "interrupt, no server": (KeyboardInterrupt(), 60),
+    "termination, no server": (caller.TerminationSignal(15), 60),
+    "interrupt": (KeyboardInterrupt(), 0),
+    "mistake": (ValueError(), 1.5),
+}
+children = {name: fork(*case) for name, case in cases.items()}
+ends = {}
+for name, (child, read) in children.items():
+    lines = open(read).read().splitlines()
+    ends[name] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), lines
+json.dump(ends, sys.stdout)
+"""
+
+
+def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    ends = json.loads(ended.stdout)
+
+    for case in ("interrupt, no server", "termination, no server"):
+        code, (saved, why) = ends[case]
+        assert (code, saved) == (130, "saved")
+        assert "Prefect's server does not answer" in why
+    # What was reported, or failed, ends as ever.
+    assert ends["interrupt"] == ends["mistake"] == [0, ["saved", "ended"]]

@@ -1,0 +1,116 @@
+"""The flow that carries out an order, in the test's own process: how its run ends."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from flows.build.build import look_up
+from flows.build.stage_request import NodeRequest, StageRequest, make_request
+from infra.prefect.records import Server
+
+pytestmark = pytest.mark.prefect
+
+# Killed while there is a file `fatal` in the home.
+FRAGILE = """
+import os
+import signal
+
+
+def run(job):
+    if (job.directory.parents[2] / "fatal").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    (job.output / "value.txt").write_text("made")
+    return {}
+"""
+
+
+@pytest.fixture
+def asked(toys: Any, server: Server) -> StageRequest:
+    """An order of a toy stage."""
+    from tests.support.flows.house import make_run
+
+    stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
+    fingerprint = look_up(stage, toys.context(), {}, force=False).identity.fingerprint
+    run = make_run("toy-1")
+    return make_request(stage, toys.context(), run, {}, fingerprint=fingerprint, force=False)
+
+
+@pytest.fixture
+def carry_out(
+    toys: Any, asked: StageRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[StageRequest], Any]:
+    """Runs the flow with an order of this stage; gives the state that it ends in."""
+    import flows.build.stage_request
+    import flows.orchestration.one_stage
+
+    stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
+
+    def open_order(asked: StageRequest, *, watch: Any) -> Any:
+        return stage, replace(toys.context(asked.run), watch=watch), {}
+
+    monkeypatch.setattr(flows.build.stage_request, "open_request", open_order)
+    monkeypatch.setattr(flows.orchestration.one_stage, "stage_of", lambda asked: stage)
+
+    def run(asked: StageRequest) -> Any:
+        parameters = json.loads(json.dumps(asdict(asked)))  # as they come from the server
+        return flows.orchestration.one_stage.one_stage(**parameters, return_state=True)
+
+    return run
+
+
+def test_an_order_is_carried_out_once(
+    asked: StageRequest, carry_out: Callable[[StageRequest], Any]
+) -> None:
+    first, second = carry_out(asked), carry_out(asked)
+    assert (first.name, second.name) == ("Completed", "Cached")
+    assert first.message == second.message
+    assert first.message.endswith(f"/fragile/{asked.fingerprint}")
+
+
+def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
+    toys: Any, asked: StageRequest, carry_out: Callable[[StageRequest], Any]
+) -> None:
+    (toys.home / "fatal").touch()
+    state = carry_out(asked)
+    assert state.is_crashed()
+    assert "fragile ended without a result: killed by SIGKILL" in state.message
+    assert "\nhint: its log is" in state.message
+    assert "replay it with: python -P -m nanochat_core.worker" in state.message
+    (toys.home / "fatal").unlink()
+    assert carry_out(asked).is_completed()
+
+
+def test_another_fingerprint_is_refused_in_a_line(
+    asked: StageRequest,
+    carry_out: Callable[[StageRequest], Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    state = carry_out(replace(asked, fingerprint="ab" * 32))
+    assert state.is_failed()
+    assert state.message.startswith("fragile/abababababab was requested, but this machine would")
+    assert "Traceback" not in caplog.text
+
+
+def test_a_request_is_held_to_types_alone() -> None:
+    from prefect.utilities.callables import parameter_schema
+    from prefect.utilities.schema_tools.validation import is_valid
+
+    from flows.orchestration.one_stage import one_stage
+
+    # What a command accepts must be accepted here too: hours later nothing could be mended.
+    asked = NodeRequest(
+        stage="sft",
+        fingerprint="0" * 64,
+        inputs=(),
+        profile="mine",
+        overrides=("seed=7", "seed=7"),
+        run="mine-1",
+        store="file:///data",
+    )
+    schema = parameter_schema(one_stage.fn).model_dump(mode="json", exclude_unset=True)
+    assert is_valid(json.loads(json.dumps(asdict(asked))), schema)
+    stage = schema["properties"]["stage"]  # a person may look at such a run
+    assert (stage["label"], stage["description"]) == ("Stage", "The stage to build.")

@@ -1,0 +1,335 @@
+"""The flow on a real server: it runs a table, reuses it, survives a failure, stops when asked."""
+
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.artifacts.runs import find_run, new_run_id
+from flows.run_request import RunRequest, options_of
+from infra.prefect.records import Server
+from tests.support.flows.house import make_run
+from tests.support.flows.pools import client, set_state
+from tests.unit.flows.build.test_outage import TERMS, Outage
+
+pytestmark = pytest.mark.prefect
+
+
+@pytest.fixture
+def run_toys(server: Server) -> Callable[..., Any]:
+    """Runs a table of toys as a flow; returns its outcome."""
+    from prefect import flow
+
+    from flows.orchestration.pipeline import run_pipeline
+
+    def run(
+        toys: Any,
+        stages: list[Any],
+        *,
+        run_id: str | None = None,
+        context: Any = None,
+        **options: Any,
+    ) -> Any:
+        name = run_id or new_run_id("toy", "20261121t000000z")
+
+        @flow(name="toys", flow_run_name=name)
+        def toy_flow() -> Any:
+            return run_pipeline(stages, context or toys.context(name), make_run(name), **options)
+
+        return toy_flow()
+
+    return run
+
+
+def flow_run(name: str) -> Any:
+    """The one flow run of this name."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+    with client() as asking:
+        chosen = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        [found] = asking.read_flow_runs(flow_run_filter=chosen)
+        return found
+
+
+def task_runs(flow_run_name: str) -> dict[str, Any]:
+    """Stage -> its task run's state, as the server shows it."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+    chosen = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
+    deadline = time.monotonic() + 30
+    with client() as asking:
+        while True:  # the server learns of task runs by events, a moment later
+            found = asking.read_task_runs(flow_run_filter=chosen)
+            # A task run that never started keeps the suffix Prefect gave to its name.
+            states = {run.name.partition("-")[0]: run.state for run in found}
+            settled = all(s and (s.is_final() or s.name == "NotReady") for s in states.values())
+            if (states and settled) or time.monotonic() > deadline:
+                return states
+            time.sleep(0.1)
+
+
+def artifacts(key: str) -> list[Any]:
+    """What the flow published under a key, newest first."""
+    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+
+    with client() as asking:
+        found = asking.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
+        )
+    return sorted(found, key=lambda artifact: artifact.created, reverse=True)
+
+
+def make_table(toys: Any) -> list[Any]:
+    """left, right -> join -> end"""
+    left, right = toys.stage("left"), toys.stage("right")
+    join = toys.stage("join", left, right, compute="gpu")
+    return [left, right, join, toys.stage("end", join)]
+
+
+def test_the_flow_runs_the_table_and_later_runs_compute_only_what_is_redone_or_new(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stages = make_table(toys)
+
+    first = run_toys(toys, stages, run_id="toy-first")
+    second = run_toys(toys, stages, run_id="toy-second")
+
+    assert [built.cached for built in first.stages.values()] == [False] * 4
+    assert [built.cached for built in second.stages.values()] == [True] * 4
+    store = toys.context().store
+    assert store.get(first.stages["end"].manifest.files[0].key) == b"left+right+join+end"
+    states = task_runs("toy-second")
+    assert {name: (s.type.value, s.name) for name, s in states.items()} == dict.fromkeys(
+        ("left", "right", "join", "end"), ("COMPLETED", "Cached")
+    )
+    assert states["end"].message == second.stages["end"].uri
+    assert {s.name for s in task_runs("toy-first").values()} == {"Completed"}
+    record = find_run(store, "toy-second")
+    assert record is not None
+    assert record.status == "finished"
+    assert record.ended is not None
+    assert record.stages == {n: b.manifest.fingerprint for n, b in second.stages.items()}
+    assert artifacts("toy-first-end-metrics")
+    assert artifacts("toy-first-end-progress")
+
+    made = second.stages["left"].manifest
+    more = [*stages, toys.stage("more", stages[-1])]
+    out = run_toys(toys, more, run_id="toy-part", pinned={"left": made}, redo=frozenset({"join"}))
+    # What follows a stage that is redone is reused when its result is the same.
+    assert [name for name, built in out.stages.items() if not built.cached] == ["join", "more"]
+    assert out.stages["left"].manifest == made
+    record = find_run(store, "toy-part")
+    assert record is not None
+    assert record.stages["left"] == made.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("verb", "part", "data"),
+    [
+        ("put", "runs/toy-silent", b""),  # the record, as the run begins
+        ("get", "first/", b"given"),  # a given artifact
+        ("fetch", "report/", b""),
+        ("put", "runs/toy-silent", b'"finished"'),  # the record, as the run ends
+    ],
+)
+def test_a_run_waits_for_a_store_that_falls_silent(
+    toys: Any, run_toys: Callable[..., Any], verb: str, part: str, data: bytes
+) -> None:
+    first = toys.stage("first")
+    report = toys.stage("report", first)
+    given = {}
+    if data == b"given":
+        given = run_toys(toys, [first], run_id="toy-earlier").stages
+    context = replace(toys.context("toy-silent"), terms=TERMS)
+    outage: Any = Outage(context.store, verb, part, data=b"" if given else data)
+    out = run_toys(
+        toys,
+        [first, report],
+        run_id="toy-silent",
+        context=replace(context, store=outage),
+        pinned={name: built.manifest for name, built in given.items()},
+    )
+    assert outage.until is not None
+    assert set(out.stages) == {"first", "report"}
+    record = find_run(context.store, "toy-silent")
+    assert record is not None
+    assert record.status == "finished"
+
+
+def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    from infra.launch.torchrun import JobFailed
+
+    stages = make_table(toys)
+    toys.set_broken("join")
+
+    with pytest.raises(JobFailed, match="join failed on rank 0: ValueError: broken") as caught:
+        run_toys(toys, stages, run_id="toy-broken")
+
+    assert caught.value.hint is not None
+    path = Path(caught.value.hint.rpartition(" ")[2])
+    replay = [sys.executable, "-m", "nanochat_core.worker", str(path)]
+    again = subprocess.run(replay, capture_output=True, text=True, check=False, cwd=toys.root)
+    assert "ValueError: broken" in again.stderr
+    states = {name: state.name for name, state in task_runs("toy-broken").items()}
+    assert states == {
+        "left": "Completed",
+        "right": "Completed",
+        "join": "Failed",
+        "end": "NotReady",
+    }
+    record = find_run(toys.context().store, "toy-broken")
+    assert record is not None
+    assert record.status == "failed"
+    assert set(record.stages) == {"left", "right"}
+
+    toys.set_broken("join", False)
+    fixed = run_toys(toys, stages)
+    assert {name: built.cached for name, built in fixed.stages.items()} == {
+        "left": True,
+        "right": True,
+        "join": False,
+        "end": False,
+    }
+
+
+def test_from_stage_redoes_everything_after_it(toys: Any, server: Server) -> None:
+    from flows.stages import stages_to_redo
+
+    stages = make_table(toys)
+
+    assert stages_to_redo(stages, force=(), from_stage="join") == {"join", "end"}
+    assert stages_to_redo(stages, force=["left"], from_stage=None) == {"left"}
+
+
+REPOSITORY = Path(__file__).parents[4]
+SCRIPT = """
+import contextlib
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+sys.path.insert(0, sys.argv[2])
+from tests.support.flows.fixtures import Toys
+from flows.render.terminal import Display
+from flows.orchestration.local_run import ready
+
+toys = Toys(root=Path(sys.argv[1]) / "root", home=Path(sys.argv[1]) / "home")
+training = toys.stage("training", source=(toys.root / "tasks" / "toy_training.py").read_text())
+stages = [training, toys.stage("quick"), toys.stage("end", training)]
+
+with (
+    contextlib.suppress(KeyboardInterrupt),
+    Display(Console(), stages=[stage.name for stage in stages]) as display,
+    ready(Path(sys.argv[3]), display),
+):
+    from prefect import flow
+
+    from flows.orchestration import caller, pipeline
+    from tests.support.flows.house import make_run
+
+    if sys.argv[5] == "slow interrupt":
+        pipeline.SECONDS_TO_STOP, caller.SECONDS_TO_REPORT = -4, 8
+    context = toys.context("toy-stopped")
+    context = replace(context, watch=display.watch, stop=caller.LOCAL_RUN.get().stop)
+
+    @flow(name="toys", flow_run_name=sys.argv[4])
+    @caller.cancellable
+    def toy_flow():
+        return pipeline.run_pipeline(stages, context, make_run("toy-stopped"))
+
+    toy_flow()
+    sys.exit(0)
+sys.exit(130)
+"""
+TRAINING = """
+import time
+from nanochat_core.runtime.interrupt import STOP, Interrupted
+from nanochat_core.runtime.progress import Progress
+
+
+def run(job):
+    saved = job.checkpoints / "saved"
+    progress = Progress(job.events)
+    progress.start(1000, step=5 if saved.exists() else 0)
+    if not saved.exists():
+        with STOP.deferred() as stop:
+            while not stop.requested:
+                time.sleep(0.02)
+            saved.touch()
+            raise Interrupted
+    (job.output / "value.txt").write_text("trained")
+    return {}
+"""
+
+
+@pytest.mark.parametrize("how", ["terminate", "cancel", "slow interrupt"])
+def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
+    toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, how: str
+) -> None:
+    source = TRAINING
+    if how == "slow interrupt":  # the saving, beside what Prefect gets to be told in
+        source = TRAINING.replace("saved.touch()", "time.sleep(10), saved.touch()")
+    training = toys.stage("training", source=source)
+    name = f"stopped-{uuid.uuid4().hex[:8]}"
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path), str(REPOSITORY)]
+    environment = {**os.environ, "PREFECT_API_URL": server.api_url}
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "home"), name, how],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    events = "work/training/*/events.jsonl"
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size for path in toys.home.glob(events)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    if how == "cancel":
+        set_state(flow_run(name).id, "CANCELLING", force=True)  # the button of the run's page
+    else:
+        process.send_signal(signal.SIGTERM if how == "terminate" else signal.SIGINT)
+    printed = process.communicate(timeout=60)[0]
+
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert "training  interrupted" in printed
+    assert not any("job.json" in " ".join(p.info["cmdline"] or []) for p in _children_left(toys))
+    record = find_run(toys.context().store, "toy-stopped")
+    assert record is not None
+    assert record.status == "interrupted"
+    assert flow_run(name).state.type.value == ("CANCELLED" if how == "cancel" else "CRASHED")
+
+    again = run_toys(toys, [training])
+    assert again.run.status == "finished"
+    assert len(again.stages["training"].manifest.provenance.segments) == 2
+
+
+def _children_left(toys: Any) -> list[psutil.Process]:
+    """Worker processes of these toys."""
+    found = psutil.process_iter(["cmdline"])
+    return [p for p in found if str(toys.home) in " ".join(p.info["cmdline"] or [])]
+
+
+def test_prefect_sees_the_parameters_of_the_request() -> None:
+    from flows.orchestration.pipeline import nanochat
+
+    seen = inspect.signature(nanochat.fn).parameters
+    assert list(seen) == list(options_of(RunRequest))
+    assert {name: p.default for name, p in seen.items()} == vars(RunRequest())

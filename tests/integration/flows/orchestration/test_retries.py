@@ -1,0 +1,201 @@
+"""A lost stage is started again in the same run; a mistake is not, and nobody waits in vain."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.build.retry import TransientStageError
+from flows.plan.starts import read_starts
+from infra.launch.torchrun import JobFailed
+from infra.prefect.records import Server
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StageError, StoreError
+from tests.integration.flows.orchestration.test_dispatch import RefusingStore
+from tests.integration.flows.orchestration.test_one_stage import FRAGILE
+from tests.integration.flows.orchestration.test_pipeline import run_toys, task_runs
+from tests.support.flows.house import make_run
+from tests.unit.flows.build.test_outage import Outage
+
+__all__ = ["run_toys"]
+
+pytestmark = pytest.mark.prefect
+
+# Killed in the first two attempts.
+TWICE = """
+import os
+import signal
+
+
+def run(job):
+    marks = job.checkpoints / "attempts"
+    tried = marks.read_text() if marks.exists() else ""
+    marks.write_text(tried + ".")
+    if len(tried) < 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    (job.output / "value.txt").write_text("made")
+    return {}
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flows.build import retry
+
+    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.1)
+
+
+def run_counts(flow_run_name: str) -> dict[str, int]:
+    """Stage -> how often its task ran, as the server shows it."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+
+    task_runs(flow_run_name)  # the server has heard of all
+    chosen = FlowRunFilter(name=FlowRunFilterName(any_=[flow_run_name]))
+    with get_client(sync_client=True) as client:
+        return {run.name: run.run_count for run in client.read_task_runs(flow_run_filter=chosen)}
+
+
+def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stage = toys.stage("twice", source=TWICE)
+    made = run_toys(toys, [stage, toys.stage("end", stage)], run_id="toy-twice", retries=2)
+    assert not made.stages["twice"].cached
+    assert run_counts("toy-twice") == {"twice": 3, "end": 1}
+    assert "waiting" in toys.kinds("twice")
+
+
+def test_attempts_are_counted_and_the_last_error_is_told(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    stage = toys.stage("twice", source=TWICE)
+    with pytest.raises(JobFailed, match="killed by SIGKILL"):
+        run_toys(toys, [stage], run_id="toy-thrice", retries=1)
+    assert run_counts("toy-thrice") == {"twice": 2}
+    assert task_runs("toy-thrice")["twice"].is_failed()
+
+
+def test_an_error_of_the_code_is_not_tried_again(toys: Any, run_toys: Callable[..., Any]) -> None:
+    toys.set_broken("first")
+    with pytest.raises(JobFailed, match="ValueError: broken"):
+        run_toys(toys, [toys.stage("first")], run_id="toy-error", retries=3)
+    assert run_counts("toy-error") == {"first": 1}
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_next_attempt(
+    toys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration import stage_task
+
+    monkeypatch.setattr(stage_task.task_run, "get_run_count", lambda: 2)
+    context = replace(toys.context(), stop=threading.Event())
+    threading.Timer(0.2, context.stop.set).start()
+    with pytest.raises(StageError, match="the run is being stopped"):
+        stage_task._pause(toys.stage("first"), context, 600.0)  # past the test's own time
+
+
+def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
+    toys: Any, server: Server
+) -> None:
+    from prefect import flow
+
+    from flows.orchestration.stage_task import submit
+
+    stage = toys.stage("fragile", source=FRAGILE)
+    context = replace(toys.context(), store=RefusingStore(toys.home / "store"))
+
+    @flow(name="toys", flow_run_name="toy-away")
+    def away() -> Any:
+        return submit(stage, context, make_run("toy-away"), {}, force=False, retries=1).result()
+
+    with pytest.raises(StoreError, match="refuses to be read"):
+        away()
+    assert run_counts("toy-away") == {"fragile": 1}
+    assert "building" not in toys.kinds("fragile")
+
+
+def test_a_run_that_was_started_too_often_fails_before_it_plans(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration import pipeline
+
+    def plan(*given: Any, **options: Any) -> Any:
+        raise AssertionError("this is where it was killed")
+
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.setattr(pipeline, "make_plan", plan)
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 2)
+    with pytest.raises(StageError, match="was started 12 times; the last 11 got no further"):
+        pipeline.nanochat(store=(tmp_path / "store").as_uri())
+
+
+@pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
+def test_a_run_that_begins_while_the_store_is_silent_waits(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    from flows.orchestration import pipeline
+
+    def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
+        raise TransientStageError("this is where stages are built")
+
+    outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.setattr(pipeline, "open_store", lambda url: outage)
+    monkeypatch.setattr(pipeline, "run_pipeline", stop)
+    monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
+    with pytest.raises(TransientStageError, match="this is where stages are built"):
+        pipeline.nanochat(store=outage.url)
+    assert outage.until is not None
+
+
+def test_what_was_started_too_often_leaves_a_record_and_no_orders(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration import pipeline
+
+    store = LocalStore(tmp_path)
+    write_run(store, make_run("one"))
+    cancelled: list[str] = []
+    monkeypatch.setattr(pipeline, "cancel_requests_of", cancelled.append)
+    starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS)
+    pipeline.check_restart_limit(store, starts, pool="gpu")
+    starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS + 1)
+    with pytest.raises(StageError, match="one was started 11 times"):
+        pipeline.check_restart_limit(store, starts, pool="gpu")
+    assert cancelled == ["one", "two"]
+    found = find_run(store, "one")
+    assert found is not None
+    assert found.status == "failed"
+    assert find_run(store, "two") is None
+
+
+def test_starts_that_get_further_are_not_counted(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration import pipeline
+
+    store = LocalStore(tmp_path / "store")
+    built: dict[str, str] = {}
+
+    def die(stages: Any, context: Any, run: Run, **options: Any) -> Any:
+        write_run(store, replace(run, stages=built))
+        raise TransientStageError("the process died")
+
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
+    monkeypatch.setattr(pipeline, "run_pipeline", die)
+    monkeypatch.setattr(pipeline, "MOST_STARTS", 2)
+    monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
+    for number in range(1, 7):
+        monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda number=number: number)
+        if number <= 4:
+            built[f"stage{number}"] = "0" * 64
+        with pytest.raises(TransientStageError, match="the process died"):
+            pipeline.nanochat(store=store.url)
+    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: 7)
+    with pytest.raises(StageError, match="one was started 7 times; the last 2 got no further"):
+        pipeline.nanochat(store=store.url)

@@ -1,0 +1,247 @@
+"""What a real server's pages show of stages and runs, asked for as the pages ask: over HTTP."""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from flows.artifacts.runs import new_run_id
+from infra.prefect.records import Server
+from tests.support.deployments.fixtures import api
+from tests.support.deployments.prefect_api import PrefectApi
+from tests.support.flows.house import make_run
+
+__all__ = ["api"]
+
+pytestmark = pytest.mark.prefect
+
+TRAINING = """
+from nanochat_core.runtime.progress import Progress
+
+
+def run(job):
+    saved = job.checkpoints / "saved"
+    first = 5 if saved.exists() else 0
+    progress = Progress(job.events)
+    progress.start(10, step=first)
+    for step in range(first + 1, 11):
+        progress.step(step, loss=5.0 / step, tokens_per_second=1234.5)
+        if step == 7 and (job.directory.parents[2] / "broken" / job.stage).exists():
+            saved.touch()
+            raise ValueError("the machine is on fire")
+    (job.output / "value.txt").write_text("trained")
+    return {"score": 0.5, "score_low": 0.25, "score_high": 0.75, "steps": 10}
+"""
+
+
+class Pages:
+    """The API that the pages ask."""
+
+    def __init__(self, api: PrefectApi) -> None:
+        self._api = api
+
+    def flow_run(self, name: str) -> dict[str, Any]:
+        """The first flow run of this name."""
+        return self.flow_runs(name)[-1]
+
+    def flow_runs(self, name: str) -> list[dict[str, Any]]:
+        """All flow runs of this name, the newest first."""
+        chosen = {"flow_runs": {"name": {"any_": [name]}}, "sort": "START_TIME_DESC"}
+        return self._filter("flow_runs", chosen)
+
+    def task_run(self, flow_run: str, stage: str) -> dict[str, Any]:
+        """A stage's task run in its last state, which the server learns of a moment later."""
+        chosen = {"flow_runs": {"name": {"any_": [flow_run]}}}
+        deadline = time.monotonic() + 60
+        while True:
+            found = {run["name"]: run for run in self._filter("task_runs", chosen)}
+            run = found.get(stage)
+            if run and run["state_type"] in ("COMPLETED", "FAILED"):
+                return run
+            assert time.monotonic() < deadline, found
+            time.sleep(0.1)
+
+    def artifacts(self, flow_run: str) -> dict[str, dict[str, Any]]:
+        """What the tab Artifacts of a flow run shows, by key."""
+        run = self.flow_run(flow_run)
+        chosen = {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}}
+        return {item["key"]: item for item in self._filter("artifacts", chosen)}
+
+    def logs(self, flow_run: str, text: str) -> list[dict[str, Any]]:
+        """The lines of a flow run once `text` is among them: they are sent in bundles."""
+        chosen = {"logs": {"flow_run_id": {"any_": [self.flow_run(flow_run)["id"]]}}}
+        deadline = time.monotonic() + 60
+        while True:
+            found = self._filter("logs", chosen)
+            if any(text in line["message"] for line in found):
+                return found
+            assert time.monotonic() < deadline, [line["message"] for line in found]
+            time.sleep(0.1)
+
+    def _filter(self, what: str, chosen: dict[str, Any]) -> list[dict[str, Any]]:
+        return self._api.post(f"/{what}/filter", chosen)
+
+
+@pytest.fixture
+def pages(api: PrefectApi) -> Pages:
+    return Pages(api)
+
+
+@pytest.fixture
+def run_toys(server: Server) -> Callable[..., Any]:
+    """Runs a table of toys as a flow of that name, which is the run's id."""
+    from prefect import flow
+
+    from flows.orchestration.pipeline import run_pipeline
+
+    def run(toys: Any, stages: list[Any], run_id: str) -> Any:
+        @flow(name="toys", flow_run_name=run_id)
+        def toy_flow() -> Any:
+            return run_pipeline(stages, toys.context(run_id), make_run(run_id))
+
+        return toy_flow()
+
+    return run
+
+
+def test_a_run_that_fails_and_goes_on_is_shown_from_its_curve_to_its_cause(
+    toys: Any, run_toys: Callable[..., Any], pages: Pages
+) -> None:
+    from infra.launch.torchrun import JobFailed
+
+    data = toys.stage("data")
+    training = toys.stage("training", data, source=TRAINING)
+    toys.set_broken("training")
+    first, second = (new_run_id("toy", "20261121t000000z") for _ in range(2))
+    with pytest.raises(JobFailed):
+        run_toys(toys, [data, training], first)
+    check_failed(pages, first)
+
+    toys.set_broken("training", False)
+    outcome = run_toys(toys, [data, training], second)
+    check_went_on(pages, second, outcome.stages["training"])
+
+
+def check_failed(pages: Pages, name: str) -> None:
+    shown = pages.artifacts(name)
+    failure = shown["toy-training-failure"]
+    assert failure["type"] == "markdown"
+    assert failure["task_run_id"] is not None
+    for part in (
+        "# training failed",
+        "training failed on rank 0: ValueError: the machine is on fire",
+        'raise ValueError("the machine is on fire")',  # of the traceback in the rank's log
+        "python -P -m nanochat_core.worker /",
+        "step 7/10",
+    ):
+        assert part in failure["data"]
+    assert shown["toy-training-progress"]["data"] < 100
+    assert "| data | built |" in shown["toy-artifacts"]["data"]  # what there is by now
+    lines = pages.logs(name, "replay it with: python -P -m nanochat_core.worker")
+    errors = [line["message"] for line in lines if line["level"] == logging.ERROR]
+    assert any(text.startswith("training: failed: training failed on rank 0") for text in errors)
+    assert any("Traceback" in text for text in errors)
+    run = pages.task_run(name, "training")
+    assert f"run:{name}" in run["tags"]
+    assert any(tag.startswith("stage:training/") for tag in run["tags"])
+
+
+def check_went_on(pages: Pages, name: str, built: Any) -> None:
+    run = pages.task_run(name, "training")
+    assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Resumed")
+    assert run["state"]["message"] == f"resumed at step 5/10; {built.uri}"
+    assert {f"run:{name}", f"stage:{built.manifest.name}"} <= set(run["tags"])
+    assert pages.task_run(name, "data")["state_name"] == "Cached"
+    assert pages.flow_run(name)["tags"] == [f"run:{name}"]
+
+    shown = pages.artifacts(name)
+    progress = shown["toy-training-progress"]
+    assert progress["data"] == 100
+    assert progress["description"] == (
+        "training: resumed at step 5/10; finished at step 10/10, loss 0.5, 1,234 tokens/s"
+    )
+    metrics = shown["toy-training-metrics"]
+    assert metrics["description"] == built.uri
+    assert json.loads(metrics["data"]) == [  # text: the pages break on anything else
+        {"metric": "score", "value": 0.5, "95 % interval": "0.25 to 0.75"},
+        {"metric": "steps", "value": 10, "95 % interval": ""},
+    ]
+    curve = shown["toy-training-curve"]
+    assert curve["type"] == "image"
+    assert curve["data"].startswith("data:image/png;base64,")
+    page = shown["toy-artifacts"]["data"]
+    assert "| training | resumed at step 5/10 |" in page
+    assert "| data | Cached |" in page
+    pages.logs(name, "training: resumed at step 5/10")
+
+
+def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
+    toys: Any, server: Server, pages: Pages
+) -> None:
+    from prefect import flow
+
+    from flows.build.build import build
+    from flows.orchestration.stage_page import StagePage, final_state
+
+    training = toys.stage("training", source=TRAINING)
+
+    run_id = new_run_id("toy", "20261121t000000z")
+
+    @flow(name="one-toy", flow_run_name=run_id)
+    def one_toy() -> Any:
+        reporter = StagePage(training, run=run_id)
+        context = toys.context(run_id)
+        object.__setattr__(context, "watch", lambda stage, event: reporter.report(event))
+        built = build(training, context, {}, force=False)
+        reporter.close()
+        return final_state(built)
+
+    one_toy()
+    run = pages.flow_run(run_id)
+    assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Completed")
+    shown = pages.artifacts(run_id)
+    assert {"toy-training-progress", "toy-training-metrics", "toy-training-curve"} <= set(shown)
+    assert shown["toy-training-curve"]["task_run_id"] is None
+    one_toy()
+    assert "Cached" in {run["state_name"] for run in pages.flow_runs(run_id)}
+
+
+def test_what_cannot_be_shown_costs_nothing_else_and_a_silent_server_is_left_alone(
+    server: Server, pages: Pages
+) -> None:
+    from prefect import flow
+
+    from flows.orchestration.stage_page import BackgroundWriter
+
+    done: list[str] = []
+
+    def refused() -> None:
+        raise httpx.ConnectError("no server listens")
+
+    def broken() -> None:
+        raise KeyError("of the picture")
+
+    @flow(name="couriers")
+    def couriers() -> None:
+        one, other = BackgroundWriter("one"), BackgroundWriter("other")
+        one.send(broken)
+        one.send(lambda: done.append("after a mistake"))
+        other.send(refused)
+        other.send(lambda: done.append("after silence"))
+        one.send(lambda: one.write("page", "markdown", "text", description="about"))
+        one.send(lambda: one.write("page", "markdown", "other text", description="about"))
+        one.close()
+        other.close()
+
+    name = new_run_id("couriers", "20261121t000000z")
+    couriers.with_options(flow_run_name=name)()
+    assert done == ["after a mistake"]
+    shown = pages.artifacts(name)
+    assert [(key, item["data"]) for key, item in shown.items()] == [("one-page", "other text")]
+    # In either order: two threads log, and each bundle of lines has what was logged by then.
+    assert pages.logs(name, "not shown on Prefect's pages: ConnectError: no server listens")
+    assert pages.logs(name, "not shown on Prefect's pages: KeyError: 'of the picture'")

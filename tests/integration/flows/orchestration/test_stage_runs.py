@@ -1,0 +1,130 @@
+"""Which run an order is shared with, and when it is ordered again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.build.retry import TransientStageError
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ConfigError
+from tests.integration.flows.orchestration.test_dispatch import (
+    Caller,
+    end,
+    make_caller,
+    pool,
+    quick,
+    threads,
+)
+from tests.support.flows.pools import read_run
+
+__all__ = ["make_caller", "pool", "quick", "threads"]
+
+pytestmark = pytest.mark.prefect
+
+
+def test_an_order_that_is_being_cancelled_is_not_gone_on_with(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    first, second = make_caller("one"), make_caller("two")
+    first.send()
+    [run] = first.wait_for_runs(1)
+    end(run, "CANCELLING")
+    result = second.send()
+    own = second.wait_for_runs(2)[1]
+    assert f"run:{second.run.run}" in own.tags
+    second.carry_out()
+    end(own, "COMPLETED")
+    result.result()
+
+
+def test_a_caller_whose_clock_was_ahead_does_not_get_an_old_run_for_ever(
+    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    from flows.orchestration import stage_runs
+
+    caller = make_caller("one")
+    request = stage_runs.run_deployment
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            stage_runs, "run_deployment", lambda *a, **k: request(*a, scheduled_time=ahead, **k)
+        )
+        result = caller.send()
+        end(caller.wait_for_runs(1)[0], "CRASHED")
+        with pytest.raises(TransientStageError):
+            result.result()
+    for count in (2, 3):
+        result = caller.send()
+        end(caller.wait_for_runs(count)[-1], "CRASHED")
+        with pytest.raises(TransientStageError):
+            result.result()
+
+
+def test_a_caller_with_another_store_makes_its_own_order_and_leaves_the_other_alone(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    first, second = make_caller("one"), make_caller("two")
+    result = first.send()
+    [run] = first.wait_for_runs(1)
+    end(run, "RUNNING")
+    second.context = replace(
+        second.context, store=LocalStore(second.context.placement.home / "other")
+    )
+    other = second.send()
+    own = second.wait_for_runs(2)[1]
+    assert own.parameters["store"] == second.context.store.url
+    second.carry_out()
+    end(own, "COMPLETED")
+    assert not other.result().cached
+    assert read_run(run.id).state.is_running()
+    assert not result.done()
+
+
+def test_an_order_in_a_pool_without_workers_holds_up_no_run_of_another_pool(
+    make_caller: Callable[[str], Caller], tmp_path: Path
+) -> None:
+    from tests.support.flows.pools import deploy
+
+    deploy(tmp_path, "played-too")
+    first, second = make_caller("one"), make_caller("two")
+    first.send()
+    first.wait_for_runs(1)
+    second.context = replace(
+        second.context, placement=replace(second.context.placement, pool="played-too")
+    )
+    second.send()
+    own = second.wait_for_runs(2)[1]
+    assert own.work_pool_name == "played-too"
+    assert f"run:{second.run.run}" in own.tags
+
+
+def test_a_refusal_ends_the_following(
+    make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import httpx
+
+    from flows.orchestration import dispatch
+
+    def refuse(*given: Any) -> Any:
+        request = httpx.Request("GET", "http://127.0.0.1/api")
+        answer = httpx.Response(401, request=request, json={"exception_message": "Unauthorized"})
+        raise httpx.HTTPStatusError("401", request=request, response=answer)
+
+    caller = make_caller("one")
+    monkeypatch.setattr(dispatch, "_look", refuse)
+    with pytest.raises(ConfigError, match=r"Prefect refuses \(401\): .*Unauthorized"):
+        caller.send().result()
+
+
+def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
+    make_caller: Callable[[str], Caller],
+) -> None:
+    caller = make_caller("one")
+    caller.run = replace(caller.run, overrides=("x.y=" + "0" * 600_000,))
+    with pytest.raises(ConfigError, match=r"Prefect refuses \(422\)"):
+        caller.send().result()

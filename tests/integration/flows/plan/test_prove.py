@@ -1,0 +1,397 @@
+"""Old and new code run the same job: what is found equal, what is found to differ, what is refused.
+
+The stages are toys in a repository of their own: real commits, real worker processes.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.publish import publish
+from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.manifest import Manifest, Provenance
+from flows.plan.prove import Proof, prove
+from flows.profiles import open_profile
+from flows.stages import Stage
+from infra.launch.torchrun import StageInterrupted, run_job
+from infra.storage.open import open_store
+from nanochat_core.errors import ArtifactError
+from nanochat_core.job import Job, Result
+from nanochat_core.runtime.progress import last_by_step, read_events
+from tests.support.flows.fixtures import Toys
+from tests.support.flows.repository import commit_all, git
+
+RUN = open_profile("tiny").run
+
+# Goes on for half a minute unless it is stopped.
+TRAINS = """
+import time
+
+from nanochat_core.runtime.progress import Progress
+
+RATE = 0.7
+
+
+def run(job):
+    progress = Progress(job.events)
+    progress.start(1000)
+    progress.eval(0, val_loss=1.0)
+    loss = 1.0 + job.config["seed"]
+    for step in range(1, 1001):
+        loss = loss * RATE + 0.1
+        progress.step(step, loss=loss, tokens_per_second=time.time(), seconds=time.time())
+        time.sleep(0.03)
+    return {}
+"""
+REFACTORED = (
+    TRAINS.replace("RATE", "SPEED").replace("loss = loss * SPEED + 0.1", "loss = follow(loss)")
+    + """
+
+def follow(loss):
+    return loss * SPEED + 0.1
+"""
+)
+# Multiplies the third loss by 1 + 2**-52: its last bit is another.
+LAST_BIT = TRAINS.replace(
+    "        progress.step", "        loss *= 1 + 2**-52 if step == 3 else 1\n        progress.step"
+)
+
+MAKES_FILES = """
+from nanochat_core.runtime.progress import Progress
+
+WORDS = ("one", "two")
+
+
+def run(job):
+    progress = Progress(job.events)
+    progress.start(10)
+    for step in range(1, 11):
+        progress.step(step, score=0.0)
+    (job.output / "part").mkdir(exist_ok=True)
+    (job.output / "part" / "words.txt").write_text(" ".join(WORDS))
+    (job.output / "count.txt").write_text("2")
+    return {}
+"""
+
+
+@dataclasses.dataclass
+class Bench:
+    """A toy stage with an artifact that was built from a commit."""
+
+    toys: Toys
+    stage: Stage
+    manifest: Manifest
+    said: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def root(self) -> Path:
+        return self.toys.root
+
+    @property
+    def source(self) -> Path:
+        return self.root / "tasks" / f"toy_{self.stage.name}.py"
+
+    def identity(self) -> Identity:
+        return identify(self.stage, RUN, {}, code=Code(self.root))
+
+    def prove(
+        self, *, steps: int = 4, log: Callable[[str], None] | None = None, processes: int = 1
+    ) -> Proof:
+        scratch = self.toys.home / f"prove-{len(self.said)}"
+        return prove(
+            self.stage,
+            self.identity(),
+            self.manifest,
+            Job(
+                directory=scratch,
+                stage=self.stage.name,
+                entry=self.stage.entry,
+                fingerprint="f" * 64,
+                config={"seed": RUN.seed},
+                inputs={},
+                resources=self.toys.placement.resources,
+            ),
+            processes=processes,
+            steps=steps,
+            root=self.root,
+            scratch=scratch,
+            log=log or self.said.append,
+        )
+
+
+def make_bench(
+    toys: Toys, source: str, *, trains: bool, commit: str | None = "HEAD", dirty: str | None = None
+) -> Bench:
+    """`dirty` is what the artifact was really built from, `commit` what its manifest says."""
+    stage = toys.stage("toy", source=source)
+    stage = dataclasses.replace(stage, config=("seed", *(["optimizer"] if trains else [])))
+    head = commit_all(toys.root)
+    if dirty is not None:
+        toys.stage("toy", source=dirty)
+    output = toys.home / "output"
+    output.mkdir()
+    (output / "file").write_text("made before")
+    manifest = publish(
+        open_store(toys.placement.store),
+        identify(stage, RUN, {}, code=Code(toys.root)),
+        output,
+        logs=[],
+        inputs={},
+        provenance=Provenance(
+            run="toy-1",
+            owner="o",
+            epoch=1,
+            created="2026-11-21T05:53:38Z",
+            git_commit=head if commit == "HEAD" else commit,
+            metrics={},
+            segments=(),
+        ),
+        fence=lambda: None,
+    ).manifest
+    return Bench(toys, stage, manifest)
+
+
+# A stage that trains.
+
+
+def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    old = git(bench.root, "rev-parse", "HEAD")
+    bench.source.write_text(REFACTORED)
+    proof = bench.prove(steps=4)
+    assert proof.kind == "steps"
+    assert proof.steps == 4
+    # A loss and a total for each step; one evaluation; the start's total. No speeds.
+    assert proof.compared == 4 * 2 + 1 + 1
+    assert proof.old_commit == old
+    assert proof.new_commit is None  # not committed yet
+    assert proof.device == "cpu"
+    assert len(proof.digest) == 64
+    assert not proof.with_state  # these toys save none
+    events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
+    assert len(last_by_step(read_events(events), "step")) == 4  # it did not go on until it was told
+    assert "old code: step 4/1000 loss 10.5776" in " | ".join(bench.said)
+    assert [line for line in bench.said if line.startswith("new code: step 5")] == []
+
+
+def test_a_proof_says_which_commit_it_is_of(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(REFACTORED)
+    new = commit_all(bench.root)
+    (bench.root / "notes.txt").write_text("not code")
+    first = bench.prove(steps=2)
+    assert first.new_commit == new
+    assert bench.prove(steps=2).digest == first.digest
+    assert bench.prove(steps=3).digest != first.digest
+
+
+def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(LAST_BIT)
+    assert bench.prove(steps=2).steps == 2  # it is in the third
+    with pytest.raises(ArtifactError) as caught:
+        bench.prove(steps=4)
+    message = str(caught.value)
+    assert message.startswith("step 3: loss is 14.9")
+    assert " with the old code, 14.9" in message
+    old, new = message.split()[4], message.split()[9]
+    assert old != new
+    assert abs(float(old) - float(new)) < 1e-14
+    assert "--gpus 0" in (caught.value.hint or "")
+
+
+def test_a_value_that_is_told_no_more_refuses_the_proof(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(TRAINS.replace("    progress.eval(0, val_loss=1.0)\n", ""))
+    with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, missing"):
+        bench.prove(steps=2)
+
+
+SAVES = """
+import json
+
+from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.progress import Progress
+
+WEIGHT = 1.0
+
+
+def run(job):
+    progress = Progress(job.events)
+    progress.start(1000)
+    with STOP.deferred() as stop:
+        for step in range(1, 1001):
+            progress.step(step, loss=0.5)
+            if stop.requested:
+                directory = job.checkpoints / f"step-{step:07d}"
+                directory.mkdir()
+                (directory / "tensors").write_text(str(WEIGHT))
+                (directory / "COMMIT.json").write_text(json.dumps({"step": step}))
+                break
+    return {}
+"""
+
+
+def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
+    bench = make_bench(toys, SAVES, trains=True)
+    bench.source.write_text(SAVES + "\nUNUSED = 1\n")
+    proof = bench.prove(steps=3)
+    assert proof.with_state
+    assert proof.compared == 3 * 2 + 1 + 1
+    bench.source.write_text(SAVES.replace("1.0", "1.0000000000000002"))
+    with pytest.raises(ArtifactError, match=r"^state after the last step: tensors is "):
+        bench.prove(steps=3)
+
+
+def test_old_code_that_cannot_stop_by_itself_is_stopped(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+):
+    """It stops a little late: what it told by then counts, what it saved does not."""
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(REFACTORED)
+
+    def without_steps(job: Job, **options: Any) -> Result:
+        return run_job(job, **(options | {"steps": None}))
+
+    monkeypatch.setattr("flows.plan.prove.run_job", without_steps)
+    proof = bench.prove(steps=3)
+    assert proof.steps == 3
+    events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
+    assert 3 < len(last_by_step(read_events(events), "step")) < 200
+
+
+def test_training_that_ends_by_itself_is_proven_by_its_files(toys: Toys):
+    bench = make_bench(toys, MAKES_FILES, trains=True)
+    bench.source.write_text(MAKES_FILES + "\nUNUSED = 1\n")
+    proof = bench.prove(steps=50)
+    assert proof.kind == "files"
+    assert proof.compared == 2
+
+
+# A stage that does not train.
+
+
+def test_other_stages_run_to_their_end_and_their_files_are_compared(toys: Toys):
+    bench = make_bench(toys, MAKES_FILES, trains=False)
+    bench.source.write_text(MAKES_FILES.replace('("one", "two")', '["one", "two"]'))
+    proof = bench.prove(steps=3)
+    assert proof.kind == "files"
+    assert proof.compared == 2
+
+
+def test_a_file_that_differs_refuses_the_proof_and_is_named(toys: Toys):
+    """Its scores over the first steps are equal, by chance."""
+    bench = make_bench(toys, MAKES_FILES, trains=False)
+    bench.source.write_text(MAKES_FILES.replace("two", "too"))
+    with pytest.raises(ArtifactError, match=r"^file part/words\.txt is \w{24} with the old"):
+        bench.prove(steps=3)
+
+
+def test_a_stage_that_makes_nothing_proves_nothing(toys: Toys):
+    bench = make_bench(toys, "def run(job):\n    return {}\n", trains=False)
+    bench.source.write_text("def run(job):\n    return {'a': 1}\n")
+    with pytest.raises(ArtifactError, match="nothing that could be compared"):
+        bench.prove()
+
+
+# The code.
+
+
+def test_the_repository_is_left_as_it_is(toys: Toys):
+    bench = make_bench(toys, MAKES_FILES, trains=False)
+    bench.source.write_text(MAKES_FILES + "\nUNUSED = 1\n")
+    before = [git(bench.root, *words.split()) for words in ("status", "worktree list", "log")]
+    bench.prove()
+    after = [git(bench.root, *words.split()) for words in ("status", "worktree list", "log")]
+    assert after == before
+
+
+def test_a_commit_that_is_not_here_is_refused(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True, commit="1" * 40)
+    with pytest.raises(ArtifactError, match="from commit 111111111111, which is not in") as caught:
+        bench.prove()
+    assert "fetch it" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("commit", [None, "HEAD~1", "--help", ""])
+def test_an_artifact_without_a_commit_is_refused(toys: Toys, commit: str | None):
+    bench = make_bench(toys, TRAINS, trains=True, commit=commit)
+    with pytest.raises(ArtifactError, match="built outside git"):
+        bench.prove()
+
+
+def test_an_artifact_from_uncommitted_changes_is_refused(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True, dirty=LAST_BIT)
+    bench.source.write_text(REFACTORED)
+    with pytest.raises(ArtifactError, match=r"code of toy/\w+: code tasks\.toy_toy changed"):
+        bench.prove()
+    assert bench.said == []  # nothing was run
+
+
+def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.rename(bench.source.with_name("toy_new.py"))
+    bench.stage = dataclasses.replace(bench.stage, entry="tasks.toy_new")
+    with pytest.raises(ArtifactError, match=r"code tasks removed, code tasks\.toy_toy removed"):
+        bench.prove()
+
+
+def test_code_that_changes_while_it_is_proven_is_refused(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(REFACTORED)
+
+    def edit(text: str) -> None:
+        if text.startswith("new code: step 1/"):
+            bench.source.write_text(LAST_BIT)
+
+    with pytest.raises(ArtifactError, match=r"was edited while toy was proven: code tasks"):
+        bench.prove(log=edit)
+
+
+def test_without_git_there_is_no_proof(toys: Toys, monkeypatch: pytest.MonkeyPatch):
+    bench = make_bench(toys, TRAINS, trains=True)
+    monkeypatch.setenv("PATH", str(bench.toys.home))
+    with pytest.raises(ArtifactError, match="git cannot be run: no such file") as caught:
+        bench.prove()
+    assert "--prove" in (caught.value.hint or "")
+
+
+def test_outside_a_repository_there_is_no_proof(toys: Toys, monkeypatch: pytest.MonkeyPatch):
+    bench = make_bench(toys, TRAINS, trains=True)
+    os.rename(bench.root / ".git", bench.toys.home / "git")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(bench.root.parent))
+    with pytest.raises(ArtifactError, match="git rev-parse failed"):
+        bench.prove()
+
+
+@pytest.mark.parametrize("which", ["old", "new"])
+def test_code_that_fails_is_named_with_its_error(toys: Toys, which: str):
+    broken = "def run(job):\n    raise ValueError('of its own')\n"
+    sources = (broken, TRAINS) if which == "old" else (TRAINS, broken)
+    bench = make_bench(toys, sources[0], trains=True)
+    bench.source.write_text(sources[1])
+    with pytest.raises(ArtifactError, match=f"the {which} code cannot run .*of its own") as caught:
+        bench.prove()
+    assert "--prove" in (caught.value.hint or "")
+
+
+def test_who_interrupts_a_proof_ends_it(toys: Toys):
+    bench = make_bench(toys, TRAINS.replace("step == 1", "step"), trains=True)
+
+    def interrupt(text: str) -> None:
+        if "step 2/" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.prove(log=interrupt)
+
+
+def test_a_job_that_somebody_else_stops_proves_nothing(toys: Toys):
+    source = "import os, signal\ndef run(job):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+    bench = make_bench(toys, source, trains=True)
+    with pytest.raises(StageInterrupted):
+        bench.prove()

@@ -1,0 +1,383 @@
+"""Names upstream that move are resolved, pinned in what is hashed, and remembered."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.orchestration.pipeline import pin_names
+from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
+from flows.profiles import make_placement, open_profile
+from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
+from infra.storage.local import LocalStore
+from nanochat_core.config import RunConfig
+from nanochat_core.data.hub.datasets import DATASETS
+from nanochat_core.errors import ConfigError, DataError
+from tests.support.nanochat_core.data.hub_server import HubServer, talking_to_hub
+from tests.support.nanochat_core.data.web_server import WebServer
+
+TEXT = DATASETS["climbmix"].repository
+TALKS = "HuggingFaceTB/smol-smoltalk"
+CODE = Code(REPOSITORY)
+RUN = Run(
+    run="d12-1",
+    name="d12",
+    profile="d12",
+    depth=None,
+    overrides=(),
+    status="running",
+    started="2026-11-21T05:53:38Z",
+    ended=None,
+    stages={},
+)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[HubServer]:
+    """A Hub with both datasets of d12 that are named by a branch."""
+    with talking_to_hub(tmp_path / "hf-home", monkeypatch) as server:
+        server.add(TEXT, {"a": b"1"})
+        server.add(TALKS, {"b": b"1"})
+        yield server
+
+
+def d12(bundle: str | None = None) -> RunConfig:
+    run = open_profile("d12").run
+    return dataclasses.replace(
+        run, task_data=dataclasses.replace(run.task_data, core_bundle=bundle)
+    )
+
+
+class Home:
+    """A home, what was resolved in it and what was said."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.said: list[str] = []
+
+    def pin(self, run: RunConfig, *, known: Pins | None = None, plan: bool = False) -> RunConfig:
+        run, self.pins = pin(run, self.path, log=self.said.append, known=known, plan=plan)
+        return run
+
+
+def age(home: Path, when: str = "2026-01-01T00:00:00Z") -> None:
+    """Date the answers that the home stores."""
+    tree = json.loads((home / FILE).read_text())
+    for answer in tree["answers"].values():
+        answer["when"] = when
+    (home / FILE).write_text(json.dumps(tree))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "home")
+
+
+def fingerprint(stage: Stage, run: RunConfig) -> str:
+    return identify(stage, run, {}, code=CODE).fingerprint
+
+
+def unplug(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.close()
+
+
+def test_a_branch_is_pinned_to_its_commit_in_the_configuration_that_is_hashed(
+    hub: HubServer, home: Home
+) -> None:
+    run = home.pin(d12())
+    first = run.shards.revision
+    assert first is not None
+    assert home.pins[f"{TEXT}@main"] == first
+    assert [d.revision for d in run.task_data.datasets if d.name == "smoltalk"] == [
+        home.pins[f"{TALKS}@main"]
+    ]
+    assert moving_names(run) == ()
+    moved = hub.add(TEXT, {"a": b"2"})
+    again = home.pin(d12())
+    assert again.shards.revision == moved != first
+    assert fingerprint(SHARDS, again) != fingerprint(SHARDS, run)
+    assert fingerprint(TASK_DATA, again) == fingerprint(TASK_DATA, run)
+    assert home.said == []
+
+
+def test_the_datasets_of_d12_that_are_named_by_a_branch_are_names_that_move() -> None:
+    assert moving_names(d12()) == (f"{TEXT}@main", f"{TALKS}@main")
+
+
+def test_each_name_is_one_request_and_what_is_known_is_none(hub: HubServer, home: Home) -> None:
+    home.pin(d12())
+    assert len(hub.requests) == 2
+    pins = home.pins
+    hub.add(TEXT, {"a": b"2"})
+    run = home.pin(d12(), known=pins)
+    assert len(hub.requests) == 2
+    assert run.shards.revision == pins[f"{TEXT}@main"]
+
+
+def test_without_a_network_the_last_commit_is_used_and_its_date_said(
+    hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = home.pin(d12())
+    age(home.path)
+    unplug(hub, monkeypatch)
+    for plan in (True, False):
+        home.said.clear()
+        assert home.pin(d12(), plan=plan) == before
+        assert len(home.said) == 2
+        commit = str(before.shards.revision)[:12]
+        assert home.said[0].startswith(f"{TEXT}@main is taken to be {commit}, as resolved 20")
+
+
+def test_never_resolved_and_offline_a_plan_says_so_and_a_run_is_refused(
+    hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unplug(hub, monkeypatch)
+    assert home.pin(d12(), plan=True) == d12()
+    assert [text.partition(" (")[0] for text in home.said] == [
+        f"{TEXT}@main is not resolved",
+        f"{TALKS}@main is not resolved",
+    ]
+    with pytest.raises(ConfigError, match=f"what {TEXT}@main stands for is not known") as error:
+        home.pin(d12())
+    assert "run once with a network" in (error.value.hint or "")
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_hubs_client_has_cached_serves_a_home_that_never_asked(
+    hub: HubServer, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unplug(hub, monkeypatch)
+    for repository in (TEXT, TALKS):
+        folder = Path(constants.HF_HUB_CACHE, f"datasets--{repository.replace('/', '--')}", "refs")
+        folder.mkdir(parents=True)
+        (folder / "main").write_text("c" * 40)
+    assert home.pin(d12()).shards.revision == "c" * 40
+    assert len(home.said) == 2
+
+
+def test_a_branch_that_does_not_exist_is_an_error_also_in_a_plan(
+    hub: HubServer, home: Home
+) -> None:
+    run = open_profile("d12", overrides=["shards.revision=gone", "task_data.core_bundle=null"]).run
+    with pytest.raises(DataError, match=f"{TEXT} has no such revision"):
+        home.pin(run, plan=True)
+
+
+def test_the_bundle_is_pinned_to_the_sha256_of_its_download(hub: HubServer, home: Home) -> None:
+    with WebServer(b"one bundle") as web:
+        run = d12(web.url)
+        assert home.pin(run, plan=True).task_data.core_bundle_sha256 is None
+        assert f"{web.url} is not resolved" in home.said[-1]
+        assert web.ranges == []  # a plan downloads nothing
+        first = home.pin(run)
+        assert first.task_data.core_bundle_sha256 is not None
+        assert home.pin(run, plan=True) == home.pin(run) == first
+        assert len(web.ranges) == 1
+        web.data = b"another bundle"
+        age(home.path)
+        home.said.clear()
+        assert (
+            home.pin(run, plan=True).task_data.core_bundle_sha256 is None
+        )  # the server has another
+        assert f"{web.url} is not resolved" in home.said[-1]
+        other = home.pin(run)
+    assert len(web.ranges) == 2
+    assert fingerprint(TASK_DATA, other) != fingerprint(TASK_DATA, first)
+    home.said.clear()
+    assert home.pin(run) == other  # the server is gone
+    assert "is taken to be" in home.said[-1]
+
+
+def test_a_plan_takes_the_bundle_that_was_downloaded_while_the_server_has_the_same_one(
+    hub: HubServer, home: Home, tmp_path: Path
+) -> None:
+    elsewhere = Home(tmp_path / "another home")
+    with WebServer(b"one bundle") as web:
+        first = home.pin(d12(web.url))
+        assert elsewhere.pin(d12(web.url), plan=True) == first
+    assert elsewhere.said == []
+
+
+def test_a_server_that_says_nothing_of_its_bundle_is_asked_for_its_bytes_by_every_run(
+    hub: HubServer, home: Home
+) -> None:
+    with WebServer(b"one bundle") as web:
+        web.has_validator = False
+        first = home.pin(d12(web.url))
+        web.data = b"another bundle"
+        other = home.pin(d12(web.url))
+    assert other.task_data.core_bundle_sha256 != first.task_data.core_bundle_sha256
+    assert len(web.ranges) == 2
+
+
+def test_a_bundle_that_cannot_be_resolved_may_be_given_by_its_sha256(
+    hub: HubServer, home: Home
+) -> None:
+    with WebServer(b"one bundle") as web:
+        run = d12(web.url)
+    with pytest.raises(ConfigError, match="stands for is not known") as error:
+        home.pin(run)
+    hint = error.value.hint or ""
+    setting = "--set task_data.core_bundle_sha256=SHA256"
+    assert 0 < hint.index(setting) < hint.index("--set task_data.core_bundle=null")
+    data = dataclasses.replace(run.task_data, core_bundle_sha256="a" * 64)
+    given = home.pin(dataclasses.replace(run, task_data=data))
+    assert given.task_data.core_bundle_sha256 == "a" * 64
+
+
+def test_a_second_plan_within_ten_minutes_sends_no_request_and_loads_no_client(
+    hub: HubServer, home: Home
+) -> None:
+    with WebServer(b"one bundle") as web:
+        home.pin(d12(web.url))
+        requests = len(hub.requests), web.heads
+        code = (
+            "import sys; from pathlib import Path; from flows.profiles import open_profile;"
+            "from flows.plan.upstream import moving_names, pin;"
+            f"run = open_profile('d12', overrides=['task_data.core_bundle={web.url}']).run;"
+            f"run, _ = pin(run, Path({str(home.path)!r}), log=print, plan=True);"
+            "assert moving_names(run) == ();"
+            "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules}"
+        )
+        environment = {**os.environ, **hub.environment}
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        assert (len(hub.requests), web.heads) == requests
+        for when in ("2026-01-01T00:00:00Z", "2999-01-01T00:00:00Z"):
+            age(home.path, when)
+            before = len(hub.requests), web.heads
+            home.pin(d12(web.url), plan=True)
+            assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
+            home.pin(d12(web.url), plan=True)  # the answers are of today again
+            assert (len(hub.requests), web.heads) == (before[0] + 2, before[1] + 1)
+
+
+def test_asking_for_the_bundle_does_not_load_pyarrow() -> None:
+    code = "import sys, nanochat_core.data.hub.core_bundle; assert 'pyarrow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_without_a_home_that_asked_takes_the_bundle_that_was_downloaded(
+    hub: HubServer, home: Home, tmp_path: Path
+) -> None:
+    with WebServer(b"one bundle") as web:
+        first = home.pin(d12(web.url))
+    elsewhere = Home(tmp_path / "another home")
+    assert elsewhere.pin(d12(web.url)) == first
+    assert "is taken to be" in elsewhere.said[-1]
+
+
+def test_the_record_of_a_run_has_what_names_stood_for(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    run = dataclasses.replace(RUN, upstream={f"{TEXT}@main": "c" * 40})
+    write_run(store, run)
+    assert find_run(store, "d12-1") == run
+
+
+def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
+    hub: HubServer, home: Home, tmp_path: Path
+) -> None:
+    store, placement = (
+        LocalStore(tmp_path / "store"),
+        make_placement(open_profile("d12").pace, home=home.path, gpus=0),
+    )
+
+    def pins_of(run_id: str) -> Pins:
+        return pin_names(d12(), store, run_id, placement, SECTIONS, log=home.said.append)[1]
+
+    first = pins_of("d12-1")
+    write_run(store, dataclasses.replace(RUN, upstream=first))
+    hub.add(TEXT, {"a": b"2"})
+    assert pins_of("d12-1") == first
+    assert pins_of("d12-2") != first
+
+
+def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(
+    hub: HubServer, home: Home, tmp_path: Path
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    placement = make_placement(open_profile("d12").pace, home=home.path, gpus=0)
+    store.put("runs/d12-1.json", b"half of a rec")
+    pins = pin_names(d12(), store, "d12-1", placement, SECTIONS, log=home.said.append)[1]
+    assert pins.keys() == {f"{TEXT}@main", f"{TALKS}@main"}
+    (said,) = home.said
+    assert "runs/d12-1.json is damaged" in said
+    assert said.endswith("names upstream are resolved again")
+
+
+def test_the_newest_run_of_a_profile_that_names_a_branch_has_its_pin(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    for run, profile, upstream in (
+        ("mine-20260101t000000z-0001", "d12", {"a@main": "1", "b@main": "2"}),
+        ("d12-20260102t000000z-0001", "d12", {"a@main": "3"}),
+        ("d20-20260103t000000z-0001", "d20", {"a@main": "4"}),
+    ):
+        write_run(store, dataclasses.replace(RUN, run=run, profile=profile, upstream=upstream))
+    assert recorded_pins(store, "d12") == {"a@main": "3", "b@main": "2"}
+    assert recorded_pins(store, "tiny") == {}
+
+
+def test_no_stage_that_is_ordered_elsewhere_has_a_section_with_names_that_move() -> None:
+    assert [s.name for s in STAGES if s.compute == "gpu" and SECTIONS & {*s.config}] == []
+
+
+def test_tiny_names_nothing_that_moves_and_loads_no_client_of_the_network(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from flows.profiles import open_profile;"
+        "from flows.plan.upstream import pin; run = open_profile('tiny').run;"
+        f"assert pin(run, Path({str(tmp_path)!r}), log=print) == (run, {{}});"
+        "assert not {'huggingface_hub', 'httpx', 'pyarrow'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plan_of_d12_says_what_it_took_from_the_last_time(hub: HubServer, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    words = [
+        "plan",
+        "d12",
+        "--home",
+        str(home),
+        "--gpus",
+        "0",
+        "--set",
+        "task_data.core_bundle=null",
+    ]
+
+    def plan(**variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli.app", *words],
+            env={**os.environ, **hub.environment, **variables, "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    online = plan()
+    assert (online.returncode, online.stderr) == (2, "")
+    age(home)
+    offline = plan(HF_HUB_OFFLINE="1")
+    assert offline.returncode == 2
+    assert offline.stderr.count("as resolved 20") == 2
+    assert offline.stdout == online.stdout
+
+
+@pytest.mark.parametrize("revision", [None, "main"])
+def test_any_dataset_of_the_hub_is_pinned(hub: HubServer, tmp_path: Path, revision: str | None):
+    commit = hub.add("someone/letters", {"a.txt": b"dear"})
+    shards = dataclasses.replace(
+        d12().shards, source="hub", path="someone/letters/*.txt", revision=revision
+    )
+    run = dataclasses.replace(d12(), shards=shards)
+    assert "someone/letters@main" in moving_names(run)
+    home = Home(tmp_path / "home")
+    assert home.pin(run).shards.revision == commit
+    assert home.pins["someone/letters@main"] == commit

@@ -1,0 +1,119 @@
+"""Every recipe of docs/guides/extend.md applies to a copy of the source, is small, and runs."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import REPOSITORY
+
+GUIDE = REPOSITORY / "docs" / "guides" / "extend.md"
+SOURCE = ("flows", "infra", "nanochat_core", "tasks", "deployments")
+BESIDE = ("tests", "pyproject.toml", "bench")
+FENCE = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MOST_FILES = 3
+SECONDS = 900  # for a command, on a busy machine
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code of the guide."""
+
+    kind: str
+    path: str  # of the file that it makes or changes; empty for commands
+    text: str
+
+
+def recipes() -> dict[str, list[Block]]:
+    """Return the blocks of every section that has one with a path."""
+    sections = re.split(r"^## ", GUIDE.read_text("utf-8"), flags=re.MULTILINE)[1:]
+    found = {
+        section.partition("\n")[0]: [Block(*groups) for groups in FENCE.findall(section)]
+        for section in sections
+    }
+    return {title: blocks for title, blocks in found.items() if any(b.path for b in blocks)}
+
+
+RECIPES = recipes()
+
+
+def apply(block: Block, root: Path) -> None:
+    """Make the block's file, or change it where its unchanged and removed lines are."""
+    path = root / block.path
+    if block.kind == "python":
+        assert not path.exists()
+        path.write_text(block.text, "utf-8")
+        return
+    lines = block.text.splitlines()
+    assert all(line[:1] in ("", " ", "+", "-") for line in lines)
+    before, after = (
+        "".join(f"{line[1:]}\n" for line in lines if line[:1] != sign) for sign in "+-"
+    )
+    text = path.read_text("utf-8")
+    assert f"\n{text}".count(f"\n{before}") == 1, f"{block.path} has no such place:\n{before}"
+    path.write_text(f"\n{text}".replace(f"\n{before}", f"\n{after}")[1:], "utf-8")
+
+
+def copy_of(directory: Path) -> Path:
+    """Return a copy of the source in `directory`."""
+    for name in (*SOURCE, *BESIDE):
+        source = REPOSITORY / name
+        if source.is_dir():
+            # With what is compiled already, which holds for a copy of the same time and size.
+            shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("*.png"))
+        else:
+            shutil.copy(source, directory / name)
+    return directory
+
+
+def run(root: Path, home: Path, *words: str, code: int = 0) -> str:
+    """Run a command with the source of `root`; return all that it printed."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NANOCHAT"))}
+    own = {"PYTHONPATH": str(root), "NANOCHAT_HOME": str(home), "NO_COLOR": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        words,
+        cwd=root,
+        env={**inherited, **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == code, f"{shlex.join(words)}:\n{done.stdout}"
+    return done.stdout
+
+
+def nanochat(*words: str) -> Sequence[str]:
+    return (sys.executable, "-m", "flows.cli.app", *words)
+
+
+def apply_recipe(title: str, directory: Path) -> Path:
+    """Return a copy of the source in which the recipe is applied."""
+    root = copy_of(directory)
+    for block in RECIPES[title]:
+        if block.path:
+            apply(block, root)
+    return root
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_touches_three_source_files_at_most_and_passes_the_checks(
+    title: str, tmp_path: Path
+) -> None:
+    root = apply_recipe(title, tmp_path / "copy")
+    files = {block.path for block in RECIPES[title] if block.path}
+    assert len([name for name in files if name.startswith(SOURCE)]) <= MOST_FILES
+    for check in ("check", "format --check"):
+        run(root, tmp_path, sys.executable, "-m", "ruff", *check.split(), *sorted(files))
+    # The profile that the recipe runs, which it may have made itself.
+    commands = "".join(block.text for block in RECIPES[title])
+    profile = next(iter(re.findall(r"^\$ nanochat run (\w+)", commands, re.MULTILINE)), "tiny")
+    plan = run(root, tmp_path / "home", *nanochat("plan", profile), code=2)  # 2: there is work
+    assert "never built" in plan

@@ -1,0 +1,373 @@
+"""Records, pauses and processes of a stack, without one."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.prefect.access import ServerError
+from infra.prefect.logs import MOST_BYTES, last_line, rotate
+from infra.prefect.records import FORMAT, find_stack, my_stack, read_stack, write_record
+from infra.prefect.server import stop_server
+from infra.prefect.supervisor import processes
+from infra.prefect.supervisor.control import (
+    check_adoptable,
+    check_same,
+    stop_stack,
+    wait_for_own_server,
+    wait_until_ready,
+)
+from infra.prefect.supervisor.processes import (
+    STACK,
+    Attempt,
+    Backoff,
+    ManagedProcess,
+    Orphans,
+    end_leftovers,
+)
+from infra.prefect.supervisor.workers import runs_at_once, worker_command, worker_environment
+from nanochat_core.runtime.process_start import this_process
+from tests.support.infra.stack.live import wait_for
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    stack = replace(my_stack(), state="ready", workers={"cpu": 7}, runs=["a", "b"])
+
+    write_record(tmp_path, stack)
+
+    assert read_stack(tmp_path) == find_stack(tmp_path) == stack
+
+
+def test_the_record_of_a_supervisor_that_is_gone_is_no_stack(tmp_path: Path) -> None:
+    write_record(tmp_path, replace(my_stack(), start="1"))  # its number is another process's by now
+
+    assert read_stack(tmp_path) is not None
+    assert find_stack(tmp_path) is None
+
+
+def test_a_supervisor_is_found_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = my_stack()
+    write_record(tmp_path, stack)
+    read = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + 2.0)
+
+    assert find_stack(tmp_path) == stack
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "pid": 1}'])
+def test_a_record_that_is_not_one_is_no_stack(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "stack.json").write_text(text)
+
+    assert read_stack(tmp_path) is None
+
+
+def test_a_supervisor_that_gave_up_is_quoted(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as supervisor:
+        supervisor.wait()
+    failed = replace(
+        my_stack(), pid=supervisor.pid, start="1", state="failed", problem="no server", hint="look"
+    )
+    write_record(tmp_path, failed)
+
+    with pytest.raises(ServerError, match="no server") as caught:
+        wait_until_ready(tmp_path, supervisor, log=print)
+    assert caught.value.hint == "look"
+
+
+def test_a_stack_on_another_database_is_not_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
+
+    with pytest.raises(ServerError, match="in sqlite, not in postgresql://me@db/x") as caught:
+        check_same(replace(my_stack(), state="ready", database="sqlite"), port=None)
+    assert "nanochat down" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("NANOCHAT_PREFECT_AUTH", "nanochat:secret", "runs without a password"),
+        ("NANOCHAT_PREFECT_DATABASE", "postgresql://me@db/x", "history in sqlite, not in"),
+        ("NANOCHAT_PREFECT_AUTH", "", None),
+    ],
+)
+def test_a_server_is_taken_over_only_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str | None
+) -> None:
+    me = this_process()
+    record = {"format": FORMAT, "port": 1, "pid": me.pid, "start": me.start}
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
+    monkeypatch.setenv(name, value)
+
+    if said is None:
+        check_adoptable(tmp_path)
+    else:
+        with pytest.raises(ServerError, match=said):
+            check_adoptable(tmp_path)
+
+
+def test_without_a_supervisor_there_is_no_wait_for_its_server(tmp_path: Path) -> None:
+    wait_for_own_server(tmp_path)
+
+
+def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    pause = Backoff()
+    waits: list[float] = []
+    for _ in range(7):
+        pause.began()
+        waits.append(pause.ended())
+    assert waits == [1, 2, 4, 8, 16, 30, 30]
+    assert not pause.is_over
+
+    pause.began()
+    now[0] += 61
+
+    assert pause.ended() == 1
+
+
+def test_the_end_of_a_process_is_reported_once_with_its_code(tmp_path: Path) -> None:
+    code = "print('last'); raise SystemExit(3)"
+    child = ManagedProcess("x", [sys.executable, "-c", code], output=tmp_path / "x", log=print)
+
+    child.start(dict(os.environ))
+
+    wait_for(lambda: child.is_over, "its end")
+    assert child.pid is not None  # not reported yet
+    assert [child.ended(), child.ended(), child.pid] == [3, None, None]
+    assert child.last_words() == "last"
+
+
+def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
+    ours = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path)})
+    other = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path / "other")})
+    try:
+        assert end_leftovers(tmp_path, seconds=0) == 1
+        assert ours.wait(10) == -signal.SIGKILL
+        assert other.poll() is None
+    finally:
+        for process in (ours, other):
+            process.kill()
+            process.wait()
+
+
+def test_what_outlives_its_run_gets_the_time_to_save_and_is_then_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marked = {**os.environ, STACK: str(tmp_path)}
+    run = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], env=marked, start_new_session=True)
+    hanging = subprocess.Popen(SLEEP, env=marked)
+    try:
+        wait_for(lambda: len(psutil.Process(run.pid).children()) == 1, "the run's rank")
+        rank = psutil.Process(run.pid).children()[0]
+        orphans = Orphans(tmp_path)
+
+        orphans.look({run.pid})
+        orphans.look({run.pid})
+        assert hanging.poll() is None
+
+        monkeypatch.setattr(processes, "SECONDS_TO_SAVE", 0.0)
+        orphans = Orphans(tmp_path)
+        orphans.look({run.pid})
+        assert hanging.poll() is None  # its time begins when it is first seen
+        orphans.look({run.pid})
+        assert hanging.wait(10) == -signal.SIGKILL
+        assert run.poll() is None
+        assert rank.is_running()
+
+        run.kill()
+        run.wait()
+        orphans.look({run.pid})
+        orphans.look({run.pid})
+        wait_for(lambda: not rank.is_running(), "the end of the rank")
+    finally:
+        hanging.kill()
+        hanging.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+
+
+def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path) -> None:
+    code = (
+        "import signal, sys, time; from pathlib import Path;"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path('saved').touch()));"
+        "Path('up').touch(); time.sleep(600)"
+    )
+    environment = {**os.environ, STACK: str(tmp_path), "PREFECT__FLOW_RUN_ID": "1"}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True):
+        wait_for((tmp_path / "up").exists, "the run")
+
+        assert end_leftovers(tmp_path, seconds=20) == 1
+
+    assert (tmp_path / "saved").exists()
+
+
+def test_a_run_that_was_asked_to_end_is_killed_once_it_is_asked_to_hurry(tmp_path: Path) -> None:
+    code = (
+        "import signal, time; from pathlib import Path;"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); Path('up').touch(); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    try:
+        wait_for((tmp_path / "up").exists, "the run")
+        attempt = Attempt(psutil.Process(run.pid), "1")
+        attempt.end(600)
+        attempt.end(600)
+        assert not attempt.is_over
+
+        attempt.end(0)
+
+        wait_for(lambda: attempt.is_over, "the end of the run", seconds=10)
+    finally:
+        run.kill()
+        run.wait()
+
+
+def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
+    """The program that becomes a worker is stopped by the kernel when its parent is killed."""
+    (tmp_path / "prefect.py").write_text(  # what `python -m prefect` finds there
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        'told = f\'{os.getpid()} {" ".join(sys.argv[1:])} {"NANOCHAT_LAUNCHER" in os.environ}\'\n'
+        "Path('new').write_text(told)\n"
+        "Path('new').rename('up')\n"
+        "time.sleep(600)\n"
+    )
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from infra.prefect.supervisor.processes import ManagedProcess\n"
+        "from infra.prefect.supervisor.workers import worker_command, worker_environment\n"
+        "home = Path.cwd()\n"
+        "output = home / 'gpu.log'\n"
+        "child = ManagedProcess('gpu', worker_command('gpu'), output=output, log=print)\n"
+        "child.start(worker_environment(home, 'http://127.0.0.1:1/api'))\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) as supervisor:
+        wait_for((tmp_path / "up").exists, "the worker")
+        pid, *words = (tmp_path / "up").read_text().split()
+        worker = psutil.Process(int(pid))
+        assert words[:4] == ["worker", "start", "--pool", "gpu"]
+        assert words[-1] == "False"  # runs that it starts have another launcher
+        supervisor.kill()
+
+    wait_for(lambda: not worker.is_running(), "the end of the worker", seconds=20)
+
+
+def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    with log.open("ab", buffering=0) as file:
+        file.write(b"early\n")
+        rotate(log)
+        assert log.read_text() == "early\n"
+        os.truncate(log, MOST_BYTES)
+        file.write(b"\nlast of the old\n")
+
+        rotate(log)
+        file.write(b"new\n")
+
+    assert log.read_text() == "new\n"
+    assert last_line(tmp_path / "server.log.1") == "last of the old"
+
+
+def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
+    assert stop_stack(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"format": 1, "created": 1.0, "state": "ready", "runs": []}, ["nanochat", "up"]),
+        ({"format": 2, "created": 1.0, "port": 1}, ["prefect", "server", "start"]),
+    ],
+    ids=["stack.json", "server.json"],
+)
+@pytest.mark.parametrize("stop", [stop_stack, stop_server, check_adoptable])
+def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
+    tmp_path: Path,
+    stop: Callable[[Path], object],
+    record: dict[str, object],
+    words: list[str],
+) -> None:
+    is_stack = record["format"] == 1
+    path = tmp_path / "prefect" / ("stack.json" if is_stack else "server.json")
+    path.parent.mkdir()
+    waiting = [sys.executable, "-c", "input()"]
+    of_its_worker = {**os.environ, STACK: str(tmp_path)}
+    with (
+        subprocess.Popen([*waiting, *words], stdin=subprocess.PIPE) as other,
+        subprocess.Popen(waiting, stdin=subprocess.PIPE, env=of_its_worker) as run,
+    ):
+        text = json.dumps({**record, "pid": other.pid})
+        path.write_text(text)
+        # The kernel shows a command line a moment after Popen returns.
+        wait_for(lambda: words[-1] in psutil.Process(other.pid).cmdline(), "its words")
+
+        with pytest.raises(ServerError, match=f"process {other.pid} is .* by another version") as e:
+            stop(tmp_path)
+
+        assert (other.poll(), run.poll()) == (None, None)
+        other.kill()
+        run.kill()
+    assert path.read_text() == text
+    assert f"kill {other.pid}" in (e.value.hint or "")
+
+
+def test_the_record_that_an_earlier_version_left_stops_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "prefect").mkdir()
+    with subprocess.Popen([sys.executable, "-c", "", "up"]) as other:
+        pass
+    record = {"format": 1, "pid": other.pid, "created": 1.0, "state": "ready", "runs": []}
+    (tmp_path / "prefect" / "stack.json").write_text(json.dumps(record))
+
+    assert stop_stack(tmp_path) == []
+
+
+def test_a_gpu_is_for_one_run_and_planning_is_for_several() -> None:
+    assert runs_at_once("gpu") == runs_at_once("h100x8") == 1
+    assert runs_at_once("cpu") > 4  # four series would wait for their own runs
+
+
+def test_workers_know_their_home_and_never_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
+    monkeypatch.setenv("PREFECT_API_KEY", "of somebody else's server")
+
+    environment = worker_environment(tmp_path, "http://127.0.0.1:1/api")
+
+    assert environment["NANOCHAT_HOME"] == environment[STACK] == str(tmp_path)
+    assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
+    assert "PREFECT_API_KEY" not in environment
+    assert not [value for value in environment.values() if "hidden" in value]
+    assert "http" not in " ".join(worker_command("gpu"))

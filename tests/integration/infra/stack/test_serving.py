@@ -1,0 +1,156 @@
+"""The server of a stack: one that hangs is killed, one that cannot start is waited for.
+
+The server here is a small program that answers as Prefect's does when it is asked for its health.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.prefect.access import ServerError, answers
+from infra.prefect.records import Server, write_record
+from infra.prefect.supervisor import processes
+from infra.prefect.supervisor import servers as servers_module
+from infra.prefect.supervisor.servers import MOST_UNANSWERED, OwnServer
+from infra.prefect.supervisor.workers import PrefectWorker
+from nanochat_core.runtime.process_start import start_of
+from tests.support.infra.stack.live import wait_for
+
+ANSWERS = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, *words):
+        pass
+
+
+server = HTTPServer(("127.0.0.1", 0), Healthy)
+Path(sys.argv[1]).write_text(str(server.server_port))
+server.serve_forever()
+"""
+
+
+class Servers:
+    """Starts such programs in place of Prefect's server."""
+
+    def __init__(self, home: Path) -> None:
+        self.problem: str | None = None
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.said: list[str] = []
+        self._home = home
+        (home / "prefect").mkdir()
+
+    def start(self, home: Path, *, port: int, guarded: bool) -> Server:
+        if self.problem is not None:
+            raise ServerError(self.problem)
+        told = home / f"port-{len(self.started)}"
+        self.started.append(subprocess.Popen([sys.executable, "-c", ANSWERS, str(told)]))
+        wait_for(lambda: told.exists() and told.read_text() != "", "a port")
+        pid = self.started[-1].pid
+        server = Server(port=int(told.read_text()), pid=pid, start=start_of(pid) or "")
+        write_record(home, server)
+        return server
+
+    def supervise(self) -> OwnServer:
+        """The one that looks after them, once it has found the first one up."""
+        own = OwnServer(self._home, 4200, guarded=True, log=self.said.append)
+        wait_for(lambda: own.look() is not None, "the server")
+        return own
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
+    for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    found = Servers(tmp_path)
+    monkeypatch.setattr(servers_module, "start_server", found.start)
+    monkeypatch.setattr(servers_module, "SECONDS_BETWEEN_QUESTIONS", 0.0)
+    monkeypatch.setattr(servers_module, "_ANSWER_SECONDS", 0.5)
+    yield found
+    for process in found.started:
+        process.kill()
+        process.wait()
+
+
+def test_a_server_that_lives_and_answers_nobody_is_replaced(servers: Servers) -> None:
+    own = servers.supervise()
+
+    servers.started[0].send_signal(signal.SIGSTOP)
+
+    wait_for(lambda: own.look() is None, "the end of the hung one", seconds=60)
+    assert servers.started[0].wait(20) == -signal.SIGKILL
+    wait_for(lambda: own.look() is not None, "another one", seconds=60)
+    assert len(servers.started) == 2
+    assert [line for line in servers.said if "left 8 questions unanswered; it is killed" in line]
+
+
+def test_a_server_that_stands_still_for_a_moment_is_left_alone(servers: Servers) -> None:
+    own = servers.supervise()
+    for _ in range(2):
+        servers.started[0].send_signal(signal.SIGSTOP)
+        for _ in range(MOST_UNANSWERED - 2):
+            assert own.look() is not None  # its clients ask again
+        servers.started[0].send_signal(signal.SIGCONT)
+        assert answers(str(own.look()), seconds=60)
+        assert own.look() is not None
+
+    assert len(servers.started) == 1
+    assert servers.started[0].poll() is None
+
+
+def test_what_keeps_a_server_from_starting_again_is_waited_for(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = servers.supervise()
+    now = [0.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    servers.problem = "the disk is full"
+    servers.started[0].kill()
+    servers.started[0].wait()
+
+    for _ in range(20):
+        now[0] += 31
+        assert own.look() is None
+    assert len([line for line in servers.said if "the disk is full" in line]) == 1
+
+    servers.problem = None
+    now[0] += 31
+    assert own.look() is None  # it was started now
+    wait_for(lambda: own.look() is not None, "another one", seconds=60)
+
+
+def test_what_keeps_a_server_from_starting_at_all_is_told(servers: Servers, tmp_path: Path) -> None:
+    servers.problem = "the disk is full"
+
+    with pytest.raises(ServerError, match="the disk is full"):
+        OwnServer(tmp_path, 4200, guarded=True, log=servers.said.append).look()
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prefect").mkdir()
+    said: list[str] = []
+    worker = PrefectWorker("gpu", tmp_path, store=None, log=said.append)
+
+    def fail(*command: object, **options: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(processes, "spawn", fail)
+
+    assert worker.look("http://127.0.0.1:1/api") == []
+    assert worker.look("http://127.0.0.1:1/api") == []
+    assert said == ["worker gpu: No space left on device; again in 1 s"]

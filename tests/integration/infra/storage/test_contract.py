@@ -1,0 +1,345 @@
+"""What every store promises, whatever is behind it: a directory, a real S3 server, a bad one."""
+
+import functools
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from infra.storage import parts
+from infra.storage.base import BadObject, ObjectNotFound, Store
+from infra.storage.local import LocalStore
+from infra.storage.s3.errors import RetryPolicy
+from infra.storage.s3.store import S3Store
+from nanochat_core.errors import StoreError
+from tests.conftest import BUCKET
+from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
+from tests.support.infra.storage.s3_server import S3Server, client_environment
+
+RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "2"))  # of each kind on each store
+PART = 1 << 16  # bytes; a part of a large object here
+IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
+BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
+    "plain": (),
+    "no-ranges": (Quirk.IGNORES_RANGES,),
+    "no-checksums": (Quirk.CHECKS_NO_CHECKSUMS,),
+    "lists-no-uploads": (Quirk.LISTS_NO_UPLOADS,),
+    "loses-answers-to-put": (Fault(kind=Kind.LOSE, verb="PUT", every=3),),
+    "fails-after-put": (Fault(kind=Kind.REFUSE_AFTER, verb="PUT", every=3, status=500),),
+    "flips-put": (Fault(kind=Kind.FLIP_REQUEST, verb="PUT", every=3),),
+    "flips-parts": (Fault(kind=Kind.FLIP_REQUEST, verb="PUT partNumber", every=3),),
+    "loses-parts": (Fault(kind=Kind.LOSE, verb="PUT partNumber", every=2),),
+    "loses-complete": (Fault(kind=Kind.LOSE, verb="POST uploadId", every=2),),
+    "errs-in-complete": (Fault(kind=Kind.ERROR_200, verb="POST uploadId", every=2),),
+    "errs-in-list": (Fault(kind=Kind.ERROR_200, verb="GET list-type", every=2),),
+    "cuts-gets": (Fault(kind=Kind.CUT, verb="GET", every=2),),
+    "cuts-lists": (Fault(kind=Kind.CUT, verb="GET list-type", every=2),),
+    "conflicts": (
+        Fault(kind=Kind.REFUSE, verb="PUT", every=3, status=409, code="ConditionalRequestConflict"),
+    ),
+    "slow-down": (Fault(kind=Kind.REFUSE, verb="*", every=5),),
+    "resets": (Fault(kind=Kind.RESET, verb="*", every=5),),
+    "loses-everything-often": (Fault(kind=Kind.LOSE, verb="*", every=5),),
+}
+
+
+# Stores that need no server: what opens one at a path.
+LOCAL: dict[str, Callable[[Path], Store]] = {
+    "local": LocalStore,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A store and a prefix of it that is the test's own."""
+
+    name: str
+    store: Store
+    root: str
+    fake: FakeS3 | None
+
+    def key(self, name: str) -> str:
+        """A key of the test's own."""
+        return f"{self.root}/{name}"
+
+
+# What a bad server can break: the promises, by words of the names of tests. Those that are not here
+# break any. A directory, a real server and one that behaves are asked for all promises.
+_PUTS = ("was_put", "put_if_absent", "put_if_same", "_a_file_")
+_PARTS = ("_a_file_", "every_byte", "upload_replaces", "half_written")
+_FETCHES = ("_a_file_", "larger_than_expected", "every_byte", "upload_replaces")
+_LISTS = ("deleting", "listing")
+BREAKS: dict[str, tuple[str, ...]] = {
+    "no-ranges": _FETCHES,
+    "no-checksums": _PARTS,
+    "lists-no-uploads": ("half_written",),
+    "loses-answers-to-put": _PUTS,
+    "fails-after-put": _PUTS,
+    "flips-put": _PUTS,
+    "flips-parts": _PARTS,
+    "loses-parts": _PARTS,
+    "loses-complete": _PARTS,
+    "errs-in-complete": _PARTS,
+    "errs-in-list": _LISTS,
+    "cuts-gets": (*_FETCHES, "was_put", "put_if_same", "largest_size"),
+    "cuts-lists": _LISTS,
+    "conflicts": _PUTS,
+}
+NO_REQUESTS = "not_every_store_can_hold"  # of a test that no server can change
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Ask each store for the promises that it can break."""
+    if "server" in metafunc.fixturenames:
+        name = metafunc.function.__name__
+        bad = [
+            server
+            for server in BAD_SERVERS
+            if NO_REQUESTS not in name and any(w in name for w in BREAKS.get(server, ("",)))
+        ]
+        stores = dict.fromkeys([*LOCAL, "ministack", "plain", *bad])
+        metafunc.parametrize("server", list(stores), indirect=True, scope="module")
+
+
+@pytest.fixture(scope="module")
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Place]:
+    """A store of each kind, for all tests of this file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("infra.storage.s3.store.PART", PART)
+        patch.setattr("infra.storage.s3.multipart.PART", PART)
+        patch.setattr(parts, "PART", PART)
+        if request.param in LOCAL:
+            path = tmp_path_factory.mktemp("contract") / "store"
+            yield Place(name=request.param, store=LOCAL[request.param](path), root="", fake=None)
+            return
+        fake, environment = None, {}
+        if request.param == "ministack":
+            server: S3Server = request.getfixturevalue("s3_server")
+            environment = server.environment
+        else:
+            ways = BAD_SERVERS[request.param]
+            fake = FakeS3(
+                *(way for way in ways if isinstance(way, Quirk)),
+                faults=tuple(way for way in ways if isinstance(way, Fault)),
+                bucket=BUCKET,
+            )
+            environment = client_environment(fake.endpoint)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        store = S3Store(f"s3://{BUCKET}/contract-{uuid.uuid4().hex}", patience=IMPATIENT)
+        yield Place(name=request.param, store=store, root="", fake=fake)
+        if fake:
+            fake.stop()
+
+
+@pytest.fixture
+def place(server: Place) -> Place:
+    """A prefix of one's own."""
+    root = f"t{uuid.uuid4().hex[:8]}"
+    return Place(name=server.name, store=server.store, root=root, fake=server.fake)
+
+
+def put_file(place: Place, directory: Path, *, size: int) -> bytes:
+    """Upload a file of random bytes as "large"."""
+    data = os.urandom(size)
+    (directory / "source").write_bytes(data)
+    place.store.upload(place.key("large"), directory / "source")
+    return data
+
+
+def test_what_was_put_is_what_is_got(place: Place) -> None:
+    place.store.put(place.key("a"), b"one")
+    place.store.put(place.key("a"), b"two two")
+    assert place.store.get(place.key("a")) == b"two two"
+    assert place.store.head(place.key("a")).size == 7
+    place.store.put(place.key("empty"), b"")
+    assert place.store.get(place.key("empty")) == b""
+
+
+def test_the_first_put_if_absent_wins_and_may_say_so_again(place: Place) -> None:
+    key = place.key("manifest.json")
+    assert place.store.put_if_absent(key, b"first")
+    assert not place.store.put_if_absent(key, b"second")
+    assert place.store.put_if_absent(key, b"first"), "the answer to our own write may be lost"
+    assert place.store.get(key) == b"first"
+
+
+def test_put_if_same_replaces_what_was_read_and_nothing_else(place: Place) -> None:
+    key, store = place.key("lease.json"), place.store
+    assert not store.put_if_same(key, b"0", version="0" * 32)
+    store.put(key, b"1")
+    read = store.get_stored(key)
+    assert read.data == b"1"
+    assert store.put_if_same(key, b"2", version=read.version)
+    assert not store.put_if_same(key, b"3", version=read.version)
+    assert store.put_if_same(key, b"2", version=read.version), "ours is there already"
+    assert store.get(key) == b"2"
+    newer = store.get_stored(key)
+    store.delete(key)
+    assert not store.put_if_same(key, b"4", version=newer.version)
+    with pytest.raises(ObjectNotFound):
+        store.get(key)
+
+
+def test_the_age_of_an_object_is_what_passed_since_it_was_written(place: Place) -> None:
+    place.store.put(place.key("a"), b"x")
+    assert 0 <= place.store.get_stored(place.key("a")).age < 30
+
+
+def race(write: Callable[[int], bool], *, writers: int = 8) -> list[int]:
+    """Which of several writers who begin together won."""
+    together = threading.Barrier(writers)
+
+    def run(number: int) -> bool:
+        together.wait()
+        return write(number)
+
+    with ThreadPoolExecutor(writers) as pool:
+        return [number for number, won in enumerate(pool.map(run, range(writers))) if won]
+
+
+@pytest.mark.parametrize("number", range(RACES))
+def test_of_eight_who_put_if_absent_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
+    key = place.key("race")
+    won = race(lambda n: place.store.put_if_absent(key, b"%d" % n))
+    assert len(won) == 1
+    assert place.store.get(key) == b"%d" % won[0]
+
+
+@pytest.mark.parametrize("number", range(RACES))
+def test_of_eight_who_put_if_same_one_wins_and_its_bytes_stay(place: Place, number: int) -> None:
+    key = place.key("race")
+    place.store.put(key, b"before")
+    version = place.store.get_stored(key).version
+    won = race(lambda n: place.store.put_if_same(key, b"%d" % n, version=version))
+    assert len(won) == 1
+    assert place.store.get(key) == b"%d" % won[0]
+
+
+def test_what_is_missing_is_missing_whatever_is_asked_of_it(place: Place, tmp_path: Path) -> None:
+    store, key = place.store, place.key("none")
+    asks: list[Callable[[], object]] = [
+        lambda: store.get(key),
+        lambda: store.get_stored(key),
+        lambda: store.head(key),
+        lambda: store.fetch(key, tmp_path / "target", size=9),
+    ]
+    for ask in asks:
+        with pytest.raises(ObjectNotFound):
+            ask()
+    store.delete(key)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deleting_removes_one_object(place: Place) -> None:
+    place.store.put(place.key("a"), b"")
+    place.store.put(place.key("b"), b"")
+    place.store.delete(place.key("a"))
+    assert [entry.key for entry in place.store.list(place.key(""))] == [place.key("b")]
+
+
+def test_listing_is_by_prefix_and_in_the_order_of_keys(place: Place) -> None:
+    for name in ("b/x", "a/y/deep", "a/x", "ab", "a-b"):
+        place.store.put(place.key(name), b"12")
+
+    def names(prefix: str) -> list[str]:
+        found = place.store.list(place.key(prefix))
+        return [entry.key.removeprefix(f"{place.root}/") for entry in found]
+
+    assert names("") == ["a-b", "a/x", "a/y/deep", "ab", "b/x"]
+    assert names("a") == ["a-b", "a/x", "a/y/deep", "ab"]
+    assert names("a/") == ["a/x", "a/y/deep"]
+    assert names("none/") == []
+    (entry,) = place.store.list(place.key("ab"))
+    assert entry.size == 2
+    assert abs(entry.modified - place.store.head(place.key("ab")).modified) < 2
+
+
+@pytest.mark.parametrize("size", [0, PART, PART + 1, 7 * PART + 123])
+def test_a_file_goes_in_and_comes_out_whole_and_read_only(
+    place: Place, tmp_path: Path, size: int
+) -> None:
+    data = put_file(place, tmp_path, size=size)
+    target = tmp_path / "target"
+    for _ in range(2):  # again, over the read-only one
+        place.store.fetch(place.key("large"), target, size=size)
+        assert target.read_bytes() == data
+        assert target.stat().st_mode & 0o777 == 0o444
+    assert place.store.head(place.key("large")).size == size
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target"}
+
+
+def test_an_object_larger_than_expected_is_refused_before_a_byte_is_written(
+    place: Place, tmp_path: Path
+) -> None:
+    size = len(put_file(place, tmp_path, size=3 * PART))
+    with pytest.raises(BadObject, match=f"has {size} bytes, expected are {size - 1} at most"):
+        place.store.fetch(place.key("large"), tmp_path / "target", size=size - 1)
+    with pytest.raises(BadObject, match="expected are 9 at most"):
+        place.store.get(place.key("large"), size=9)
+    assert {path.name for path in tmp_path.iterdir()} == {"source"}
+    assert len(place.store.get(place.key("large"), size=size)) == size
+
+
+def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("base", "local", "s3.bucket", "s3.store"):
+        monkeypatch.setattr(f"infra.storage.{module}.MAX_RECORD", 10)
+    place.store.put(place.key("a"), b"0123456789")
+    assert place.store.get(place.key("a")) == place.store.get_stored(place.key("a")).data
+    place.store.put(place.key("a"), b"0123456789x")
+    for read in (place.store.get, place.store.get_stored):
+        with pytest.raises(BadObject, match="has 11 bytes, expected are 10 at most"):
+            read(place.key("a"))
+
+
+def test_every_byte_that_goes_over_is_told_once(place: Place, tmp_path: Path) -> None:
+    size = 5 * PART + 17
+    (tmp_path / "source").write_bytes(os.urandom(size))
+    told: list[int] = []
+    place.store.upload(place.key("a"), tmp_path / "source", on_bytes=told.append)
+    assert sum(told) == size
+    told.clear()
+    place.store.fetch(place.key("a"), tmp_path / "target", size=size, on_bytes=told.append)
+    assert sum(told) == size
+
+
+def test_an_upload_replaces_an_object_of_the_same_size(place: Place, tmp_path: Path) -> None:
+    put_file(place, tmp_path, size=3 * PART)
+    data = put_file(place, tmp_path, size=3 * PART)
+    place.store.fetch(place.key("large"), tmp_path / "target", size=len(data))
+    assert (tmp_path / "target").read_bytes() == data
+
+
+def test_nothing_is_left_half_written(place: Place, tmp_path: Path) -> None:
+    put_file(place, tmp_path, size=3 * PART)
+    assert place.store.abort_stale_uploads(older_than=3600) == 0
+    if place.fake and place.name != "loses-everything-often":
+        assert place.fake.uploads == {}
+
+
+def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:
+    store, source = place.store, tmp_path / "source"
+    source.write_bytes(b"")
+    for key in ("", "/a", "../a", "a//b", "a/", ".tmp/a", "a b", "x" * 201):
+        uses: list[Callable[[], object]] = [
+            functools.partial(store.put, key, b""),
+            functools.partial(store.put_if_absent, key, b""),
+            functools.partial(store.put_if_same, key, b"", version="v"),
+            functools.partial(store.get, key),
+            functools.partial(store.get_stored, key),
+            functools.partial(store.head, key),
+            functools.partial(store.delete, key),
+            functools.partial(store.upload, key, source),
+            functools.partial(store.fetch, key, tmp_path / "target", size=9),
+        ]
+        for use in uses:
+            with pytest.raises(StoreError, match="cannot be a key"):
+                use()

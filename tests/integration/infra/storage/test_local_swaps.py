@@ -1,0 +1,201 @@
+"""Swaps in a directory: one winner, and a process that is stopped keeps hardly anybody waiting."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.storage import local
+from infra.storage.local import LocalStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Where the store keeps what is not finished."""
+    return tmp_path / "store" / ".tmp"
+
+
+def swap(store: LocalStore, key: str, data: bytes) -> bool:
+    return store.put_if_same(key, data, version=store.get_stored(key).version)
+
+
+def test_of_many_swaps_of_one_version_one_succeeds(store: LocalStore) -> None:
+    store.put("a", b"0")
+    version = store.get_stored("a").version
+    won: list[bool] = []
+
+    def run(name: bytes) -> None:
+        won.append(store.put_if_same("a", name, version=version))
+
+    threads = [threading.Thread(target=run, args=(b"%d" % n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won.count(True) == 1
+
+
+def test_swaps_leave_nothing_behind(store: LocalStore, temporary: Path) -> None:
+    store.put("a", b"0")
+    version = store.get_stored("a").version
+    assert swap(store, "a", b"1")
+    assert not store.put_if_same("a", b"2", version=version)
+    assert store.put_if_same("a", b"1", version=version)  # is there already: counts as ours
+    assert not store.put_if_same("none", b"2", version=version)
+    assert list(temporary.iterdir()) == []
+
+
+COUNTER = """
+import sys
+from pathlib import Path
+from infra.storage.local import LocalStore
+
+store = LocalStore(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+done = 0
+while done < 100:
+    stored = store.get_stored("a")
+    number = int(stored.data.split()[0]) + 1
+    done += store.put_if_same("a", f"{number} {sys.argv[2]}".encode(), version=stored.version)
+"""
+
+
+def start(program: str, store: LocalStore, name: str) -> "subprocess.Popen[str]":
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, store.url.removeprefix("file://"), name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[4],
+    )
+    assert process.stdout
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_that_count_together_lose_no_step(store: LocalStore, temporary: Path) -> None:
+    store.put("a", b"0 nobody")
+    counters = [start(COUNTER, store, name) for name in ("one", "two", "three")]
+    for counter in counters:
+        counter.communicate("\n", timeout=60)
+    assert store.get("a").split()[0] == b"300"
+    assert list(temporary.iterdir()) == []
+
+
+def test_processes_that_are_stopped_in_the_midst_lose_no_step_and_keep_nobody_waiting(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.1)
+    store.put("a", b"0 nobody")
+    counters = [start(COUNTER, store, name) for name in ("one", "two")]
+    for counter in counters:
+        assert counter.stdin
+        counter.stdin.write("\n")
+        counter.stdin.flush()
+    ours = 0
+    while any(counter.poll() is None for counter in counters):
+        for counter in counters:
+            counter.send_signal(signal.SIGSTOP)
+        stored = store.get_stored("a")
+        number = int(stored.data.split()[0]) + 1
+        began = time.monotonic()
+        swapped = store.put_if_same("a", f"{number} us".encode(), version=stored.version)
+        assert time.monotonic() - began < 5
+        assert swapped
+        ours += 1
+        for counter in counters:
+            counter.send_signal(signal.SIGCONT)
+        time.sleep(0.03)
+    for counter in counters:
+        counter.communicate()
+    assert ours > 3
+    assert store.get("a").split()[0] == str(200 + ours).encode()
+
+
+def stop_at(monkeypatch: pytest.MonkeyPatch, moment: str, others: Callable[[], None]) -> None:
+    """Let others go on while one who swaps stands still: before or after it looks."""
+    real = local.read_plain
+
+    def read_plain(path: Path, *, limit: int) -> tuple[bytes, float]:
+        monkeypatch.setattr(local, "read_plain", real)
+        if moment == "before":
+            others()
+            return real(path, limit=limit)
+        found = real(path, limit=limit)
+        others()
+        return found
+
+    monkeypatch.setattr(local, "read_plain", read_plain)
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_whoever_stood_still_too_long_finds_what_others_did(
+    store: LocalStore, temporary: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
+    store.put("a", b"0")
+    version = store.get_stored("a").version
+    stop_at(monkeypatch, moment, lambda: swap(store, "a", b"of another") and None)
+
+    assert not store.put_if_same("a", b"late", version=version)
+
+    assert store.get("a") == b"of another"
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_turn_of_one_who_only_stood_still_is_had_again(
+    store: LocalStore, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
+    store.put("a", b"0")
+    stored = store.get_stored("a")
+    stop_at(monkeypatch, "after", lambda: store.put_if_same("a", b"no", version="x") and None)
+
+    assert store.put_if_same("a", b"late", version=stored.version)
+
+    assert store.get("a") == b"late"
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_left_in_its_turn_is_in_nobodys_way(
+    store: LocalStore, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
+    store.put("a", b"0")
+    version = store.get_stored("a").version
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "_remove", lambda path: None)
+        patch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        stop_at(patch, "after", die)
+        with pytest.raises(KeyboardInterrupt):
+            store.put_if_same("a", b"1", version=version)
+    assert len(list(temporary.glob("swap-*/*"))) == 1
+    assert swap(store, "a", b"2")
+    assert list(temporary.glob("swap-*")) == []
+
+
+def test_a_turn_that_was_left_is_removed_with_the_other_unfinished_things(
+    store: LocalStore, temporary: Path
+) -> None:
+    store.put("a", b"0")
+    left = temporary / f"swap-{'0' * 32}" / "0123"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"1")
+    assert store.abort_stale_uploads(older_than=3600) == 0
+    assert store.abort_stale_uploads(older_than=-1) == 1
+    assert list(temporary.iterdir()) == []

@@ -1,0 +1,193 @@
+"""What lies in a directory store instead of an object or a folder is neither read nor followed."""
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from infra.storage.base import BadObject
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StoreError
+from tests.support.infra.storage.owners import own_as_user
+
+
+def make_socket(path: Path) -> None:
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(f"/proc/self/fd/{directory}/{path.name}")
+    finally:
+        os.close(directory)
+
+
+STRANGERS: dict[str, Callable[[Path], None]] = {
+    "fifo": os.mkfifo,
+    "socket": make_socket,
+    "endless": lambda path: path.symlink_to("/dev/zero"),
+    "link": lambda path: path.symlink_to("/etc/passwd"),
+    "dangling": lambda path: path.symlink_to("nowhere"),
+    "link to a folder": lambda path: path.symlink_to("/etc"),
+}
+
+
+@pytest.fixture(params=STRANGERS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore:
+    """A store with something at the key a/x that is no object."""
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b", b"object")
+    STRANGERS[request.param](tmp_path / "store" / "a" / "x")
+    return store
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_plain_file_is_one_line_and_nothing_waits_for_it(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    uses: list[Callable[[], object]] = [
+        lambda: store.get("a/x"),
+        lambda: store.get("a/x", size=9),
+        lambda: store.get_stored("a/x"),
+        lambda: store.head("a/x"),
+        lambda: store.fetch("a/x", tmp_path / "target", size=9),
+        lambda: store.put_if_absent("a/x", b"mine"),
+        lambda: store.put_if_same("a/x", b"mine", version="v"),
+    ]
+    for use in uses:
+        with pytest.raises(BadObject, match=r"store/a/x is not a plain file") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+        assert caught.value.hint
+    assert [entry.key for entry in store.list("")] == ["a/b"]
+    assert not (tmp_path / "target").exists()
+
+
+def test_it_can_be_replaced_and_removed(store: LocalStore) -> None:
+    store.put("a/x", b"mine")
+    assert store.get("a/x") == b"mine"
+    store.delete("a/x")
+    assert [entry.key for entry in store.list("")] == ["a/b"]
+
+
+OLD = (1e9, 1e9)  # seconds; older than any limit
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A folder beside the store, with old files whose names the store could have made."""
+    outside = tmp_path / "outside"
+    for name in ("b", "sub/b", "0" * 32, "swap-" + "0" * 32 + "/x", "thesis"):
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).write_bytes(b"not in the store")
+    for path in (*outside.rglob("*"), outside):
+        os.utime(path, OLD)
+    return outside
+
+
+def contents(directory: Path) -> dict[str, tuple[int, float]]:
+    """Every path below, with its size and time."""
+    paths = sorted(directory.rglob("*"))
+    return {str(p): (p.lstat().st_size, p.lstat().st_mtime) for p in (directory, *paths)}
+
+
+@pytest.mark.parametrize("folder", ["a", "a/sub"])
+def test_no_verb_follows_a_folder_that_is_a_link(
+    tmp_path: Path, outside: Path, folder: str
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("other/x", b"object")
+    link = tmp_path / "store" / folder
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(outside)
+    before = contents(outside)
+    uses: list[Callable[[], object]] = [
+        lambda: store.get("a/sub/b"),
+        lambda: store.get("a/sub/b", size=99),
+        lambda: store.get_stored("a/sub/b"),
+        lambda: store.head("a/sub/b"),
+        lambda: store.path_of("a/sub/b"),
+        lambda: list(store.list("a/sub/")),
+        lambda: list(store.list("a/sub/b")),
+        lambda: store.put("a/sub/b", b"mine"),
+        lambda: store.put("a/sub/new/c", b"mine"),
+        lambda: store.put_if_absent("a/sub/c", b"mine"),
+        lambda: store.put_if_same("a/sub/b", b"mine", version="v"),
+        lambda: store.upload("a/sub/b", tmp_path / "store" / "other" / "x"),
+        lambda: store.fetch("a/sub/b", tmp_path / "target", size=16),
+        lambda: store.delete("a/sub/b"),
+    ]
+    for use in uses:
+        with pytest.raises(StoreError, match=rf"store/{folder} is a link") as caught:
+            use()
+        assert "\n" not in str(caught.value)
+        assert "remove the link" in (caught.value.hint or "")
+    assert contents(outside) == before
+    assert [entry.key for entry in store.list("")] == ["other/x"]
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_linked_directory_for_unfinished_files_is_refused(tmp_path: Path, outside: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b", b"object")
+    (tmp_path / "store" / ".tmp").rmdir()
+    (tmp_path / "store" / ".tmp").symlink_to(outside)
+    before = contents(outside)
+    uses: list[Callable[[], object]] = [
+        lambda: store.abort_stale_uploads(older_than=60),
+        lambda: store.put("a/b", b"mine"),
+        lambda: store.put_if_absent("a/c", b"mine"),
+        lambda: store.put_if_same("a/b", b"mine", version="v"),
+        lambda: store.upload("a/b", outside / "b"),
+    ]
+    for use in uses:
+        with pytest.raises(StoreError, match=r"store/\.tmp is a link") as caught:
+            use()
+        assert "remove the link" in (caught.value.hint or "")
+    assert contents(outside) == before
+    assert store.get("a/b") == b"object"
+
+
+def test_only_what_the_store_names_is_removed_as_unfinished(tmp_path: Path, outside: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a/b", b"object")
+    temporary = tmp_path / "store" / ".tmp"
+    (temporary / "thesis").mkdir()
+    (temporary / "swap-notes").write_bytes(b"")
+    (temporary / "1".zfill(32)).symlink_to(outside)
+    (temporary / "2".zfill(32)).write_bytes(b"half an obj")
+    (temporary / ("swap-" + "3".zfill(32))).mkdir()
+    before = contents(outside)
+    assert store.abort_stale_uploads(older_than=-60) == 3
+    assert {path.name for path in temporary.iterdir()} == {"thesis", "swap-notes"}
+    assert contents(outside) == before
+
+
+def test_the_directory_of_the_store_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "store").mkdir(parents=True)
+    (tmp_path / "mount").symlink_to("disk")
+    (tmp_path / "link").symlink_to("mount/store")
+    store = LocalStore(tmp_path / "link")
+    store.put("a/b", b"one")
+    assert store.put_if_same("a/b", b"two", version=store.get_stored("a/b").version)
+    store.fetch("a/b", tmp_path / "target", size=3)
+    assert (tmp_path / "target").read_bytes() == b"two"
+    assert [entry.key for entry in store.list("a/")] == ["a/b"]
+    assert store.abort_stale_uploads(older_than=60) == 0
+    store.delete("a/b")
+    assert not (tmp_path / "disk" / "store" / "a" / "b").exists()
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_fetch_shares_bytes_only_with_an_object_of_the_same_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_ours: bool
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a", b"object")
+    path = store.path_of("a")
+    user = own_as_user(tmp_path / "store", monkeypatch)
+    if not is_ours:
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    store.fetch("a", tmp_path / "target", size=6)
+    assert (tmp_path / "target").read_bytes() == b"object"
+    assert (tmp_path / "target").samefile(path) == is_ours

@@ -1,0 +1,167 @@
+"""What is tried of a store, found where it fails, with the setting or remedy that helps."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from infra.storage.s3 import probe as module
+from infra.storage.s3.probe import Finding, probe
+from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.fixtures import MakeFake, store_on
+from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
+
+OF_ALL = ["put", "get", "clock", "list", "parts", "create", "swap"]
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch, small_parts: int) -> None:
+    """A small trial, as most tests look at one line of it."""
+    monkeypatch.setattr(module, "KEYS", 12)
+    monkeypatch.setattr(module, "ROUNDS", 3)
+    monkeypatch.setattr(module, "PART", small_parts)
+
+
+def findings(store: Store) -> dict[str, Finding]:
+    return {finding.name: finding for finding in probe(store)}
+
+
+@pytest.mark.usefixtures("few")
+def test_a_good_server_can_do_everything_and_is_left_as_it_was(s3_store: Store) -> None:
+    s3_store.put("before", b"x")
+    found = findings(s3_store)
+    assert list(found) == [*OF_ALL, "checksum", "unfinished", "delete"]
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert "all of 12 keys" in found["list"].found
+    assert [entry.key for entry in s3_store.list("")] == ["before"]
+
+
+@pytest.mark.usefixtures("few")
+def test_a_directory_can_do_everything_and_is_left_as_it_was(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    found = findings(store)
+    assert list(found) == [*OF_ALL, "delete"]
+    assert {finding.state for finding in found.values()} == {"ok"}
+    assert list(store.list("")) == []
+
+
+def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) -> None:
+    (finding,) = probe(LocalStore(tmp_path / "not-mounted" / "store"))
+    assert finding.state == "fail"
+    assert "not-mounted does not exist" in finding.found
+    assert "mount the disk" in (finding.remedy or "")
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("way", "name", "state", "says", "remedy"),
+    [
+        (Quirk.RACY_IF_NONE_MATCH, "create", "fail", "same If-None-Match win", "a directory"),
+        (Quirk.REFUSES_IF_MATCH, "swap", "fail", "refuses If-Match", "a directory"),
+        (Quirk.CHECKS_NO_CHECKSUMS, "checksum", "warn", "damaged body is accepted", "https"),
+        (Quirk.CHECKS_NO_MD5, "checksum", "warn", "accepted", "NANOCHAT_S3_CHECKSUM=sha256"),
+        (Quirk.LISTS_NO_UPLOADS, "unfinished", "warn", "NotImplemented", "lifecycle rule"),
+        (Quirk.FORGETS_IN_LISTS, "list", "fail", "6 of 12 keys are not listed", "garbage"),
+        (Quirk.LISTS_UNSORTED, "list", "fail", "lists '", "in order"),
+        (Quirk.SENDS_NO_DATE, "clock", "fail", "no Date header", "needs this"),
+        (Fault(kind=Kind.FLIP, verb="GET"), "get", "fail", "other bytes", "another store"),
+        (Fault(kind=Kind.FLIP, verb="GET"), "parts", "fail", "damaged", "another store"),
+        (
+            Fault(kind=Kind.REFUSE, verb="POST uploads", status=501, code="NotImplemented"),
+            *("parts", "fail", "NotImplemented", "needs this"),
+        ),
+        (
+            Fault(kind=Kind.REFUSE, verb="PUT partNumber", status=404, code="NoSuchUpload"),
+            *("parts", "fail", "cannot put", "needs this"),
+        ),
+        (
+            Fault(kind=Kind.REFUSE, verb="GET list-type", status=403, code="AccessDenied"),
+            *("list", "fail", "access denied", "ListBucket"),
+        ),
+        (
+            Fault(kind=Kind.REFUSE, verb="DELETE", status=403, code="AccessDenied"),
+            *("delete", "fail", "access denied", "allow deleting"),
+        ),
+        (
+            Fault(kind=Kind.REFUSE, verb="GET", status=404, code="NoSuchKey"),
+            *("get", "fail", "was just put", "another store"),
+        ),
+    ],
+)
+def test_what_a_store_cannot_do_is_found_with_its_remedy(
+    make_fake: MakeFake, way: Quirk | Fault, name: str, state: str, says: str, remedy: str
+) -> None:
+    fake = make_fake(way)
+    found = findings(store_on(fake))
+    assert found[name].state == state, found[name]
+    assert says in found[name].found
+    assert remedy in (found[name].remedy or "")
+    wrong = {finding.name for finding in found.values() if finding.state != "ok"}
+    if isinstance(way, Quirk) and name != "clock":  # versions are read with their age
+        # Without one of the two conditions neither kind of write is allowed.
+        also = {"create", "swap"} if name in ("create", "swap") else {name}
+        assert wrong == also, "the other lines do not suffer"
+        assert [key for key in fake.objects if "_trials" in key] == []
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize("quirk", [Quirk.LISTS_1000_SILENTLY, Quirk.IGNORES_RANGES])
+def test_what_is_made_up_for_is_no_finding(make_fake: MakeFake, quirk: Quirk) -> None:
+    found = findings(store_on(make_fake(quirk)))
+    assert {finding.state for finding in found.values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("quirk", "setting", "remedy"),
+    [
+        (Quirk.REFUSES_MD5, "md5", "set NANOCHAT_S3_CHECKSUM=sha256"),
+        (Quirk.REFUSES_SHA256, "sha256", "set NANOCHAT_S3_CHECKSUM=md5"),
+    ],
+)
+def test_the_setting_with_which_a_store_would_work_is_named(
+    make_fake: MakeFake,
+    monkeypatch: pytest.MonkeyPatch,
+    quirk: Quirk,
+    setting: str,
+    remedy: str,
+) -> None:
+    monkeypatch.setenv("NANOCHAT_S3_CHECKSUM", setting)
+    fake = make_fake(quirk)
+    (finding,) = probe(store_on(fake))
+    assert finding.state == "fail"
+    assert remedy in (finding.remedy or "")
+    assert fake.objects == {}
+
+
+def test_a_bucket_that_is_only_in_the_path_is_named_as_that(
+    make_fake: MakeFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = make_fake()
+    name = fake.endpoint.replace("127.0.0.1", "localhost")  # fake.localhost is nowhere
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", name)
+    monkeypatch.setenv("NANOCHAT_S3_ADDRESSING", "virtual")
+    (finding,) = probe(store_on(fake))
+    assert finding.state == "fail"
+    assert "NANOCHAT_S3_ADDRESSING=path" in (finding.remedy or "")
+
+
+@pytest.mark.usefixtures("few")
+@pytest.mark.parametrize(
+    ("offset", "side"), [(-1000, "ahead of"), (1000, "behind")], ids=["ahead", "behind"]
+)
+def test_a_clock_that_differs_is_a_warning(fake: FakeS3, offset: int, side: str) -> None:
+    fake.now = lambda: time.time() + offset
+    found = findings(store_on(fake))["clock"]
+    assert (found.state, side in found.found) == ("warn", True)
+    assert "NTP" in (found.remedy or "")
+
+
+@pytest.mark.usefixtures("few")
+def test_a_store_whose_own_clocks_differ_is_a_failure(fake: FakeS3) -> None:
+    times = iter(range(0, 10**9, 1000))
+    fake.now = lambda: float(next(times))
+    found = findings(store_on(fake))["clock"]
+    assert found.state == "fail"
+    assert "a new object is" in found.found

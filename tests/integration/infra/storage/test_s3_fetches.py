@@ -1,0 +1,259 @@
+"""Objects come whole or not at all, several parts at once, and go on after a kill."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from infra.storage.s3 import bucket
+from infra.storage.s3 import store as s3_store
+from nanochat_core.errors import StoreError
+from tests.support.infra.storage.fake_s3 import FakeS3, Object
+from tests.support.infra.storage.fixtures import PARTS, MakeFake, store_on, tried_store_on
+from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
+
+# Fetches; is killed without warning after some bytes came.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from infra.storage import parts
+from infra.storage.s3 import store as s3_store
+from infra.storage.open import open_store
+
+url, key, target, size, part, limit = sys.argv[1:]
+parts.PART = s3_store.PART = int(part)
+told = []
+def on_bytes(count):
+    told.append(count)
+    if sum(told) >= int(limit):
+        os.kill(os.getpid(), signal.SIGKILL)
+open_store(url).fetch(key, Path(target), size=int(size), on_bytes=on_bytes)
+"""
+
+
+def fetch_and_be_killed(store: Store, target: Path, *, part: int, parts: int) -> None:
+    size = PARTS * part - 5
+    words = [store.url, "large", str(target), str(size), str(part), str(part * parts)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
+    assert done.returncode == -9
+    assert not target.exists()
+
+
+@pytest.fixture(params=["fake", "ministack", "local"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store that keeps its promises."""
+    if request.param == "fake":
+        return store_on(request.getfixturevalue("fake"))
+    if request.param == "ministack":
+        return request.getfixturevalue("s3_store")
+    return LocalStore(tmp_path / "store")
+
+
+def test_a_killed_fetch_is_gone_on_with(
+    store: Store, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store.upload("large", large)
+    target = tmp_path / "target"
+    fetch_and_be_killed(store, target, part=small_parts, parts=5)
+    told: list[int] = []
+    store.fetch("large", target, size=large.stat().st_size, on_bytes=told.append)
+    assert target.read_bytes() == large.read_bytes()
+    assert told[0] >= 4 * small_parts, "what was there is told at once"
+    assert sum(told) == large.stat().st_size
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
+
+
+def test_a_resumed_fetch_asks_for_the_missing_parts_only(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fetch_and_be_killed(store, tmp_path / "target", part=small_parts, parts=5)
+    asked = -1
+    while asked < len(fake.requests):  # what it asked last may still be on its way
+        asked = len(fake.requests)
+        time.sleep(0.3)
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert 1 <= fake.count("GET") <= PARTS - 5
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "again", size=large.stat().st_size)
+    assert fake.count("GET") == PARTS, "control: without a start all parts are asked for"
+
+
+def test_a_fetch_that_failed_is_gone_on_with_too(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb="GET", skip=6))
+    with pytest.raises(StoreError, match="SlowDown"):
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert not (tmp_path / "target").exists()
+    fake.faults.clear()
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert fake.count("GET") == PARTS - 6
+
+
+def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    newer = os.urandom(large.stat().st_size)
+    answer, count = fake.answer, iter(range(1000))
+
+    def replacing(request: Request) -> Answer:
+        if request.verb == "GET" and next(count) == 4:
+            fake.objects[request.key] = Object(data=newer, etag="newer", written=time.time())
+        return answer(request)
+
+    fake.answer = replacing
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert (tmp_path / "target").read_bytes() == newer
+    assert fake.count("HEAD") == 2, "it was begun again, once"
+
+
+def test_an_object_that_never_stays_the_same_is_given_up(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    answer, count = fake.answer, iter(range(10_000))
+
+    def changing(request: Request) -> Answer:
+        found = fake.objects[request.key]
+        fake.objects[request.key] = replace(found, etag=f"version{next(count)}")
+        return answer(request)
+
+    fake.answer = changing
+    with pytest.raises(StoreError, match="was replaced 3 times while it was fetched"):
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_store_without_ranges_sends_each_object_once(
+    make_fake: MakeFake, large: Path, small_parts: int, tmp_path: Path
+) -> None:
+    fake = make_fake(Quirk.IGNORES_RANGES)
+    store = tried_store_on(fake)
+    store.upload("large", large)
+    fake.requests.clear()
+    told: list[int] = []
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size, on_bytes=told.append)
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert sum(told) == large.stat().st_size
+    assert fake.count("GET") <= s3_store.THREADS + 1, "each thread may have asked, none has read"
+    fake.requests.clear()
+    store.fetch("large", tmp_path / "again", size=large.stat().st_size)
+    assert fake.count("GET") == 1, "it is remembered"
+
+
+@pytest.mark.parametrize("kind", [Kind.CUT, Kind.SHORTEN, Kind.RESET])
+def test_a_part_that_comes_short_is_fetched_again(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, kind: Kind
+) -> None:
+    store = tried_store_on(fake)
+    store.upload("large", large)
+    fake.requests.clear()
+    fake.faults.append(Fault(kind=kind, verb="GET", times=7))
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert (tmp_path / "target").read_bytes() == large.read_bytes()
+    assert fake.count("GET") == PARTS + 7
+
+
+def test_control_unless_lengths_are_compared_a_short_part_is_taken(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trusting(
+        chunks: Iterable[bytes], start: int, length: int, write: Callable[[int, bytes], None]
+    ) -> None:
+        write(start, b"".join(chunks))
+
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=1))
+    monkeypatch.setattr(bucket, "pass_on", trusting)
+    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert (tmp_path / "target").read_bytes() != large.read_bytes()
+
+
+def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_told(
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_on(fake)
+    store.upload("large", large)
+    fake.requests.clear()
+    write = os.pwrite
+
+    def full(descriptor: int, data: bytes, offset: int) -> int:
+        if offset > 3 * small_parts:
+            raise OSError(28, os.strerror(28))
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    with pytest.raises(StoreError, match="no space left on device") as caught:
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert "free some space" in (caught.value.hint or "")
+    assert fake.count("GET") <= PARTS
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: Path) -> None:
+    store = store_on(fake)
+    store.put("a", b"x")
+    with pytest.raises(StoreError, match="cannot be written: no such file or directory"):
+        store.fetch("a", tmp_path / "none" / "target", size=1)
+
+
+# Uploads and fetches a file; prints the most memory that it ever had, in MiB.
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from infra.storage import parts
+from infra.storage.s3 import store as s3_store
+from infra.storage.open import open_store
+
+url, source, target, part = sys.argv[1:]
+parts.PART = s3_store.PART = int(part)
+store = open_store(url)
+store.put("warm", b"")
+store.get("warm")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+store.upload("large", Path(source))
+store.fetch("large", Path(target), size=Path(source).stat().st_size)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_object(s3_store: Store, tmp_path: Path) -> None:
+    assert copy_and_measure(s3_store, tmp_path, megabytes=50, part=1 << 19) < 25
+
+
+def copy_and_measure(s3_store: Store, tmp_path: Path, *, megabytes: int, part: int) -> float:
+    """Return the MiB that a process took to upload and fetch so many megabytes."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    block = os.urandom(1_000_000)
+    with source.open("wb") as file:
+        for number in range(megabytes):
+            file.write(number.to_bytes(8, "big") + block[8:])
+    words = [sys.executable, "-c", MEASURED, s3_store.url, str(source), str(target), str(part)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert _same(source, target)
+    return float(done.stdout)
+
+
+def _same(one: Path, other: Path) -> bool:
+    return subprocess.run(["cmp", one, other], check=False).returncode == 0

@@ -1,0 +1,304 @@
+"""The local Prefect server's record, port and answers. Only one test starts the real server."""
+
+import http.server
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.prefect.access import ServerError, check_answers
+from infra.prefect.password import ensure_password, find_password
+from infra.prefect.records import FORMAT, Server
+from infra.prefect.server import (
+    client_environment,
+    ensure_server,
+    find_server,
+    start_server,
+    stop_server,
+    wait_for_server,
+)
+from nanochat_core.runtime.process_start import start_of, this_process
+from tests.support.infra.stack.live import wait_for
+
+
+@pytest.fixture(autouse=True)
+def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process uses the password of a server from when it starts it until the test's end."""
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "")
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    """Answers as a Prefect server's health check does."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def foreign_port() -> Iterator[int]:
+    """The port of a healthy server that is not ours."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def write_record(home: Path, *, port: int, pid: int, start: str | None) -> None:
+    """What a running server leaves."""
+    (home / "prefect").mkdir(parents=True)
+    record = {"format": FORMAT, "port": port, "pid": pid, "start": start}
+    (home / "prefect" / "server.json").write_text(json.dumps(record))
+
+
+def test_a_fresh_home_has_no_server(tmp_path: Path) -> None:
+    assert find_server(tmp_path) is None
+    assert stop_server(tmp_path) is False
+
+
+def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> None:
+    me = this_process()
+    write_record(tmp_path, port=foreign_port, pid=me.pid, start=me.start)
+
+    server = find_server(tmp_path)
+
+    assert server is not None
+    assert server.api_url == f"http://127.0.0.1:{foreign_port}/api"
+
+
+def test_no_second_server_is_started_after_the_clock_was_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
+        write_record(tmp_path, port=1, pid=server.pid, start=start_of(server.pid))
+        set_clock(monkeypatch, by=2.0)
+
+        assert start_server(tmp_path).pid == server.pid
+        assert stop_server(tmp_path) is True
+
+
+def set_clock(monkeypatch: pytest.MonkeyPatch, *, by: float) -> None:
+    """Have psutil report starts as it does after the wall clock was set by so many seconds."""
+    read = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + by)
+
+
+def test_a_dead_process_is_no_server_even_if_another_one_answers(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    start = start_of(dead.pid)
+    dead.wait()
+    write_record(tmp_path, port=foreign_port, pid=dead.pid, start=start)
+
+    assert find_server(tmp_path) is None
+
+
+def test_a_process_that_took_over_the_number_is_no_server_and_is_not_stopped(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    write_record(tmp_path, port=foreign_port, pid=os.getpid(), start="1")
+
+    assert find_server(tmp_path) is None
+    assert stop_server(tmp_path) is False
+
+
+def test_a_live_process_whose_port_another_one_serves_is_no_server(
+    tmp_path: Path, foreign_port: int
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        write_record(tmp_path, port=foreign_port, pid=other.pid, start=start_of(other.pid))
+
+        assert find_server(tmp_path) is None
+        other.kill()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "port": 1}'])
+def test_a_record_that_is_not_one_is_no_server(tmp_path: Path, text: str) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "server.json").write_text(text)
+
+    assert find_server(tmp_path) is None
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's cache; servers that are started never open their port."""
+    program = tmp_path / "silent"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield tmp_path / "cache" / "nanochat-flows"
+    for home in filter(Path.is_dir, tmp_path.iterdir()):
+        stop_server(home)
+
+
+def test_homes_get_different_ports_before_their_servers_open_them(
+    tmp_path: Path, silent: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        ports = [start_server(tmp_path / name, port=port).port for name in ("a", "b")]
+
+    assert port < ports[0] < ports[1]
+    stop_server(tmp_path / "a")
+    assert start_server(tmp_path / "c", port=ports[0]).port == ports[0]
+
+
+def test_ports_are_locked_where_no_other_user_can_write(
+    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, shared = tmp_path / "victim", tmp_path / "tmp"
+    victim.mkdir()
+    shared.mkdir()
+    (shared / f"nanochat-flows-{os.getuid()}").symlink_to(victim)  # by another user
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+
+    server = start_server(tmp_path / "home")
+
+    assert list(victim.iterdir()) == []
+    assert (silent / f"port-{server.port}.lock").exists()
+
+
+def test_without_a_cache_ports_are_locked_in_the_home(
+    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+
+    server = start_server(tmp_path / "home")
+
+    assert (tmp_path / "home" / "prefect" / f"port-{server.port}.lock").exists()
+
+
+def test_a_server_without_a_password_is_had_by_asking_for_it(tmp_path: Path, silent: Path) -> None:
+    home = tmp_path / "home"
+    (home / "prefect").mkdir(parents=True)
+    ensure_password(home)  # of an earlier server
+
+    server = start_server(home, guarded=False)
+
+    assert (server.is_guarded, find_password(home)) == (False, None)
+    assert server.process is not None
+    assert not [
+        name for name in server.process.environ() if name.startswith("PREFECT") and "AUTH" in name
+    ]
+    stop_server(home)
+    server = start_server(home)
+    assert server.is_guarded
+    assert server.process is not None
+    assert server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"] == find_password(home)
+
+
+def test_a_server_that_another_version_started_is_not_joined_by_a_second_one(
+    tmp_path: Path,
+) -> None:
+    waiting = [sys.executable, "-c", "input()", "prefect", "server"]
+    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as other:
+        record = {"format": FORMAT - 1, "port": 1, "pid": other.pid, "created": 1.0}
+        (tmp_path / "prefect").mkdir()
+        (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
+        # The kernel shows a command line a moment after Popen returns.
+        wait_for(lambda: "server" in psutil.Process(other.pid).cmdline(), "its words")
+
+        with pytest.raises(ServerError, match="started by another version") as caught:
+            ensure_server(tmp_path)
+        other.kill()
+
+    assert f"kill {other.pid}" in (caught.value.hint or "")
+
+
+def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "prefect").mkdir()
+    (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
+    dead = Server(port=1, pid=os.getpid(), start="1")
+
+    with pytest.raises(ServerError, match="ended while starting: no such table: run") as caught:
+        wait_for_server(tmp_path, dead)
+
+    assert "server.log" in (caught.value.hint or "")
+
+
+def test_a_server_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    me = this_process()
+    silent = Server(port=1, pid=me.pid, start=me.start)
+
+    with pytest.raises(ServerError, match="does not answer on port 1"):
+        wait_for_server(tmp_path, silent, seconds=0.2)
+
+
+def test_a_home_that_cannot_be_written_is_a_mistake_of_a_person(tmp_path: Path) -> None:
+    (tmp_path / "prefect").write_text("a file where the directory should be")
+
+    with pytest.raises(ServerError, match="cannot be written") as caught:
+        ensure_server(tmp_path)
+
+    assert "NANOCHAT_HOME" in (caught.value.hint or "")
+
+
+def test_a_shared_server_must_answer(foreign_port: int) -> None:
+    check_answers(f"http://127.0.0.1:{foreign_port}/api")
+    with pytest.raises(ServerError, match="no Prefect server answers"):
+        check_answers("http://127.0.0.1:1/api")
+
+
+def test_a_proxy_is_never_asked_for_the_local_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "example.org")
+
+    environment = client_environment(tmp_path, "http://127.0.0.1:4200/api", console_logs=False)
+
+    assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost"
+
+
+@pytest.mark.prefect
+def test_the_server_starts_once_survives_its_starter_and_stops(
+    tmp_path: Path, prefect_database: Path
+) -> None:
+    (tmp_path / "prefect").mkdir()
+    shutil.copy(prefect_database, tmp_path / "prefect" / "prefect.db")
+    start = (
+        "import sys; from pathlib import Path; from infra.prefect.server import ensure_server;"
+        "print(ensure_server(Path(sys.argv[1])).port)"
+    )
+    command = [sys.executable, "-c", start, str(tmp_path)]
+    tmp_path.chmod(0o755)  # as homes of earlier versions are
+    first = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert first.stderr == ""
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path, tmp_path / "prefect")]
+    assert modes == [0o700, 0o700]
+
+    server = find_server(tmp_path)
+    assert server is not None
+    assert ensure_server(tmp_path) == server
+    assert server.port == int(first.stdout)
+    with urllib.request.urlopen(f"{server.ui_url}/ui-settings") as answer:
+        assert json.load(answer)["api_url"] == server.api_url
+    assert "Traceback" not in (tmp_path / "prefect" / "server.log").read_text()
+
+    assert stop_server(tmp_path) is True
+    assert find_server(tmp_path) is None
+    assert not psutil.pid_exists(server.pid)

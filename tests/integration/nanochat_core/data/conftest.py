@@ -1,0 +1,11 @@
+"""Fixtures of tests.support.nanochat_core.data.fixtures."""
+
+from tests.support.nanochat_core.data.fixtures import (
+    hub,
+    make_job,
+    tokenizer_dir,
+    tokens_dir,
+    write_shards,
+)
+
+__all__ = ["hub", "make_job", "tokenizer_dir", "tokens_dir", "write_shards"]

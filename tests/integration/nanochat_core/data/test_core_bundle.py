@@ -1,0 +1,212 @@
+import hashlib
+import io
+import json
+import random
+import stat
+import zipfile
+
+import pytest
+
+from nanochat_core.config import TaskDataConfig
+from nanochat_core.data.conversations import task_data
+from nanochat_core.data.hub import core_bundle, web_file
+from nanochat_core.data.hub.core_bundle import unpack
+from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.scaling import dataset
+from tests.support.nanochat_core.data.web_server import Answer, WebServer
+
+QUESTIONS = random.Random(0).randbytes(200_000)
+FILES = {
+    "eval_bundle/core.yaml": b"icl_tasks: []\n",
+    "eval_bundle/eval_meta_data.csv": b"Eval Task,Random baseline\n",
+    "eval_bundle/eval_data/world_knowledge/arc.jsonl": QUESTIONS,
+}
+
+
+def zip_of(files, *, compression=zipfile.ZIP_DEFLATED):
+    """Names, or entries, with what they hold."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return stream.getvalue()
+
+
+def tree_of(directory):
+    return {
+        p.relative_to(directory).as_posix(): p.read_bytes()
+        for p in sorted(directory.rglob("*"))
+        if p.is_file()
+    }
+
+
+def bare(files=None):
+    return {name.removeprefix("eval_bundle/"): data for name, data in (files or FILES).items()}
+
+
+def unpacked(tmp_path, data):
+    archive = tmp_path / "b.zip"
+    archive.write_bytes(data)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    count = unpack(archive, tmp_path / "core", scratch=scratch)
+    return count, tree_of(tmp_path / "core")
+
+
+@pytest.mark.parametrize("files", [FILES, bare()])
+def test_a_bundle_is_unpacked_without_the_folder_that_holds_it(tmp_path, files):
+    assert unpacked(tmp_path, zip_of(files)) == (3, bare())
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_folders_and_what_macs_leave_are_nothing(tmp_path):
+    junk = {"eval_bundle/": b"", "__MACOSX/eval_bundle/._core.yaml": b"x", ".DS_Store": b"x"}
+    assert unpacked(tmp_path, zip_of({**junk, **FILES})) == (3, bare())
+
+
+def test_it_takes_the_place_of_what_was_there(tmp_path):
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "old").write_text("x")
+    assert unpacked(tmp_path, zip_of(FILES))[1] == bare()
+
+
+def entry(name, kind):
+    info = zipfile.ZipInfo(name)
+    info.external_attr = (kind | 0o644) << 16
+    info.create_system = 3
+    return info
+
+
+def claims(data, *, size):
+    """The archive with another size of its last file in the directory at its end."""
+    position = data.rindex(b"PK\x01\x02")
+    return data[: position + 24] + size.to_bytes(4, "little") + data[position + 28 :]
+
+
+BAD = {
+    "../core.yaml": "outside of its folder",
+    "eval_bundle/../../x": "outside of its folder",
+    "/etc/passwd": "outside of its folder",
+    "..\\x": "outside of its folder",
+    "C:/x": "outside of its folder",
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
+    with pytest.raises(DataError, match=BAD[name]):
+        unpacked(tmp_path, zip_of({**FILES, name: b"x"}))
+    assert not (tmp_path / "core").exists()
+    assert {p.name for p in tmp_path.rglob("*")} <= {"b.zip", "scratch"}
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFIFO, stat.S_IFCHR])
+def test_links_and_devices_are_refused(tmp_path, kind):
+    data = zip_of({**FILES, entry("eval_bundle/link", kind): b"/etc/passwd"})
+    with pytest.raises(DataError, match="'eval_bundle/link', which is no plain file"):
+        unpacked(tmp_path, data)
+
+
+def test_a_password_two_files_of_a_name_and_a_file_inside_a_file_are_refused(tmp_path):
+    data = bytearray(zip_of(FILES))
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(DataError, match="needs a password"):
+        unpacked(tmp_path, bytes(data))
+    stream = io.BytesIO(zip_of(FILES))
+    with zipfile.ZipFile(stream, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
+        archive.writestr("eval_bundle/core.yaml", b"other")
+    with pytest.raises(DataError, match="two files of one name"):
+        unpacked(tmp_path, stream.getvalue())
+    with pytest.raises(DataError, match="cannot be unpacked"):
+        unpacked(tmp_path, zip_of({**FILES, "eval_bundle/core.yaml/x": b"x"}))
+
+
+def test_too_much_is_refused_by_what_it_says_and_by_what_it_is(tmp_path, monkeypatch):
+    data = zip_of(FILES)
+    monkeypatch.setattr(core_bundle, "MAX_FILES", 2)
+    with pytest.raises(DataError, match=r"3 files of 200,0.* at most 2 of"):
+        unpacked(tmp_path, data)
+    monkeypatch.setattr(core_bundle, "MAX_FILES", 3)
+    monkeypatch.setattr(core_bundle, "MAX_BYTES", 150_000)
+    with pytest.raises(DataError, match="at most 3 of 150,000 are unpacked"):
+        unpacked(tmp_path, data)
+    with pytest.raises(DataError, match=r"cannot be unpacked|more than 150,000 bytes"):
+        unpacked(tmp_path, claims(data, size=1000))
+    assert not (tmp_path / "core").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"<html>sign in</html>", zip_of(FILES)[:-100], zip_of(FILES)[:5000]],
+    ids=["empty", "page", "short", "shorter"],
+)
+def test_what_is_no_whole_archive_is_refused_and_nothing_is_left(tmp_path, data):
+    with pytest.raises(DataError, match="the archive cannot be unpacked: ") as error:
+        unpacked(tmp_path, data)
+    assert "remove" in (error.value.hint or "")
+    assert not (tmp_path / "core").exists()
+
+
+def test_a_byte_that_is_another_is_noticed(tmp_path):
+    data = bytearray(zip_of(FILES, compression=zipfile.ZIP_STORED))
+    data[data.index(QUESTIONS[:50]) + 10] ^= 1
+    with pytest.raises(DataError, match="cannot be unpacked: Bad CRC-32"):
+        unpacked(tmp_path, bytes(data))
+
+
+def test_an_archive_of_something_else_is_refused(tmp_path):
+    files = {name: data for name, data in FILES.items() if "csv" not in name}
+    with pytest.raises(DataError, match=r"has no eval_meta_data\.csv"):
+        unpacked(tmp_path, zip_of(files))
+
+
+@pytest.fixture
+def web(monkeypatch):
+    monkeypatch.setattr(web_file, "WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with WebServer(zip_of(FILES)) as server:
+        yield server
+
+
+def section(web, *, sha256=None, datasets=()):
+    return TaskDataConfig(datasets=datasets, core_bundle=web.url, core_bundle_sha256=sha256)
+
+
+@pytest.mark.usefixtures("hub")  # its cache is where bundles are kept
+def test_the_stage_downloads_the_bundle_once_and_tells_of_it(web, make_job):
+    sha256 = hashlib.sha256(web.data).hexdigest()
+    web.answers = [Answer(after=50_000)]
+    for name in ("one", "two"):
+        job = make_job(
+            "task_data",
+            {},
+            task_data=section(web, datasets=(dataset("identity", num_train=3, num_test=1),)),
+        )
+        task_data.run(job)
+        assert tree_of(job.output / "core") == bare(), name
+        told = json.loads((job.output / "task_data.json").read_text())
+        size = len(web.data)
+        assert told["core"] == {"url": web.url, "sha256": sha256, "bytes": size, "files": 3}
+        assert not (job.directory / "scratch").exists()
+    assert web.ranges == [None, "bytes=50000-"]
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_bundle_that_is_not_the_one_expected_leaves_nothing(web, make_job):
+    job = make_job("task_data", {}, task_data=section(web, sha256="0" * 64))
+    with pytest.raises(DataError, match="expected 000000000000") as error:
+        task_data.run(job)
+    assert "task_data.core_bundle=null" in (error.value.hint or "")
+    assert list(job.output.iterdir()) == []
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_is_wrong_with_a_bundle_is_said_with_its_address(web, make_job):
+    web.data = zip_of({"a/b": b"x"})
+    with pytest.raises(DataError, match=rf"^{web.url}: the archive has no core\.yaml$"):
+        task_data.run(make_job("task_data", {}, task_data=section(web)))
+
+
+def test_no_dataset_may_be_called_core(web):
+    with pytest.raises(ConfigError, match="a dataset is called 'core'"):
+        section(web, datasets=(dataset("core"),))

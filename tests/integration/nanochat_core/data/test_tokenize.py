@@ -1,0 +1,65 @@
+import errno
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nanochat_core.data import tokens as tokenize
+from nanochat_core.data.shard_files import ROW_GROUP_DOCUMENTS
+from nanochat_core.data.token_files import TokenSet
+from nanochat_core.job import Result
+from tests.unit.nanochat_core.data.test_array_files import SHORT, files_of_at_most
+
+# A job's log stays open for as long as its process lives.
+
+SHARDS = [
+    [f"word{i} is word{i * 3}" for i in range(ROW_GROUP_DOCUMENTS + 10)],
+    ["thing", "", "<|bos|> typed", "\u00e9t\u00e9 \U0001f600"],
+    ["validation"],
+]
+
+
+@pytest.fixture
+def job(make_job, write_shards, tokenizer_dir):
+    return make_job("tokens", {"shards": write_shards(SHARDS), "tokenizer": tokenizer_dir})
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_a_job_that_is_told_to_stop_stops_at_once_and_goes_on_later(
+    make_job, write_shards, tokenizer_dir
+):
+    documents = [f"word{i} is word{i * 3} and more of it" for i in range(80_000)]
+    shards = write_shards([["short"], documents, documents, ["validation"]])
+    job = make_job("tokens", {"shards": shards, "tokenizer": tokenizer_dir})
+    arguments = [sys.executable, "-m", "nanochat_core.worker", str(job.write())]
+    with subprocess.Popen(arguments) as worker:
+        wait_for((job.output / "shard_00000.lengths.npy").exists)
+        wait_for(lambda: list((job.directory / "scratch").glob("shard_0000[12]")))
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(timeout=10) == 75
+    result = Result.find(job.directory)
+    assert result is not None
+    assert result.status == "interrupted"
+    assert not (job.output / "tokens.json").exists()
+    tokenize.run(job)
+    assert TokenSet.open(job.output).shards[1].documents == len(documents)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_error_of_a_full_disk_keeps_its_number_from_another_process(
+    make_job, write_shards, tokenizer_dir, monkeypatch
+):
+    job = make_job("tokens", {"shards": write_shards([SHORT] * 3), "tokenizer": tokenizer_dir})
+    monkeypatch.setattr(tokenize, "usable_cores", lambda: 2)
+    with files_of_at_most(2000), pytest.raises(OSError, match="File too large") as error:
+        tokenize.run(job)
+    assert error.value.errno == errno.EFBIG
+    assert list(job.output.iterdir()) == []

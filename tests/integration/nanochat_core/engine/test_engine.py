@@ -1,0 +1,316 @@
+import itertools
+import random
+import threading
+
+import pytest
+import torch
+
+from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
+from nanochat_core.engine.runners.choose import Choice
+from nanochat_core.engine.runners.naive import generate_naive
+from nanochat_core.errors import DataError
+from tests.support.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
+
+pytestmark = pytest.mark.torch
+
+GREEDY = {"temperature": 0.0, "top_k": None}
+WARM = {"temperature": 1.0, "top_k": None}
+
+
+@pytest.fixture(scope="module")
+def engine(make_model, tokenizer) -> Engine:
+    return Engine(make_model(), tokenizer)
+
+
+def prompts_of(count: int, *, longest: int = 40, seed: int = 0) -> list[list[int]]:
+    """Random prompts of ordinary tokens, of 1 to `longest` tokens."""
+    rng = random.Random(seed)
+    return [[rng.randrange(256) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+def make_caller(engine: Engine, *, call: str) -> None:
+    """Turn the model into one that always writes `call`, then, after its result, "!" and ends.
+
+    Attention and MLPs are silenced and each token has a fixed successor.
+    """
+    model, tokenizer = engine.model, engine.tokenizer
+    special = tokenizer.special
+    before = [
+        special("<|assistant_start|>"),
+        special("<|python_start|>"),
+        *tokenizer.encode(call),
+        special("<|python_end|>"),
+    ]
+    after = [special("<|output_end|>"), *tokenizer.encode("!"), special("<|assistant_end|>")]
+    assert len(set(before)) == len(before)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+        model.resid_lambdas.fill_(1.0)
+        generator = torch.Generator().manual_seed(0)
+        codes = torch.randn(model.config.vocab_size, model.config.width, generator=generator)
+        model.transformer.wte.weight[: len(codes)] = codes
+        for token, successor in (*itertools.pairwise(before), *itertools.pairwise(after)):
+            model.lm_head.weight[successor] = 0.3 * codes[token]
+
+
+@pytest.mark.parametrize(
+    "shape", [{}, {"num_kv_heads": 1}, {"windows": (4, 64)}, {"windows": (64, 64), "seed": 3}]
+)
+def test_greedy_answers_equal_the_naive_ones(make_model, tokenizer, shape):
+    engine = Engine(make_model(**shape), tokenizer)
+    prompts = prompts_of(12)
+    batch = engine.complete(prompts, num_samples=1, max_tokens=20, seeds=[0] * 12, **GREEDY)
+    for prompt, [answer] in zip(prompts, batch, strict=True):
+        naive = generate_naive(engine.model, tokenizer, prompt, max_tokens=20, seed=0, **GREEDY)
+        [[alone]] = engine.complete([prompt], num_samples=1, max_tokens=20, seeds=[0], **GREEDY)
+        assert answer == alone == naive
+
+
+@pytest.mark.parametrize("top_k", [None, 5])
+def test_a_sampled_answer_is_the_same_alone_and_in_a_crowd(engine, tokenizer, top_k):
+    prompts = prompts_of(10, seed=1)
+    seeds = list(range(100, 110))
+    settings = {"max_tokens": 24, "temperature": 1.0, "top_k": top_k}
+    crowd = engine.complete(prompts, num_samples=3, seeds=seeds, **settings)
+    few = Engine(engine.model, tokenizer, num_slots=4).complete(
+        prompts, num_samples=3, seeds=seeds, **settings
+    )
+    assert crowd == few
+    for prompt, seed, group in zip(prompts, seeds, crowd, strict=True):
+        for i, answer in enumerate(group):
+            naive = generate_naive(
+                engine.model, tokenizer, prompt, seed=seed, sample_index=i, **settings
+            )
+            assert answer == naive
+
+
+def test_answers_end_at_different_times_in_that_crowd(engine):
+    answers = engine.complete(
+        prompts_of(40, longest=8), num_samples=2, max_tokens=50, seeds=range(40), **WARM
+    )
+    lengths = {len(answer.ids) for group in answers for answer in group if answer.finished}
+    assert len(lengths) > 5  # else the tests above would show nothing about rows that leave
+
+
+def test_samples_draw_their_own_first_tokens(engine):
+    columns = [column for column, _ in engine.generate([65, 66], num_samples=16, max_tokens=1)]
+    assert len(columns) == 1
+    assert len(set(columns[0])) > 4
+
+
+def test_the_same_seed_gives_the_same_output_and_another_seed_another(engine):
+    first, second, other = (
+        engine.generate_batch([65, 66], num_samples=4, max_tokens=12, seed=seed)
+        for seed in (1, 1, 2)
+    )
+    assert first == second
+    assert first != other
+
+
+def test_generate_batch_and_complete_agree(engine):
+    results, masks = engine.generate_batch(
+        [65, 66], num_samples=6, max_tokens=40, temperature=0.8, top_k=20, seed=5
+    )
+    [answers] = engine.complete(
+        [[65, 66]], num_samples=6, max_tokens=40, temperature=0.8, top_k=20, seeds=[5]
+    )
+    assert results == [[65, 66, *answer.ids] for answer in answers]
+    assert masks == [[0, 0, *answer.mask] for answer in answers]
+
+
+def test_results_hold_no_token_that_ends_an_answer(engine):
+    results, masks = engine.generate_batch([65], num_samples=64, max_tokens=60, temperature=1.5)
+    assert not engine.ends & {token for row in results for token in row}
+    assert [len(row) for row in results] == [len(mask) for mask in masks]
+    assert min(map(len, results)) < 61
+
+
+def test_columns_go_on_with_the_ending_token_of_an_ended_sample(engine):
+    columns = list(engine.generate([65], num_samples=64, max_tokens=60, temperature=1.5))
+    for i in range(64):
+        row = [(column[i], mask[i]) for column, mask in columns]
+        end = next((n for n, (token, _) in enumerate(row) if token in engine.ends), None)
+        if end is not None:
+            assert row[end][1] == 1
+            assert set(row[end + 1 :]) <= {(row[end][0], 0)}
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 7])
+def test_max_tokens_is_respected(engine, max_tokens):
+    columns = list(engine.generate([65], num_samples=3, max_tokens=max_tokens))
+    assert len(columns) <= max_tokens
+    [group] = engine.complete([[65]], num_samples=3, max_tokens=max_tokens, seeds=[1], **WARM)
+    assert all(len(answer.ids) <= max_tokens for answer in group)
+
+
+def test_no_answer_grows_past_sequence_len(engine):
+    prompts = [[65] * 63, [66] * 60, [67]]
+    answers = engine.complete(prompts, num_samples=4, max_tokens=999, seeds=[1, 2, 3], **WARM)
+    for prompt, group in zip(prompts, answers, strict=True):
+        for answer in group:
+            full = len(prompt) + len(answer.ids) == 64
+            assert answer.finished != full
+    assert len(list(engine.generate([65] * 60, num_samples=4, max_tokens=None))) <= 4
+
+
+@pytest.mark.parametrize("prompt", [[], [65] * 64, [65] * 100])
+def test_a_prompt_that_leaves_no_room_is_refused(engine, prompt):
+    with pytest.raises(DataError, match="prompt"):
+        list(engine.generate(prompt))
+    with pytest.raises(DataError, match="prompt"):
+        engine.complete([[65], prompt], num_samples=1, max_tokens=1, seeds=[1, 2], **GREEDY)
+    assert engine.stats().waiting == engine.stats().running == 0
+
+
+def test_no_prompts_have_no_answers(engine):
+    assert engine.complete([], num_samples=4, max_tokens=9, seeds=[], **WARM) == []
+
+
+def test_a_tool_result_is_forced_with_mask_zero(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    make_caller(engine, call="12*3")
+    prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
+    [answers] = engine.complete([prompt], num_samples=2, max_tokens=30, seeds=[0], **GREEDY)
+    written = "<|python_start|>12*3<|python_end|><|output_start|>36<|output_end|>!"
+    for answer in answers:
+        assert tokenizer.decode(answer.ids) == written
+        assert answer.mask == [1] * 6 + [0] * 4 + [1]
+        assert answer.finished
+    naive = generate_naive(engine.model, tokenizer, prompt, max_tokens=30, seed=0, **GREEDY)
+    assert answers[0] == naive
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_call_without_a_result_does_not_disturb_the_repetition_penalty(
+    runner, make_model, tokenizer
+):
+    engine = engine_on(runner, make_model(), tokenizer)
+    make_caller(engine, call="1/0")
+    params = SamplingParams(temperature=0.0, repetition_penalty=1.3)
+    prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
+    asked = [ask(engine, prompt, max_tokens=9, params=params), ask(engine, [65] * 9, max_tokens=9)]
+    while engine.scheduler.step():
+        pass
+    assert [event.token for event in asked[0].tokens()][4:5] == [
+        tokenizer.special("<|python_end|>")
+    ]
+    assert [one.ends[0].reason for one in asked] == ["length", "length"]
+
+
+@pytest.mark.parametrize(("max_tokens", "inserted"), [(6, False), (9, False), (10, True)])
+def test_a_tool_result_is_never_cut(make_model, tokenizer, max_tokens, inserted):
+    engine = Engine(make_model(), tokenizer)
+    make_caller(engine, call="12*3")
+    prompt = [tokenizer.bos, tokenizer.special("<|assistant_start|>")]
+    [[answer]] = engine.complete(
+        [prompt], num_samples=1, max_tokens=max_tokens, seeds=[0], **GREEDY
+    )
+    assert len(answer.ids) == max_tokens
+    assert ("<|output_start|>36<|output_end|>" in tokenizer.decode(answer.ids)) is inserted
+
+
+def test_it_answers_in_a_thread_and_leaves_the_model_trainable(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(engine.generate_batch([65], max_tokens=5, seed=3))
+    )
+    thread.start()
+    thread.join()
+    assert found == [engine.generate_batch([65], max_tokens=5, seed=3)]
+    tokens = torch.tensor([[65, 66, 67]])
+    engine.model.token_losses(tokens, tokens).sum().backward()
+    assert engine.model.lm_head.weight.grad is not None
+
+
+def test_while_its_thread_runs_many_threads_are_answered_as_each_alone(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer, num_slots=6)
+    prompts = prompts_of(8)
+    alone = [engine.generate_batch(p, 2, max_tokens=20, seed=i) for i, p in enumerate(prompts)]
+    found: dict[int, object] = {}
+
+    def ask(number: int) -> None:
+        found[number] = engine.generate_batch(prompts[number], 2, max_tokens=20, seed=number)
+
+    engine.start()
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [[answer]] = engine.complete([[65]], num_samples=1, max_tokens=9, seeds=[1], **GREEDY)
+    engine.stop()
+    assert [found[i] for i in range(8)] == alone
+    [[again]] = engine.complete([[65]], num_samples=1, max_tokens=9, seeds=[1], **GREEDY)
+    assert answer == again
+
+
+def test_stopping_fails_what_is_in_flight_and_the_engine_can_be_used_again(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    model = engine.model
+    with torch.no_grad():
+        model.lm_head.weight[256:] = 0.0  # answers are long
+    events: list[Event] = []
+    engine.start()
+    engine.submit(Request(prompt=[65], sink=events.append, num_samples=200))
+    engine.stop()
+    ends = [event for event in events if isinstance(event, EndEvent)]
+    assert len(ends) == 200
+    assert {(end.reason, end.error) for end in ends} <= {
+        ("failed", "the engine was stopped"), ("length", ""), ("stop", "")
+    }  # fmt: skip
+    assert engine.stats().running == engine.stats().pages_used == 0
+    assert engine.generate_batch([65], max_tokens=5)
+
+
+def test_new_weights_are_taken_over_when_it_is_told(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    settings = {"num_samples": 2, "max_tokens": 20, "seeds": [3], **WARM}
+    before = engine.complete([[65] * 20], **settings)
+    engine.model.load_state_dict(make_model(seed=5).state_dict())
+    assert engine.complete([[65] * 20], **settings) == before
+    engine.refresh()
+    assert engine.complete([[65] * 20], **settings) != before
+    expected = Engine(make_model(seed=5), tokenizer).complete([[65] * 20], **settings)
+    assert engine.complete([[65] * 20], **settings) == expected
+
+
+def test_a_generator_that_is_closed_early_gives_slots_and_pages_back(engine):
+    columns = engine.generate([65] * 20, num_samples=4)
+    for _ in range(3):
+        next(columns)
+    assert engine.stats().running > 1
+    columns.close()
+    assert (engine.stats().running, engine.stats().pages_used) == (0, 0)
+
+
+def test_answers_that_are_written_in_turns_do_not_mix(engine):
+    settings = {"num_samples": 2, "max_tokens": 15, "temperature": 1.0}
+    expected = [list(engine.generate([65 + i] * 5, seed=i, **settings)) for i in range(3)]
+    running = [engine.generate([65 + i] * 5, seed=i, **settings) for i in range(3)]
+    found: list[list[object]] = [[], [], []]
+    for _ in range(16):
+        for columns, seen in zip(running, found, strict=True):
+            seen += itertools.islice(columns, 1)
+    assert found == expected
+
+
+def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
+    engine = Engine(make_model(), tokenizer)
+    list(engine.generate([65] * 60, max_tokens=3))
+    list(engine.generate([65] * 60, max_tokens=3))
+    assert (found := engine.stats().prefix_tokens) == 48
+    engine.complete([[65] * 60], num_samples=1, max_tokens=3, seeds=[1], **WARM)
+    assert engine.stats().prefix_tokens == found
+
+
+def test_the_runner_and_its_memory_are_told_before_anything_is_asked(make_model, tokenizer):
+    output: list[Choice] = []
+    engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=output.append)
+    assert output == []
+    engine.limit_for([65], None)
+    [choice] = output
+    assert choice.num_slots == 3
+    assert choice.pool_bytes > 0

@@ -1,0 +1,119 @@
+"""An engine that fails says so to all whom it concerns; numbers at their limits do not fail it."""
+
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.requests import Request, SamplingParams
+from tests.support.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
+from tests.support.nanochat_core.engine.scheduler_case import Asked
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, tokenizer):
+    engine = engine_on("torch", make_model(), tokenizer)
+    scheduler, asked = engine.scheduler, Asked()
+    step, fail_all = scheduler.step, scheduler.fail_all
+
+    def fail() -> bool:
+        raise ZeroDivisionError("a bug")
+
+    def abandon_and_be_asked(*of: object) -> None:
+        """A request comes in when the others have been told, and before anybody knows more."""
+        fail_all(*of)
+        scheduler.fail_all = fail_all
+        scheduler.submit(Request(prompt=[65], sink=asked.take))
+
+    scheduler.step, scheduler.fail_all = fail, abandon_and_be_asked
+    engine.start()
+    assert engine._thread is not None
+    engine._thread.join(20)
+    assert asked.ends[0].reason == "failed"
+    with pytest.raises(RuntimeError, match="thread has failed") as output:
+        engine._next(SimpleQueue())
+    assert isinstance(output.value.__cause__, ZeroDivisionError)
+    with pytest.raises(RuntimeError, match="thread has failed"):
+        engine.generate_batch([65], max_tokens=3)
+    scheduler.step = step
+    engine.stop()
+    assert engine.generate_batch([65], max_tokens=3)
+
+
+def test_what_failed_once_is_not_raised_for_a_later_failure(make_model, tokenizer, monkeypatch):
+    engine = engine_on("torch", make_model(), tokenizer)
+    runner = engine.scheduler.runner
+
+    def fail(*_: object) -> None:
+        raise MemoryError("too little")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "prefill", fail)
+        with pytest.raises(MemoryError):
+            engine.generate_batch([65], max_tokens=3)
+    columns = engine.generate([65], max_tokens=30)
+    next(columns)
+    engine.scheduler.fail_all("the engine was stopped")
+    with pytest.raises(RuntimeError, match="the engine was stopped"):
+        list(columns)
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_tiny_temperature_takes_the_likeliest_whatever_else_is_asked(
+    runner, make_model, tokenizer
+):
+    engine = engine_on(runner, make_model(), tokenizer, num_slots=8)
+    all_params = [
+        SamplingParams(temperature=temperature, **settings)
+        for temperature in (0.0, 1e-300, 1e-42)
+        for settings in ({}, {"top_k": 5}, {"top_p": 0.9})
+    ]
+    asked = [ask(engine, [65, 66], max_tokens=8, params=params) for params in all_params]
+    while engine.scheduler.step():
+        pass
+    assert all(
+        [e.token for e in one.tokens()] == [e.token for e in asked[0].tokens()] for one in asked
+    )
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_slots_next_answer_is_not_penalised_for_the_last_ones_tokens(
+    runner, make_model, tokenizer
+):
+    params = SamplingParams(repetition_penalty=5.0)
+    settings = {"max_tokens": 20, "params": params, "seed": 4}
+
+    def answers(engine: Engine, *prompts: list[int]) -> list[int]:
+        """The last prompt's, one after the other in the same slot."""
+        for prompt in prompts:
+            asked = ask(engine, prompt, **settings)
+            while engine.scheduler.step():
+                pass
+        return [event.token for event in asked.tokens()]
+
+    model = make_model()
+    fresh = answers(engine_on(runner, model, tokenizer, num_slots=1), [70])
+    used = engine_on(runner, model, tokenizer, num_slots=1)
+    assert answers(used, list(range(60)), list(range(100, 160)), [70]) == fresh
+
+
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_a_model_of_no_numbers_gives_tokens_that_there_are(runner, make_model, tokenizer):
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    engine = engine_on(runner, model, tokenizer)
+    for params in (
+        SamplingParams(),
+        SamplingParams(top_k=5),
+        SamplingParams(top_p=0.5),
+        SamplingParams(temperature=0.0),
+    ):
+        asked = ask(engine, [1, 2, 3], max_tokens=4, params=params)
+        while engine.scheduler.step():
+            pass
+        assert asked.ends[0].reason in ("length", "stop")
+        assert all(0 <= event.token < 265 for event in asked.tokens())

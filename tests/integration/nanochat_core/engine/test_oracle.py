@@ -1,0 +1,216 @@
+"""The engine on real models, beside `generate_naive`, token for token; fp32.
+
+Logits differ in their last digits from those of the naive way, so prompts whose two likeliest
+tokens are that close anywhere would be no test; with these weights and seeds there is none.
+"""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.answer import Completion
+from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.requests import Request, SamplingParams
+from nanochat_core.engine.runner import Capacity, PageGroup
+from nanochat_core.engine.runners.device_runner import DeviceRunner
+from nanochat_core.engine.runners.naive import generate_naive
+from nanochat_core.model.gpt import GPT
+from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.engine.scheduler_case import Asked
+
+pytestmark = pytest.mark.torch
+
+CONTEXT = 96
+TOKENS = 12
+PROMPTS = 16  # a shape
+# (era's parts, windows, key/value heads)
+SHAPES = {
+    "head": (True, (20, 20, 96), 2),
+    "head_gqa": (True, (8, 40, 96), 1),
+    "january": (False, (96, 96, 96), 2),
+    "january_windows_gqa": (False, (12, 12, 96), 1),
+}
+SETTINGS = {"max_tokens": TOKENS, "temperature": 0.0, "top_k": None}
+
+
+def make_model(shape: str) -> GPT:
+    """Random weights, every part of which matters."""
+    has_parts, windows, num_kv_heads = SHAPES[shape]
+    config = ModelConfig(
+        depth=3,
+        width=32,
+        num_heads=2,
+        num_kv_heads=num_kv_heads,
+        sequence_len=CONTEXT,
+        vocab_size=265,
+        windows=windows,
+        value_embeds=has_parts,
+        smear=has_parts,
+        backout=has_parts,
+    )
+    model = GPT(config, numerics("fp32"))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return model.eval()
+
+
+def prompts_of(shape: str, count: int) -> list[list[int]]:
+    """Some short, many longer than a window, groups of them with the same beginning."""
+    rng = random.Random(shape)
+    starts = [[rng.randrange(256) for _ in range(70)] for _ in range(5)]
+    return [
+        [
+            *rng.choice(starts)[: rng.choice((0, 10, 32, 70))],
+            *(rng.randrange(256) for _ in range(rng.randint(1, 14))),
+        ]
+        for _ in range(count)
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_answers_are_the_naive_ones_however_they_are_asked_for(shape, tokenizer):
+    """Alone, in a batch, ragged, again with pages found, and after others."""
+    model = make_model(shape)
+    prompts = prompts_of(shape, PROMPTS)
+    naive = [generate_naive(model, tokenizer, prompt, seed=0, **SETTINGS) for prompt in prompts]
+    ragged = Engine(model, tokenizer, num_slots=12)
+    found = ragged.complete(prompts, num_samples=1, seeds=[0] * PROMPTS, **SETTINGS)
+    assert [answer for [answer] in found] == naive
+
+    few = Engine(model, tokenizer, num_slots=4)  # each slot is used again and again
+    asked = [ask(few, prompt) for prompt in prompts]
+    for number in range(0, PROMPTS, 3):  # others come and go
+        ask(few, prompts[number], seed=9).handle.cancel()
+    while few.scheduler.step():
+        pass
+    assert [completion_of(one, few) for one in asked] == naive
+    assert few.stats().prefix_tokens > 0
+
+    for prompt, answer in zip(prompts[:4], naive, strict=False):  # pages of before are found
+        results, masks = few.generate_batch(prompt, **SETTINGS)
+        assert results == [[*prompt, *answer.ids]]
+        assert masks == [[0] * len(prompt) + answer.mask]
+
+
+@pytest.mark.parametrize("shape", ["head", "january_windows_gqa"])
+def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_room(
+    shape, tokenizer
+):
+    model = make_model(shape)
+    prompts = prompts_of(shape, 12)
+    settings = {**SETTINGS, "temperature": 1.0, "top_k": 20}
+    naive = [
+        [
+            generate_naive(model, tokenizer, prompt, seed=i, sample_index=sample, **settings)
+            for sample in range(2)
+        ]
+        for i, prompt in enumerate(prompts)
+    ]
+    engine = Engine(model, tokenizer, num_slots=6)
+    assert engine.complete(prompts, num_samples=2, seeds=range(12), **settings) == naive
+
+    params = SamplingParams(temperature=1.0, top_k=20)
+    asked = [
+        ask(engine, prompt, seed=i, num_samples=2, params=params)
+        for i, prompt in enumerate(prompts)
+    ]
+    for _ in range(12):
+        engine.scheduler.step()
+        engine.scheduler.forget()  # all give up their pages
+    while engine.scheduler.step():
+        pass
+    found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
+    assert found == naive
+    assert engine.stats().preemptions > 20
+
+
+class StepBehind(DeviceRunner):
+    """Steps are launched before the last are read, as on a GPU."""
+
+    is_asynchronous = True
+
+
+@pytest.mark.parametrize("shape", ["head", "january_windows_gqa"])
+def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
+    model = make_model(shape)
+    engine = Engine(model, tokenizer)
+    engine._open_runner = partial(
+        StepBehind,
+        dtype=torch.float32,
+        capacity=Capacity(
+            groups=page_groups(model.config.windows),
+            page_size=16,
+            num_slots=5,
+            max_len=CONTEXT,
+        ),
+    )
+    prompts = prompts_of(shape, 16)
+    params = SamplingParams(temperature=1.0, top_k=20)
+    asked: list[Asked] = []
+    for i, prompt in enumerate(prompts):
+        asked.append(ask(engine, prompt, seed=i, num_samples=2, params=params))
+        if i % 3 == 0:
+            gone = ask(engine, prompt, seed=i + 100, params=params)
+            engine.scheduler.step()
+            engine.scheduler.step()
+            gone.handle.cancel()
+    while engine.scheduler.step():
+        pass
+    for i, prompt in enumerate(prompts):
+        for sample in range(2):
+            naive = generate_naive(
+                model,
+                tokenizer,
+                prompt,
+                seed=i,
+                sample_index=sample,
+                max_tokens=TOKENS,
+                temperature=1.0,
+                top_k=20,
+            )
+            assert completion_of(asked[i], engine, sample) == naive
+    assert engine.stats().preemptions > 0
+
+
+def page_groups(windows: tuple[int, ...]) -> tuple[PageGroup, ...]:
+    """So few pages that samples have to make room."""
+    return tuple(
+        PageGroup(
+            window=window,
+            layers=tuple(i for i, other in enumerate(windows) if other == window),
+            num_pages=20,
+        )
+        for window in dict.fromkeys(windows)
+    )
+
+
+def ask(engine: Engine, prompt: list[int], *, seed: int = 0, **changes) -> Asked:
+    """A request of its own."""
+    asked = Asked()
+    request = Request(
+        prompt=prompt,
+        sink=asked.take,
+        max_tokens=TOKENS,
+        seed=seed,
+        **{"params": SamplingParams(temperature=0.0), **changes},
+    )
+    asked.handle = engine.submit(request)
+    return asked
+
+
+def completion_of(asked: Asked, engine: Engine, sample: int = 0) -> Completion:
+    """What was told, as `complete` would give it."""
+    events = asked.tokens(sample)
+    finished = asked.ends[sample].reason == "stop"
+    if finished:
+        assert events.pop().token in engine.ends
+    return Completion(
+        ids=[event.token for event in events],
+        mask=[int(event.sampled) for event in events],
+        finished=finished,
+    )

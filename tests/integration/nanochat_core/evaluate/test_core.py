@@ -1,0 +1,267 @@
+"""CORE against a straight implementation of it, see core_reference.py, and against nanochat's."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from infra.launch.torchrun import run_job
+from nanochat_core.evaluate import base, core
+from nanochat_core.evaluate.core import answer, core_metric
+from nanochat_core.evaluate.core_questions import encode, make_question, render
+from nanochat_core.evaluate.core_tasks import CoreTask, open_suite
+from nanochat_core.model.checkpoint import save_model
+from nanochat_core.runtime.hardware.distributed import ALONE, World
+from tests.support.nanochat_core.evaluate.core_reference import (
+    TASKS,
+    likely_continuations,
+    straight_core,
+    write_bundle,
+)
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module")
+def speller(model):
+    """A model that prefers letters, so that some of what it would say can be put in a bundle."""
+    model = copy.deepcopy(model)
+    letters = torch.zeros(len(model.lm_head.weight), dtype=torch.bool)
+    letters[ord("a") : ord("z") + 1] = True
+    with torch.no_grad():
+        model.lm_head.weight[~letters] *= 0.2
+    return model
+
+
+@pytest.fixture(scope="module")
+def bundle(speller, tokenizer, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("task_data") / "core"
+    write_bundle(directory)
+    likely = likely_continuations(speller, tokenizer, directory)
+    assert len(likely) > 5
+    return write_bundle(directory, likely=likely)
+
+
+@pytest.fixture(scope="module")
+def expected(speller, tokenizer, bundle):
+    return straight_core(speller, tokenizer, bundle)
+
+
+def test_it_is_what_a_straight_implementation_finds(speller, tokenizer, bundle, expected):
+    suite = open_suite(bundle, max_per_task=None)
+    found = core_metric(speller, tokenizer, suite, world=ALONE)
+    assert {task.label: list(task.answers) for task in found.tasks} == expected["answers"]
+    assert {t.label: t.accuracy.value for t in found.tasks} == pytest.approx(
+        expected["accuracy"], abs=1e-6
+    )
+    assert found.core.value == pytest.approx(expected["core"], abs=1e-6)
+    assert found.core.low < found.core.value < found.core.high
+    shares = expected["accuracy"].values()
+    assert min(shares) < 0.2 < 0.4 < max(shares)  # it is no game of all or nothing
+
+
+def test_part_of_a_task_is_asked_as_nanochat_asks_part(speller, tokenizer, bundle):
+    suite = open_suite(bundle, max_per_task=7)
+    found = core_metric(speller, tokenizer, suite, world=ALONE)
+    straight = straight_core(speller, tokenizer, bundle, most=7)
+    assert {task.label: list(task.answers) for task in found.tasks} == straight["answers"]
+    assert found.core.value == pytest.approx(straight["core"], abs=1e-6)
+
+
+def test_the_ranks_shares_are_the_whole(speller, tokenizer, bundle, expected, monkeypatch):
+    class Recorder(World):
+        """A rank that remembers what it adds."""
+
+        def sum(self, tensor):
+            shares.append(tensor.clone())
+            return tensor
+
+        def gather(self, item):
+            return [item]
+
+    shares: list[torch.Tensor] = []
+    monkeypatch.setattr(core, "BLOCK", 5)
+    suite = open_suite(bundle, max_per_task=None)
+    for rank in range(3):
+        world = Recorder(rank=rank, local_rank=rank, size=3)
+        core_metric(speller, tokenizer, suite, world=world)
+    assert all(share.any() for share in shares)
+    assert sum(shares).tolist() == [a for some in expected["answers"].values() for a in some]
+
+
+def test_equal_options_tie_and_the_first_is_taken(speller, tokenizer):
+    items = tuple(
+        {"query": f"question {i}", "choices": ["same", f"same{x}", "same", "same"], "gold": 0}
+        for i in range(12)
+        for x in ("", "r")
+    )
+    task = CoreTask(
+        label="ties", kind="multiple_choice", num_shots=2, delimiter=" ", baseline=0.0, items=items
+    )
+    questions = [make_question(task, place, tokenizer) for place in range(len(items))]
+    found = answer(speller, questions, greedy=False)
+    assert set(found) <= {0, 1}
+    assert found[::2] == [0] * 12  # all four are the same: the first
+
+
+def test_shots_are_read_once_only_where_that_gives_the_same_tokens(tokenizer):
+    texts = ["a\n\n", "a \n\n", "a.\n\n", "##\n\n", "\n\n", " \n \n"]
+    tails = ["b", " b", "\nb", "##", "", "\t", "\u3000x", "'s", "\x1c#", "12"]
+    for shots in texts:
+        for first in tails:
+            found = encode(tokenizer, shots, [first, *tails])
+            whole = [[tokenizer.bos, *tokenizer.encode(shots + t)] for t in (first, *tails)]
+            assert found == whole
+
+
+def test_no_example_is_shown_its_own_answer(bundle):
+    for task in open_suite(bundle, max_per_task=None).tasks:
+        for place in range(len(task.items)):
+            shots, _ = render(task, place)
+            assert shots.count("\n\n") == min(task.num_shots, len(task.items) - 1)
+
+
+def test_the_suites_digest_tells_what_was_asked(tmp_path):
+    write_bundle(tmp_path)
+    digests = {open_suite(tmp_path, max_per_task=most).digest for most in (None, None, 7)}
+    assert len(digests) == 2
+    path = tmp_path / "eval_data/schema/contexts.jsonl"
+    path.write_text(path.read_text().replace("stone", "stones"))
+    assert open_suite(tmp_path, max_per_task=None).digest not in digests
+
+
+def test_two_processes_find_what_one_finds(
+    make_job, speller, tokenizer, bundle, rows_dir, expected, tmp_path
+):
+    directory = tmp_path / "speller"
+    (directory / "tokenizer").mkdir(parents=True)
+    tokenizer.save(directory / "tokenizer")
+    save_model(
+        directory, speller, tokenizer=directory / "tokenizer", optimizer={}, made_by="pretrain"
+    )
+    inputs = {"pretrain": directory, "rows": rows_dir, "task_data": bundle.parent}
+    config = {"base_eval": {"eval_tokens": 128, "prompts": ["a"], "max_new_tokens": 3}}
+    one, two = (
+        make_job(name, "nanochat_core.evaluate.base", inputs, config) for name in ("one", "two")
+    )
+    metrics = base.run(one)
+    run_job(two, processes=2, on_event=lambda event: None)
+    assert metrics["core"] == pytest.approx(expected["core"], abs=1e-6)
+    alone, together = (json.loads((j.output / "scores.json").read_text()) for j in (one, two))
+    assert alone["core"] == together["core"] == metrics["core"]
+    assert alone["tasks"] == together["tasks"]
+    assert {t["total"] for t in alone["tasks"].values()} == {count for *_, count, _ in TASKS}
+    files = [(job.output / "examples.parquet").read_bytes() for job in (one, two)]
+    assert files[0] == files[1]
+
+
+# A model and a bundle of its own: nanochat's windows come in steps of 128 tokens.
+_PEER = """
+import json, os, sys, torch
+from pathlib import Path
+from safetensors.torch import load_file
+sys.path.insert(0, os.getcwd())
+root, ours = map(Path, sys.argv[1:])
+sys.path.append(str(ours))
+from nanochat.core_eval import evaluate_example
+from nanochat.gpt import GPT, GPTConfig
+from nanochat_core.tokenizer.bpe import Tokenizer
+
+class Peer:
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+    def get_bos_token_id(self):
+        return self.tokenizer.bos
+    def __call__(self, texts, prepend):
+        return [[prepend, *self.tokenizer.encode(text)] for text in texts]
+
+weights = load_file(root / "model.safetensors")
+tokenizer = Tokenizer.load(root / "tokenizer")
+shape = {"n_layer": 5, "n_head": 4, "n_kv_head": 2, "n_embd": 64}
+model = GPT(GPTConfig(sequence_len=512, vocab_size=tokenizer.vocab_size, **shape))
+model.init_weights()
+model.load_state_dict(weights)
+model.eval()
+found = {}
+for task in json.loads((root / "tasks.json").read_text()):
+    data, meta = task["data"], task["meta"]
+    judge = lambda i: evaluate_example(i, model, Peer(tokenizer), data, "cpu", meta)
+    found[task["label"]] = [bool(judge(i)) for i in range(len(data))]
+print(json.dumps(found))
+"""
+
+
+def test_every_verdict_is_nanochats(tokenizer, tmp_path):
+    if "NANOCHAT_DIR" not in os.environ:
+        pytest.skip("NANOCHAT_DIR names no checkout of nanochat")
+    model = _peers_model(tokenizer)
+    write_bundle(tmp_path / "core")
+    likely = likely_continuations(model, tokenizer, tmp_path / "core")
+    write_bundle(tmp_path / "core", likely=likely)
+    suite = open_suite(tmp_path / "core", max_per_task=None)
+    asked = [task for task in suite.tasks if task.num_shots < len(task.items)]
+    assert len(asked) == len(suite.tasks) - 1  # of fewer examples than shots, nanochat stops
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    (tmp_path / "tokenizer").mkdir()
+    tokenizer.save(tmp_path / "tokenizer")
+    tasks = [
+        {
+            "label": task.label,
+            "data": task.items,
+            "meta": {
+                "task_type": task.kind,
+                "num_fewshot": task.num_shots,
+                "continuation_delimiter": task.delimiter,
+            },
+        }
+        for task in asked
+    ]
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    repository = Path(__file__).resolve().parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", _PEER, str(tmp_path), str(repository)],
+        cwd=os.environ["NANOCHAT_DIR"],
+        env={**os.environ, "NANOCHAT_DTYPE": "float32", "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    verdicts = json.loads(done.stdout.splitlines()[-1])
+    found = core_metric(model, tokenizer, suite, world=ALONE)
+    assert {t.label: list(t.verdicts) for t in found.tasks if t.label in verdicts} == verdicts
+    assert 0 < sum(map(sum, verdicts.values())) < sum(map(len, verdicts.values()))
+
+
+def _peers_model(tokenizer):
+    from nanochat_core.config import ModelConfig
+    from nanochat_core.eras import HEAD, numerics, of_era
+    from nanochat_core.model.gpt import GPT
+
+    shape = ModelConfig(
+        depth=5, width=64, num_heads=4, num_kv_heads=2, sequence_len=512,
+        vocab_size=tokenizer.vocab_size, windows=(512,) * 5, residual_scalars=True,
+        value_embeds=True, smear=True, backout=True,
+    )  # fmt: skip
+    model = GPT(of_era(shape, HEAD, pattern="SSSL"), numerics("fp32"))
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(std=1.0 if "wte" in name else 0.3, generator=generator)
+        model.lm_head.weight[: ord("a")] *= 0.2
+        model.lm_head.weight[ord("z") + 1 :] *= 0.2
+    return model.eval()
+
+
+def test_what_is_prepared_comes_in_order_and_its_errors_come_through():
+    assert list(core.prepared(lambda i: i * i, range(7))) == [i * i for i in range(7)]
+    assert list(core.prepared(str, [])) == []
+    found = core.prepared(lambda i: 6 // (3 - i), range(9))
+    assert [next(found) for _ in range(3)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(found)

@@ -1,0 +1,158 @@
+"""What is wrong with a CORE bundle is named, and costs no more than it must."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nanochat_core.errors import DataError
+from nanochat_core.evaluate import base, core
+from nanochat_core.evaluate.core import core_metric
+from nanochat_core.evaluate.core_tasks import open_suite
+from nanochat_core.runtime.hardware.distributed import ALONE, World
+from nanochat_core.runtime.progress import read_events
+from tests.support.nanochat_core.evaluate.core_reference import TASKS, write_bundle
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("core.yaml", "icl_tasks: 3", "no list of CORE tasks"),
+        ("core.yaml", "icl_tasks: [", "no list of CORE tasks"),
+        ("core.yaml", "icl_tasks: []", "names no task"),
+        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,x\n", "no table of baselines"),
+    ],
+)
+def test_what_is_no_bundle_is_named(tmp_path, name, text, message):
+    write_bundle(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        open_suite(tmp_path, max_per_task=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("eval_meta_data.csv", "Eval Task,Random baseline\n", "no baseline of 'far'"),
+        ("eval_data/multiple_choice/far.jsonl", "{}\n", "line 1 is no example"),
+        ("eval_data/multiple_choice/far.jsonl", "\n", "has no examples"),
+        (
+            "eval_data/multiple_choice/far.jsonl",
+            '{"query": "x", "choices": ["a"], "gold": 1}\n',
+            "gold is 1",
+        ),
+        ("eval_data/schema/contexts.jsonl", '{"context_options": "x"}\n', "not a list of texts"),
+        ("eval_data/language_modeling/facts.jsonl", "[1]\n", "line 1 is no example"),
+    ],
+)
+def test_a_task_that_cannot_be_asked_fails_alone(tmp_path, name, text, message):
+    write_bundle(tmp_path)
+    (tmp_path / name).write_text(text)
+    suite = open_suite(tmp_path, max_per_task=None)
+    label = "far" if name.endswith("csv") else Path(name).stem
+    assert message in suite.failed[label]
+    assert str(tmp_path) not in suite.failed[label]
+    assert len(suite.tasks) + len(suite.failed) == len(TASKS)
+    assert name.endswith("csv") or set(suite.failed) == {label}
+
+
+def test_a_task_of_an_unknown_kind_and_a_missing_file_are_named(tmp_path):
+    write_bundle(tmp_path)
+    path = tmp_path / "core.yaml"
+    path.write_text(path.read_text().replace("type: schema", "type: riddle"))
+    (tmp_path / "eval_data/language_modeling/facts.jsonl").unlink()
+    failed = open_suite(tmp_path, max_per_task=None).failed
+    assert list(failed) == ["pronouns", "contexts", "facts"]
+    assert "of type 'riddle'" in failed["contexts"]
+    assert "facts.jsonl cannot be read" in failed["facts"]
+    with pytest.raises(DataError, match="cannot be read"):
+        open_suite(tmp_path / "nowhere", max_per_task=None)
+
+
+def _mute(bundle: Path, place: int) -> None:
+    """Make an example of `facts` one that has no continuation."""
+    path = bundle / "eval_data/language_modeling/facts.jsonl"
+    lines = path.read_text().splitlines()
+    lines[place] = json.dumps({**json.loads(lines[place]), "continuation": ""})
+    path.write_text("\n".join(lines))
+
+
+def test_an_example_of_which_nothing_can_be_scored_fails_its_task_alone(
+    model, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(core, "BLOCK", 5)
+    write_bundle(tmp_path)
+    # A delimiter that ends in a space would leave the space to be said.
+    path = tmp_path / "core.yaml"
+    path.write_text(path.read_text().replace("Answer: ", "Answer:"))
+    whole = core_metric(model, tokenizer, open_suite(tmp_path, max_per_task=None), world=ALONE)
+    assert whole.core is not None
+    for place in (3, 9):
+        _mute(tmp_path, place)
+    suite = open_suite(tmp_path, max_per_task=None)
+    found = core_metric(model, tokenizer, suite, world=ALONE)
+    assert found.core is None
+    assert list(found.failed) == ["facts"]
+    assert "has no continuation" in found.failed["facts"]
+    assert found.tasks == whole.tasks[:-1]
+
+    class Split(World):
+        """A rank that is told what another one found."""
+
+        def sum(self, tensor):
+            return tensor
+
+        def gather(self, item):
+            told.append(item)
+            return [*told]
+
+    told: list[dict[str, tuple[int, str]]] = []
+    for rank in (1, 0):
+        world = Split(rank=rank, local_rank=rank, size=2)
+        last = core_metric(model, tokenizer, suite, world=world)
+    assert all(told)  # both ranks met such an example
+    assert last.failed == found.failed
+
+
+def _job_with_core(make_job, name, model_dir, rows_dir, core_dir):
+    inputs = {"pretrain": model_dir, "rows": rows_dir, "task_data": core_dir.parent}
+    config = {"base_eval": {"eval_tokens": 128, "prompts": ["a"], "max_new_tokens": 3}}
+    return make_job(name, "nanochat_core.evaluate.base", inputs, config)
+
+
+def test_a_damaged_task_costs_the_metric_and_nothing_else(make_job, model_dir, rows_dir, tmp_path):
+    core_dir = write_bundle(tmp_path / "task_data" / "core")
+    path = core_dir / "eval_data/schema/contexts.jsonl"
+    path.write_text(path.read_text() + "{\n")
+    job = _job_with_core(make_job, "one", model_dir, rows_dir, core_dir)
+    metrics = base.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    assert scores["core"] is None
+    assert scores["suite"]
+    assert list(scores["failed"]) == ["contexts"]
+    assert "line 12 is no example" in scores["failed"]["contexts"]
+    assert len(scores["tasks"]) == len(TASKS) - 1
+    assert scores["val_bpb"] == metrics["val_bpb"] > 0
+    assert "core" not in metrics
+    assert metrics["contexts_failed"] in metrics["core_failed"]
+    assert (job.output / "samples.jsonl").read_text().count("\n") == 1
+    said = [e["text"] for e in read_events(job.events) if "text" in e]
+    assert any(
+        text.startswith("contexts could not be evaluated, so there is no CORE") for text in said
+    )
+
+
+def test_a_bundle_of_which_nothing_can_be_read_costs_the_metric_and_nothing_else(
+    make_job, model_dir, rows_dir, tmp_path
+):
+    core_dir = tmp_path / "task_data" / "core"
+    core_dir.mkdir(parents=True)
+    job = _job_with_core(make_job, "one", model_dir, rows_dir, core_dir)
+    metrics = base.run(job)
+    scores = json.loads((job.output / "scores.json").read_text())
+    assert scores["core"] is scores["suite"] is None
+    assert "core.yaml cannot be read" in scores["failed"]["core"] == metrics["core_failed"]
+    assert str(tmp_path / "task_data") not in scores["failed"]["core"]
+    assert scores["val_bpb"] > 0

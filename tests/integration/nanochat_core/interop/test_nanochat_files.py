@@ -1,0 +1,344 @@
+"""nanochat's checkpoints come in as they were saved, or are refused by name; what goes out is what
+came in."""
+
+import dataclasses
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.eras import ERAS
+from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.interop.nanochat_files import (
+    find_tokenizer,
+    read_checkpoint,
+    read_checkpoint_tokenizer,
+    write_checkpoint,
+    write_model,
+)
+from nanochat_core.interop.pickled_tokenizer import write_tokenizer
+from nanochat_core.model.checkpoint import load_model
+from nanochat_core.model.gpt import GPT
+from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.interop.models import Bomb, a_model, a_tokenizer
+from tests.support.nanochat_core.train.recipe_reference import Recipe, Shape, forward
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+]
+
+CPU = torch.device("cpu")
+ALIKE = {"2026-01-17", "2026-03-02"}  # eras whose checkpoints look the same
+
+
+def config_of(model: GPT, **changes: Any) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "sequence_len": model.config.sequence_len,
+        "vocab_size": model.config.vocab_size,
+        "n_layer": model.config.depth,
+        "n_head": model.config.num_heads,
+        "n_kv_head": model.config.num_kv_heads,
+        "n_embd": model.config.width,
+    }
+    if model.config.residual_scalars:
+        config["window_pattern"] = "SL"
+    return {**config, **changes}
+
+
+def save(directory: Path, tensors: Any, config: dict[str, Any], *, step: int = 12) -> Path:
+    """A checkpoint as nanochat writes it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    torch.save(tensors, directory / f"model_{step:06d}.pt")
+    meta = {"step": step, "val_bpb": 0.9, "model_config": config, "user_config": {}}
+    (directory / f"meta_{step:06d}.json").write_text(json.dumps(meta))
+    return directory
+
+
+def weights_of(model: GPT) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("era", ERAS)
+def test_a_checkpoint_of_every_era_comes_in_with_its_logits(
+    tmp_path: Path, era: str, precision: str
+) -> None:
+    model = a_model(era, precision=precision)
+    save(tmp_path / "in", weights_of(model), config_of(model))
+    found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
+    assert (found.era, found.step, found.config) == (era, 12, model.config)
+    (tmp_path / "out").mkdir()
+    write_model(tmp_path / "out", found, a_tokenizer())
+    tokens = torch.randint(300, (2, 200), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected, got = model(tokens), load_model(tmp_path / "out", CPU)(tokens)
+    assert expected.std() > 0.5
+    assert torch.equal(got, expected)
+    assert Tokenizer.load(tmp_path / "out" / "tokenizer").digest() == a_tokenizer().digest()
+
+
+def test_the_last_eras_logits_are_those_of_its_formulas(tmp_path: Path) -> None:
+    """Windows, grouped heads, value embeddings, smear and backout: nothing of ours but the file."""
+    model = a_model("2026-03-14")
+    save(tmp_path / "in", weights_of(model), config_of(model))
+    (tmp_path / "out").mkdir()
+    write_model(tmp_path / "out", read_checkpoint(tmp_path / "in"), a_tokenizer())
+    tokens = torch.randint(300, (2, 250), generator=torch.Generator().manual_seed(1))
+    weights = {name: tensor.double() for name, tensor in weights_of(model).items()}
+    shape = Shape(
+        depth=4, width=64, num_heads=4, num_kv_heads=2, vocab_size=300, windows=(128, 256, 128, 256)
+    )
+    recipe = Recipe(num_steps=1, total_batch_size=1, tokens=1, reference_tokens=1)
+    expected = forward(weights, tokens, shape, recipe)
+    with torch.no_grad():
+        got = load_model(tmp_path / "out", CPU)(tokens).double()
+    assert expected.std() > 0.5
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)  # fp32 beside fp64
+    wide = dataclasses.replace(shape, windows=(256,) * 4)  # control: the windows are seen
+    assert (forward(weights, tokens, wide, recipe) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_what_came_in_goes_out_to_the_bit(tmp_path: Path, era: str) -> None:
+    model = a_model(era, precision="bf16")
+    before = weights_of(model)
+    save(tmp_path / "in", before, config_of(model))
+    found = read_checkpoint(tmp_path / "in", era=era if era in ALIKE else None)
+    (tmp_path / "ours").mkdir()
+    write_model(tmp_path / "ours", found, a_tokenizer())
+    read_back = load_model(tmp_path / "ours", CPU)
+    commit = write_checkpoint(tmp_path / "out", read_back, a_tokenizer(), step=12, extra={})
+    assert ERAS[era].commit is None or commit == ERAS[era].commit
+    after = torch.load(tmp_path / "out" / "model_000012.pt", weights_only=True)
+    assert list(after) == list(before)
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype
+        assert torch.equal(after[name], tensor), name
+    again = read_checkpoint(tmp_path / "out", era=era if era in ALIKE else None)
+    assert (again.era, again.config, again.numerics) == (era, found.config, found.numerics)
+    tokenizer = find_tokenizer(tmp_path / "out")
+    assert tokenizer is not None
+    assert read_checkpoint_tokenizer(tokenizer, again.config).digest() == a_tokenizer().digest()
+
+
+def test_names_of_a_compiled_model_are_read_too(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    weights = {f"_orig_mod.{name}": tensor for name, tensor in weights_of(model).items()}
+    save(tmp_path, weights, config_of(model))
+    assert read_checkpoint(tmp_path).weights.keys() == model.state_dict().keys()
+
+
+def test_the_last_step_is_taken_unless_one_is_named(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    for step in (5, 1000000, 20):
+        save(tmp_path, weights_of(model), config_of(model), step=step)
+    assert read_checkpoint(tmp_path).step == 1000000
+    assert read_checkpoint(tmp_path, step=5).step == 5
+    with pytest.raises(ModelError, match="no checkpoint of step 6") as caught:
+        read_checkpoint(tmp_path, step=6)
+    assert caught.value.hint == "it has: 5, 20, 1000000"
+
+
+def test_two_eras_that_look_alike_are_asked_for(tmp_path: Path) -> None:
+    model = a_model("2026-03-02")
+    save(tmp_path, weights_of(model), config_of(model))
+    with pytest.raises(ConfigError, match=r"softcap 15.*softcap 20"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="not of era 2026-03-14"):
+        read_checkpoint(tmp_path, era="2026-03-14")
+    with pytest.raises(ConfigError, match="no era 'spring'"):
+        read_checkpoint(tmp_path, era="spring")
+
+
+def test_bigram_embeddings_are_refused_by_name(tmp_path: Path) -> None:
+    model = a_model("2026-01-17")
+    weights = {**weights_of(model), "bigram_embed.weight": torch.zeros(8, 64)}
+    save(tmp_path, weights, config_of(model))
+    with pytest.raises(ModelError, match="bigram embeddings"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_that_would_run_code_runs_nothing(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, {**weights_of(model), "x": Bomb(tmp_path / "ran")}, config_of(model))
+    with pytest.raises(ModelError, match="is not a checkpoint") as caught:
+        read_checkpoint(tmp_path)
+    assert "nothing of it was executed" in str(caught.value.hint)
+    assert not (tmp_path / "ran").exists()
+
+
+def damaged(weights: dict[str, torch.Tensor], name: str, how: str) -> dict[str, Any]:
+    tensor = weights[name]
+    changed: Any = {
+        "missing": None,
+        "narrower": tensor[:, :-1].contiguous(),
+        "fp16": tensor.half(),
+        "int": tensor.int(),
+        "nan": torch.full_like(tensor, float("nan")),
+        "inf": tensor.index_fill(0, torch.tensor([1]), float("inf")),
+        "spread": tensor[:1, :1].expand(tensor.shape),
+        "sparse": tensor.to_sparse(),
+        "meta": tensor.to("meta"),
+        "nested": torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(3, 3)]),
+        "text": "not a tensor",
+    }[how]
+    rest = {key: value for key, value in weights.items() if key != name}
+    return rest if changed is None else {**rest, name: changed}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("missing", "is missing"),
+        ("narrower", r"\(300, 63\)|expected|says 64 channels"),
+        ("fp16", "fp16"),
+        ("int", "expected fp32 or bf16"),
+        ("nan", "not numbers"),
+        ("inf", "not numbers"),
+        ("spread", "element after element"),
+        ("sparse", "element after element"),
+        ("meta", "without values of its own"),
+        ("nested", "without values of its own"),
+        ("text", "not a named tensor"),
+    ],
+)
+@pytest.mark.parametrize("name", ["transformer.h.2.mlp.c_fc.weight", "lm_head.weight"])
+def test_a_damaged_tensor_is_named(tmp_path: Path, name: str, how: str, message: str) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, damaged(weights_of(model), name, how), config_of(model))
+    with pytest.raises(ModelError, match=message) as caught:
+        read_checkpoint(tmp_path)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(), (12,), (2, 12, 1)])
+def test_a_gate_that_is_no_matrix_is_of_no_era(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    model = a_model("2026-03-14")
+    name = "transformer.h.1.attn.ve_gate.weight"
+    save(tmp_path, {**weights_of(model), name: torch.ones(shape)}, config_of(model))
+    with pytest.raises(ModelError, match="of no era of nanochat"):
+        read_checkpoint(tmp_path)
+
+
+def test_embeddings_of_two_precisions_are_not_rounded_silently(tmp_path: Path) -> None:
+    model = a_model("2026-03-14", precision="bf16")
+    weights = weights_of(model)
+    weights["value_embeds.1.weight"] = weights["value_embeds.1.weight"].float()
+    save(tmp_path, weights, config_of(model))
+    with pytest.raises(ModelError, match=r"value_embeds\.1\.weight is fp32 beside bf16"):
+        read_checkpoint(tmp_path)
+
+
+def test_matrices_in_bf16_come_in_with_their_values(tmp_path: Path) -> None:
+    model = a_model("2026-03-14", precision="bf16")
+    weights = {name: tensor.bfloat16() for name, tensor in weights_of(model).items()}
+    save(tmp_path / "in", weights, config_of(model))
+    (tmp_path / "out").mkdir()
+    write_model(tmp_path / "out", read_checkpoint(tmp_path / "in"), a_tokenizer())
+    state = load_model(tmp_path / "out", CPU).state_dict()
+    assert all(torch.equal(state[name].bfloat16(), tensor) for name, tensor in weights.items())
+
+
+def test_a_foreign_tensor_is_named(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, {**weights_of(model), "adapter.weight": torch.ones(2)}, config_of(model))
+    with pytest.raises(ModelError, match=r"adapter\.weight is not part"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 10**9}, "n_layer is 1000000000"),
+        ({"n_layer": 5}, "has 4 layers, its meta file says 5"),
+        ({"n_layer": True}, "n_layer is True"),
+        ({"n_embd": 2**19}, "says 524288 channels"),
+        ({"n_embd": "64"}, "n_embd is '64'"),
+        ({"vocab_size": 2**20}, r"expected \(1048576, 64\)"),
+        ({"n_head": 3}, "width 64 is not a multiple"),
+        ({"n_head": 64}, "an odd number"),
+        ({"n_kv_head": 3}, "not a multiple of num_kv_heads 3"),
+        ({"n_kv_head": 4}, r"expected \(64, 64\)"),
+        ({"sequence_len": 0}, "sequence_len is 0"),
+        ({"sequence_len": None}, "sequence_len is None"),
+        ({"window_pattern": "SX"}, "window pattern is 'SX'"),
+        ({"window_pattern": ""}, "window pattern is ''"),
+        ({"window_pattern": 7}, "window_pattern is 7"),
+        ({"window_pattern": "S" * 10**6}, "window_pattern is"),
+    ],
+)
+def test_a_config_that_lies_is_caught(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model, **changes))
+    with pytest.raises(ModelError, match=message) as caught:
+        read_checkpoint(tmp_path)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9, 0.9999])
+def test_a_truncated_archive_is_refused(tmp_path: Path, share: float) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model))
+    path = tmp_path / "model_000012.pt"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ModelError, match="is not a checkpoint"):
+        read_checkpoint(tmp_path)
+
+
+def test_an_archive_that_was_compressed_is_refused(tmp_path: Path) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model))
+    path = tmp_path / "model_000012.pt"
+    with zipfile.ZipFile(path) as archive:
+        parts = {entry: archive.read(entry) for entry in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+    with pytest.raises(ModelError, match="compressed"):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "{", '{"model_config": 3}', "[" * 100_000])
+def test_a_meta_file_that_describes_nothing_is_refused(tmp_path: Path, text: str) -> None:
+    model = a_model("2026-03-14")
+    save(tmp_path, weights_of(model), config_of(model))
+    (tmp_path / "meta_000012.json").write_text(text)
+    with pytest.raises(ModelError, match="does not describe a model"):
+        read_checkpoint(tmp_path)
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no model_\*\.pt"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ModelError, match="no such file"):
+        read_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "model_000001.pt").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"meta_000001\.json cannot be read"):
+        read_checkpoint(tmp_path)
+
+
+def test_the_tokenizer_is_found_where_nanochat_keeps_it(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "base_checkpoints" / "d4"
+    checkpoint.mkdir(parents=True)
+    assert find_tokenizer(checkpoint) is None
+    (tmp_path / "tokenizer").mkdir()
+    write_tokenizer(a_tokenizer(), tmp_path / "tokenizer" / "tokenizer.pkl")
+    assert find_tokenizer(checkpoint) == tmp_path / "tokenizer" / "tokenizer.pkl"
+    write_tokenizer(a_tokenizer(), checkpoint / "tokenizer.pkl")
+    assert find_tokenizer(checkpoint) == checkpoint / "tokenizer.pkl"
+
+
+def test_a_tokenizer_of_another_size_is_refused(tmp_path: Path) -> None:
+    write_tokenizer(a_tokenizer(), tmp_path / "tokenizer.pkl")
+    model = a_model("2026-03-14")
+    other = ModelConfig(**{**vars(model.config), "vocab_size": 301})
+    with pytest.raises(ModelError, match="the tokenizer has 300 tokens, the model has 301"):
+        read_checkpoint_tokenizer(tmp_path / "tokenizer.pkl", other)

@@ -1,0 +1,67 @@
+"""nanochat itself loads what is exported: the same logits, the same token ids.
+
+Its versions are the checkouts that NANOCHAT_DIR (of since 14 March 2026) and NANOCHAT_JAN_DIR (of
+5 January 2026) name; without one, what needs it is skipped. They run in processes of their own.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nanochat_core.interop.nanochat_files import read_checkpoint, write_checkpoint
+from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
+
+pytestmark = pytest.mark.torch
+
+PEERS = {"2026-01-05": "NANOCHAT_JAN_DIR", "2026-03-14": "NANOCHAT_DIR"}
+TEXT = "In the theory of 1234 things, the rest is 'theirs'.\n\n  <|bos|> Ångström"
+_CODE = """
+import os, sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+sys.path.insert(0, os.getcwd())
+from nanochat.checkpoint_manager import build_model, save_checkpoint
+directory, out, text = sys.argv[1:]
+model, tokenizer, meta = build_model(directory, 3, torch.device("cpu"), "eval")
+tokens = torch.randint(300, (2, 200), generator=torch.Generator().manual_seed(1))
+with torch.no_grad():
+    logits = model(tokens)
+save_checkpoint(str(Path(out).parent / "again"), 3, model.state_dict(), None, meta)
+save_file({"logits": logits, "ids": torch.tensor(tokenizer.encode(text))}, out)
+"""
+
+
+@pytest.mark.parametrize("era", PEERS)
+def test_nanochat_loads_what_is_exported(tmp_path: Path, era: str) -> None:
+    if PEERS[era] not in os.environ:
+        pytest.skip(f"{PEERS[era]} names no checkout of nanochat")
+    model, tokenizer = a_model(era), a_tokenizer()
+    write_checkpoint(tmp_path, model, tokenizer, step=3, extra={"val_bpb": 1.0})
+    out = tmp_path / "out.safetensors"
+    subprocess.run(
+        [sys.executable, "-c", _CODE, str(tmp_path), str(out), TEXT],
+        cwd=os.environ[PEERS[era]],
+        env={
+            **os.environ,
+            "PYTHONPATH": "",
+            "NANOCHAT_BASE_DIR": str(tmp_path),
+            "NANOCHAT_DTYPE": "float32",
+        },
+        check=True,
+        capture_output=True,
+    )
+    got = load_file(out)
+    tokens = torch.randint(300, (2, 200), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(tokens)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(got["logits"], expected, atol=1e-5, rtol=0)
+    assert got["ids"].tolist() == tokenizer.encode(TEXT)
+    again = read_checkpoint(tmp_path / "again")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.weights[name], tensor), name

@@ -1,0 +1,68 @@
+"""The optimizer divided among ranks: the same training, and a state that any number can take over.
+
+Four processes are started once, join groups of two, four and three in turn, and check themselves.
+"""
+
+import math
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.multiprocessing import start_processes
+
+from nanochat_core.optim.sharded_params import ShardedParams
+from nanochat_core.runtime.hardware.distributed import ALONE, World
+from tests.support.nanochat_core.optim.ranks import (
+    CLIPPED,
+    RATES,
+    STEPS,
+    check_loading,
+    run_rank,
+    trained_alone,
+)
+
+pytestmark = pytest.mark.torch
+
+
+class Scribbling(World):
+    """The first of two ranks, whose sums leave nonsense in what the other owns."""
+
+    begun: ClassVar[list[Tensor]] = []
+
+    def start_sum_to_owners(self, tensor: Tensor) -> None:
+        self.begun.append(tensor.clone())
+        tensor.chunk(2)[1].fill_(math.nan)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row: bool) -> None:
+    world = Scribbling(rank=0, local_rank=0, size=2)
+    Scribbling.begun.clear()
+    parameters = {name: nn.Parameter(torch.ones(3, 2)) for name in "abc"}
+    stack = ShardedParams(parameters, by_row=by_row, state={}, dtype=torch.float32, world=world)
+    for _ in range(2):
+        for part in stack.parts:
+            part.parameter.grad = torch.ones(3, 2)
+            stack.take_gradient(part)
+        stack.start_sum()
+        stack.drop_gradients()
+    filled = 9 if by_row else 3
+    for begun in Scribbling.begun:
+        assert len(begun) == filled + 1
+        assert torch.equal(begun[:filled], torch.ones_like(begun[:filled]))
+        assert not begun[filled:].any()
+
+
+def test_ranks_train_as_one_and_any_number_takes_over_what_two_saved(tmp_path: Path) -> None:
+    save_file(trained_alone(RATES, STEPS), tmp_path / "plain.safetensors")
+    save_file(trained_alone(CLIPPED, STEPS), tmp_path / "clipped.safetensors")
+    save_file(trained_alone(RATES, STEPS + 2), tmp_path / "later.safetensors")
+    # Each would import torch: they are forked from one process that has.
+    forkserver.set_forkserver_preload(["torch._dynamo", run_rank.__module__])
+    start_processes(run_rank, args=(tmp_path,), nprocs=4, start_method="forkserver")
+    check_loading(ALONE, tmp_path, "fp32")
+    check_loading(ALONE, tmp_path, "bf16")

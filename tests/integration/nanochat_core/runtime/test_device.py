@@ -1,0 +1,101 @@
+"""The device of a job, and what determinism "strict" sets before a GPU is touched."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from flows.identity.fingerprint import REPOSITORY
+from nanochat_core.errors import ConfigError
+from nanochat_core.job import Determinism, Job, Resources
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.worker import set_up_cublas
+
+pytestmark = pytest.mark.torch
+# A stage that returns what cuBLAS is set to, and whether torch's compiler was imported.
+SEEN = """
+import os
+import sys
+
+from nanochat_core.runtime.hardware.device import open_device
+
+def run(job):
+    open_device(job.resources)
+    compiler = "torch._inductor" in sys.modules
+    return {"cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"), "compiler": compiler}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # Set, then deleted: so that it is taken away again whatever sets it meanwhile.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(False)
+
+
+def resources(determinism: Determinism, *, device: str = "cuda") -> Resources:
+    return Resources(
+        device=device,
+        threads=1,
+        device_batch_size=1,
+        save_every_seconds=60.0,
+        eval_every_steps=0,
+        dollars_per_hour=0.0,
+        determinism=determinism,
+    )
+
+
+def job(directory: Path, determinism: Determinism) -> Job:
+    return Job(
+        directory=directory,
+        stage="pretrain",
+        entry="seen",
+        fingerprint="0" * 64,
+        config={},
+        inputs={},
+        resources=resources(determinism, device="cpu"),
+    )
+
+
+@pytest.mark.parametrize(("determinism", "cublas"), [("strict", ":4096:8"), ("default", None)])
+def test_only_a_strict_job_sets_cublas_and_pays_for_importing_the_compiler(
+    determinism: Determinism, cublas: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "seen.py").write_text(SEEN)
+    path = job(tmp_path, determinism).write()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "nanochat_core.worker", str(path)]
+    subprocess.run(command, check=True, env=environment, cwd=REPOSITORY)
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"] == {
+        "cublas": cublas,
+        "compiler": determinism == "strict",
+    }
+
+
+def test_a_persons_own_setting_of_cublas_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    set_up_cublas(job(tmp_path, "strict"))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+@pytest.mark.parametrize("determinism", ["strict", "default"])
+def test_torch_refuses_what_does_not_repeat_itself_only_if_strict(determinism: Determinism) -> None:
+    open_device(resources(determinism, device="cpu"))
+    assert torch.are_deterministic_algorithms_enabled() == (determinism == "strict")
+
+
+def test_a_gpu_that_is_not_there_is_a_persons_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="asks for a GPU"):
+        open_device(resources("default"))

@@ -1,0 +1,157 @@
+"""wandb and trackio get what a job tells, and can do nothing to it."""
+
+import os
+import subprocess
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanochat_core.job import Job, Resources, Result
+from nanochat_core.runtime import trackers
+from nanochat_core.runtime.progress import Progress, read_events
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(
+        directory=tmp_path,
+        stage="pretrain",
+        entry="toy",
+        fingerprint="ab" * 32,
+        config={"seed": 3},
+        inputs={},
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=1.0,
+            eval_every_steps=0,
+            dollars_per_hour=0.0,
+            sinks=("wandb",),
+        ),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(trackers, "_SECONDS_TO_CATCH_UP", 20.0)
+
+
+class Service:
+    """Stands for the package: what is asked of it, and what it does instead."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails_at: str = "", slow: str = "") -> None:
+        self.calls: list[Any] = []
+        self._fails_at, self._slow = fails_at, slow
+        module: Any = types.ModuleType("wandb")
+        module.init = lambda **settings: (self._do("init", settings), self)[1]
+        monkeypatch.setitem(sys.modules, "wandb", module)
+
+    def log(self, values: dict[str, float], *, step: int) -> None:
+        """A run's method."""
+        self._do("log", (step, values))
+
+    def finish(self) -> None:
+        """A run's method."""
+        self._do("finish", None)
+
+    def _do(self, name: str, what: Any) -> None:
+        if name == self._fails_at:
+            raise RuntimeError(f"no {name} today\nat all")
+        if name == self._slow:
+            time.sleep(60)
+        self.calls.append((name, what))
+
+
+def train(job: Job, steps: int = 3) -> None:
+    """A job that tells of its steps."""
+    progress = Progress(job.events)
+    with trackers.following(job, active=True):
+        progress.start(steps)
+        for step in range(1, steps + 1):
+            progress.step(step, loss=1.0 / step)
+        progress.eval(steps, val_bpb=0.5)
+
+
+def messages(job: Job) -> list[str]:
+    return [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
+
+
+def test_a_sink_gets_every_step_and_evaluation(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    Progress(job.events).step(9, loss=9.0)  # of an earlier execution, which sent it itself
+    service = Service(monkeypatch)
+    train(job)
+    (_, settings), *logged, last = service.calls
+    assert settings["name"] == "pretrain-abababababab"
+    assert settings["config"]["seed"] == 3
+    assert [what for _, what in logged] == [
+        (1, {"loss": 1.0}),
+        (2, {"loss": 0.5}),
+        (3, {"loss": 1.0 / 3}),
+        (3, {"val_bpb": 0.5}),
+    ]
+    assert last == ("finish", None)
+    assert messages(job) == []
+
+
+@pytest.mark.parametrize("fails_at", ["init", "log", "finish"])
+def test_what_a_sink_raises_is_said_once(
+    job: Job, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    Service(monkeypatch, fails_at)
+    train(job, steps=20)
+    assert messages(job) == [f"wandb gets no more metrics: RuntimeError: no {fails_at} today"]
+
+
+@pytest.mark.parametrize("slow", ["init", "log", "finish"])
+def test_a_sink_that_hangs_is_left_behind(
+    job: Job, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    Service(monkeypatch, slow=slow)
+    monkeypatch.setattr(trackers, "_SECONDS_TO_CATCH_UP", 0.3)
+    began = time.monotonic()
+    train(job)
+    assert time.monotonic() - began < 20.0
+
+
+def test_a_service_that_is_gone_cannot_hold_the_worker_at_its_exit(
+    job: Job, tmp_path: Path
+) -> None:
+    """As wandb does, the package waits for its service when the interpreter ends."""
+    package = "import atexit, time\n\ndef init(**named):\n    raise RuntimeError('gone')\n"
+    (tmp_path / "wandb.py").write_text(package + "\natexit.register(time.sleep, 600)\n")
+    toy = "import sys\n\ndef run(job):\n    while 'wandb' not in sys.modules: pass\n"
+    (tmp_path / "toy.py").write_text(toy + "    print('said', end='')\n    return {}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "nanochat_core.worker", str(job.write())],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == b"said"
+    result = Result.find(job.directory)
+    assert result is not None
+    assert result.status == "finished"
+
+
+def test_a_sink_that_is_not_installed_is_said_and_nothing_else(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    train(job)
+    assert messages(job) == ["wandb is not installed: metrics are in events.jsonl only"]
+
+
+def test_only_the_first_rank_sends(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = Service(monkeypatch)
+    with trackers.following(job, active=False):
+        Progress(job.events).step(1, loss=1.0)
+    assert service.calls == []

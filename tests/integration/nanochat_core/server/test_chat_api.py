@@ -1,0 +1,285 @@
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from nanochat_core.server.api import openai_api, prompts
+from nanochat_core.server.service import ServerConfig
+from tests.support.nanochat_core.server.live import body, events_of, serving, text_of, wait_until
+
+
+def test_an_answer_is_streamed_as_events(live):
+    *tokens, usage, done = live.ask("echo hello")
+    assert tokens == [{"token": letter, "gpu": 0} for letter in "hello"]
+    assert usage["usage"].pop("seconds") >= 0
+    prompt = 5 + len("echo hello") - 1  # bos, start, end and where the answer begins
+    told = {"prompt_tokens": prompt, "completion_tokens": 5, "finish_reason": "stop"}
+    assert usage == {"usage": told}
+    assert done == {"done": True}
+
+
+def test_the_stream_is_one_that_nothing_holds_back(live):
+    with live.client() as http:
+        headers = http.post("/chat/completions", json=body()).headers
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-cache"
+    assert headers["x-accel-buffering"] == "no"
+
+
+def test_an_answer_that_is_cut_says_so(live):
+    *_, usage, _ = live.ask("long", max_tokens=9)
+    assert usage["usage"]["finish_reason"] == "length"
+    assert usage["usage"]["completion_tokens"] == 9
+
+
+def test_calls_and_results_are_events_of_their_own(live):
+    events = live.ask("call")
+    assert text_of(events) == "it is 36"
+    assert [e for e in events if "tool_call" in e or "tool_result" in e] == [
+        {"tool_call": "12*3"},
+        {"tool_result": "36"},
+    ]
+
+
+def test_letters_of_several_tokens_come_whole(live):
+    letters = "\u00e9\u20ac\U0001f600"
+    assert [e["token"] for e in live.ask(f"echo {letters}") if "token" in e] == list(letters)
+
+
+@pytest.mark.parametrize("text", ["fail", "refuse"])
+def test_a_failure_is_told_in_the_stream_and_ends_it(live, text):
+    *_, error, done = live.ask(text)
+    assert error.keys() == {"error"}
+    assert done == {"done": True}
+
+
+def test_typed_special_tokens_stay_text(live):
+    text = "<|assistant_end|><|bos|>"
+    *_, usage, _ = events = live.ask(f"echo {text}")
+    assert text_of(events) == text
+    assert usage["usage"]["prompt_tokens"] == 4 + len(f"echo {text}")
+
+
+def test_a_message_longer_than_the_context_is_refused(live):
+    with live.client() as http:
+        response = http.post("/chat/completions", json=body("x" * 5000))
+    assert response.status_code == 400
+    assert "too long: 5004 tokens, the model reads 4095" in response.json()["detail"]
+
+
+def conversation(turns: int) -> dict:
+    roles = ("user", "assistant")
+    contents = [f"{i}" * 1000 for i in range(turns)]
+    return {"messages": [{"role": roles[i % 2], "content": c} for i, c in enumerate(contents)]}
+
+
+def test_the_oldest_turns_make_room_for_the_answer(live):
+    with live.client() as http:
+        events = events_of(http.post("/chat/completions", json=conversation(7)).text)
+    # 512 tokens are kept for the answer, so three turns of 1002 tokens are left.
+    assert events[-2]["usage"]["prompt_tokens"] == 3 * 1002 + 2
+
+
+def test_or_are_refused_with_both_numbers():
+    with serving(ServerConfig(log="none", overflow="refuse")) as live, live.client() as http:
+        response = http.post("/chat/completions", json=conversation(7))
+        assert live.ask("echo yes")[0] == {"token": "y", "gpu": 0}
+    assert response.status_code == 400
+    detail = response.json()["detail"]
+    assert "7016 tokens and max_tokens is 512: together 7528, the model's context is 4096" in detail
+
+
+def test_five_hundred_messages_take_no_time_to_fit(live):
+    many = [{"role": ("user", "assistant")[i % 2], "content": "word " * 12} for i in range(499)]
+    with live.client() as http:
+        started = time.monotonic()
+        response = http.post("/chat/completions", json={"messages": many, "max_tokens": 1})
+    assert response.status_code == 200
+    assert time.monotonic() - started < 2.0
+
+
+def test_health_answers_at_once_while_answers_are_written(live):
+    with ThreadPoolExecutor(8) as threads:
+        asks = [threads.submit(live.ask, "long", max_tokens=200) for _ in range(8)]
+        wait_until(lambda: live.health()["running"] == 8)
+        seconds = []
+        with live.client() as http:
+            for _ in range(20):
+                began = time.monotonic()
+                assert http.get("/health").json()["ready"]
+                seconds.append(time.monotonic() - began)
+        assert all(ask.result()[-1] == {"done": True} for ask in asks)
+    assert sorted(seconds)[len(seconds) // 2] < 0.05
+
+
+def test_whoever_stops_reading_frees_the_slot_at_once(live):
+    with live.client() as http:
+        with http.stream("POST", "/chat/completions", json=body("long")) as response:
+            lines = response.iter_lines()
+            next(lines)
+            wait_until(lambda: live.health()["running"] == 1)
+        wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+
+
+def test_too_many_requests_are_sent_away_and_waiting_ones_are_not():
+    rules = ServerConfig(log="none", max_waiting=2)
+    with serving(rules, num_slots=1) as live, ThreadPoolExecutor(3) as threads:
+        asks = []
+        for i in range(3):
+            asks.append(threads.submit(live.ask, "long", max_tokens=400))
+            wait_until(lambda i=i: live.health()["waiting"] == i)
+        with live.client() as http:
+            refused = http.post("/chat/completions", json=body())
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) > 0
+            assert "nanochat_waiting 2.0" in http.get("/metrics").text
+        assert all(ask.result()[-1] == {"done": True} for ask in asks)
+
+
+def test_a_waiting_request_whose_client_left_is_never_begun():
+    with serving(num_slots=1) as live, live.client() as http:
+        with http.stream("POST", "/chat/completions", json=body("long")) as running:
+            lines = running.iter_lines()
+            next(lines)
+            with http.stream("POST", "/chat/completions", json=body("long")):
+                wait_until(lambda: live.health()["waiting"] == 1)
+            wait_until(lambda: live.health()["waiting"] == 0, seconds=0.5)
+        wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+
+
+def test_an_answer_that_takes_too_long_ends_with_an_error():
+    with serving(ServerConfig(log="none", max_seconds=0.3)) as live:
+        *_, error, done = live.ask("long", max_tokens=4000)
+        assert error == {"error": "the answer took longer than 0.3 seconds"}
+        assert done == {"done": True}
+        wait_until(lambda: live.health()["running"] == 0)
+
+
+def test_a_silent_stream_is_told_that_it_is_alive():
+    with (
+        serving(ServerConfig(log="none", ping_seconds=0.05), num_slots=1) as live,
+        live.client() as http,
+        http.stream("POST", "/chat/completions", json=body("long")) as running,
+    ):
+        lines = running.iter_lines()
+        next(lines)
+        with http.stream("POST", "/chat/completions", json=body("long")) as waiting:
+            assert next(waiting.iter_lines()) == ": ping"
+
+
+def test_a_slow_reader_holds_up_nobody(live):
+    with socket.create_connection(("127.0.0.1", live.port)) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        text = json.dumps(body("long", max_tokens=4000)).encode()
+        head = b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        slow.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+        wait_until(lambda: live.health()["running"] == 1)
+        began = time.monotonic()
+        assert live.ask("echo quick")[-1] == {"done": True}
+        assert time.monotonic() - began < 1.0
+    wait_until(lambda: live.health()["running"] == 0)
+
+
+def test_no_contents_are_logged_unless_asked_for(caplog):
+    caplog.set_level("INFO", logger="nanochat_core.server")
+    with serving(ServerConfig(log="access")) as live:
+        live.ask("echo secret")
+    assert "secret" not in caplog.text
+    assert "POST /chat/completions 200 15+6 tokens" in caplog.text
+    with serving(ServerConfig(log="contents")) as live:
+        live.ask("echo secret")
+    assert caplog.text.count("secret") >= 2
+
+
+def test_the_page_is_served_with_its_policy(live):
+    page = httpx.get(live.url)
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe-inline" not in policy
+    assert "script-src 'sha256-" in policy
+
+
+def test_workers_are_told_as_nanochat_does():
+    with serving(num_slots=1) as live, live.client() as http:
+        assert live.health().items() >= {"num_gpus": 1, "available_workers": 1}.items()
+        with http.stream("POST", "/chat/completions", json=body("long", max_tokens=2000)) as going:
+            lines = going.iter_lines()  # dropping it would close the connection
+            next(lines)
+            assert live.health()["available_workers"] == 0
+            stats = httpx.get(f"{live.url}/stats", timeout=30).json()
+        assert [stats[f"{kind}_workers"] for kind in ("total", "available", "busy")] == [1, 0, 1]
+        assert stats["workers"][0].items() >= {"gpu_id": 0, "device": "cpu"}.items()
+
+
+def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeypatch):
+    def fail(*_args: object, **_options: object) -> None:
+        raise AssertionError("it was tokenised")
+
+    long = body("long", max_tokens=4000)
+    with (
+        serving(ServerConfig(log="none", max_waiting=0), num_slots=1) as live,
+        live.client() as http,
+        http.stream("POST", "/chat/completions", json=long) as going,
+    ):
+        lines = going.iter_lines()  # dropping it would close the connection
+        next(lines)
+        monkeypatch.setattr(prompts, "make_chat_prompt", fail)
+        monkeypatch.setattr(openai_api, "make_text_prompt", fail)
+        assert http.post("/chat/completions", json=body()).status_code == 503
+        assert http.post("/v1/chat/completions", json=body()).status_code == 503
+        assert http.post("/v1/completions", json={"prompt": "x"}).status_code == 503
+
+
+def test_openais_library_in_a_browser_may_send_its_headers():
+    with (
+        serving(ServerConfig(log="none", origins=("https://app.example",))) as live,
+        live.client() as http,
+    ):
+        asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count"
+        headers = {
+            "Origin": "https://app.example",
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": asked,
+        }
+        response = http.options("/v1/chat/completions", headers=headers)
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-headers"] == asked
+        response = http.options("/stats", headers={**headers, "Origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in response.headers
+
+
+def test_a_slash_too_many_is_no_redirect(live):
+    assert httpx.post(f"{live.url}/chat/completions/", json=body()).status_code == 404
+
+
+def test_two_lengths_of_one_body_are_refused(live):
+    text = json.dumps(body()).encode()
+    with socket.create_connection(("127.0.0.1", live.port)) as connection:
+        connection.sendall(
+            b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"%x\r\n%s\r\n0\r\n\r\n" % (len(text), text)
+        )
+        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+def test_stats_tell_what_the_page_needs(live):
+    stats = httpx.get(f"{live.url}/stats").json()
+    assert stats["parameters"] == 12345
+    assert stats["context"] == 4096
+    assert stats["defaults"] == {"temperature": 0.8, "top_k": 50, "max_tokens": 512}
+    assert stats["limits"]["max_tokens"] == [1, 4096]
+    assert stats["queue"].keys() == {"running", "waiting", "slots", "max_waiting"}
+    assert [worker["ready"] for worker in stats["workers"]] == [True]
+
+
+def test_metrics_count_tokens_and_ends(live):
+    live.ask("echo hello")
+    text = httpx.get(f"{live.url}/metrics").text
+    assert 'nanochat_answers_total{reason="stop"}' in text
+    assert "nanochat_first_token_seconds_bucket" in text
+    assert "nanochat_completion_tokens_total" in text

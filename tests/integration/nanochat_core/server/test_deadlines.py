@@ -1,0 +1,153 @@
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from nanochat_core.server.connection_timeouts import TimedProtocol
+from tests.support.nanochat_core.server.hostile_http import (
+    HEAD,
+    UNFINISHED,
+    connect,
+    is_cut,
+    is_drip_cut,
+)
+from tests.support.nanochat_core.server.live import Live, body, wait_until
+
+
+@pytest.fixture
+def hurried(live: Live, monkeypatch):
+    monkeypatch.setattr(TimedProtocol, "receive_seconds", 0.3)
+    monkeypatch.setattr(TimedProtocol, "read_seconds", 0.3)
+    return live
+
+
+@pytest.mark.parametrize("sent", UNFINISHED)
+def test_a_request_that_does_not_come_to_its_end_is_cut(hurried, sent):
+    with connect(hurried.port) as connection:
+        connection.sendall(sent)
+        began = time.monotonic()
+        assert is_cut(connection)
+        assert 0.2 < time.monotonic() - began < 3.0
+
+
+def test_so_is_one_that_comes_a_byte_at_a_time(hurried):
+    assert is_drip_cut(hurried.port)
+
+
+def test_three_hundred_slow_connections_do_not_hold_up_a_quick_one(hurried):
+    connections = [connect(hurried.port) for _ in range(300)]
+    try:
+        for connection in connections:
+            connection.sendall(HEAD)
+        began = time.monotonic()
+        assert hurried.health()["ready"]
+        assert time.monotonic() - began < 2.0
+        wait_until(lambda: len(hurried.server.server_state.connections) < 5)
+    finally:
+        for connection in connections:
+            connection.close()
+
+
+def test_a_connection_in_use_is_not_cut(hurried):
+    text = json.dumps(body("long", max_tokens=300)).encode()  # takes longer than the deadline
+    with connect(hurried.port) as connection:
+        for _ in range(2):
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+            received = b""
+            while not received.endswith(b'{"done": true}\n\n\r\n0\r\n\r\n'):
+                part = connection.recv(65536)
+                assert part
+                received += part
+
+
+def test_whoever_reads_nothing_is_cut_and_frees_the_slot(hurried):
+    # Many answers in one stream: more than the buffers between two sockets hold.
+    ask = body("long", max_tokens=4000, n=8, stream=True, logprobs=True)
+    text = json.dumps(ask).encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", hurried.port))
+        head = HEAD.replace(b"/chat", b"/v1/chat")
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
+        wait_until(lambda: hurried.health()["running"] == 8)
+        wait_until(lambda: hurried.health()["running"] == 0, seconds=20)
+
+
+@pytest.mark.parametrize("kind", [b"close", b"keep-alive"])
+def test_so_is_whoever_reads_nothing_of_a_short_answer(hurried, kind, monkeypatch):
+    # Less than pauses a writer, more than the kernel takes with buffers as small as these.
+    accept = TimedProtocol.connection_made
+
+    def shrink(self, transport):
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        accept(self, transport)
+
+    monkeypatch.setattr(TimedProtocol, "connection_made", shrink)
+    connections = hurried.server.server_state.connections
+    wait_until(lambda: len(connections) == 0)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", hurried.port))
+        connection.sendall(
+            b"GET /openapi.json HTTP/1.1\r\nHost: x\r\nConnection: %b\r\n\r\n" % kind
+        )
+        wait_until(lambda: len(connections) == 1)
+        [protocol] = connections
+        wait_until(lambda: protocol.cycle is not None and protocol.cycle.response_complete)
+        left = protocol.transport.get_write_buffer_size()
+        assert 0 < left < 2**16
+        wait_until(lambda: len(connections) == 0, seconds=3.0)
+
+
+def test_a_second_request_in_the_same_packet_has_a_deadline_too(hurried):
+    first = json.dumps(body("echo hi")).encode()
+    with connect(hurried.port) as connection:
+        whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(first) + first
+        connection.sendall(whole + HEAD + b"Content-Length: 100\r\n\r\n{")
+        began = time.monotonic()
+        assert is_cut(connection)
+        assert time.monotonic() - began < 3.0
+
+
+@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
+def test_what_is_not_http_is_refused_once_and_without_a_word_in_the_log(live, caplog, method):
+    head = HEAD.replace(b"POST", method)
+    with connect(live.port) as connection:
+        connection.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\nzz\r\n")
+        received = b""
+        while part := connection.recv(4096):
+            received += part
+    assert received.startswith(b"HTTP/1.1 400 ") or method == b"HEAD"
+    assert received.count(b"HTTP/1.1") <= 1
+    assert not caplog.records
+
+
+def test_headers_without_an_end_are_refused(live):
+    with connect(live.port) as connection:
+        answer = b""
+
+        def send() -> None:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"A: b\r\n" * 20_000)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        with contextlib.suppress(ConnectionError):  # it was cut while it was sent
+            while part := connection.recv(4096):
+                answer += part
+        thread.join()
+    assert not answer or answer.startswith(b"HTTP/1.1 4")
+
+
+def test_a_finished_connection_may_be_used_again(live):
+    with connect(live.port) as connection:
+        for _ in range(3):
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            received = b""
+            while not received.endswith(b"}"):
+                received += connection.recv(65536)
+            assert received.startswith(b"HTTP/1.1 200 OK")

@@ -1,0 +1,172 @@
+import base64
+
+import httpx
+import pytest
+
+from nanochat_core.errors import ConfigError
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.launch import read_keys, trusted_hosts
+from tests.support.nanochat_core.server.hostile_http import FOREIGN_HOSTS, TOO_LARGE, post_too_large
+from tests.support.nanochat_core.server.live import (
+    NAME,
+    Live,
+    body,
+    events_of,
+    serving,
+    wait_until,
+)
+
+KEY, OTHER_KEY = "correct-horse", "battery-staple"
+ROUTES = ["/", "/stats", "/metrics", "/openapi.json", "/v1/models", "/nothing"]
+GET_WITH = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def locked():
+    rules = ServerConfig(
+        log="none",
+        keys=(KEY, OTHER_KEY),
+        hosts=trusted_hosts("127.0.0.1", ["chat.example"]),
+        origins=("https://friend.example",),
+    )
+    with serving(rules) as server:
+        yield server
+
+
+def get(live: Live, path: str, **headers: str) -> httpx.Response:
+    return httpx.get(live.url + path, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_every_route_but_health_needs_the_key(locked, path):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {KEY}"}):
+        refused = get(locked, path, **headers)
+        assert refused.status_code == 401
+        assert "www-authenticate" in refused.headers
+    assert get(locked, path, **GET_WITH).status_code in (200, 404)
+    assert get(locked, "/health").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+def test_answers_need_the_key(locked, path):
+    with locked.client() as http:
+        assert http.post(path, json=body()).status_code == 401
+        assert http.post(path, json=body(), headers=GET_WITH).status_code == 200
+
+
+def test_a_browser_may_ask_for_the_key_as_a_password(locked):
+    given = base64.b64encode(f"anybody:{KEY}".encode()).decode()
+    assert get(locked, "/", Authorization=f"Basic {given}").status_code == 200
+    asked = get(locked, "/", Accept="text/html").headers["www-authenticate"]
+    assert asked.startswith("Basic ")
+    # A page of its own asks for the key in its own way.
+    assert "Basic" not in get(locked, "/stats").headers["www-authenticate"]
+
+
+def test_an_openai_refusal_has_openais_form(locked):
+    error = get(locked, "/v1/models").json()["error"]
+    assert error["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1234", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("CHAT.example", 200),
+        *[(host, 400) for host in FOREIGN_HOSTS],
+    ],
+)
+def test_only_names_of_this_server_are_answered(locked, host, status):
+    assert get(locked, "/health", Host=host).status_code == status
+
+
+def test_a_server_for_everybody_goes_by_any_name_unless_told():
+    assert trusted_hosts("0.0.0.0", []) == ()
+    assert "chat.example" in trusted_hosts("0.0.0.0", ["chat.example"])
+
+
+def test_other_origins_are_told_nothing(live):
+    response = get(live, "/health", Origin="https://evil.example")
+    assert not [name for name in response.headers if name.startswith("access-control")]
+
+
+def test_an_allowed_origin_may_ask(locked):
+    name = "access-control-allow-origin"
+    friend = get(locked, "/health", Origin="https://friend.example")
+    assert friend.headers[name] == "https://friend.example"
+    assert name not in get(locked, "/health", Origin="https://evil.example").headers
+
+
+def test_every_response_has_the_security_headers(live):
+    for path in ("/", "/health", "/nothing"):
+        headers = get(live, path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-frame-options"] == "DENY"
+        assert "server" not in headers
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_what_a_foreign_page_may_send_unasked_is_refused(live, kind):
+    with live.client() as http:
+        sent = http.post("/chat/completions", content=b"{}", headers={"Content-Type": kind})
+    assert sent.status_code == 415
+
+
+@pytest.mark.parametrize("how", TOO_LARGE)
+def test_a_body_that_is_too_large_is_refused_by_its_length_and_while_it_comes(live, how):
+    sent = post_too_large(live.url, how)
+    if sent is not None:
+        assert sent.status_code == 413
+        assert sent.json() == {"detail": "the request is larger than 1048576 bytes"}
+
+
+def test_a_wrong_route_or_method_is_told_in_the_apis_form(live):
+    assert get(live, "/nothing").json() == {"detail": "not found"}
+    assert get(live, "/v1/nothing").json()["error"]["message"] == "not found"
+    assert get(live, "/chat/completions").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions", "/v1/completions"])
+def test_clients_with_different_keys_share_no_cached_pages(locked, path):
+    asked = {"model": NAME, "prompt": "salt"} if path == "/v1/completions" else body("salt")
+
+    def salt(key: str) -> str:
+        with locked.client(headers={"Authorization": f"Bearer {key}"}) as http:
+            said = http.post(path, json=asked)
+        if path == "/chat/completions":
+            return "".join(event.get("token", "") for event in events_of(said.text))
+        choice = said.json()["choices"][0]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+
+    assert [salt(key) for key in (KEY, OTHER_KEY, KEY)] == ["0", "1", "0"]
+
+
+def test_a_key_file_holds_a_word_a_line(tmp_path):
+    path = tmp_path / "key"
+    path.write_text(" secret-1\n")
+    assert read_keys(path) == ("secret-1",)
+    path.write_text("secret-1\n\nsecret-2\n")
+    assert read_keys(path) == ("secret-1", "secret-2")
+    for text in ("", "\n", "two words", "good\nsch\u00f6n"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="holds no API key"):
+            read_keys(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_keys(tmp_path / "none")
+
+
+def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, monkeypatch):
+    def logged() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "nanochat_core.server.access"]
+
+    monkeypatch.setattr(live.service, "rules", ServerConfig())
+    with caplog.at_level("INFO"):
+        for method in ("SECRET" * 1000, "GET"):
+            with httpx.Client() as http:
+                http.request(method, f"{live.url}/health", timeout=30)
+        wait_until(lambda: len(logged()) == 2)
+    assert " other /health 405 " in logged()[0]
+    assert " GET /health 200 " in logged()[1]

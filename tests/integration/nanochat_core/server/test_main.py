@@ -1,0 +1,178 @@
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nanochat_core.engine.engine import Engine
+from nanochat_core.model.checkpoint import load_model
+from nanochat_core.server.__main__ import main
+from nanochat_core.server.launch import open_port
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.chat import render_for_completion
+from tests.support.nanochat_core.server.live import body, events_of, text_of, wait_until
+
+pytestmark = pytest.mark.torch
+
+
+@contextlib.contextmanager
+def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server in a process, and its URL."""
+    command = [sys.executable, "-m", "nanochat_core.server", str(directory), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, *options], stderr=subprocess.PIPE, text=True, env=environment
+    ) as server:
+        assert server.stderr is not None
+        try:
+            line = server.stderr.readline()
+            found = re.search(r"http://\S+", line)
+            assert found is not None, line
+            yield server, found[0]
+        finally:
+            server.kill()
+
+
+def test_what_is_no_model_is_refused_in_two_lines(tmp_path, capsys, model_dir):
+    (tmp_path / "tokenizer").mkdir()
+    Tokenizer.load(model_dir / "tokenizer").save(tmp_path / "tokenizer")
+    assert main([str(tmp_path), "--port", "0"]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: {tmp_path} is not a model: it has no config.json"
+    assert hint.startswith("hint: ")
+
+
+def test_a_taken_port_is_refused_before_the_model_is_read(tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert main([str(tmp_path), "--port", str(port)]) == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == f"error: cannot listen on 127.0.0.1 port {port}: address already in use"
+    assert "--port" in hint
+
+
+@pytest.mark.parametrize("where", [["--port", "70000"], ["--host", "192.0.2.1", "--port", "0"]])
+def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
+    assert main([str(tmp_path), *where]) == 1
+    assert re.match("error: (cannot listen on|port is)", capsys.readouterr().err)
+
+
+async def accepted_option(level: int, option: int) -> int:
+    """Return a socket option of a connection that an asyncio server accepted on our listener."""
+    found = asyncio.get_running_loop().create_future()
+
+    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.set_result(writer.get_extra_info("socket").getsockopt(level, option))
+        writer.close()
+
+    listener = open_port("127.0.0.1", 0)
+    async with await asyncio.start_server(answer, sock=listener):
+        with socket.create_connection(listener.getsockname()):
+            return await asyncio.wait_for(found, 10)
+
+
+def test_an_accepted_connection_sends_each_answer_at_once():
+    assert asyncio.run(accepted_option(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
+
+
+def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
+    with started(model_dir, "--log", "none") as (server, url):
+        with httpx.Client(base_url=url, timeout=30) as http:
+            stats = http.get("/stats").json()
+            assert (stats["model"], stats["context"]) == ("my_model", 4096)
+            ask = body("hello", max_tokens=12, temperature=0)
+            events = events_of(http.post("/chat/completions", json=ask).text)
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=20) == 0
+        assert server.stderr is not None
+        assert server.stderr.read() == ""
+    import torch
+
+    tokenizer = Tokenizer.load(model_dir / "tokenizer")
+    engine = Engine(load_model(model_dir, torch.device("cpu")), tokenizer)
+    prompt = render_for_completion(tokenizer, {"messages": body("hello")["messages"]})
+    [ids], _ = engine.generate_batch(prompt, max_tokens=12, temperature=0.0)
+    assert text_of(events) == tokenizer.decode(ids[len(prompt) :])
+
+
+@pytest.fixture(scope="module")
+def url(model_dir):
+    """Of a server for the tests that leave it as it was."""
+    with started(model_dir) as (_, found):
+        yield found
+
+
+def test_the_same_seed_gives_the_same_answer_in_any_company(url):
+    ask = body("hello", max_tokens=24, seed=7)
+    with httpx.Client(base_url=url, timeout=30) as http:
+        alone = text_of(events_of(http.post("/chat/completions", json=ask).text))
+        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=500)) as company:
+            lines = company.iter_lines()
+            next(lines)
+            beside = text_of(events_of(http.post("/chat/completions", json=ask).text))
+    assert alone
+    assert alone == beside
+
+
+def test_whoever_leaves_frees_the_engine(url):
+    with httpx.Client(base_url=url, timeout=30) as http:
+        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=4000)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            assert http.get("/health").json()["running"] == 1
+        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=1.0)
+
+
+def test_log_probabilities_and_stop_strings_come_from_the_model(url):
+    ask = {"prompt": "once", "max_tokens": 12, "temperature": 0, "logprobs": 3, "n": 2}
+    with httpx.Client(base_url=url, timeout=30) as http:
+        answer = http.post("/v1/completions", json=ask).json()
+        one, two = answer["choices"]
+        stop = one["text"][6:8]
+        cut = http.post("/v1/completions", json={**ask, "stop": stop}).json()["choices"][0]
+    assert one["text"] == two["text"]
+    logs = one["logprobs"]
+    assert len(logs["token_logprobs"]) == answer["usage"]["completion_tokens"] // 2
+    assert all(max(top.values()) <= 0 for top in logs["top_logprobs"])
+    assert cut["text"] == one["text"][: one["text"].index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_a_signal_lets_answers_under_way_finish(model_dir):
+    with (
+        started(model_dir, "--log", "none") as (server, url),
+        httpx.Client(base_url=url, timeout=30) as http,
+    ):
+        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=300)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            server.terminate()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == 'data: {"done": true}'
+        assert '"usage"' in rest[-2]
+        assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+
+
+def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
+    with started(model_dir) as (server, url):
+        httpx.get(f"{url}/health", timeout=30)
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        assert children
+        server.kill()
+        server.wait()
+        wait_until(lambda: not any(_is_alive(int(child)) for child in children))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,356 @@
+import json
+from types import SimpleNamespace
+
+import httpx
+import openai
+import pytest
+
+from nanochat_core.server.api.chat_api import sampling_params
+from nanochat_core.server.service import ServerConfig
+from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.live import NAME, Live, body, serving, wait_until
+
+NOTHING = SimpleNamespace(content=[])
+
+
+@pytest.fixture(scope="module")
+def client(live: Live):
+    """OpenAI's own client library."""
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def ask(text: str) -> list:
+    return [{"role": "user", "content": text}]
+
+
+def test_a_whole_answer(client):
+    answer = client.chat.completions.create(model=NAME, messages=ask("echo hello"), seed=1)
+    [choice] = answer.choices
+    assert choice.message.role == "assistant"
+    assert choice.message.content == "hello"
+    assert choice.finish_reason == "stop"
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (14, 5)
+    assert answer.usage.total_tokens == 19
+    assert answer.model == NAME
+
+
+def test_a_streamed_answer_with_its_usage(client):
+    chunks = list(
+        client.chat.completions.create(
+            model=NAME,
+            messages=ask("echo hello"),
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == 5
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_the_stream_ends_with_done_and_tells_no_usage_unasked(live):
+    response = httpx.post(f"{live.url}/v1/chat/completions", json=body(stream=True), timeout=30)
+    assert response.text.endswith("data: [DONE]\n\n")
+    assert "usage" not in response.text
+
+
+def test_an_answer_that_is_cut_says_so(client):
+    for limit in ({"max_tokens": 3}, {"max_completion_tokens": 3}):
+        answer = client.chat.completions.create(model=NAME, messages=ask("long"), **limit)
+        assert answer.choices[0].message.content == "abc"
+        assert answer.choices[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
+    answer = client.chat.completions.create(
+        model=NAME, messages=ask("long"), stop=["ef", "xy"], stream=stream, max_tokens=4000
+    )
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer]
+        text, reason = "".join(c.delta.content or "" for c in chunks), chunks[-1].finish_reason
+    else:
+        text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (text, reason) == ("abcd", "stop")
+    wait_until(lambda: live.health()["running"] == 0, seconds=1.0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_several_choices(client, stream):
+    answer = client.chat.completions.create(model=NAME, messages=ask("echo hi"), n=3, stream=stream)
+    if not stream:
+        assert [(c.index, c.message.content) for c in answer.choices] == [
+            (0, "hi"),
+            (1, "hi"),
+            (2, "hi"),
+        ]
+        assert answer.usage.completion_tokens == 6
+        return
+    texts = ["", "", ""]
+    for chunk in answer:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == ["hi", "hi", "hi"]
+
+
+def test_log_probabilities_of_tokens_and_alternatives(client):
+    answer = client.chat.completions.create(
+        model=NAME, messages=ask("echo h\u00e9"), logprobs=True, top_logprobs=2
+    )
+    content = answer.choices[0].logprobs.content
+    assert [entry.bytes for entry in content] == [[0x68], [0xC3], [0xA9]]
+    assert [entry.logprob for entry in content] == [-0.5] * 3
+    assert [[top.logprob for top in entry.top_logprobs] for entry in content] == [[-0.5, -1.5]] * 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_text_that_waited_for_a_stop_string_outlive_a_call(client, stream):
+    asked = {"model": NAME, "messages": ask("call"), "logprobs": True, "stop": "is x"}
+    if stream:
+        chunks = client.chat.completions.create(**asked, stream=True)
+        told = [entry for c in chunks for entry in (c.choices[0].logprobs or NOTHING).content]
+    else:
+        told = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert "".join(entry.token for entry in told) == "it is 36"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_letter_of_several_tokens_is_told_by_its_bytes_and_moves_no_offset(client, stream):
+    asked = {"model": NAME, "prompt": "echo h\u00e9 l\u20ac!", "logprobs": 2, "stop": " x"}
+    if stream:
+        chunks = client.completions.create(**asked, stream=True)
+        told = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+    else:
+        told = [client.completions.create(**asked).choices[0].logprobs]
+    assert [offset for logs in told for offset in logs.text_offset] == [0, 1, 1, 2, 3, 4, 4, 4, 5]
+    tokens = [token for logs in told for token in logs.tokens]
+    assert tokens[:4] == ["h", r"bytes:\xc3", r"bytes:\xa9", " "]
+    tops = [top for logs in told for top in logs.top_logprobs]
+    assert tops[1] == {r"bytes:\xc3": -0.5, r"bytes:\xc4": -1.5}
+
+
+def test_log_probabilities_come_with_the_stream(client):
+    chunks = client.chat.completions.create(
+        model=NAME, messages=ask("echo hi"), logprobs=True, stream=True
+    )
+    told = [c.choices[0].logprobs for c in chunks if c.choices[0].delta.content]
+    assert [entry.token for logs in told for entry in logs.content] == ["h", "i"]
+
+
+def test_calls_are_left_out(client):
+    answer = client.chat.completions.create(model=NAME, messages=ask("call"))
+    assert answer.choices[0].message.content == "it is 36"
+
+
+def test_a_developer_message_and_parts_of_text(client):
+    messages = [
+        {"role": "developer", "content": "echo "},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    ]
+    answer = client.chat.completions.create(model=NAME, messages=messages)
+    assert answer.choices[0].message.content == "\n\nhello"
+
+
+def test_texts_are_completed(client):
+    answer = client.completions.create(model=NAME, prompt=["echo a", "echo b"], n=2, logprobs=1)
+    assert [(c.index, c.text) for c in answer.choices] == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+    assert answer.choices[0].logprobs.tokens == ["a"]
+    assert answer.choices[0].logprobs.text_offset == [0]
+    text = "".join(
+        chunk.choices[0].text
+        for chunk in client.completions.create(model=NAME, prompt="echo streamed", stream=True)
+    )
+    assert text == "streamed"
+
+
+def test_a_completion_is_sixteen_tokens_unless_more_are_asked_for(client):
+    answer = client.completions.create(model=NAME, prompt="long")
+    assert answer.usage.completion_tokens == 16
+
+
+def test_the_model_is_listed(client):
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).owned_by == "nanochat"
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("another")
+    assert caught.value.body["message"] == f"the model here is {NAME}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"n": 9}, "n"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
+        ({"stop": 5}, "stop"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"presence_penalty": -1}, "presence_penalty"),
+        ({"logit_bias": {"5": 100}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages"),
+    ],
+)
+def test_a_refusal_is_an_error_of_openais(client, settings, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**{"model": NAME, "messages": ask("x"), **settings})
+    assert caught.value.body["param"] == param
+    assert caught.value.body["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("settings", "param"),
+    [
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 3}, "best_of"),
+        ({"prompt": "x" * 5000}, "prompt"),
+        ({"prompt": [70, TOKENIZER.vocab_size]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [[70], [1.5]]}, "prompt"),
+        ({"prompt": []}, "prompt"),
+    ],
+)
+def test_a_refusal_of_a_text_names_its_field(client, settings, param):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**{"model": NAME, "prompt": "x", **settings})
+    assert caught.value.body["param"] == param
+
+
+def test_options_that_ask_for_nothing_are_accepted(client):
+    neutral = {
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+        "top_p": 0,
+        "n": 1,
+    }
+    chat = {"response_format": {"type": "text"}, "tool_choice": "auto", "modalities": ["text"]}
+    answer = client.chat.completions.create(model=NAME, messages=ask("echo hi"), **neutral, **chat)
+    assert answer.choices[0].message.content == "hi"
+    text = {"echo": False, "suffix": "", "best_of": 1}
+    answer = client.completions.create(model=NAME, prompt="echo hi", **neutral, **text)
+    assert answer.choices[0].text == "hi"
+
+
+def test_an_assistant_that_said_nothing_may_have_said_null(client):
+    turns = [*ask("x"), {"role": "assistant", "content": None}, *ask("echo hi")]
+    answer = client.chat.completions.create(model=NAME, messages=turns)
+    assert answer.choices[0].message.content == "hi"
+
+
+def test_a_prompt_may_be_tokens_which_are_read_as_they_are(client):
+    one, two = ([TOKENIZER.bos, *TOKENIZER.encode(f"echo {letter}")] for letter in "ab")
+    answer = client.completions.create(model=NAME, prompt=one)
+    assert (answer.choices[0].text, answer.usage.prompt_tokens) == ("a", 7)
+    answer = client.completions.create(model=NAME, prompt=[one, two])
+    assert [choice.text for choice in answer.choices] == ["a", "b"]
+
+
+def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():
+    assert (
+        sampling_params(1e-30, None).temperature
+        == sampling_params(1.0, None, 1e-30).temperature
+        == 0.0
+    )
+    assert (
+        sampling_params(9e-7, None).temperature
+        == sampling_params(1.0, None, 0.0).temperature
+        == 0.0
+    )
+    least = sampling_params(1e-6, None, 1e-6)
+    assert (least.temperature, least.top_p) == (1e-6, 1e-6)
+
+
+def test_a_stop_string_of_a_later_prompt_ends_it_while_earlier_ones_go_on(client):
+    chunks = client.completions.create(
+        model=NAME,
+        prompt=["long", "token " + "90 " * 1000],
+        stop="Z",
+        max_tokens=800,
+        stream=True,
+    )
+    ended = [c.choices[0] for c in chunks if c.choices[0].finish_reason]
+    assert [(choice.index, choice.finish_reason) for choice in ended] == [
+        (1, "stop"),
+        (0, "length"),
+    ]
+
+
+def test_more_choices_than_may_be_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="3 prompts with n 3 are 9 choices"):
+        client.completions.create(model=NAME, prompt=["a", "b", "c"], n=3)
+
+
+def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client):
+    with pytest.raises(openai.BadRequestError, match="choices are 640000, at most 50000"):
+        client.chat.completions.create(
+            model=NAME,
+            messages=ask("x"),
+            n=8,
+            max_tokens=4000,
+            logprobs=True,
+            top_logprobs=20,
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "kind", "says"),
+    [
+        ("fail", 500, "server_error", "the engine failed"),
+        ("refuse", 400, "invalid_request_error", "this engine does not like it"),
+        ("long", 504, "server_error", "took longer than 0.3 seconds"),
+    ],
+)
+def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, status, kind, says):
+    with (
+        serving(ServerConfig(log="none", max_seconds=0.3)) as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,  # it would, by itself
+    ):
+        asked = {"model": NAME, "messages": ask(text), "max_tokens": 4000}
+        with pytest.raises(openai.APIStatusError, match=says) as caught:
+            client.chat.completions.create(**asked)
+        assert caught.value.status_code == status
+        assert caught.value.body["type"] == kind
+        assert "retry-after" not in caught.value.response.headers
+        with pytest.raises(openai.APIError, match=says) as caught:
+            list(client.chat.completions.create(**asked, stream=True))
+        assert caught.value.body["type"] == kind
+        requests = httpx.get(f"{live.url}/metrics", timeout=30).text
+        assert f'requests_total{{route="/v1/chat/completions",status="{status}"}} 1.0' in requests
+
+
+def test_whoever_leaves_before_a_whole_answer_frees_the_slot(live):
+    with live.client() as http:
+        http.timeout = 0.3
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/chat/completions", json=body("long", max_tokens=4000))
+    wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+
+
+def test_a_full_queue_is_one_that_the_client_retries():
+    rules = ServerConfig(log="none", max_waiting=0)
+    with serving(rules, num_slots=1) as live:
+        base = {"base_url": f"{live.url}/v1", "api_key": "none"}
+        with openai.OpenAI(**base, max_retries=4) as client, live.client() as http:
+            long = body("long", max_tokens=500, stream=True)
+            with http.stream("POST", "/v1/chat/completions", json=long) as response:
+                lines = response.iter_lines()  # dropping it would close the connection
+                next(lines)
+                with (
+                    openai.OpenAI(**base, max_retries=0) as impatient,
+                    pytest.raises(openai.InternalServerError) as caught,
+                ):
+                    impatient.chat.completions.create(model=NAME, messages=ask("echo x"))
+                assert caught.value.status_code == 503
+                assert json.loads(caught.value.response.text)["error"]["type"] == "overloaded_error"
+                answer = client.chat.completions.create(model=NAME, messages=ask("echo x"))
+                assert answer.choices[0].message.content == "x"

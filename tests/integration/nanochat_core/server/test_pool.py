@@ -1,0 +1,272 @@
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from nanochat_core.engine.requests import EndEvent, LogProbs, TokenEvent
+from nanochat_core.errors import ModelError
+from nanochat_core.server.__main__ import Newer, follow_newer, serve
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.launch import Engines
+from nanochat_core.server.service import Service
+from nanochat_core.server.workers.ipc import pack_event, unpack_event
+from nanochat_core.server.workers.pool import AnswerStream, HangTimeouts, Pool
+from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.live import (
+    FAKE,
+    body,
+    fake_pool,
+    serving,
+    text_of,
+    wait_until,
+)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TokenEvent(sample=1, token=7, sampled=False, log_probs=None),
+        TokenEvent(
+            sample=0, token=7, sampled=True, log_probs=LogProbs(chosen=-1.5, top=((3, -0.5),))
+        ),
+        EndEvent(sample=2, reason="failed", error="why"),
+    ],
+)
+def test_events_arrive_as_they_were_sent(event):
+    assert unpack_event(pack_event(5, event)) == event
+
+
+def test_a_cancelled_stream_ends_at_once_and_hears_no_more():
+    called = []
+    stream = AnswerStream(2, worker=0, on_cancel=lambda: called.append(1))
+    stream.put(EndEvent(sample=0, reason="stop"))
+    stream.cancel()
+    stream.cancel()
+    stream.put(TokenEvent(sample=1, token=5, sampled=True, log_probs=None))
+    assert stream.is_over
+    assert called == [1]
+
+
+def test_requests_go_where_least_is_under_way():
+    with serving(workers=2, num_slots=4) as live, ThreadPoolExecutor(4) as threads:
+        asks = [threads.submit(live.ask, "long", max_tokens=200) for _ in range(4)]
+        wait_until(lambda: live.health()["running"] == 4)
+        assert [worker.busy for worker in live.service.pool.workers] == [2, 2]
+        gpus = [{event["gpu"] for event in ask.result() if "gpu" in event} for ask in asks]
+    assert sorted(map(tuple, gpus)) == [(0,), (0,), (1,), (1,)]
+
+
+def test_an_engine_that_dies_fails_its_streams_only_and_comes_back():
+    with serving(workers=2) as live, ThreadPoolExecutor(2) as threads:
+        first, second = (threads.submit(live.ask, "long", max_tokens=900) for _ in range(2))
+        wait_until(lambda: [w.busy for w in live.service.pool.workers] == [1, 1])
+        victim = live.service.pool.workers[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        ends = sorted((first.result()[-2], second.result()[-2]), key=lambda end: "usage" in end)
+        assert ends[0] == {"error": "the engine stopped unexpectedly; try again in a moment"}
+        assert ends[1]["usage"]["completion_tokens"] == 900
+        assert live.health()["ready"]
+        wait_until(lambda: victim.facts is not None)
+        assert victim.restarts == 1
+        assert text_of(live.ask("echo again")) == "again"
+
+
+def test_while_the_only_engine_is_away_requests_are_told_to_come_back():
+    with serving() as live:
+        worker = live.service.pool.workers[0]
+        events = live.ask("die")
+        assert "error" in events[-2]
+        wait_until(lambda: worker.facts is None)
+        with live.client() as http:
+            health = http.get("/health").json()
+            refused = http.post("/chat/completions", json=body())
+        assert (health["status"], health["ready"]) == ("starting", False)
+        assert refused.status_code == 503
+        wait_until(lambda: live.health()["ready"])
+        assert text_of(live.ask("echo back")) == "back"
+
+
+def test_a_process_that_the_system_does_not_give_is_asked_for_again(monkeypatch, caplog):
+    refusals = 2
+    popen = subprocess.Popen
+
+    def refuse_some(*given, **options):
+        nonlocal refusals
+        if refusals:
+            refusals -= 1
+            raise BlockingIOError(11, "resource temporarily unavailable")
+        return popen(*given, **options)
+
+    with serving() as live:
+        monkeypatch.setattr(subprocess, "Popen", refuse_some)
+        os.kill(live.service.pool.workers[0].pid, signal.SIGKILL)
+        wait_until(lambda: refusals == 0)
+        wait_until(lambda: live.health()["ready"])
+        assert text_of(live.ask("echo back")) == "back"
+        assert live.service.pool.workers[0].restarts == 3
+    assert "cannot be started: [Errno 11] resource temporarily unavailable" in caplog.text
+
+
+def test_a_pool_whose_process_cannot_be_started_says_so(live, monkeypatch):
+    def refuse(*given, **options):
+        raise OSError(24, "too many open files")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    sockets = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ModelError, match=r"cannot be started: .* too many open files"):
+        live.run(fake_pool().start())
+    assert len(os.listdir("/proc/self/fd")) == sockets
+
+
+def test_an_engine_that_hangs_is_killed_and_comes_back(caplog):
+    with (
+        serving(timeouts=HangTimeouts(cancel_seconds=0.3)) as live,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        worker = live.service.pool.workers[0]
+        company = threads.submit(live.ask, "long", max_tokens=4000)
+        wait_until(lambda: live.health()["running"] == 1)
+        hung = worker.pid
+        with (
+            live.client() as http,
+            http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
+        ):
+            next(answer.iter_lines())
+            os.kill(hung, signal.SIGSTOP)
+        assert "stopped unexpectedly" in company.result()[-2]["error"]
+        wait_until(lambda: live.health()["ready"])
+        assert worker.pid != hung
+        assert text_of(live.ask("echo back")) == "back"
+    assert "the engine hangs: it did not end a cancelled answer within 0.3 seconds" in caplog.text
+
+
+def test_an_engine_that_ends_what_is_cancelled_is_left_alone():
+    with serving(timeouts=HangTimeouts(cancel_seconds=0.3)) as live:
+        with (
+            live.client() as http,
+            http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
+        ):
+            next(answer.iter_lines())
+        time.sleep(0.6)
+        assert live.service.pool.workers[0].restarts == 0
+
+
+def test_an_engine_that_is_never_ready_is_given_up(live):
+    pool = fake_pool("never", timeouts=HangTimeouts(load_seconds=0.5))
+    with pytest.raises(ModelError, match=r"hangs: it was not ready within 0.5 seconds"):
+        live.run(pool.start())
+    assert pool.workers[0].pid is None
+
+
+@pytest.mark.parametrize(
+    ("directory", "says"),
+    [
+        ("broken", "this model is broken"),
+        ("crash", "the engine ended at once: exit status 9"),
+        ("segfault", "the engine ended at once: killed by SIGSEGV"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_refused_at_the_start(live, directory, says):
+    with pytest.raises(ModelError, match=says) as caught:
+        live.run(fake_pool(directory).start())
+    assert caught.value.hint
+
+
+def test_a_server_whose_engine_ends_again_and_again_without_an_answer_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr("nanochat_core.server.workers.pool.FIRST_PAUSE", 0.01)
+    directory = tmp_path / "brief"
+    (directory / "tokenizer").mkdir(parents=True)
+    TOKENIZER.save(directory / "tokenizer")
+    (directory / "config.json").touch()
+    engines = Engines(device="cpu", maker=FAKE)
+    with pytest.raises(ModelError, match="ended 6 times without one answer: exit status 9") as why:
+        serve(directory, name="x", host="127.0.0.1", port=0, engines=engines, rules=ServerConfig())
+    assert why.value.hint
+
+
+def test_an_engine_that_answers_between_its_ends_is_started_for_ever(monkeypatch):
+    monkeypatch.setattr("nanochat_core.server.workers.pool.MOST_VAIN_LIVES", 2)
+    with serving() as live:
+        for _ in range(3):
+            assert text_of(live.ask("echo one")) == "one"
+            live.ask("die")
+            wait_until(lambda: live.service.pool.workers[0].facts is None, seconds=60)
+            wait_until(lambda: live.service.pool.is_ready, seconds=60)
+        assert live.service.pool.failure is None
+
+
+def test_another_model_is_served_without_dropping_a_stream():
+    with serving() as live:
+        old = live.service.pool
+        told: list[list[dict]] = []
+        asking = threading.Thread(target=lambda: told.append(live.ask("long", max_tokens=600)))
+        asking.start()
+        wait_until(lambda: old.running == 1)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        assert live.service.pool is not old
+        assert text_of(live.ask("echo new")) == "new"
+        assert old.running == 1
+        asking.join(30)
+        assert told[0][-2]["usage"]["completion_tokens"] == 600
+        wait_until(lambda: old.workers[0].pid is None)
+
+
+def test_a_newer_model_that_cannot_be_loaded_changes_nothing():
+    with serving() as live:
+        old = live.service.pool
+        with pytest.raises(ModelError):
+            live.run(live.service.swap(lambda: fake_pool("broken")))
+        assert live.service.pool is old
+        assert text_of(live.ask("echo same")) == "same"
+
+
+@pytest.mark.parametrize(
+    ("coming", "tried", "says"),
+    [
+        (["fake", "broken", "newer"], ["broken", "newer"], "the model stays: this model is broken"),
+        (["fake", OSError("no store"), "newer"], ["newer"], "OSError: no store"),
+        (["newer", "newer"], ["newer", "newer"], "the model stays: not now"),
+    ],
+)
+def test_whatever_is_newer_is_served_whatever_failed_before(caplog, coming, tried, says):
+    answers = list(coming)
+    refusals = 1 if len(coming) == 2 else 0
+    made: list[str] = []
+
+    def find() -> Path:
+        found = answers.pop(0) if answers else coming[-1]
+        if isinstance(found, Exception):
+            raise found
+        return Path(found)
+
+    def pool_of(found: Path) -> Pool:
+        nonlocal refusals
+        made.append(str(found))
+        if refusals:
+            refusals -= 1
+            raise ModelError("not now")
+        return fake_pool(str(found))
+
+    async def follow(service: Service) -> None:
+        async with asyncio.timeout(20):
+            newer = Newer(find=find, every_seconds=0.05)
+            following = follow_newer(service, newer, pool_of, served=Path("fake"))
+            task = asyncio.create_task(following)
+            while service.pool is old:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.3)
+            task.cancel()
+
+    with serving() as live:
+        old = live.service.pool
+        live.run(follow(live.service))
+        assert live.service.pool.workers[0].spec.directory == "newer"
+        assert text_of(live.ask("echo new")) == "new"
+    assert says in caplog.text
+    assert made == tried

@@ -1,0 +1,129 @@
+"""A server changes its model, ends, and counts what it did."""
+
+import asyncio
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nanochat_core.errors import ConfigError
+from nanochat_core.server.api import prompts
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.workers.pool import Pool
+from tests.support.nanochat_core.server.live import (
+    Live,
+    body,
+    fake_pool,
+    serving,
+    text_of,
+    wait_until,
+)
+
+
+def count_of(live: Live, name: str, **labels: str) -> float:
+    return live.service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def test_a_server_that_stops_tells_the_streams_of_a_model_that_leaves():
+    rules = ServerConfig(log="none", drain_seconds=0.5)
+    with ThreadPoolExecutor(1) as threads, serving(rules) as live:
+        asked = threads.submit(live.ask, "long", max_tokens=4000)
+        wait_until(lambda: live.health()["running"] == 1)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        live.server.should_exit = True
+        assert asked.result()[-2] == {"error": "the server is being stopped"}
+
+
+def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+    make_chat_prompt = prompts.make_chat_prompt
+
+    def make_slowly(*given, **options):
+        begun.set()
+        assert go_on.wait(20)
+        return make_chat_prompt(*given, **options)
+
+    with serving() as live, ThreadPoolExecutor(1) as threads:
+        old = live.service.pool
+        monkeypatch.setattr(prompts, "make_chat_prompt", make_slowly)
+        asked = threads.submit(live.ask, "echo " + "x" * 2500, max_tokens=3)
+        assert begun.wait(10)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        live.run(asyncio.sleep(0.3))
+        go_on.set()
+        assert text_of(asked.result()) == "xxx"
+        wait_until(lambda: old.workers[0].pid is None)
+
+
+def test_no_third_model_is_loaded_while_the_first_one_leaves():
+    with serving() as live, ThreadPoolExecutor(1) as threads:
+        first = live.service.pool
+        asked = threads.submit(live.ask, "long", max_tokens=1500)
+        wait_until(lambda: live.health()["running"] == 1)
+        live.run(live.service.swap(lambda: fake_pool("second")))
+        left: list[int] = []
+
+        def make_third() -> Pool:
+            left.append(first.running)
+            return fake_pool("third")
+
+        swapping = live.service.swap(make_third)
+        third = asyncio.run_coroutine_threadsafe(swapping, live.loop)
+        assert live.health()["running"] == 1  # of the first model
+        with live.client() as http:
+            assert "nanochat_running 1.0" in http.get("/metrics").text
+        assert live.service.pool.workers[0].spec.directory == "second"
+        assert asked.result()[-2]["usage"]["completion_tokens"] == 1500
+        third.result(20)
+        assert left == [0]
+        assert live.service.pool.workers[0].spec.directory == "third"
+        assert live.health()["running"] == 0
+
+
+def test_restarts_are_counted_across_models():
+    with serving() as live:
+        old = live.service.pool.workers[0]
+        os.kill(old.pid or 0, signal.SIGKILL)
+        wait_until(lambda: old.restarts == 1 and old.facts is not None)
+        live.run(live.service.swap(lambda: fake_pool("newer")))
+        wait_until(lambda: old.pid is None)
+        with live.client() as http:
+            assert "nanochat_engine_restarts 1.0" in http.get("/metrics").text
+
+
+def test_an_answer_ends_once_in_the_counts_however_it_ends():
+    with serving(ServerConfig(log="none", max_seconds=2.0)) as live:
+        assert "longer than 2 seconds" in live.ask("long", max_tokens=4000)[-2]["error"]
+        live.ask("echo a")
+        with (
+            live.client() as http,
+            http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
+        ):
+            next(answer.iter_lines())
+        wait_until(lambda: live.health()["running"] == 0)
+        reasons = ("failed", "stop", "cancelled", "length")
+        counts = [count_of(live, "nanochat_answers_total", reason=reason) for reason in reasons]
+    assert counts == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"max_waiting": -1}, "max-waiting is -1"),
+        ({"max_seconds": float("nan")}, "max-seconds is nan"),
+        ({"max_seconds": float("inf")}, "max-seconds is inf"),
+        ({"max_seconds": 0.0}, "max-seconds is 0"),
+    ],
+)
+def test_rules_that_nobody_could_keep_are_refused(rules, says):
+    with pytest.raises(ConfigError, match=says) as caught:
+        ServerConfig(**rules)
+    assert caught.value.hint
+
+
+def test_what_an_engine_says_of_its_failure_is_for_the_log(capfd):
+    with serving() as live:
+        assert live.ask("fail")[-2] == {"error": "the engine failed"}
+    assert "the engine failed: it was told to" in capfd.readouterr().err

@@ -1,0 +1,193 @@
+"""A run of a chat stage that could only be wasted stops, or warns, early and with a clear line."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from nanochat_core.errors import DataError, ModelError
+from nanochat_core.job import Job
+from nanochat_core.model.checkpoint import load_config
+from nanochat_core.runtime.progress import last_by_step, read_events
+from nanochat_core.tokenizer import chat
+from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train import rl
+from nanochat_core.train.loop import sanity_checks
+from nanochat_core.train.loop.lineage import FILE, check_lineage
+from nanochat_core.train.loop.sanity_checks import FIRST_STEPS, warn_of_rewards
+
+pytestmark = pytest.mark.torch
+RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
+MakeJob: TypeAlias = Callable[..., Job]
+INPUT = {"midtrain": "pretrain", "sft": "midtrain", "rl": "sft"}
+
+
+def with_other_tokenizer(models: dict[str, Path], stage: str, directory: Path) -> dict[str, Path]:
+    """The inputs of a stage, its model's tokenizer being another of the same size."""
+    source = models[INPUT[stage]]
+    copy = directory / "model"
+    shutil.copytree(source, copy)
+    size = load_config(source)[0].vocab_size
+    # Of the same bytes, numbered from the end: everything works, and nothing means what it did.
+    tokenizer = Tokenizer.load(source / "tokenizer")
+    first_special = tokenizer.bos
+    words = {tokenizer.decode_bytes([i]): first_special - 1 - i for i in range(first_special)}
+    Tokenizer(words).save(copy / "tokenizer")
+    assert Tokenizer.load(copy / "tokenizer").vocab_size == size
+    return {**models, INPUT[stage]: copy}
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft", "rl"])
+def test_a_model_with_another_tokenizer_is_not_trained_on(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
+) -> None:
+    job = make_job(stage, tmp_path / "job", with_other_tokenizer(models, stage, tmp_path))
+    with pytest.raises(ModelError, match=r"was trained with tokenizer [0-9a-f]{12}, this is") as e:
+        run_stage(job)
+    assert e.value.hint is not None
+    assert not any(job.output.iterdir())
+
+
+@pytest.mark.parametrize("stage", ["sft", "rl"])
+def test_a_model_taught_with_another_chat_layout_is_not_trained_on(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stage: str,
+) -> None:
+    changed = {**chat.WRAPPED, "python": ("<|python_start|>", "<|python_end|>", 0)}
+    monkeypatch.setattr(chat, "WRAPPED", changed)
+    sanity_checks.chat_layout.cache_clear()
+    job = make_job(stage, tmp_path, models)
+    try:
+        with pytest.raises(ModelError, match=r"was trained with chat layout [0-9a-f]{12}, this is"):
+            run_stage(job)
+    finally:
+        sanity_checks.chat_layout.cache_clear()
+    assert not any(job.output.iterdir())
+
+
+def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    ours = {"tokenizer": "1" * 64, "layout": "2" * 64}
+    check_lineage(tmp_path, **ours)  # a model from elsewhere has none
+    wrong = ("{", "[]", "{}", '{"tokenizer": 5, "layout": null}', '{"tokenizer": "11"}')
+    for text in wrong:
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ModelError, match=r"taught\.json cannot be read"):
+            check_lineage(tmp_path, **ours)
+
+
+def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {sanity_checks.chat_layout()}
+    changes: list[tuple[str, Any]] = [
+        ("USER", ("<|user_end|>", "<|user_start|>")),
+        ("ASSISTANT", ("<|assistant_start|>", "<|bos|>")),
+        ("WRAPPED", {**chat.WRAPPED, "python_output": ("<|output_start|>", "<|bos|>", 0)}),
+        ("WRAPPED", {**chat.WRAPPED, "python_output": ("<|output_start|>", "<|output_end|>", 1)}),
+    ]
+    for name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(chat, name, value)
+            sanity_checks.chat_layout.cache_clear()
+            found.add(sanity_checks.chat_layout())
+    sanity_checks.chat_layout.cache_clear()
+    assert len(found) == 1 + len(changes)
+
+
+def test_a_base_model_with_another_tokenizer_is_worse_than_guessing(
+    data: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
+) -> None:
+    """From elsewhere, it has no record of its tokenizer, and is sure of the wrong words."""
+    base = make_job("pretrain", tmp_path / "base", data, section={"num_steps": 160})
+    run_stage(base)
+    models = {**data, "pretrain": base.output}
+    run_stage(make_job("midtrain", tmp_path / "own", models))
+    inputs = with_other_tokenizer(models, "midtrain", tmp_path)
+    (inputs["pretrain"] / FILE).unlink()
+    job = make_job("midtrain", tmp_path / "other", inputs)
+    with pytest.raises(ModelError, match=r"before the first step the loss .* guessing among 512"):
+        run_stage(job)
+    assert not any(job.output.iterdir())
+
+
+def test_a_model_that_knows_nothing_is_good_enough(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
+) -> None:
+    """One of six steps: the gate must not be tighter than guessing."""
+    first = run_stage(make_job("midtrain", tmp_path, models))["val_loss_first"]
+    assert first > 0.9 * math.log(512)
+    sanity_checks.check_first_loss(math.nan, vocab_size=512)
+    sanity_checks.check_first_loss(math.log(512), vocab_size=512)
+    with pytest.raises(
+        ModelError, match=r"is 7.00 nats a token, guessing among 512 tokens gives 6"
+    ):
+        sanity_checks.check_first_loss(7.0, vocab_size=512)
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft"])
+def test_a_mixture_without_a_supervised_token_is_refused(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, stage: str
+) -> None:
+    data = tmp_path / "task_data"
+    shutil.copytree(models["task_data"], data)
+    only_asked = {"messages": [{"role": "user", "content": "and?"}]}
+    files = list(data.rglob("arithmetic*"))
+    files = [f for path in files for f in (path.rglob("*") if path.is_dir() else [path])]
+    for path in files:
+        if path.is_file():
+            lines = len(path.read_text(encoding="utf-8").splitlines())
+            path.write_text((json.dumps(only_asked) + "\n") * lines, encoding="utf-8")
+    mixture = [{"task": "arithmetic", "num_examples": 4, "epochs": 1}]
+    job = make_job(
+        stage, tmp_path / "job", {**models, "task_data": data}, section={"mixture": mixture}
+    )
+    with pytest.raises(DataError, match="no token to learn from"):
+        run_stage(job)
+
+
+@pytest.mark.parametrize(("reward", "word"), [(0.0, "easier"), (1.0, "harder")])
+def test_rewards_that_are_all_alike_are_warned_of_once(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reward: float,
+    word: str,
+) -> None:
+    monkeypatch.setattr(rl, "are_correct", lambda _, graded: [reward == 1.0] * len(graded))
+    steps = FIRST_STEPS + 4
+    section = {"num_steps": steps, "max_new_tokens": 2, "samples_per_example": 2}
+    job = make_job("rl", tmp_path, models, section=section)
+    run_stage(job)
+    events = list(read_events(job.events))
+    warnings = [e["text"] for e in events if "warning" in e.get("text", "")]
+    [warning] = warnings
+    assert f"got reward {reward:g}" in warning
+    assert word in warning
+    place = next(i for i, e in enumerate(events) if e.get("text") == warning)
+    assert [e["kind"] for e in events[:place]].count("step") == FIRST_STEPS
+    assert len(last_by_step(iter(events), "step")) == steps
+
+
+def test_rewards_that_differ_are_not_warned_of() -> None:
+    for rewards in ([0.0] * (FIRST_STEPS - 1) + [0.01], [0.5] * FIRST_STEPS, [1.0, 0.0] * 5):
+        assert len(rewards) == FIRST_STEPS
+        assert warn_of_rewards(rewards) is None
+    assert warn_of_rewards([0.0] * (FIRST_STEPS - 1)) is None
+    assert warn_of_rewards([0.0] * (FIRST_STEPS + 1)) is None  # said before
+    assert warn_of_rewards([0.0] * FIRST_STEPS) is not None
+
+
+def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
+    for stage in ("pretrain", "midtrain", "sft"):
+        facts = json.loads((models[stage] / FILE).read_text())
+        digest = Tokenizer.load(models[stage] / "tokenizer").digest()
+        layout = None if stage == "pretrain" else sanity_checks.chat_layout()
+        assert facts == {"format": 1, "tokenizer": digest, "layout": layout}

@@ -1,0 +1,241 @@
+"""What RL learns from: advantages, groups that teach nothing, and the objective's gradients, which
+are held against a model and an objective written from their formulas in float64."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from flows.profiles import open_profile
+from nanochat_core import scaling
+from nanochat_core.config import ModelConfig
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.hardware.distributed import ALONE
+from nanochat_core.train.policy import (
+    ReferenceLogProbs,
+    Rollout,
+    advantages_of,
+    drop_equal_groups,
+    log_probs,
+    policy_gradients_of,
+)
+from tests.support.nanochat_core.train import recipe_reference
+
+pytestmark = pytest.mark.torch
+SHAPE = recipe_reference.Shape(
+    depth=3, width=32, num_heads=2, num_kv_heads=2, vocab_size=64, windows=(16, 16, 32)
+)
+RECIPE = recipe_reference.Recipe(num_steps=1, total_batch_size=1, tokens=1, reference_tokens=1)
+CLIP, KL_WEIGHT = 0.1, 0.3
+
+
+def small_model(seed: int = 2) -> GPT:
+    """Every weight is random; each seed is another model, not far from the others."""
+    config = ModelConfig(
+        **dataclasses.asdict(SHAPE),
+        sequence_len=32,
+    )
+    model = GPT(config, scaling.numerics("fp32"))
+    model.init_weights(1)
+    generator, change = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.05)
+            parameter.add_(torch.randn(parameter.shape, generator=change) * 0.01)
+    return model
+
+
+def rollout(
+    prompt: list[int], answer: list[int], mask: list[int], advantage: float, reward: float = 0.0
+) -> Rollout:
+    return Rollout(prompt=prompt, answer=answer, mask=mask, reward=reward, advantage=advantage)
+
+
+ROLLOUTS = [
+    rollout([1, 2, 3], [4, 5, 6, 7], [1, 1, 0, 1], 0.75),
+    rollout([1, 2, 3], [9, 8], [1, 1], -0.25),
+    rollout([5, 1], [3, 3, 3, 3, 3], [1, 0, 0, 1, 1], 0.0),
+    rollout([7], [11, 12, 13], [1, 1, 1], -0.5),
+    rollout([7], [], [], 0.25),
+]
+
+
+def gradients_of(
+    model: GPT, anchors: ReferenceLogProbs | None, *, device_batch_size: int = 2
+) -> tuple[dict[str, torch.Tensor], float]:
+    rates = open_profile("tiny").run.optimizer
+    optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
+    compute = policy_gradients_of(model, optimizer, ROLLOUTS, anchors=anchors, world=ALONE)
+    value = compute(device_batch_size=device_batch_size)
+    return {name: g.clone() for name, g in optimizer.gradients().items()}, float(value)
+
+
+def double(model: GPT) -> dict[str, torch.Tensor]:
+    return {k: v.detach().double().requires_grad_() for k, v in model.named_parameters()}
+
+
+def logp_in_double(weights: dict[str, torch.Tensor], r: Rollout) -> torch.Tensor:
+    """log p of each token of the answer."""
+    ids = torch.tensor([r.prompt + r.answer])
+    logits = recipe_reference.forward(weights, ids[:, :-1], SHAPE, RECIPE)[0]
+    logp = logits - logits.exp().sum(-1, keepdim=True).log()
+    return logp.gather(1, ids[0, 1:, None])[len(r.prompt) - 1 :, 0]
+
+
+def expected_gradients(
+    model: GPT, *, old: GPT | None, clip: float, reference: GPT | None, kl_weight: float
+) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+    """Gradients, value and the ratios of the objective, token by token, all in float64."""
+    weights, total, count = double(model), torch.zeros((), dtype=torch.float64), 0
+    ratios: list[float] = []
+    for r in ROLLOUTS:
+        if not r.answer:
+            continue
+        now = logp_in_double(weights, r)
+        with torch.no_grad():
+            before = now if old is None else logp_in_double(double(old), r)
+            wanted = now if reference is None else logp_in_double(double(reference), r)
+        for i, counts in enumerate(r.mask):
+            if not counts:
+                continue
+            count += 1
+            ratio = torch.exp(now[i] - before[i].detach())
+            cut = min(max(ratio.item(), 1 - clip), 1 + clip)
+            gain = ratio * r.advantage
+            if cut * r.advantage < gain.item():
+                gain = torch.tensor(cut * r.advantage, dtype=torch.float64)
+            other = torch.exp(wanted[i].detach() - now[i])
+            total = total - gain + kl_weight * (other - torch.log(other) - 1)
+            ratios.append(ratio.item())
+    value = total / count
+    value.backward()
+    grads = {k: v.grad for k, v in weights.items()}
+    return {k: v for k, v in grads.items() if v is not None}, value.item(), ratios
+
+
+def assert_close(ours: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert ours.keys() == expected.keys()
+    for name, gradient in ours.items():
+        scale = expected[name].abs().max().item()
+        assert scale > 0, name
+        torch.testing.assert_close(
+            gradient.double(), expected[name].double(), rtol=1e-4, atol=1e-5 * scale, msg=name
+        )
+
+
+def test_plain_gradients_are_those_of_the_formula_in_float64() -> None:
+    expected, _, _ = expected_gradients(
+        small_model(), old=None, clip=10.0, reference=None, kl_weight=0.0
+    )
+    ours, _ = gradients_of(small_model(), None)
+    assert_close(ours, expected)
+
+
+def test_a_mask_that_lets_forced_tokens_in_is_noticed() -> None:
+    """The comparison's control."""
+    expected, _, _ = expected_gradients(
+        small_model(), old=None, clip=10.0, reference=None, kl_weight=0.0
+    )
+    learnt = ROLLOUTS[0]
+    ROLLOUTS[0] = dataclasses.replace(learnt, mask=[1, 1, 1, 1])
+    try:
+        ours, _ = gradients_of(small_model(), None)
+    finally:
+        ROLLOUTS[0] = learnt
+    with pytest.raises(AssertionError):
+        assert_close(ours, expected)
+
+
+def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64() -> None:
+    model, old, reference = small_model(), small_model(3), small_model(4)
+    anchors = ReferenceLogProbs(
+        old=log_probs(old, ROLLOUTS, device_batch_size=2),
+        reference=log_probs(reference, ROLLOUTS, device_batch_size=3),
+        clip=CLIP,
+        kl_weight=KL_WEIGHT,
+    )
+    expected, value, ratios = expected_gradients(
+        model, old=old, clip=CLIP, reference=reference, kl_weight=KL_WEIGHT
+    )
+    # On both sides of the clip, and inside it.
+    assert min(ratios) < 1 - CLIP < max(r for r in ratios if r < 1)
+    assert min(r for r in ratios if r > 1) < 1 + CLIP < max(ratios)
+    ours, told = gradients_of(model, anchors)
+    assert_close(ours, expected)
+    assert told == pytest.approx(value, rel=1e-4)
+
+
+def test_without_a_clip_the_gradients_are_others() -> None:
+    """The control of the one before."""
+    model, old = small_model(), small_model(3)
+    logp = log_probs(old, ROLLOUTS, device_batch_size=2)
+    cut, free = (
+        gradients_of(
+            small_model(), ReferenceLogProbs(old=logp, reference=None, clip=clip, kl_weight=0.0)
+        )[0]
+        for clip in (CLIP, None)
+    )
+    expected, _, _ = expected_gradients(model, old=old, clip=CLIP, reference=None, kl_weight=0.0)
+    assert_close(cut, expected)
+    with pytest.raises(AssertionError):
+        assert_close(free, expected)
+
+
+def test_on_the_first_update_clip_and_reference_change_no_gradient() -> None:
+    """The ratio is 1, and the reference is the model itself."""
+    plain, _ = gradients_of(small_model(), None)
+    logp = log_probs(small_model(), ROLLOUTS, device_batch_size=5)
+    anchors = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
+    for held in (anchors, dataclasses.replace(anchors, old=None)):
+        found, _ = gradients_of(small_model(), held)
+        assert_close(found, plain)
+
+
+def test_the_micro_batch_does_not_change_the_gradient() -> None:
+    logp = log_probs(small_model(3), ROLLOUTS, device_batch_size=2)
+    for anchors in (
+        None,
+        ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT),
+    ):
+        one, four = (
+            gradients_of(small_model(), anchors, device_batch_size=size)[0] for size in (1, 4)
+        )
+        for name in one:
+            torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
+
+
+def test_log_probs_are_those_of_the_answers_tokens_in_their_order() -> None:
+    model = small_model()
+    expected = [
+        logp_in_double(double(model), r).detach() * torch.tensor(r.mask) if r.answer else None
+        for r in ROLLOUTS
+    ]
+    for found, wanted in zip(
+        log_probs(model, ROLLOUTS, device_batch_size=2), expected, strict=True
+    ):
+        assert len(found) == 0 if wanted is None else True
+        if wanted is not None:
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_an_advantage_is_the_reward_less_the_mean_of_the_group_or_of_the_others() -> None:
+    rewards = [1.0, 0.0, 0.0, 1.0, 1.0]
+    assert advantages_of(rewards, "group_mean") == pytest.approx([0.4, -0.6, -0.6, 0.4, 0.4])
+    others = [sum(rewards[:i] + rewards[i + 1 :]) / 4 for i in range(5)]
+    expected = [reward - other for reward, other in zip(rewards, others, strict=True)]
+    assert advantages_of(rewards, "leave_one_out") == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1])
+def test_a_group_of_equals_has_no_advantage_at_all(baseline: str, reward: float) -> None:
+    assert advantages_of([reward] * 7, baseline) == [0.0] * 7
+
+
+def test_groups_whose_rewards_are_equal_are_dropped_whole() -> None:
+    rewards = [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
+    rollouts = [rollout([g], [i], [1], 0.0, r) for g, group in enumerate(rewards)
+                for i, r in enumerate(group)]  # fmt: skip
+    kept = drop_equal_groups(rollouts, 2)
+    assert [(r.prompt, r.answer) for r in kept] == [([g], [i]) for g in (1, 3) for i in (0, 1)]

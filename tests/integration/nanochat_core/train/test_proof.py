@@ -1,0 +1,102 @@
+"""What training tells is the same to the last bit for code that computes the same, and else not.
+
+That is what `nanochat accept --prove` stands on: no value that it compares may depend on a clock.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code, Identity, identify
+from flows.identity.manifest import Manifest, Provenance
+from flows.plan.prove import Proof, prove
+from flows.stages import Stage, stage_named
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ArtifactError
+from nanochat_core.job import Job
+from tests.support.flows.repository import commit_all
+
+pytestmark = pytest.mark.torch
+Edit = tuple[str, str, str]  # module, old text, new text
+CLEARER: Edit = ("nanochat_core/optim/muon.py", "nesterov", "looked_ahead")
+# Too little for the losses of three steps to show.
+OTHER: Edit = ("nanochat_core/optim/muon.py", "BETA2 = 0.9 ", "BETA2 = 0.9000001 ")
+
+
+def copy_repository(tmp_path: Path) -> tuple[Path, str]:
+    """A copy of our packages under git, and its commit."""
+    root = tmp_path / "repository"
+    for package in PACKAGES:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
+    return root, commit_all(root)
+
+
+def manifest_of(identity: Identity, commit: str) -> Manifest:
+    return Manifest(
+        stage=identity.stage,
+        fingerprint=identity.fingerprint,
+        preimage=identity.preimage,
+        files=(),
+        logs=(),
+        digest="",
+        inputs={},
+        provenance=Provenance(
+            run="tiny-1",
+            owner="o",
+            epoch=1,
+            created="2026-11-21T05:53:38Z",
+            git_commit=commit,
+            metrics={},
+            segments=(),
+        ),
+        divergences=(),
+    )
+
+
+def prove_edit(
+    repository: tuple[Path, str], stage: Stage, config: RunConfig, job: Job, edit: Edit
+) -> Proof:
+    root, commit = repository
+    digests = {source.name: "0" * 64 for source in stage.inputs}
+    old = identify(stage, config, digests, code=Code(root))
+    name, before, after = edit
+    path = root / name
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    new = identify(stage, config, digests, code=Code(root))
+    assert new.fingerprint != old.fingerprint
+    return prove(
+        stage,
+        new,
+        manifest_of(old, commit),
+        job,
+        processes=1,
+        steps=3,
+        root=root,
+        scratch=job.directory / "proof",
+        log=lambda text: None,
+    )
+
+
+def test_a_clearer_optimizer_is_proven_and_another_one_is_not(
+    config: RunConfig,
+    data: dict[str, Path],
+    make_job: Callable[..., Job],
+    tmp_path: Path,
+):
+    repository = copy_repository(tmp_path)
+    stage = stage_named("pretrain")
+    long = {"num_steps": 5000}  # it would not end before it is stopped
+    job = make_job("pretrain", tmp_path / "equal", data, section=long)
+    proof = prove_edit(repository, stage, config, job, CLEARER)
+    assert (proof.kind, proof.steps, proof.with_state) == ("steps", 3, True)
+    # Losses and totals, the first evaluation, the start; weights and optimizer.
+    assert proof.compared == 3 * 2 + 1 + 1 + 1
+    assert proof.with_state
+    job = make_job("pretrain", tmp_path / "other", data, section=long)
+    fixed = (repository[0], commit_all(repository[0]))
+    with pytest.raises(ArtifactError, match=r"^state after the last step: tensors"):
+        prove_edit(fixed, stage, config, job, OTHER)

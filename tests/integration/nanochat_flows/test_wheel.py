@@ -1,0 +1,205 @@
+"""The wheel alone: its commands work outside a checkout, whatever folders are around."""
+
+import json
+import re
+import shutil
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.stages import STAGES
+from nanochat_flows.packages import PACKAGES
+from tests.support.installed import FILLED_IN, ROOT, Installed, build, wheel
+from tests.support.pythons import PYTHONS
+from tests.unit.flows.cli.test_infra import FOLDERS, files_in
+
+__all__ = ["wheel"]
+
+FOREIGN = "raise RuntimeError('code of another project')\n"
+
+
+@pytest.fixture
+def foreign(wheel: Installed, tmp_path: Path) -> Installed:
+    """The same environment, used from a directory with folders that have our packages' names."""
+    for name in (*PACKAGES, "torch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(FOREIGN)
+    return replace(wheel, cwd=tmp_path)
+
+
+def test_it_plans(wheel: Installed) -> None:
+    done = wheel.run("nanochat", "plan", "tiny", "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+    assert [item["stage"] for item in json.loads(done.stdout)["stages"]] == [s.name for s in STAGES]
+
+
+def test_its_code_comes_from_the_wheel(wheel: Installed) -> None:
+    code = "import flows, nanochat_flows; print(flows.__file__, nanochat_flows.__file__)"
+    done = wheel.run("python", "-c", code)
+    assert str(ROOT) not in done.stdout
+    assert done.stdout.count("site-packages") == 2
+
+
+@pytest.mark.torch
+def test_the_doctor_finds_nothing_that_a_run_lacks(wheel: Installed) -> None:
+    done = wheel.run("nanochat", "doctor", "--json")
+    states = {check["name"]: check["state"] for check in json.loads(done.stdout)}
+    ours = ("python", "prefect", "sqlalchemy", "fastapi", "torch", "store", "server")
+    assert {states[name] for name in ours} == {"ok"}
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_it_writes_every_file_of_infra(kind: str, wheel: Installed, tmp_path: Path) -> None:
+    done = wheel.run("nanochat", "infra", "write", kind, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert files_in(tmp_path) == files_in(ROOT / "infra" / FOLDERS[kind])
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_checkout_writes_no_file_with_passwords(
+    kind: str, wheel: Installed, tmp_path: Path
+) -> None:
+    # python -m imports from the current directory first.
+    checkout = replace(wheel, cwd=wheel.source)
+    done = checkout.run("python", "-m", "flows.cli.app", "infra", "write", kind, str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
+    assert written == set(files_in(wheel.source / "infra" / FOLDERS[kind]))
+
+
+def test_it_has_no_file_with_passwords(wheel: Installed) -> None:
+    (packages,) = wheel.bin.parent.glob("lib/python*/site-packages")
+    assert [name for name in FILLED_IN if not (wheel.source / name).is_file()] == []
+    assert [name for name in FILLED_IN if (packages / name).exists()] == []
+
+
+def test_an_sdist_has_no_file_with_passwords(wheel: Installed, tmp_path: Path) -> None:
+    with tarfile.open(build("sdist", wheel.source, tmp_path)) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert "infra/kubernetes/secrets.example.yaml" in names
+    assert names & set(FILLED_IN) == set()
+
+
+def test_it_has_every_file_that_its_modules_read(wheel: Installed) -> None:
+    (packages,) = wheel.bin.parent.glob("lib/python*/site-packages")
+    folders = ("flows", "nanochat_core", "tasks")
+    read = {
+        path.relative_to(ROOT).as_posix()
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {name for name in read if not (packages / name).is_file()} == set()
+
+
+@pytest.mark.skipif(not PYTHONS, reason="no other Python from 3.11 on, on PATH or under pyenv")
+@pytest.mark.parametrize("version", PYTHONS)
+def test_it_compiles_and_plans_on_another_python(
+    version: str, wheel: Installed, tmp_path: Path
+) -> None:
+    (packages,) = wheel.bin.parent.glob("lib/python*/site-packages")
+    dependencies = (packages / "dependencies.pth").read_text().strip()
+    # Planning needs no compiled package, so those of this Python do.
+    variables = {
+        "PYTHONPATH": f"{packages}:{dependencies}",
+        "PYTHONPYCACHEPREFIX": str(tmp_path),
+        "PYTHONWARNINGS": "error::SyntaxWarning",
+    }
+    python = str(PYTHONS[version])
+    modules = [str(packages / name) for name in (*PACKAGES, "nanochat_flows")]
+    done = wheel.run(python, "-m", "compileall", "-q", "-f", *modules, **variables)
+    assert (done.returncode, done.stdout) == (0, "")
+    del variables["PYTHONWARNINGS"]  # of the dependencies
+    done = wheel.run(python, "-m", "nanochat_flows", "plan", "tiny", "--json", **variables)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert len(json.loads(done.stdout)["stages"]) == len(STAGES)
+
+
+def test_its_page_on_an_index_has_no_link_that_leads_nowhere(wheel: Installed) -> None:
+    code = "import importlib.metadata as m; print(m.metadata('nanochat-flows').get_payload())"
+    page = wheel.run("python", "-c", code).stdout
+    assert re.search(r"^## (.+)$", page, flags=re.MULTILINE)[1] == "Install"
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", page) == []
+
+
+def test_the_documentation_travels_with_its_links(wheel: Installed) -> None:
+    folder = wheel.bin.parent / "share" / "doc" / "nanochat-flows"
+    pages = [path.relative_to(ROOT) for path in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in (*pages, Path("README.md")) if not (folder / page).is_file()] == []
+    links = {
+        (page.parent / link).resolve()
+        for page in folder.rglob("*.md")
+        for link in re.findall(r"\]\(([^)#:]+\.(?:md|png))[)#]", page.read_text())
+    }
+    assert len(links) > 50
+    assert [link for link in links if not link.exists()] == []
+
+
+def test_folders_of_the_current_directory_are_not_imported(foreign: Installed) -> None:
+    done = foreign.run("nanochat", "plan", "tiny", "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+
+
+@pytest.mark.torch
+def test_programs_that_it_starts_do_not_import_them_either(foreign: Installed) -> None:
+    done = foreign.run("nanochat", "doctor", "--json")
+    states = {check["name"]: check["state"] for check in json.loads(done.stdout)}
+    assert states["torch"] == "ok", done.stdout
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_on_the_path_is_refused_in_one_line(
+    name: str, wheel: Installed, tmp_path: Path
+) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(FOREIGN)
+    done = wheel.run("nanochat", "plan", "tiny", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(f"error: Python imports {tmp_path / name} in place of")
+    assert hint.startswith("hint: ")
+    assert str(tmp_path) in hint
+
+
+def test_a_module_on_the_path_is_refused_and_a_folder_without_code_is_not(
+    wheel: Installed, tmp_path: Path
+) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "notes.txt").write_text("a list of tasks")
+    done = wheel.run("nanochat", "plan", "tiny", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (2, "")
+
+    (tmp_path / "infra.py").write_text(FOREIGN)
+    done = wheel.run("nanochat", "plan", "tiny", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert str(tmp_path / "infra.py") in done.stderr.splitlines()[0]
+
+
+def test_python_m_says_that_the_current_directory_is_in_the_way(foreign: Installed) -> None:
+    done = foreign.run("python", "-m", "nanochat_flows", "plan", "tiny")
+    assert done.returncode == 1
+    assert str(foreign.cwd / "deployments") in done.stderr
+    assert done.stderr.count("\n") == 2
+
+    done = foreign.run("python", "-P", "-m", "nanochat_flows", "plan", "tiny", "--json")
+    assert (done.returncode, done.stderr) == (2, "")
+
+
+def test_a_package_that_was_not_installed_is_named(wheel: Installed, tmp_path: Path) -> None:
+    (packages,) = wheel.bin.parent.glob("lib/python*/site-packages")
+    copy = tmp_path / "packages"
+    copy.mkdir()
+    for name in ("nanochat_flows", "deployments"):
+        shutil.copytree(packages / name, copy / name)
+    done = wheel.run("python", "-I", "-S", "-c", START, str(copy))
+    assert done.stderr.splitlines()[0] == f"error: the package `flows` is missing in {copy}"
+
+
+START = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+from nanochat_flows.__main__ import main
+sys.exit(main())
+"""

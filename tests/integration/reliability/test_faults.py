@@ -1,0 +1,105 @@
+"""A run over a network that breaks: a few faults of each kind. tests/campaigns has thousands."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from flows.identity.manifest import File
+from infra.storage.base import OnBytes, ignore_bytes
+from infra.storage.s3.errors import RetryPolicy
+from tests.support.infra.storage.s3_server import S3Server
+from tests.support.reliability import fault_pipeline
+from tests.support.reliability.fault_pipeline import (
+    Pipeline,
+    TriedStore,
+    open_pipeline,
+)
+from tests.support.reliability.fault_proxy import Fault
+from tests.support.reliability.faults import bad, try_faults
+
+FEW = 19  # each kind once, and two storms
+
+
+@pytest.fixture(scope="module")
+def pipeline(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    with open_pipeline(tmp_path_factory.mktemp("pipeline"), s3_server) as opened:
+        yield opened
+
+
+@pytest.mark.timeout(900)
+def test_a_broken_request_costs_a_retry_or_one_clear_error(pipeline: Pipeline) -> None:
+    assert bad(try_faults(pipeline, trials=FEW, seed=1)) == []
+
+
+@pytest.mark.parametrize("kind", ["status", "drop_response"])
+def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kind: str) -> None:
+    outcome = pipeline.run(Fault(kind=kind, nth=30, count=10**6))
+    assert (outcome.ended, outcome.is_good) == ("error", True), outcome
+    assert "was stopped while it waited for" in outcome.said
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # An error document with status 200 has no Last-Modified.
+        Fault(kind="error200", method="GET", target="lease.json", nth=2),
+        Fault(kind="error200", method="HEAD", target="/files/", nth=2),
+        # A large object has just been put together, and is not to be seen.
+        Fault(kind="stale", method="HEAD", target="b.bin", nth=2),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.method}",
+)
+def test_an_answer_that_cannot_be_is_asked_for_again(pipeline: Pipeline, fault: Fault) -> None:
+    outcome = pipeline.run(fault)
+    assert (outcome.ended, len(outcome.fired)) == ("same", 1), outcome
+
+
+def test_without_hashing_damage_goes_into_the_results(pipeline: Pipeline) -> None:
+    """The damage is real, and nothing else would notice it."""
+    fault = Fault(kind="corrupt", method="GET", target="/files/.*value")
+    assert pipeline.run(fault).ended == "same"
+    with mock.patch("flows.artifacts.transfer.find_fault", _find_absence):
+        assert pipeline.run(fault).ended == "different"
+
+
+def _find_absence(file: File, path: Path) -> str | None:
+    return None if path.exists() else "is gone"
+
+
+def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> None:
+    most = 2  # times the requests, not MOST_REQUESTS: enough to see that they are counted
+    fault = Fault(kind="status", nth=30, count=10**6)
+    many = int(1.1 * most * sum(pipeline.calm[False].values()))
+    patience = RetryPolicy(tries=many, first_wait=0.0, deadline=600.0)
+    with mock.patch.object(fault_pipeline, "MOST_REQUESTS", most):
+        outcome = pipeline.run(fault, patience=patience)
+        assert (outcome.ended, outcome.is_good) == ("error", False)
+    assert outcome.ratio > most
+
+
+class ManifestFirst(TriedStore):
+    """Says that files are stored when they are not yet: until a moment after the manifest."""
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        """See Store."""
+        # Several threads upload: each adds to one dictionary.
+        self.__dict__.setdefault("late", {})[key] = path.read_bytes()
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """See Store."""
+        is_ours = super().put_if_absent(key, data)
+        if key.endswith("/manifest.json"):
+            time.sleep(0.1)
+            for late, content in self.late.items():
+                self.put(late, content)
+            self.late = {}
+        return is_ours
+
+
+def test_a_reader_sees_manifests_that_come_before_their_files(pipeline: Pipeline) -> None:
+    outcome = pipeline.run(watched=True, kind=ManifestFirst)
+    assert outcome.ended == "same"
+    assert outcome.partial

@@ -1,0 +1,99 @@
+"""Garbage is collected while runs use the store: a few histories here, many in tests/campaigns.
+
+Each control takes one protection out, and a history that is all well with it is broken.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+import flows.build.build
+import flows.gc.collect
+import flows.gc.reach
+import flows.gc.survey
+from flows.artifacts.runs import RunRecord
+from flows.gc.reach import Edges, Reachable, Rules
+from flows.gc.survey import Survey
+from flows.identity.manifest import Manifest
+from tests.support.reliability import gc_actors
+from tests.support.reliability.gc_histories import RULES, check, simulate
+
+FEW = 12  # histories
+ENOUGH = 150  # histories in which a control has to show
+
+
+def test_what_is_in_use_stays_whole_and_the_rest_goes() -> None:
+    check([simulate(seed) for seed in range(FEW)])
+
+
+def test_a_seed_is_one_history() -> None:
+    assert simulate(7, trace=True).trace == simulate(7, trace=True).trace != []
+
+
+edges_of = flows.gc.reach._edges_of  # pyright: ignore[reportPrivateUsage]
+
+
+def own_files_only(manifest: Manifest) -> Edges:
+    """As if a manifest could name its own attempts only."""
+    edges = edges_of(manifest)
+    place = f"{manifest.stage}/{manifest.fingerprint}/"
+    own = frozenset(name for name in edges.attempts if name.startswith(place))
+    return dataclasses.replace(edges, attempts=own)
+
+
+def no_inputs(manifest: Manifest) -> Edges:
+    """As if nothing were needed of what an artifact was made from."""
+    return dataclasses.replace(edges_of(manifest), inputs=())
+
+
+make_survey = flows.gc.survey.make_survey
+
+
+def all_is_ripe(*arguments: Any, **options: Any) -> Survey:
+    """As if there were neither a grace nor two passes."""
+    survey = make_survey(*arguments, **options)
+    return dataclasses.replace(survey, deletable=survey.garbage)
+
+
+@contextlib.contextmanager
+def no_pin(*arguments: Any, **options: Any) -> Generator[None]:
+    """As if nothing were pinned."""
+    yield
+
+
+def only_record(store: Any, record: Callable[[], None], **options: Any) -> None:
+    """As if nobody waited for a collection."""
+    record()
+
+
+# What is missing, what stands there instead, the rules, and a seed whose history breaks: the first
+# to be tried, so that the search is short while the code draws as it does now.
+AT_ONCE = Rules(keep=RULES.keep, grace=0.0)
+CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
+    "runs do not wait": (flows.build.build, "reserve", only_record, RULES, 12),
+    "tags do not wait": (gc_actors, "reserve", only_record, RULES, 5),
+    "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 1),
+    "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 4),
+    "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 57),
+    "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 7),
+    "what waits keeps nothing": (
+        flows.gc.survey,
+        "_reached_by_waiting",
+        lambda *arguments: Reachable(),
+        RULES,
+        21,
+    ),
+    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 31),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_without_one_of_the_protections_a_history_breaks(
+    control: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name, value, rules, likely = CONTROLS[control]
+    monkeypatch.setattr(owner, name, value)
+    assert any(simulate(seed, rules=rules).broken for seed in (likely, *range(ENOUGH)))

@@ -1,0 +1,181 @@
+"""kill -9 of a training job at any moment: it goes on, and ends with the same bytes.
+
+A job is started as the product does, and the whole tree, launcher, torchrun and ranks, is killed at
+a random moment, again and again until it ends undisturbed; then another one, until enough kills
+have landed. Every loss that any attempt told, the final weights and the final optimizer state must
+be those of a job that nobody touched; after each kill every committed checkpoint must be whole.
+"""
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infra.launch.torchrun import StageInterrupted, run_job
+from nanochat_core.job import Job
+from tests.support.reliability.small_training import digests, find_torn, make_inputs, make_job, told
+
+ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.torch
+
+
+def test_a_training_job_killed_twice_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    report = kill_pretraining(tmp_path, kills=2, ranks=1, seed=1, num_steps=60)
+    assert report["kills"] == 2
+    assert report["faults"] == []
+
+
+def test_a_resumed_job_without_its_optimizer_state_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The campaign's control: what is compared can tell."""
+    from nanochat_core.optim.sharded import Optimizer
+    from nanochat_core.train import pretrain
+
+    inputs = make_inputs(tmp_path / "inputs")
+    whole = make_job(tmp_path / "whole", inputs, num_steps=12)
+    pretrain.run(whole)
+    parts = make_job(tmp_path / "parts", inputs, num_steps=12)
+    with pytest.raises(StageInterrupted):
+        run_job(parts, processes=1, on_event=ignore, steps=6)
+    load = Optimizer.load
+
+    def load_weights(self: Optimizer, read: Callable[[str], Any]) -> None:
+        kept = ("weight/", "step")
+        load(self, lambda key: read(key) if key.startswith(kept) else 0 * read(key))
+
+    monkeypatch.setattr(Optimizer, "load", load_weights)
+    pretrain.run(parts)
+    faults = compare(parts, whole)
+    assert any("model.safetensors" in fault for fault in faults)
+    assert any(fault.startswith("step 8 ") for fault in faults)
+    assert not any(fault.startswith("step 6 ") for fault in faults)
+
+
+def kill_pretraining(
+    directory: Path, *, kills: int, ranks: int, seed: int, num_steps: int = 250
+) -> dict[str, Any]:
+    """Land so many kills on pretraining; see `land_kills`."""
+    inputs = make_inputs(directory / "inputs")
+    make = partial(make_job, inputs=inputs, num_steps=num_steps)
+    return land_kills(make, directory, kills=kills, ranks=ranks, seed=seed)
+
+
+def land_kills(
+    make: Callable[[Path], Job], directory: Path, *, kills: int, ranks: int, seed: int
+) -> dict[str, Any]:
+    """Land so many kills; what came of them, `faults` being what must be empty.
+
+    `make` makes the job to be killed in a directory, always the same one.
+    """
+    moments = random.Random(seed)
+    undisturbed = make(directory / "undisturbed")
+    run_job(undisturbed, processes=ranks, on_event=ignore)
+    report: dict[str, Any] = {"ranks": ranks, "seed": seed, "kills": 0, "jobs": 0}
+    report |= {"kills_in_a_row": 0, "killed_after_step": [], "faults": []}
+    while report["kills"] < kills:
+        report["jobs"] += 1
+        job = make(directory / f"job-{report['jobs']}")
+        place = 0
+        while report["kills"] < kills and kill_at_random(job, ranks, moments):
+            before, place = place, newest_told(job)
+            report["kills"] += 1
+            report["kills_in_a_row"] += place == before
+            report["killed_after_step"].append(place)
+            report["faults"] += [f"{name} is torn" for name in find_torn(job)]
+            report["faults"] += [f"{n} orphans" for n in (wait_for_none(job),) if n]
+        run_job(job, processes=ranks, on_event=ignore)
+        report["faults"] += compare(job, undisturbed)
+    return report
+
+
+def ignore(event: dict[str, Any]) -> None:
+    """An event that nobody asked for."""
+
+
+def compare(job: Job, undisturbed: Job) -> list[str]:
+    """What differs of a job's files, and of anything that any of its attempts told."""
+    expected, actual = digests(undisturbed), digests(job)
+    faults = [f"{n} differs" for n in expected | actual if expected.get(n) != actual.get(n)]
+    first = told(undisturbed)
+    for (kind, step), values in told(job).items():
+        for value in values:
+            if value != first[kind, step][0]:
+                faults.append(f"{kind} {step} was {first[kind, step][0]}, is {value}")
+    faults += [f"{kind} {step} is missing" for kind, step in first.keys() - told(job).keys()]
+    return faults
+
+
+def newest_told(job: Job) -> int:
+    """The last step that an attempt finished."""
+    return max((step for kind, step in told(job) if kind == "step"), default=0)
+
+
+def kill_at_random(job: Job, ranks: int, moments: random.Random) -> bool:
+    """Start the job, and kill its whole tree; False when it came to its end before.
+
+    One of four is killed while it starts, the others somewhere in their training.
+    """
+    size = job.events.stat().st_size if job.events.exists() else 0
+    with (job.directory / "launcher.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.support.reliability.launch_job",
+                str(job.directory),
+                str(ranks),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    if moments.random() < 0.25:
+        time.sleep(moments.uniform(0.1, 4.0))
+    else:
+        while process.poll() is None and not has_begun(job, size):
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 1.5))
+    if process.poll() is not None:
+        assert process.returncode == 0, (job.directory / "launcher.log").read_text()
+        return False
+    root = psutil.Process(process.pid)
+    for victim in [*root.children(recursive=True), root]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            victim.kill()
+    process.wait()
+    return True
+
+
+def has_begun(job: Job, size: int) -> bool:
+    """Whether an attempt has told of a step, its events beginning after `size` bytes."""
+    if not job.events.exists():
+        return False
+    with job.events.open("rb") as file:
+        file.seek(size)
+        return b'"kind": "step"' in file.read()
+
+
+def wait_for_none(job: Job) -> int:
+    """How many processes of the job are left, when they had a moment to go."""
+    until = time.monotonic() + 5.0
+    while (left := count_processes(job)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return left
+
+
+def count_processes(job: Job) -> int:
+    """Processes that name the job on their command line."""
+    others = [p for p in psutil.process_iter(["cmdline"]) if p.pid != os.getpid()]
+    return sum(any(str(job.directory) in w for w in p.info["cmdline"] or []) for p in others)

@@ -1,0 +1,62 @@
+import signal
+import threading
+
+import psutil
+import pytest
+
+from tasks import registry
+from tasks.base import TaskError
+from tasks.sandbox import humaneval_grader
+from tasks.sandbox.run import protections, run_all
+from tests.campaigns.security.sandbox import CHECK, WRONG
+from tests.support.tasks.sandbox_forgeries import RIGHT
+
+LIMITS = {"seconds": 600.0, "memory_mb": 512}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def needs_a_sandbox():
+    try:
+        protections()
+    except TaskError as error:
+        pytest.skip(str(error))
+
+
+def test_verdicts_come_in_the_order_of_the_programs():
+    programs = [RIGHT, WRONG, f"import time; time.sleep(0.3)\n{RIGHT}", WRONG, RIGHT]
+    verdicts = run_all([(program, CHECK) for program in programs], **LIMITS)
+    assert [verdict.passed for verdict in verdicts] == [True, False, True, False, True]
+
+
+def test_the_same_program_runs_once_for_a_check():
+    program = f"import random\nprint(random.random())\n{RIGHT}"
+    verdicts = run_all([(program, CHECK)] * 9, **LIMITS)
+    assert len({verdict.output for verdict in verdicts}) == 1
+
+
+def test_what_interrupts_the_wait_ends_all_that_run():
+    others = {child.pid for child in psutil.Process().children()}
+    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_all([(f"while True: pass\n# {i}", CHECK) for i in range(50)], **LIMITS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert {child.pid for child in psutil.Process().children()} <= others
+    assert not [t for t in threading.enumerate() if t.name.startswith("sandbox")]
+
+
+def test_a_task_that_grades_many_at_a_time_says_what_it_says_of_one():
+    conversation = {
+        "messages": [{"role": "user", "content": CHECK.setup}],
+        "entry_point": "add",
+        "test": CHECK.test,
+    }
+    graded = [(conversation, answer) for answer in (RIGHT, WRONG, RIGHT, "")]
+    assert registry.are_correct("humaneval", graded) == [True, False, True, False]
+    assert humaneval_grader.are_correct([]) == []
+    for conversation, answer in graded[:2]:
+        alone = registry.grader_of("humaneval").is_correct(conversation, answer)
+        assert registry.are_correct("humaneval", [(conversation, answer)]) == [alone]

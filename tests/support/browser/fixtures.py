@@ -1,0 +1,268 @@
+"""The system's Chromium on the chat page, which a scripted server serves.
+
+Every test also fails on what no page may do: an error on the console, a breach of the content
+security policy, a request to anywhere else.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
+
+from tests.support.browser.chromium import NO_CHROMIUM, find_chromium, launch
+from tests.support.browser.scripted_server import STATS, RunningServer, ScriptedServer
+
+
+class HasUrl(Protocol):
+    """A server that is reached."""
+
+    @property
+    def url(self) -> str: ...
+
+
+class Complaints:
+    """What the browser complained about.
+
+    A complaint may come long after its cause, so a test does not take out those that it expects: it
+    names them beforehand.
+    """
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        self._expected: list[str] = []
+
+    def hear(self, text: str) -> None:
+        """One more."""
+        self.heard.append(text)
+
+    def expect(self, *parts: str) -> None:
+        """Those with one of these parts are no mistake."""
+        self._expected += parts
+
+    @property
+    def unexpected(self) -> list[str]:
+        """The others."""
+        return [t for t in self.heard if not any(part in t for part in self._expected)]
+
+
+PATIENCE = 20_000  # milliseconds for what comes at once, unless the machine is busy
+NOT_LOADED = "Failed to load resource"  # the browser's own line about a refusal or a broken stream
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+# Policy breaches only reach the console of the page in some versions; the event always comes.
+WATCH = """addEventListener("securitypolicyviolation", (event) =>
+  console.error(`policy: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));"""
+# Before its scripts run, a page at this place has nothing in its storage, and is where all are.
+FRESH = """if (location.hash === "#fresh") {
+  localStorage.clear();
+  sessionStorage.clear();
+  history.replaceState(null, "", "/");
+}"""
+
+# What reaches out of the window, or out of its own cell; what is in a box that scrolls may. (Of a
+# drawing the whole and its words: its groups count invisible joints of lines.)
+OVERFLOW = """[...document.querySelectorAll("body *")].filter((e) =>
+  !(e instanceof SVGElement && !e.matches("svg, text")) &&
+  (e.getBoundingClientRect().right > innerWidth + 1 && !e.closest(".wide") ||
+   e.matches("th, td, pre, p, h1, dd") && e.scrollWidth > e.clientWidth + 1))
+  .map((e) => e.outerHTML.slice(0, 80))"""
+# Which way up a page is: how light its paper is, and its ink.
+LIGHTNESS = """["backgroundColor", "color"].map((name) => getComputedStyle(document.body)[name]
+  .match(/\\d+/g).slice(0, 3).reduce((sum, part) => sum + Number(part), 0) / 3)"""
+
+
+class Chromium:
+    """One browser for all tests, and one page that one test after the other has to itself.
+
+    While Playwright is there, its loop counts as running in this thread, and no test could start
+    one of its own: so it counts as running within `used` alone.
+    """
+
+    def __init__(self) -> None:
+        expect.set_options(timeout=PATIENCE)
+        self._playwright = sync_playwright().start()
+        self._loop = asyncio.get_running_loop()
+        self.browser = launch(self._playwright)
+        context = self.browser.new_context(viewport=DESKTOP)
+        context.set_default_timeout(PATIENCE)
+        context.add_init_script(WATCH)
+        context.add_init_script(FRESH)
+        self._page = context.new_page()
+        asyncio._set_running_loop(None)
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Playwright may be called within."""
+        asyncio._set_running_loop(self._loop)
+        try:
+            yield
+        finally:
+            asyncio._set_running_loop(None)
+
+    @contextlib.contextmanager
+    def visit(self, server: HasUrl, complaints: Complaints) -> Iterator[Page]:
+        """The page, on a server, with nothing left of the test before; complaints fail the test."""
+        page = self._page
+        listeners = watch(page, server, complaints)
+        page.goto(f"{server.url}/#fresh")
+        yield page
+        for other in page.context.pages:
+            if other is not page:
+                other.close()
+        page.unroute_all()
+        page.goto("about:blank")
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        assert complaints.unexpected == []
+
+    def close(self) -> None:
+        """End the browser and the program that drives it."""
+        with self.used():
+            self.browser.close()
+            self._playwright.stop()
+
+
+@pytest.fixture(scope="session")
+def started() -> Iterator[Chromium]:
+    if find_chromium() is None:
+        pytest.skip(NO_CHROMIUM)
+    chromium = Chromium()
+    yield chromium
+    chromium.close()
+
+
+@pytest.fixture
+def chromium(started: Chromium) -> Iterator[Chromium]:
+    with started.used():
+        yield started
+
+
+@pytest.fixture
+def browser(chromium: Chromium) -> Browser:
+    return chromium.browser
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    thread = RunningServer(server)
+    yield server
+    thread.close()
+
+
+@pytest.fixture
+def server(running: ScriptedServer) -> ScriptedServer:
+    """The server, with nothing left of the test before."""
+    url = running.url
+    running.__init__()
+    running.url = url
+    return running
+
+
+@pytest.fixture
+def complaints() -> Complaints:
+    """What the browser complained about; a test that expects some says so."""
+    return Complaints()
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser, server: ScriptedServer, complaints: Complaints
+) -> Iterator[Callable[..., Page]]:
+    """Opens the page in a context of its own: `open_page(viewport=..., color_scheme=...)`.
+
+    A context costs as much as a few tests: `page` does for a test that needs no other options.
+    """
+    contexts: list[BrowserContext] = []
+
+    def open_it(**options: object) -> Page:
+        context = browser.new_context(**{"viewport": DESKTOP, **options})
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE)
+        context.add_init_script(WATCH)
+        page = context.new_page()
+        watch(page, server, complaints)
+        page.goto(server.url)
+        # What it sends depends on what the server said of itself; a person is slower than that.
+        expect(page.locator("#model")).to_have_text(STATS["model"])
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert complaints.unexpected == []
+
+
+def watch(page: Page, server: HasUrl, complaints: Complaints) -> dict[str, Callable[..., None]]:
+    """Write down what the browser complains about, and requests to elsewhere; the listeners."""
+
+    def hear_console(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            complaints.hear(message.text)
+
+    def hear_request(request: Request) -> None:
+        if not request.url.startswith((server.url, "data:")):
+            complaints.hear(f"asked for {request.url}")
+
+    listeners: dict[str, Callable[..., None]] = {
+        "pageerror": lambda error: complaints.hear(f"exception: {error}"),
+        "console": hear_console,
+        "request": hear_request,
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    return listeners
+
+
+@pytest.fixture
+def page(chromium: Chromium, server: ScriptedServer, complaints: Complaints) -> Iterator[Page]:
+    """The page in a window of a desktop."""
+    with chromium.visit(server, complaints) as page:
+        # What it sends depends on what the server said of itself; a person is slower than that.
+        expect(page.locator("#model")).to_have_text(STATS["model"])
+        yield page
+
+
+@pytest.fixture
+def open_file(browser: Browser, complaints: Complaints) -> Iterator[Callable[..., Page]]:
+    """Opens a page from the disk: `open_file(path, viewport=..., color_scheme=...)`.
+
+    Whatever is on its console is a complaint, and whatever it asks for beside itself.
+    """
+    contexts: list[BrowserContext] = []
+
+    def open_it(path: Path, **options: object) -> Page:
+        context = browser.new_context(**options)  # pyright: ignore[reportArgumentType]
+        contexts.append(context)
+        context.add_init_script(WATCH)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.hear(f"exception: {error}"))
+        page.on("console", lambda message: complaints.hear(message.text))
+        page.on(
+            "request",
+            lambda request: (
+                None
+                if request.url == path.as_uri()
+                else complaints.hear(f"asked for {request.url}")
+            ),
+        )
+        page.goto(path.as_uri())
+        page.wait_for_load_state("networkidle")
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert complaints.unexpected == []

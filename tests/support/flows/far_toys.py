@@ -1,0 +1,106 @@
+"""What a real worker runs in the tests of orders: the flow `one-stage` with toys for stages.
+
+The environment variable TOYS names the test's directory: the toys' repository and the caller's home
+are in it, and the worker's own home, so that caller and worker share the store and nothing else.
+"""
+
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from prefect import flow
+from prefect.runtime import flow_run
+
+import flows.build.retry
+import flows.build.stage_request
+import flows.orchestration.one_stage
+from flows.build.build import BuildContext, Watch
+from flows.build.stage_request import StageRequest
+from flows.identity.manifest import Manifest
+from flows.orchestration.one_stage import one_stage
+from flows.orchestration.pipeline import run_pipeline
+from flows.orchestration.stage_task import failing_in_a_line
+from flows.stages import Stage
+from tests.support.flows.fixtures import Toys
+from tests.support.flows.house import make_run
+
+__all__ = ["one_stage", "toy_flow"]
+
+DIRECTORY = "TOYS"
+OTHER_CODE = "TOYS_OTHER_CODE"
+TABLE = "table.pickle"  # the stages of a test, in its directory
+
+
+def toys_of(directory: Path, *, home: str = "home") -> Toys:
+    """The toys of a test, and a home in its directory."""
+    (directory / home).mkdir(exist_ok=True)
+    return Toys(root=directory / "root", home=directory / home)
+
+
+def read_table(directory: Path) -> list[Stage]:
+    """The stages of the test."""
+    return pickle.loads((directory / TABLE).read_bytes())
+
+
+def write_table(directory: Path, stages: list[Stage]) -> None:
+    """Tell workers of the stages."""
+    (directory / TABLE).write_bytes(pickle.dumps(stages))
+
+
+def context_of(directory: Path, run_id: str, *, home: str, gpus: int = 0) -> BuildContext:
+    """Where toys are built: in a home of the test's directory, from its one store."""
+    context = toys_of(directory, home=home).context(run_id)
+    placement = replace(
+        context.placement,
+        store=(directory / "home" / "store").as_uri(),
+        gpus=gpus,
+        resources=replace(context.placement.resources, device="cuda" if gpus else "cpu"),
+    )
+    return replace(context, placement=placement, store=toys_of(directory).context().store)
+
+
+def _open_order(
+    request: StageRequest, *, watch: Watch
+) -> tuple[Stage, BuildContext, Mapping[str, Manifest]]:
+    directory = Path(os.environ[DIRECTORY])
+    context = context_of(directory, request.run, home="far", gpus=request.gpus or 0)
+    if OTHER_CODE in os.environ:
+        context = replace(context, root=_changed(context.root, directory / "changed"))
+    found = [flows.build.stage_request._input(context, name) for name in request.inputs]
+    return _stage_of(request), replace(context, watch=watch), {m.stage: m for m in found}
+
+
+def _changed(root: Path, copy: Path) -> Path:
+    """The repository with something else in each stage."""
+    shutil.copytree(root, copy)
+    for path in copy.glob("tasks/toy_*.py"):
+        path.write_text(path.read_text() + "\nCHANGED = True\n")
+    return copy
+
+
+def _stage_of(request: StageRequest) -> Stage:
+    table = read_table(Path(os.environ[DIRECTORY]))
+    return {stage.name: stage for stage in table}[request.stage]
+
+
+if DIRECTORY in os.environ:  # in a worker; the test itself imports this module too
+    patched: Any = (flows.build.stage_request, flows.orchestration.one_stage)
+    for module in patched:
+        module.open_request = _open_order
+        module.stage_of = _stage_of
+    flows.build.retry.FIRST_PAUSE = 0.5
+
+
+@flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)
+@failing_in_a_line
+def toy_flow(run_id: str, pool: str | None = None, retries: int = 3, gpus: int = 0) -> Any:
+    """Run the test's table of stages, those for GPUs on a pool."""
+    directory = Path(os.environ[DIRECTORY])
+    context = context_of(directory, run_id, home="home", gpus=gpus)
+    context = replace(context, placement=replace(context.placement, pool=pool))
+    run = replace(make_run(run_id), gpus=gpus)
+    run_pipeline(read_table(directory), context, run, retries=retries)

@@ -1,0 +1,157 @@
+"""A pipeline of toy stages in a temporary repository: real jobs, no torch."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.build.build import BuildContext
+from flows.profiles import open_profile
+from flows.stages import Stage
+from infra.placement import Placement
+from infra.storage.base import Store
+from infra.storage.open import open_store
+from nanochat_core.job import Resources
+from tests.support.flows.house import House, make_house
+from tests.support.flows.terminal import Terminal
+
+# Writes its inputs' values and its own name; a file named after the stage in HOME/broken makes it
+# fail.
+ENTRY = """
+from nanochat_core.runtime.progress import Progress
+
+
+def run(job):
+    if (job.directory.parents[2] / "broken" / job.stage).exists():
+        raise ValueError("broken")
+    values = [(path / "value.txt").read_text() for path in job.inputs.values()]
+    progress = Progress(job.events)
+    progress.start(2)
+    progress.step(1, loss=0.5)
+    progress.step(2, loss=0.25)
+    text = "+".join([*values, job.stage])
+    (job.output / "value.txt").write_text(text)
+    return {"length": len(text)}
+"""
+
+
+@dataclass
+class Toys:
+    """A repository of toy stages, a home with a store, and what was told of each stage."""
+
+    root: Path
+    home: Path
+    told: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+    def stage(self, name: str, *inputs: Stage, compute: Any = "cpu", source: str = ENTRY) -> Stage:
+        """A stage whose entry module has the given source."""
+        (self.root / "tasks" / f"toy_{name}.py").write_text(source)
+        return Stage(
+            name=name,
+            makes="a toy",
+            inputs=inputs,
+            config=("seed",),
+            entry=f"tasks.toy_{name}",
+            compute=compute,
+        )
+
+    @property
+    def placement(self) -> Placement:
+        """One process on this machine."""
+        return Placement(
+            home=self.home,
+            store=(self.home / "store").as_uri(),
+            gpus=0,
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=60.0,
+                eval_every_steps=0,
+                dollars_per_hour=3.6,
+            ),
+        )
+
+    def context(self, run_id: str = "toy-1", *, strict: bool = True) -> BuildContext:
+        """Where the toys are built."""
+        return BuildContext(
+            run=open_profile("tiny").run,
+            run_id=run_id,
+            placement=self.placement,
+            store=open_store(self.placement.store),
+            watch=lambda stage, event: self.told.append((stage, event)),
+            strict=strict,
+            root=self.root,
+        )
+
+    def kinds(self, stage: str) -> list[str]:
+        """Kinds of events told of a stage, then forgotten."""
+        kinds = [event["kind"] for name, event in self.told if name == stage]
+        self.told = [(name, event) for name, event in self.told if name != stage]
+        return kinds
+
+    def set_broken(self, stage: str, broken: bool = True) -> None:
+        """Whether the stage fails."""
+        path = self.home / "broken" / stage
+        path.parent.mkdir(exist_ok=True)
+        path.touch() if broken else path.unlink()
+
+
+@pytest.fixture
+def make_toys() -> Callable[[Path], Toys]:
+    """Toys under a directory."""
+
+    def make(directory: Path) -> Toys:
+        root, home = directory / "root", directory / "home"
+        (root / "tasks").mkdir(parents=True)  # fingerprints see the code of our packages only
+        (root / "tasks" / "__init__.py").touch()
+        home.mkdir()
+        return Toys(root=root, home=home)
+
+    return make
+
+
+@pytest.fixture
+def toys(make_toys: Callable[[Path], Toys], tmp_path: Path) -> Toys:
+    """Toys in the test's own directory."""
+    return make_toys(tmp_path)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return make_house(tmp_path)
+
+
+@pytest.fixture
+def full_house(built: House, tmp_path: Path) -> House:
+    """A house of one's own with every stage built."""
+    house = make_house(tmp_path)
+    shutil.copytree(built.root.parent / "store", tmp_path / "store")
+    return house
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> House:
+    """A house with every stage built. Tests only look at it."""
+    house = make_house(tmp_path_factory.mktemp("built"))
+    house.build()
+    return house
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The default store of a fresh home, which is the default home."""
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    for name in ("NANOCHAT_STORE", "PREFECT_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "home").mkdir()
+    return open_store((tmp_path / "home" / "store").as_uri())
+
+
+@pytest.fixture
+def terminal(store: Store, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    """The command line in that home."""
+    return Terminal(capsys)

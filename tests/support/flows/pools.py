@@ -1,0 +1,162 @@
+"""Pools, deployments, workers and runs of the tests, as Prefect's API tells of them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).parents[3]
+SECONDS = 200.0  # a run on a busy machine takes a while to start
+POOL = "toys"
+
+
+def client() -> Any:
+    """Prefect's client."""
+    from prefect.client.orchestration import get_client
+
+    return get_client(sync_client=True)
+
+
+def wait_until(found: Callable[[], Any], *, seconds: float = SECONDS) -> Any:
+    """What `found` gives, once it is true."""
+    deadline = time.monotonic() + seconds
+    while not (value := found()):
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.1)
+    return value
+
+
+def deploy(directory: Path, pool: str = POOL, *, other_code: bool = False) -> None:
+    """Deploy `one-stage/<pool>` and `toys/<pool>` for the toys of a test.
+
+    With `other_code` whoever carries out an order has other code than its caller.
+    """
+    from prefect.types.entrypoint import EntrypointType
+
+    from flows.orchestration.one_stage import one_stage
+    from tests.support.flows.far_toys import DIRECTORY, OTHER_CODE, toy_flow
+
+    _make_pool(pool)
+    environment = {
+        DIRECTORY: str(directory),
+        "PYTHONPATH": str(REPOSITORY),
+        "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    }
+    for flow in (one_stage, toy_flow):
+        other = {OTHER_CODE: "1"} if other_code and flow is one_stage else {}
+        deployment: Any = flow.to_deployment(
+            pool,
+            entrypoint_type=EntrypointType.MODULE_PATH,
+            work_pool_name=pool,
+            job_variables={"env": environment | other},
+        )
+        deployment.entrypoint = f"tests.support.flows.far_toys.{flow.fn.__name__}"
+        deployment.apply()
+
+
+def _make_pool(pool: str) -> None:
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+    from prefect.workers.process import ProcessWorker
+
+    template = ProcessWorker.get_default_base_job_template()
+    made = WorkPoolCreate(name=pool, type="process", base_job_template=template)
+    with client() as asking, contextlib.suppress(ObjectAlreadyExists):
+        asking.create_work_pool(made)
+
+
+def start_worker(pool: str = POOL, *, limit: int = 4) -> "subprocess.Popen[bytes]":
+    """A worker of the pool, in a session of its own."""
+    words = ["--pool", pool, "--type", "process", "--limit", str(limit), "--name", f"of-{pool}"]
+    environment = {**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "prefect", "worker", "start", *words],
+        cwd=REPOSITORY,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def stop_worker(worker: "subprocess.Popen[bytes]") -> None:
+    """End the worker and whatever it has started."""
+    processes = [psutil.Process(worker.pid)] if worker.poll() is None else []
+    processes += [p for parent in list(processes) for p in parent.children(recursive=True)]
+    for process in processes:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    worker.wait()
+
+
+def runs_of(tag: str) -> list[Any]:
+    """Flow runs with a tag, the oldest first."""
+    from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterTags
+
+    with client() as asking:
+        chosen = FlowRunFilter(tags=FlowRunFilterTags(all_=[tag]))
+        return sorted(asking.read_flow_runs(flow_run_filter=chosen), key=lambda r: r.created)
+
+
+def read_run(run_id: Any) -> Any:
+    """A flow run as it is now."""
+    with client() as asking:
+        return asking.read_flow_run(run_id)
+
+
+def start_toys(run_id: str, *, pool: str = POOL, **parameters: Any) -> Any:
+    """Start the flow `toys` on the pool's worker, as a person does in Prefect's pages."""
+    with client() as asking:
+        deployment = asking.read_deployment_by_name(f"toys/{pool}")
+        given = {"run_id": run_id, "pool": pool, **parameters}
+        return asking.create_flow_run_from_deployment(deployment.id, parameters=given)
+
+
+def set_state(run_id: Any, kind: str, *, force: bool = False, **state: Any) -> Any:
+    """What Prefect's pages send when a button is pressed."""
+    with client() as asking:
+        answer = asking.request(
+            "POST",
+            f"/flow_runs/{run_id}/set_state",
+            json={"state": {"type": kind, **state}, "force": force},
+        )
+        return answer.json()
+
+
+def wait_for_end(run_id: Any, *, seconds: float = SECONDS) -> Any:
+    """The run's state, once it is final."""
+
+    def ended() -> Any:
+        state = read_run(run_id).state
+        return state if state.is_final() else None
+
+    return wait_until(ended, seconds=seconds)
+
+
+def engine_of(run_id: Any) -> psutil.Process | None:
+    """The process in which a worker runs a flow run."""
+    for process in psutil.process_iter(["environ"]):
+        is_its = (process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID") == str(run_id)
+        if is_its and "nanochat_core.worker" not in " ".join(process.cmdline()):
+            return process
+    return None
+
+
+def processes_of(directory: Path, word: str = "job.json") -> list[psutil.Process]:
+    """Processes of jobs under a directory."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(directory) in line and word in line:
+            found.append(process)
+    return found

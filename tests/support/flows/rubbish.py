@@ -1,0 +1,75 @@
+"""A store in memory with artifacts, some of which are garbage, and its collections."""
+
+import dataclasses
+from typing import Any
+
+from flows.gc.collect import Collected, CollectionPlan, collect, make_claim, plan_collection
+from flows.gc.reach import Rules
+from flows.identity.manifest import Manifest
+from flows.leases import lease
+from tests.support.flows.shelf import make_manifest, put_artifact
+from tests.support.reliability.memory_store import DAY, MemoryStore
+
+RULES = Rules(keep=30 * DAY, grace=DAY)
+
+
+def ignore(what: str, count: int) -> None:
+    """Nobody watches."""
+
+
+def gc(store: MemoryStore, **options: Any) -> Collected:
+    """One collection."""
+    facts = {"clock": lambda: store.now, "threads": 1, "watch": ignore}
+    return collect(store, RULES, **{**facts, **options})
+
+
+def look(store: MemoryStore) -> CollectionPlan:
+    """What a collection would do."""
+    return plan_collection(store, RULES, threads=1, watch=ignore)
+
+
+def gc_until_clean(store: MemoryStore) -> None:
+    """Mark, and delete when the grace is over; once more for what waited for that."""
+    for _ in range(3):
+        gc(store)
+        store.now += DAY
+
+
+def make(store: MemoryStore, stage: str = "rows", seed: int = 1, **options: Any) -> Manifest:
+    """An artifact that differs from others by its seed."""
+    return put_whole(store, make_manifest(stage, config={"seed": seed}, **options))
+
+
+def put_whole(store: MemoryStore, manifest: Manifest) -> Manifest:
+    """An artifact with its files."""
+    for file in (*manifest.files, *manifest.logs):
+        store.put(file.key, b"x" * file.size)
+    return put_artifact(store, manifest)
+
+
+def make_grown(store: MemoryStore, old: Manifest) -> Manifest:
+    """An artifact whose file is an older one's."""
+    manifest = make_manifest("shards", config={"seed": 99})
+    files = tuple(dataclasses.replace(f, key=old.files[0].key) for f in manifest.files)
+    return put_artifact(store, dataclasses.replace(manifest, files=files, logs=()))
+
+
+def make_other(manifest: Manifest) -> Manifest:
+    """Another attempt at the same artifact."""
+    key = f"{place(manifest)}/files/b/data"
+    return dataclasses.replace(
+        manifest, files=(dataclasses.replace(manifest.files[0], key=key),), logs=()
+    )
+
+
+def place(manifest: Manifest) -> str:
+    """Where all that belongs to it lies."""
+    return f"{manifest.stage}/{manifest.fingerprint}"
+
+
+def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> lease.LeaseGrant:
+    """The right to build it."""
+    me = dataclasses.replace(make_claim(), run=run)
+    held = lease.try_acquire(store, manifest.ref, me, ttl=lease.TTL)
+    assert isinstance(held, lease.LeaseGrant)
+    return held

@@ -1,0 +1,98 @@
+"""Pushing from a store to another, with stores that keep account or are not on this machine."""
+
+import contextlib
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from flows.artifacts.cache import Cache, fetch
+from flows.identity.manifest import Manifest
+from flows.interop.push import Pushed, Watch, choose, push
+from infra.storage.base import OnBytes, Store, ignore_bytes
+from infra.storage.local import LocalStore
+from tests.support.flows.rows import GIGABYTE, publish_files
+from tests.support.flows.shelf import put_artifact, put_run
+from tests.support.flows.stores import CountingStore
+
+TOKENIZER = {"a.json": b"[1]", "b/c.bin": b"123456"}
+MODEL = {"config.json": b"{}", "model.bin": b"\0" * 5000}
+
+
+class Sink(CountingStore):
+    """A store to push to that remembers what was uploaded."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.uploaded: list[str] = []
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        self.uploaded.append(key)
+        super().upload(key, path, on_bytes=on_bytes)
+
+
+class Away:
+    """A store that is not on this machine: its objects have no path here."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+
+def unseen(what: str, size: int) -> AbstractContextManager[OnBytes]:
+    return contextlib.nullcontext(ignore_bytes)
+
+
+def send(
+    source: Store,
+    target: Store,
+    *references: str,
+    scratch: Path | None = None,
+    verify: bool = False,
+    watch: Watch = unseen,
+    said: list[str] | None = None,
+) -> Pushed:
+    def pause(seconds: float) -> None:
+        raise AssertionError("nobody collects garbage")
+
+    if scratch is None:
+        assert isinstance(source, LocalStore)
+        scratch = source.path_of("scratch")
+    return push(
+        source,
+        target,
+        choose(source, references),
+        scratch=scratch,
+        watch=watch,
+        log=lambda text: None if said is None else said.append(text),
+        pause=pause,
+        verify=verify,
+    )
+
+
+def check_same(source: Store, target: Store, manifest: Manifest, cache: Path) -> None:
+    """The artifact is there with the very same manifest, and all its bytes are right."""
+    key = f"{manifest.stage}/{manifest.fingerprint}/manifest.json"
+    assert target.get(key) == source.get(key)
+    with Cache(cache, GIGABYTE) as local:
+        fetch(target, manifest, local)
+    here, there = (
+        [e.key for e in store.list(f"index/{manifest.stage}/") if manifest.fingerprint in e.key]
+        for store in (source, target)
+    )
+    assert here == there != []
+
+
+def put_whole(store: Store, manifest: Manifest) -> Manifest:
+    """An artifact of `make_manifest`, with its files."""
+    for file in (*manifest.files, *manifest.logs):
+        store.put(file.key, b"x" if file.path == "data" else b"{}")
+    return put_artifact(store, manifest)
+
+
+def make_run(source: LocalStore, directory: Path) -> tuple[Manifest, Manifest]:
+    """What the finished run tiny-1 made."""
+    tokenizer = publish_files(source, "tokenizer", TOKENIZER, directory)
+    model = publish_files(source, "sft", MODEL, directory)
+    put_run(source, "tiny-1", tokenizer, model)
+    return tokenizer, model

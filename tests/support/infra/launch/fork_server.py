@@ -1,0 +1,274 @@
+"""Start training processes of tests without importing torch in each: fork them from one that has.
+
+While `installed()` is open, subprocess.Popen starts PROGRAMS by a request to a fork server: a fresh
+interpreter with the environment of the first such process, which has imported third-party packages
+and none of ours. The new process is a child of the process that asked, as after fork and exec, with
+the standard streams, environment, directory, session and command line that were asked for.
+
+A request that this cannot serve exactly starts a process as usual: a job that does not import
+torch, an environment that the interpreter or a library has already read, any rarer Popen option.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+WORKER, AGENT = "nanochat_core.worker", "infra.launch.agent"
+ENTRIES = (
+    "train.pretrain",
+    "train.midtrain",
+    "train.sft",
+    "train.rl",
+    "evaluate.base",
+    "evaluate.chat",
+)
+PRELOADED = ("numpy.random", "torch", "torch._dynamo", "torch.distributed.run")
+# What these variables say is read after the fork. Any other must be what the server started with.
+FREE = ("NANOCHAT_", "PREFECT_", "PYTEST_", "AWS_", "RANK", "LOCAL_", "GROUP_", "ROLE_")
+FREE += ("WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "CUBLAS_", "PYTHONPATH")
+FREE += ("GLOO_", "NCCL_")
+MOST_SERVERS = 2  # of 200 MB each, of one process; the one that was not used longest ends
+_TITLE = "-" * 1000  # an argument of the server: its memory takes the command lines of the children
+_PR_SET_CHILD_SUBREAPER = 36
+
+_execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+class _Server:
+    """The launcher's end of a fork server."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        environment: Mapping[str, str],
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        self.connection = connection
+        self.environment = _fixed(environment)
+        self.process = process
+
+    @classmethod
+    def start(cls, environment: Mapping[str, str]) -> "_Server":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno()), _TITLE]
+            quiet = subprocess.DEVNULL
+            own = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+            process = subprocess.Popen(
+                command, env=own, stdin=quiet, stdout=quiet, pass_fds=(theirs.fileno(),)
+            )
+        return cls(ours, environment, process)
+
+    def close(self) -> None:
+        """End the server, which ends with its connection."""
+        self.connection.close()
+        if self.process is not None:
+            self.process.wait()
+
+    def fork(self, request: dict[str, Any], streams: list[int]) -> int:
+        """Return the process id of a new child of this process."""
+        libc = ctypes.CDLL(None)
+        # The server's grandchild is an orphan, which its nearest subreaper adopts: this process.
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            socket.send_fds(self.connection, [json.dumps(request).encode()], streams)
+            answer = self.connection.recv(32)
+        finally:
+            libc.prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        assert answer, "the fork server has ended"
+        return int(answer)
+
+
+class _Launcher:
+    """Servers of this process, and the Popen method that uses them."""
+
+    def __init__(self, servers: list[_Server]) -> None:
+        self._servers = servers
+        self._lock = threading.Lock()
+
+    def install(self) -> None:
+        launcher = self
+
+        def execute_child(process: Any, args: Any, *rest: Any) -> None:
+            (executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *pipes) = rest
+            *pipes, _, gid, gids, uid, umask, session, group = pipes
+            rare = (executable, preexec_fn, pass_fds, shell or None, gid, gids, uid)
+            plain = not any(rare) and umask == -1 and group == -1
+            environment = os.environ if env is None else env
+            server = launcher.server_for(args, environment) if plain else None
+            if server is None:
+                _execute_child(process, args, *rest)
+                return
+            sys.audit("subprocess.Popen", args[0], args, cwd, env)
+            request = {
+                "args": [os.fspath(word) for word in args],
+                "environment": dict(environment),
+                "directory": os.fspath(cwd or os.getcwd()),
+                "session": bool(session),
+            }
+            standard = [pipes[0], pipes[3], pipes[5]]  # our end of each is between
+            streams = [number if fd == -1 else fd for number, fd in enumerate(standard)]
+            with launcher._lock:
+                process.pid = server.fork(request, streams)
+            process._child_created = True
+            process._close_pipe_fds(*pipes)
+
+        subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
+
+    def server_for(self, args: Any, environment: Mapping[str, str]) -> _Server | None:
+        if isinstance(args, str | bytes | os.PathLike) or not _is_served([*args]):
+            return None
+        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
+        if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
+            return None  # an interpreter would run it when it starts
+        fixed = _fixed(environment)
+        with self._lock:
+            for server in self._servers:
+                if server.environment == fixed:
+                    self._servers.remove(server)
+                    break
+            else:
+                if len(self._servers) == MOST_SERVERS:
+                    self._servers.pop(0).close()
+                server = _Server.start(environment)
+            self._servers.append(server)  # the last is the one that was used last
+            return server
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Start PROGRAMS by a fork server while this is open; on Linux, elsewhere as usual."""
+    launcher = _Launcher([])
+    if sys.platform == "linux":
+        launcher.install()
+    try:
+        yield
+    finally:
+        subprocess.Popen._execute_child = _execute_child  # type: ignore[attr-defined]
+        launcher.close()
+
+
+def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(FREE)}
+
+
+def _is_served(args: list[Any]) -> bool:
+    """Return whether the command starts one of PROGRAMS for a job that imports torch."""
+    # torchrun adds -u, which PYTHONUNBUFFERED has asked for already.
+    if args[:1] != [sys.executable] or [a for a in args[1:3] if a != "-u"][:1] != ["-m"]:
+        return False
+    module = args[2] if args[1] == "-m" else args[3]
+    if module != WORKER:
+        return module == AGENT
+    job = Path(str(args[-1]))
+    if not job.is_file():
+        return False
+    entry = str(json.loads(job.read_text(encoding="utf-8"))["entry"])
+    return entry.removeprefix("nanochat_core.") in ENTRIES
+
+
+def _serve(connection: socket.socket) -> NoReturn:
+    """Fork a process a request; in it, run the program that was asked for."""
+    while True:
+        message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        if not message:
+            os._exit(0)
+        launcher = os.getppid()
+        if middle := os.fork():
+            os.waitpid(middle, 0)
+            for stream in streams:
+                os.close(stream)
+            continue
+        middle = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == middle:  # it ends at once
+            pass
+        _run(json.loads(message), streams, connection, launcher)
+
+
+def _run(
+    request: dict[str, Any], streams: list[int], connection: socket.socket, launcher: int
+) -> NoReturn:
+    """Make this process what exec would have made of it, then run the program."""
+    if request["session"]:
+        os.setsid()
+    if os.getppid() == launcher:
+        connection.send(str(os.getpid()).encode())
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    connection.detach()
+    os.chdir(request["directory"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    tempfile.tempdir = None
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [os.path.abspath(path) for path in paths if path]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    command = [word for word in request["args"] if word != "-u"]
+    if command[2] == AGENT:
+        _open_own_server()
+    _set_title(command)
+    sys.orig_argv = command
+    sys.argv = ["-m", *command[3:]]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__annotations__ = {}
+    for generator in (sys.modules["numpy"].random, sys.modules["torch"].default_generator):
+        generator.seed()  # at random, as when they are imported
+    code = 0
+    try:
+        runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
+    except SystemExit as end:
+        if end.code is not None and not isinstance(end.code, int):
+            raise
+        code = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)  # taking torch's modules apart would cost half as much as importing them
+
+
+def _open_own_server() -> None:
+    """Fork a server for the ranks of an agent: they must be its children."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        _serve(theirs)
+    theirs.close()
+    _Launcher([_Server(ours, os.environ)]).install()
+
+
+def _set_title(command: list[str]) -> None:
+    """Set what /proc says of the command line: tests find processes by it."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    text = "\0".join(command).encode()[: end - start - 1]
+    ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.freeze()  # or a child's first collection would copy all of the memory
+    _serve(socket.socket(fileno=int(sys.argv[1])))

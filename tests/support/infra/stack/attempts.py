@@ -1,0 +1,214 @@
+"""Attempts on a home's own Prefect server by those who have no business there.
+
+Each function returns what got through by attempt: "" where the attempt was refused.
+"""
+
+import contextlib
+import http.server
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from pathlib import Path
+
+import httpx
+
+from infra.prefect.password import password_path
+from tests.support.infra.stack.live import LiveStack, make_code
+
+NOBODY = 65534  # the user and group of that name
+PLANTED = "planted"
+WRONG_PASSWORDS = ("", "nanochat:", "nanochat:wrong", ":", "admin:admin", "nanochat")
+# The last is how a flow runs code: a deployment whose pull step is a shell.
+CHANGES = ("/flows/", "/work_pools/", "/deployments/")
+
+# What a page of another origin can try: read, and have the server store something that runs code.
+TRIES = ("read", "post", "token", "post unseen")
+REFUSED = ("refused", "refused", "refused", "opaque:0")  # a page never sees what the last brought
+ATTACK = """<!doctype html><title>waiting</title><script>
+const api = "%s";
+const post = {method: "POST", headers: {"Content-Type": "text/plain"}, body: '{"name": "planted"}'};
+const tries = [fetch(api + "/admin/version"), fetch(api + "/flows/", post),
+               fetch(api + "/csrf-token?client=mine"),
+               fetch(api + "/flows/", {...post, mode: "no-cors"})];
+Promise.allSettled(tries).then(all => { document.title = all.map(one =>
+  one.status === "fulfilled" ? `${one.value.type}:${one.value.status}` : "refused").join(" "); });
+</script>"""
+
+# Our Python may lie where another user cannot go, so these are for a shell.
+LIST = 'ls "$1"'
+READ = 'head -c 1 "$1" > /dev/null && echo read'
+WRITE = '(: > "$1/planted") && echo written'
+ASK = (
+    'exec 3<>"/dev/tcp/127.0.0.1/$1"; '
+    "printf '%s %s HTTP/1.0\\r\\nHost: %s\\r\\nContent-Type: application/json\\r\\n"
+    'Content-Length: 18\\r\\n\\r\\n{"name":"planted"}\' "$2" "$3" "$4" >&3; '
+    "head -n 1 <&3"
+)
+
+
+@contextlib.contextmanager
+def stack_without_a_set_password(database: Path | None = None) -> Iterator[LiveStack]:
+    """Bring a stack up in a home that the modes of no directory above it protect.
+
+    Its history begins as a copy of `database` if that is given.
+    """
+    with tempfile.TemporaryDirectory(prefix="stack-") as directory:
+        Path(directory).chmod(0o755)
+        stack = LiveStack(
+            Path(directory) / "home", code=make_code(Path(directory) / "code"), password=None
+        )
+        if database is not None:
+            (stack.home / "prefect").mkdir(parents=True)
+            shutil.copy(database, stack.home / "prefect" / "prefect.db")
+        try:
+            done = stack.nanochat("up", "--pool", "cpu")
+            assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+            yield stack
+        finally:
+            stack.nanochat("down")
+
+
+def as_another_user(script: str, *arguments: str) -> str:
+    """Return what a shell of another user prints; only root can become one."""
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *arguments],
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+def try_files_as_another_user(home: Path) -> dict[str, str]:
+    """List, read and write in a home as another user."""
+    prefect = home / "prefect"
+    outcome: dict[str, str] = {}
+    for folder in (home, prefect):
+        outcome[f"list {folder.name}"] = as_another_user(LIST, str(folder))
+        outcome[f"write to {folder.name}"] = as_another_user(WRITE, str(folder))
+    for file in (password_path(home), prefect / "prefect.db", prefect / "server.json"):
+        assert file.is_file(), f"{file} does not exist"
+        outcome[f"read {file.name}"] = as_another_user(READ, str(file))
+    return outcome
+
+
+def try_api_as_another_user(api_url: str) -> dict[str, str]:
+    """Ask for data and for a change as another user, by the server's own name and a foreign one."""
+    url = httpx.URL(api_url)
+    outcome: dict[str, str] = {}
+    for method, path in (("GET", "/admin/version"), ("POST", "/flows/"), ("POST", "/work_pools/")):
+        for host in (f"127.0.0.1:{url.port}", "evil.example"):
+            line = as_another_user(ASK, str(url.port), method, f"{url.path}{path}", host)
+            held = line.split(" ")[1:2] in (["401"], ["403"])
+            outcome[f"{method} {path} of {host}"] = "" if held else line or "no answer"
+    return outcome
+
+
+def try_wrong_passwords(api_url: str, token: dict[str, str]) -> dict[str, str]:
+    """Ask for data and for changes with no password, and with wrong ones.
+
+    `token` is that of `csrf_token`: without one a change is refused whatever its password.
+    """
+    outcome: dict[str, str] = {}
+    for password in (None, *WRONG_PASSWORDS):
+        name, _, word = (password or "").partition(":")
+        auth = None if password is None else httpx.BasicAuth(name, word)
+        for path in ("/admin/version", "/csrf-token?client=mine", *CHANGES):
+            method, body = ("POST", {"name": PLANTED}) if path in CHANGES else ("GET", None)
+            status = _status(method, api_url + path, auth, body, token)
+            held = status == HTTPStatus.UNAUTHORIZED
+            outcome[f"{method} {path}, password {password!r}"] = "" if held else f"status {status}"
+    return outcome
+
+
+def csrf_token(api_url: str, password: str) -> dict[str, str]:
+    """Return the headers that a change needs besides the password."""
+    auth = httpx.BasicAuth(*password.split(":", 1))
+    with httpx.Client(auth=auth, timeout=60, trust_env=False) as client:
+        answer = client.get(f"{api_url}/csrf-token", params={"client": "mine"}).raise_for_status()
+    return {"Prefect-Csrf-Token": answer.json()["token"], "Prefect-Csrf-Client": "mine"}
+
+
+def try_without_a_token(api_url: str, password: str) -> dict[str, str]:
+    """Ask for changes with the right password, but without a token, or with a wrong one."""
+    auth = httpx.BasicAuth(*password.split(":", 1))
+    outcome: dict[str, str] = {}
+    for headers in ({}, {"Prefect-Csrf-Token": "wrong", "Prefect-Csrf-Client": "mine"}):
+        for path in CHANGES:
+            status = _status("POST", api_url + path, auth, {"name": PLANTED}, headers)
+            held = status == HTTPStatus.FORBIDDEN
+            given = "a wrong token" if headers else "no token"
+            outcome[f"POST {path}, {given}"] = "" if held else f"status {status}"
+    return outcome
+
+
+def _status(
+    method: str,
+    url: str,
+    auth: httpx.Auth | None,
+    body: dict[str, str] | None,
+    headers: dict[str, str],
+) -> int:
+    with httpx.Client(auth=auth, timeout=60, trust_env=False) as client:
+        return client.request(method, url, json=body, headers=headers).status_code
+
+
+@contextlib.contextmanager
+def _foreign_page(api_url: str) -> Iterator[str]:
+    """Serve the page that attacks, on another port of this machine; yield its address."""
+
+    class Foreign(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write((ATTACK % api_url).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Foreign) as foreign:
+        thread = threading.Thread(target=foreign.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{foreign.server_port}/"
+        finally:
+            foreign.shutdown()
+            thread.join()
+
+
+def try_from_a_foreign_origin(stack: LiveStack) -> dict[str, str]:
+    """Log in with the printed address in Chromium; there, open a page of another origin."""
+    from playwright.sync_api import expect, sync_playwright
+
+    from tests.support.browser.chromium import launch
+
+    said = stack.nanochat("up", "--pool", "cpu").stdout
+    address = re.search(r"^log in\s+(\S+)$", said, flags=re.MULTILINE)
+    assert address is not None, said
+    with _foreign_page(str(stack.record.api_url)) as foreign, sync_playwright() as playwright:
+        browser = launch(playwright)
+        page = browser.new_page()
+        page.goto(address[1])
+        expect(page).to_have_url(re.compile("dashboard"), timeout=60_000)
+        expect(page.get_by_text("Work Pools").first).to_be_visible(timeout=60_000)
+        page.goto(foreign)
+        expect(page).to_have_title(re.compile("refused|:"), timeout=60_000)
+        got = page.title().split(" ")
+        browser.close()
+    outcome = {
+        f"{what} from a foreign origin": "" if seen == right else seen
+        for what, seen, right in zip(TRIES, got, REFUSED, strict=True)
+    }
+    flows = {flow["name"] for flow in stack.ask("/flows/filter", {})}
+    outcome["a flow stored from anywhere"] = PLANTED if PLANTED in flows else ""
+    return outcome

@@ -1,0 +1,161 @@
+"""A stack as a person starts it, in a home of its own, and a toy flow that its workers can run."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from infra.prefect.password import find_password
+from infra.prefect.records import Stack, read_stack
+from tests.support.prefect_login import Login
+
+PASSWORD = "only-in-the-environment"
+AUTH = f"nanochat:{PASSWORD}"
+DEADLINE = 280.0  # seconds; a stack comes up in 20 on an idle machine
+TAGS = ["auto-resume"]
+
+# Says in files of the home what happens to it. Its name is that of a flow that may be resumed.
+FLOW = """
+import os
+import time
+from pathlib import Path
+
+from prefect import flow
+
+HOME = Path(os.environ["NANOCHAT_HOME"])
+
+
+@flow(name="nanochat-eval", retries=0)
+def toy(name: str) -> None:
+    (HOME / f"{name}.pid").write_text(str(os.getpid()))
+    try:
+        while not (HOME / f"{name}.go").exists():
+            time.sleep(0.1)
+    except BaseException:
+        (HOME / f"{name}.saved").touch()
+        raise
+"""
+
+
+class LiveStack:
+    """The command line in one home, and the API of its server."""
+
+    def __init__(self, home: Path, *, code: Path, password: str | None = AUTH) -> None:
+        self.home = home
+        self.taken_port = 0  # the one that `up` was asked for, and another program had
+        ours = ("PREFECT_", "NANOCHAT_")
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
+            "NANOCHAT_HOME": str(home),
+            "PYTHONPATH": str(code),
+            "OMP_NUM_THREADS": "1",
+            **({"NANOCHAT_PREFECT_AUTH": password} if password else {}),
+        }
+        self._password = password  # None: the one that the home makes
+        self._cwd = make_project(home.parent / "project")
+
+    def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run one command of the command line."""
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "flows.cli.app", *words],
+            cwd=self._cwd,
+            env={**self.environment, **environment},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE,
+        )
+
+    @property
+    def record(self) -> Stack:
+        stack = read_stack(self.home)
+        assert stack is not None
+        return stack
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        """The API's answer to a GET, or to a POST of `body`."""
+        api_url = self.record.api_url
+        password = self._password or find_password(self.home)
+        assert api_url is not None
+        assert password is not None
+        with httpx.Client(auth=Login(api_url, password), timeout=30, trust_env=False) as client:
+            method = "GET" if body is None else "POST"
+            return client.request(method, f"{api_url}{path}", json=body).raise_for_status().json()
+
+    def deploy_toy(self) -> None:
+        """Make the deployment of the toy flow."""
+        flow = self.ask("/flows/", {"name": "nanochat-eval"})
+        self.ask(
+            "/deployments/",
+            {
+                "name": "toy",
+                "flow_id": flow["id"],
+                "entrypoint": "toy_flow.toy",
+                "work_pool_name": "cpu",
+                "tags": TAGS,
+            },
+        )
+
+    def start_toy(self, name: str) -> str:
+        """Trigger a run as Prefect's pages do; gives its id once its process waits."""
+        deployment = self.ask("/deployments/name/nanochat-eval/toy")["id"]
+        run = self.ask(f"/deployments/{deployment}/create_flow_run", {"parameters": {"name": name}})
+        wait_for(lambda: (self.home / f"{name}.pid").exists(), f"the start of {name}")
+        return run["id"]
+
+    def finish_toy(self, name: str) -> None:
+        """Let it come to its end."""
+        (self.home / f"{name}.go").touch()
+
+    def state(self, run: str) -> str:
+        return self.ask(f"/flow_runs/{run}")["state"]["name"]
+
+    def wait_for_state(self, run: str, *names: str) -> None:
+        wait_for(lambda: self.state(run) in names, f"{run} to be {names}")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process that has to do with this home."""
+        found: list[psutil.Process] = []
+        for process in psutil.process_iter():
+            try:
+                is_ours = str(self.home) in " ".join(
+                    [*process.cmdline(), *process.environ().values()]
+                )
+                if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+
+def make_project(directory: Path) -> Path:
+    """The directory of a person whose project has folders with the names of our packages."""
+    for name in ("deployments", "flows", "infra", "nanochat_core", "tasks"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        (directory / name / "__init__.py").write_text("raise RuntimeError('another project')\n")
+    return directory
+
+
+def make_code(directory: Path) -> Path:
+    """A directory for PYTHONPATH with the toy flow in it."""
+    directory.mkdir()
+    (directory / "toy_flow.py").write_text(FLOW)
+    return directory
+
+
+def wait_for(is_so: Callable[[], bool], what: str, *, seconds: float = DEADLINE) -> float:
+    """Wait until it is so; gives the seconds that it took."""
+    began = time.monotonic()
+    while True:
+        try:
+            if is_so():
+                return time.monotonic() - began
+        except (OSError, httpx.TransportError):  # no answer at this moment
+            pass
+        assert time.monotonic() - began < seconds, f"waited {seconds} s for {what}"
+        time.sleep(0.1)

@@ -1,0 +1,254 @@
+"""A small S3 server in this process that can be told to misbehave as real ones do.
+
+`Quirk` is how a server is, `Fault` what happens to single requests. Without either it passes the
+same contract test as a real server. It checks no signatures; `requests` says what it was asked.
+"""
+
+import base64
+import hashlib
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from email.utils import formatdate
+from xml.etree import ElementTree
+from xml.sax.saxutils import escape
+
+from tests.support.infra.storage.fake_http import serve
+from tests.support.infra.storage.misbehaviour import Answer, FakeError, Fault, Quirk, Request
+
+RACE = 0.02  # seconds between looking and writing of a store that is not atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Object:
+    """Bytes at a key."""
+
+    data: bytes
+    etag: str
+    written: float
+
+
+class FakeS3:
+    """One bucket, in memory."""
+
+    def __init__(
+        self, *quirks: Quirk, faults: tuple[Fault, ...] = (), bucket: str = "fake"
+    ) -> None:
+        self.quirks = set(quirks)
+        self.faults = list(faults)
+        self.requests: list[Request] = []
+        self.objects: dict[str, Object] = {}
+        self.uploads: dict[str, tuple[str, float, dict[int, Object]]] = {}
+        self.bucket = bucket
+        self.now: Callable[[], float] = time.time
+        self._lock = threading.RLock()
+        self._server = serve(self)
+
+    @property
+    def endpoint(self) -> str:
+        """Its address."""
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def stop(self) -> None:
+        """No longer listen."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def count(self, verb: str, key: str = "") -> int:
+        """How many requests of a verb there were for keys with a piece in it."""
+        return sum(r.verb == verb and key in r.key for r in self.requests)
+
+    def answer(self, request: Request) -> Answer:
+        """Carry a request out."""
+        if request.bucket != self.bucket:
+            raise FakeError(404, "NoSuchBucket")
+        actions: dict[str, Callable[[Request], Answer]] = {
+            "GET": self._get,
+            "HEAD": self._get,
+            "PUT": self._put,
+            "DELETE": self._delete,
+            "GET list-type": self._list,
+            "GET uploads": self._list_uploads,
+            "POST uploads": self._begin,
+            "PUT partNumber": self._put_part,
+            "POST uploadId": self._complete,
+            "DELETE uploadId": self._abort,
+        }
+        if request.verb == "HEAD" and not request.key:
+            return Answer()
+        return actions[request.verb](request)
+
+    def _get(self, request: Request) -> Answer:
+        found = self._find(request.key)
+        headers = {
+            "ETag": f'"{found.etag}"',
+            "Last-Modified": formatdate(found.written, usegmt=True),
+        }
+        span = request.headers.get("range")
+        if span and Quirk.LOSES_SIGNED_RANGES in self.quirks:
+            raise FakeError(403, "SignatureDoesNotMatch")
+        if span is None or Quirk.IGNORES_RANGES in self.quirks:
+            return Answer(body=found.data, headers=headers)
+        first, last = (int(n) for n in span.removeprefix("bytes=").split("-"))
+        size = len(found.data)
+        if first >= size:
+            raise FakeError(416, "InvalidRange")
+        last = min(last, size - 1)
+        headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        return Answer(status=206, body=found.data[first : last + 1], headers=headers)
+
+    def _put(self, request: Request) -> Answer:
+        data = self._body(request)
+        racy = (Quirk.RACY_IF_MATCH in self.quirks and "if-match" in request.headers) or (
+            Quirk.RACY_IF_NONE_MATCH in self.quirks and "if-none-match" in request.headers
+        )
+        if racy:
+            self._check_conditions(request)
+            time.sleep(RACE)
+        with self._lock:
+            if not racy:
+                self._check_conditions(request)
+            etag = hashlib.md5(data).hexdigest()
+            self.objects[request.key] = Object(data=data, etag=etag, written=self.now())
+        return Answer(headers={"ETag": f'"{etag}"'})
+
+    def _check_conditions(self, request: Request) -> None:
+        found = self.objects.get(request.key)
+        absent, match = request.headers.get("if-none-match"), request.headers.get("if-match")
+        if absent and Quirk.REFUSES_IF_NONE_MATCH in self.quirks:
+            raise FakeError(501, "NotImplemented")
+        if absent and found and Quirk.IGNORES_IF_NONE_MATCH not in self.quirks:
+            raise FakeError(412, "PreconditionFailed")
+        if match is None or Quirk.IGNORES_IF_MATCH in self.quirks:
+            return
+        if Quirk.REFUSES_IF_MATCH in self.quirks:
+            raise FakeError(400, "InvalidArgument")
+        if found is None:
+            raise FakeError(404, "NoSuchKey")
+        if Quirk.REFUSES_QUOTED_VERSIONS not in self.quirks:
+            match = match.strip('"')
+        if match != found.etag:
+            raise FakeError(412, "PreconditionFailed")
+
+    def _delete(self, request: Request) -> Answer:
+        with self._lock:
+            self.objects.pop(request.key, None)
+        return Answer(status=204)
+
+    def _list(self, request: Request) -> Answer:
+        prefix = request.query.get("prefix", "")
+        after = request.query.get("continuation-token") or request.query.get("start-after", "")
+        keys = sorted(k for k in self.objects if k.startswith(prefix) and k > after)
+        if Quirk.LISTS_UNSORTED in self.quirks:
+            keys.reverse()
+        if Quirk.FORGETS_IN_LISTS in self.quirks:
+            del keys[1::2]
+        page, more = keys[:1000], len(keys) > 1000
+        if Quirk.LISTS_1000_SILENTLY in self.quirks:
+            more = False
+        if Quirk.LISTS_MORE_AND_MORE in self.quirks:
+            page, more = page if not after else [], True
+        items = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key].data)}</Size>"
+            f"<LastModified>{_iso(self.objects[key].written)}</LastModified></Contents>"
+            for key in page
+        )
+        tells = more and not {Quirk.LISTS_WITHOUT_TOKENS, Quirk.LISTS_MORE_AND_MORE} & self.quirks
+        token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if tells else ""
+        return _xml(
+            "ListBucketResult",
+            f"<Name>{self.bucket}</Name><IsTruncated>{str(more).lower()}</IsTruncated>{token}{items}",
+        )
+
+    def _list_uploads(self, request: Request) -> Answer:
+        if Quirk.LISTS_NO_UPLOADS in self.quirks:
+            raise FakeError(501, "NotImplemented")
+        items = "".join(
+            f"<Upload><Key>{key}</Key><UploadId>{name}</UploadId>"
+            f"<Initiated>{_iso(begun)}</Initiated></Upload>"
+            for name, (key, begun, _) in self.uploads.items()
+            if key.startswith(request.query.get("prefix", ""))
+        )
+        return _xml("ListMultipartUploadsResult", items)
+
+    def _begin(self, request: Request) -> Answer:
+        name = uuid.uuid4().hex
+        self.uploads[name] = (request.key, self.now(), {})
+        return _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
+
+    def _put_part(self, request: Request) -> Answer:
+        data = self._body(request)
+        etag = hashlib.md5(data).hexdigest()
+        parts = self._upload(request)[2]
+        parts[int(request.query["partNumber"])] = Object(data=data, etag=etag, written=self.now())
+        return Answer(headers={"ETag": f'"{etag}"'})
+
+    def _complete(self, request: Request) -> Answer:
+        key, _, parts = self._upload(request)
+        wanted = [
+            (int(part.findtext("{*}PartNumber", "")), part.findtext("{*}ETag", "").strip('"'))
+            for part in ElementTree.fromstring(request.body).iter()
+            if part.tag.endswith("}Part")
+        ]
+        if any(number not in parts or parts[number].etag != etag for number, etag in wanted):
+            raise FakeError(400, "InvalidPart")
+        data = b"".join(parts[number].data for number, _ in wanted)
+        etags = b"".join(bytes.fromhex(etag) for _, etag in wanted)
+        etag = f"{hashlib.md5(etags).hexdigest()}-{len(wanted)}"
+        self.objects[key] = Object(data=data, etag=etag, written=self.now())
+        del self.uploads[request.query["uploadId"]]
+        return _xml("CompleteMultipartUploadResult", f"<ETag>{etag}</ETag>")
+
+    def _abort(self, request: Request) -> Answer:
+        self._upload(request)
+        del self.uploads[request.query["uploadId"]]
+        return Answer(status=204)
+
+    def _upload(self, request: Request) -> tuple[str, float, dict[int, Object]]:
+        try:
+            return self.uploads[request.query["uploadId"]]
+        except KeyError:
+            raise FakeError(404, "NoSuchUpload") from None
+
+    def _find(self, key: str) -> Object:
+        try:
+            return self.objects[key]
+        except KeyError:
+            raise FakeError(404, "NoSuchKey") from None
+
+    def _body(self, request: Request) -> bytes:
+        """The bytes to write, if their checksums are right."""
+        md5 = request.headers.get("content-md5")
+        sha256 = request.headers.get("x-amz-checksum-sha256")
+        crc32 = request.headers.get("x-amz-checksum-crc32")
+        refused = {
+            Quirk.REFUSES_MD5: md5,
+            Quirk.REFUSES_SHA256: sha256,
+            Quirk.REFUSES_CRC32: crc32,
+        }
+        if any(told and quirk in self.quirks for quirk, told in refused.items()):
+            raise FakeError(400, "InvalidArgument")
+        if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks:
+            if Quirk.CHECKS_NO_MD5 not in self.quirks:
+                _compare(md5, hashlib.md5(request.body).digest())
+            _compare(sha256, hashlib.sha256(request.body).digest())
+            if Quirk.CHECKS_NO_CRC32 not in self.quirks:
+                _compare(crc32, zlib.crc32(request.body).to_bytes(4))
+        return request.body
+
+
+def _compare(told: str | None, digest: bytes) -> None:
+    if told not in (None, base64.b64encode(digest).decode()):
+        raise FakeError(400, "BadDigest")
+
+
+def _xml(name: str, inner: str) -> Answer:
+    text = f'<{name} xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</{name}>'
+    return Answer(body=text.encode(), headers={"Content-Type": "application/xml"})
+
+
+def _iso(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))

@@ -1,0 +1,75 @@
+"""Fake S3 servers, and stores on them."""
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from infra.storage.s3.errors import RetryPolicy
+from infra.storage.s3.store import S3Store
+from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.misbehaviour import Fault, Quirk
+from tests.support.infra.storage.s3_server import client_environment
+
+PARTS = 12  # of a large file
+IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
+MakeFake = Callable[..., FakeS3]
+
+
+@pytest.fixture
+def make_fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeFake]:
+    """Starts a server that misbehaves as told; the environment is that of its client."""
+    made: list[FakeS3] = []
+
+    def make(*ways: Quirk | Fault) -> FakeS3:
+        fake = FakeS3(
+            *(way for way in ways if isinstance(way, Quirk)),
+            faults=tuple(way for way in ways if isinstance(way, Fault)),
+        )
+        made.append(fake)
+        for name, value in client_environment(fake.endpoint).items():
+            monkeypatch.setenv(name, value)
+        return fake
+
+    yield make
+    for fake in made:
+        fake.stop()
+
+
+@pytest.fixture
+def fake(make_fake: MakeFake) -> FakeS3:
+    """A server that behaves until told otherwise."""
+    return make_fake()
+
+
+def store_on(fake: FakeS3, *, patience: RetryPolicy = IMPATIENT) -> S3Store:
+    """An empty store."""
+    return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", patience=patience)
+
+
+def tried_store_on(fake: FakeS3) -> S3Store:
+    """An empty store that has been seen to check checksums; only what comes now is counted."""
+    store = store_on(fake)
+    assert store.checksum_of_parts() == "crc32"
+    fake.requests.clear()
+    return store
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes of a part, so that small objects go in parts."""
+    part = 1 << 16
+    monkeypatch.setattr("infra.storage.parts.PART", part)
+    monkeypatch.setattr("infra.storage.s3.store.PART", part)
+    monkeypatch.setattr("infra.storage.s3.multipart.PART", part)
+    return part
+
+
+@pytest.fixture
+def large(tmp_path: Path, small_parts: int) -> Path:
+    """A file of twelve parts, the last one short."""
+    path = tmp_path / "large"
+    path.write_bytes(os.urandom(PARTS * small_parts - 5))
+    return path

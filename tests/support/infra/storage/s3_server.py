@@ -1,0 +1,175 @@
+"""A real S3 server (MiniStack) on this machine, for tests.
+
+It checks checksums, conditions and the access key, and keeps what was put when it is killed. The
+secret of its one root key is not checked: `add_user` makes keys whose signatures, clocks and
+permissions are. It forgets unfinished multipart uploads when it stops.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+
+from infra.containers.local_s3 import free_port, server_environment
+
+RECORD = "server.json"  # of a shared server: address and process
+READY_WITHIN = 30  # seconds; it takes 0.3 on an idle machine
+KEY, SECRET, REGION = "test", "test", "us-east-1"
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+@dataclass
+class S3Server:
+    """A server and what a client must have in its environment to reach it."""
+
+    endpoint: str
+    directory: Path
+    process: Any  # Popen, or psutil's of a server that another process started
+
+    @property
+    def port(self) -> int:
+        """Where it listens; `start_s3` with the same directory and port starts it again."""
+        return int(self.endpoint.rpartition(":")[2])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables for this process or for a child; the developer's own settings are masked."""
+        return client_environment(self.endpoint)
+
+    def make_bucket(self, name: str) -> None:
+        """A bucket; nothing happens when it is there."""
+        client = self.client("s3")
+        if name not in [bucket["Name"] for bucket in client.list_buckets()["Buckets"]]:
+            client.create_bucket(Bucket=name)
+
+    def add_user(self, name: str, *, allow: tuple[str, ...] = ("s3:*",)) -> dict[str, str]:
+        """The environment of another user with the actions given, whose signature is checked."""
+        name = f"{name}-{uuid.uuid4().hex[:8]}"
+        iam = self.client("iam")
+        iam.create_user(UserName=name)
+        statement = {"Effect": "Allow", "Action": list(allow), "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+        iam.put_user_policy(UserName=name, PolicyName="p", PolicyDocument=policy)
+        key = iam.create_access_key(UserName=name)["AccessKey"]
+        return self.environment | {
+            "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+            "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+        }
+
+    def client(self, service: str) -> Any:
+        """Botocore's own client as the root user: what is not our code sees the same store."""
+        import botocore.session
+
+        return botocore.session.Session().create_client(
+            service,
+            endpoint_url=self.endpoint,
+            aws_access_key_id=KEY,
+            aws_secret_access_key=SECRET,
+            region_name=REGION,
+        )
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def client_environment(endpoint: str) -> dict[str, str]:
+    """What a client needs for a server at `endpoint`, and nothing of the developer's own."""
+    return {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_ACCESS_KEY_ID": KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_REGION": REGION,
+        "AWS_DEFAULT_REGION": REGION,
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def ensure_s3(directory: Path, *, bucket: str) -> S3Server:
+    """Return the server of `directory`, started unless it runs; it survives this process."""
+    directory.mkdir(exist_ok=True)
+    record = directory / RECORD
+    with FileLock(directory / "start.lock"):
+        if record.exists():
+            endpoint, pid = json.loads(record.read_text())
+            return S3Server(endpoint, directory, psutil.Process(pid))
+        server = start_s3(directory, dies_with_parent=False)
+        server.process.returncode = 0  # else Popen warns that the process outlives it
+        record.write_text(json.dumps([server.endpoint, server.process.pid]))
+        server.make_bucket(bucket)
+        return server
+
+
+def stop_s3(directory: Path) -> None:
+    """Stop the server of `directory` if one was started."""
+    record = directory / RECORD
+    with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+        process = psutil.Process(json.loads(record.read_text())[1])
+        process.kill()  # nothing of it is needed any more
+        process.wait(10)
+
+
+def start_s3(
+    directory: Path, port: int | None = None, *, dies_with_parent: bool = True
+) -> S3Server:
+    """Start a server that keeps its objects in `directory`, and wait until it answers.
+
+    Started again with the same directory and port it goes on.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    log = directory / "server.log"
+    port = port or free_port()
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [Path(sys.executable).parent / "ministack"],
+            env=server_environment(directory, port),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=not dies_with_parent,
+            preexec_fn=_die_with_parent if dies_with_parent and sys.platform == "linux" else None,
+        )
+    server = S3Server(endpoint=f"http://127.0.0.1:{port}", directory=directory, process=process)
+    deadline = time.monotonic() + READY_WITHIN
+    while not _answers(server.endpoint):
+        if process.poll() is not None or time.monotonic() > deadline:
+            server.kill()
+            raise RuntimeError(f"the S3 server does not start:\n{log.read_text()[-2000:]}")
+        time.sleep(0.05)
+    return server
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+
+
+def _answers(endpoint: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{endpoint}/_ministack/health", timeout=2):
+            return True
+    except OSError as error:
+        return hasattr(error, "code")  # an error of HTTP: somebody listens

@@ -1,0 +1,118 @@
+"""Jobs of the data stages on text small enough for a test."""
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
+from nanochat_core.data.token_files import TokenSet
+from nanochat_core.data.tokens import tokenize_shard
+from nanochat_core.job import Job, Resources
+from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.data.hub_server import HubServer, talking_to_hub
+
+MakeJob = Callable[..., Job]
+ENTRIES = {"task_data": "conversations.task_data"}  # where the module is not named like its stage
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> MakeJob:
+    """make_job(stage name, inputs, section=Section): a job in a folder of its own."""
+
+    def make(stage: str, inputs: dict[str, Path], **sections: Any) -> Job:
+        job = Job(
+            directory=tmp_path / f"{stage}-job",
+            stage=stage,
+            entry=f"nanochat_core.data.{ENTRIES.get(stage, stage)}",
+            fingerprint="0" * 64,
+            config={"seed": 42, **{name: section.tree() for name, section in sections.items()}},
+            inputs=inputs,
+            resources=Resources(
+                device="cpu",
+                threads=1,
+                device_batch_size=1,
+                save_every_seconds=60.0,
+                eval_every_steps=0,
+                dollars_per_hour=0.0,
+            ),
+        )
+        job.output.mkdir(parents=True, exist_ok=True)
+        return job
+
+    return make
+
+
+@pytest.fixture
+def tokenizer_dir(tmp_path: Path) -> Path:
+    """A tokenizer of 300 tokens."""
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    words = " ".join(f"word{i} thing{i * 7}" for i in range(200))
+    Tokenizer.train(iter([words]), vocab_size=300).save(directory)
+    return directory
+
+
+@pytest.fixture
+def write_shards(tmp_path: Path) -> Callable[[list[list[str]]], Path]:
+    """write_shards([documents of each shard]) -> the directory; validation is the last shard."""
+
+    def write(documents: list[list[str]]) -> Path:
+        directory = tmp_path / "shards"
+        scratch = tmp_path / "shards-scratch"
+        for folder in (directory, scratch):
+            folder.mkdir(exist_ok=True)
+        files = [
+            write_shard(directory / shard_name(i), texts, scratch=scratch)
+            for i, texts in enumerate(documents)
+        ]
+        ShardSet(directory=directory, shards=tuple(files)).write()
+        return directory
+
+    return write
+
+
+@pytest.fixture
+def tokens_dir(
+    tmp_path: Path, write_shards: Callable[[list[list[str]]], Path], tokenizer_dir: Path
+) -> Path:
+    """The tokens of three shards."""
+    shards = ShardSet.open(
+        write_shards(
+            [
+                [f"word{i} " * (1 + i % 40) for i in range(300)],
+                [f"thing{i} " * (1 + i % 25) for i in range(200)],
+                [f"word{i} thing{i}" * (1 + i % 10) for i in range(60)],
+            ]
+        )
+    )
+    directory = tmp_path / "tokens"
+    directory.mkdir()
+    made = [
+        tokenize_shard(
+            path,
+            tokenizer_directory=tokenizer_dir,
+            output=directory,
+            scratch=tmp_path,
+            dtype="uint16",
+        )
+        for path in (*shards.train, shards.validation)
+    ]
+    tokenizer = Tokenizer.load(tokenizer_dir)
+    TokenSet(
+        directory=directory,
+        dtype="uint16",
+        vocab_size=tokenizer.vocab_size,
+        bos=tokenizer.bos,
+        tokenizer=tokenizer.digest(),
+        shards=tuple(made),
+    ).write()
+    return directory
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[HubServer]:
+    """A Hub without datasets; huggingface_hub talks to it and has an empty cache."""
+    with talking_to_hub(tmp_path / "hf-home", monkeypatch) as server:
+        yield server

@@ -1,0 +1,48 @@
+"""A server with the engine that has no model, and a small random model that is served."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.live import Live, serving
+
+
+@pytest.fixture(scope="session")
+def live() -> Iterator[Live]:
+    """One server for all tests that leave it as it was."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of two layers and a long context, on disk."""
+    import torch
+
+    from nanochat_core.config import ModelConfig
+    from nanochat_core.model.checkpoint import save_model
+    from nanochat_core.model.gpt import GPT
+    from nanochat_core.scaling import numerics
+
+    config = ModelConfig(
+        depth=2,
+        width=32,
+        num_heads=2,
+        num_kv_heads=2,
+        sequence_len=4096,
+        vocab_size=265,
+        windows=(64, 4096),
+    )
+    model = GPT(config, numerics("fp32"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+        model.lm_head.weight[256:] = 0.0  # special tokens are unlikely: answers are long
+    directory = tmp_path_factory.mktemp("models") / "my_model"
+    (directory / "tokenizer").mkdir(parents=True)
+    TOKENIZER.save(directory / "tokenizer")
+    save_model(directory, model, tokenizer=directory / "tokenizer", optimizer={}, made_by="sft")
+    return directory

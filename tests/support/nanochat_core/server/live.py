@@ -1,0 +1,122 @@
+"""A real server on a free port of this machine, in a thread, with the engine that has no model."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from nanochat_core.server.__main__ import Server
+from nanochat_core.server.config import ServerConfig
+from nanochat_core.server.launch import Engines, make_specs, open_port
+from nanochat_core.server.metrics import Metrics
+from nanochat_core.server.service import Service
+from nanochat_core.server.workers.pool import Pool
+from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+
+FAKE = "tests.support.nanochat_core.server.fake_engine:open_fake"
+NAME = "tiny"
+
+
+@dataclass(frozen=True)
+class Live:
+    """A running server."""
+
+    url: str
+    port: int
+    service: Service
+    loop: asyncio.AbstractEventLoop
+    server: Server
+
+    def client(self, **options) -> httpx.Client:
+        """Of its own connections."""
+        return httpx.Client(base_url=self.url, timeout=30, **options)
+
+    def ask(self, text: str, **settings) -> list[dict]:
+        """What is streamed in answer to one message."""
+        with self.client() as http:
+            response = http.post("/chat/completions", json=body(text, **settings))
+        assert response.status_code == 200, response.text
+        return events_of(response.text)
+
+    def health(self) -> dict:
+        """GET /health."""
+        return httpx.get(f"{self.url}/health", timeout=30).json()
+
+    def run(self, coroutine):
+        """A coroutine's result, run in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+
+
+def fake_pool(directory: str = "fake", *, max_waiting: int = 64, **engines) -> Pool:
+    """A pool of engines that have no model; not started."""
+    given = Engines(device="cpu", maker=FAKE, **engines)
+    specs = make_specs(Path(directory), given)
+    return Pool(specs, TOKENIZER, max_waiting=max_waiting, timeouts=given.timeouts)
+
+
+@contextlib.contextmanager
+def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
+    """A server as long as the block lasts."""
+    rules = rules or ServerConfig(log="none")
+    started: list[Live] = []
+    ready = threading.Event()
+
+    async def run(listener: socket.socket) -> None:
+        pool = fake_pool(max_waiting=rules.max_waiting, **engines)
+        await pool.start()
+        service = Service(pool, name=NAME, rules=rules, metrics=Metrics())
+        server = Server(service)
+        port = listener.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        started.append(Live(f"http://127.0.0.1:{port}", port, service, loop, server))
+        ready.set()
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            await service.stop()
+
+    with open_port("127.0.0.1", 0) as listener:
+        thread = threading.Thread(target=lambda: asyncio.run(run(listener)))
+        thread.start()
+        assert ready.wait(30)
+        try:
+            yield started[0]
+        finally:
+            started[0].server.should_exit = True
+            thread.join(40)
+            assert not thread.is_alive()
+
+
+def body(text: str = "echo hello", **settings) -> dict:
+    """A request of one message."""
+    return {"messages": [{"role": "user", "content": text}], **settings}
+
+
+def events_of(text: str) -> list[dict]:
+    """The events of a stream, comments left out."""
+    blocks = text.split("\n\n")
+    assert blocks.pop() == ""
+    blocks = [block for block in blocks if not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks)
+    return [json.loads(block[len("data: ") :]) for block in blocks]
+
+
+def text_of(events: list[dict]) -> str:
+    """The text that was streamed."""
+    return "".join(event.get("token", "") for event in events)
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> float:
+    """Seconds until `condition()` holds; fails after `seconds`."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < seconds
+        time.sleep(0.005)
+    return time.monotonic() - started

@@ -1,0 +1,274 @@
+"""A small pipeline against a real S3 server behind the fault proxy: what becomes of each fault.
+
+Three stages are built by flows.build.build, as in a run. Only the launch of jobs is replaced: a toy
+job runs in this process, because what is tried here is every request to the store, and processes
+would take most of the time. A run waits for a store that does not answer; it is stopped a moment
+later. Its output follows from all bytes of its inputs, so that damage which is not found changes
+the digests at the end. One output goes up and comes down in several parts.
+"""
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import flows.build.build
+import flows.build.job
+from flows.identity.manifest import Manifest
+from flows.leases.held_lease import LeaseTimings
+from flows.stages import Stage
+from infra.storage import parts
+from infra.storage.base import Store
+from infra.storage.s3 import bucket as s3
+from infra.storage.s3 import multipart
+from infra.storage.s3 import store as s3_store
+from infra.storage.s3.errors import RetryPolicy
+from infra.storage.s3.settings import read_settings
+from infra.storage.s3.store import S3Store
+from nanochat_core.errors import NanochatError
+from nanochat_core.job import Job, Result
+from nanochat_core.runtime.progress import Progress
+from tests.support.flows.fixtures import Toys
+from tests.support.infra.storage.s3_server import S3Server
+from tests.support.reliability.fault_proxy import CALM, Fault, FaultProxy, Fired, Storm
+from tests.support.reliability.verdict import judge
+
+BUCKET = "faults"
+MOST_REQUESTS = 8.0  # times those of a run without faults
+_PART = 64 << 10  # bytes
+_SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
+_LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
+_READ_SECONDS = 0.8  # the client's patience with an answer; the proxy drips for less
+# So that a job of a few hundredths of a second renews its lease.
+_TERMS = LeaseTimings(beat=0.03, look=0.3, longest_look=0.6)
+_PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
+_JOB_SECONDS = 0.05
+PATIENCE = RetryPolicy(first_wait=0.01, longest_wait=0.05, deadline=20.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a run with faults ended, and what was found after it."""
+
+    fired: tuple[Fired, ...]
+    methods: dict[str, int]  # how many requests of each
+    ratio: float  # of their number to that of a run without faults
+    ended: str  # "same", "error", or what is wrong: "different", "unclear"
+    said: str  # the error
+    partial: tuple[str, ...]  # manifests that a reader could see, and that were not whole
+    again: str | None  # why a run without faults failed afterwards; None: same digests
+    seconds: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every promise was kept."""
+        is_known = self.ended in ("same", "error") and self.ratio <= MOST_REQUESTS
+        return is_known and not self.partial and self.again is None
+
+
+class _Client(s3.Bucket):
+    """Requests by a client that was made before: to make one takes longer than a run."""
+
+    client: Any
+
+    def _client(self, seconds: float = 0) -> Any:
+        return self.client
+
+
+class TriedStore(S3Store):
+    """A store whose conditions were tried before."""
+
+    def check_conditions(self) -> None:
+        pass
+
+
+@dataclass
+class Pipeline:
+    """Where runs take place; see `open_pipeline`."""
+
+    directory: Path
+    proxy: FaultProxy
+    clients: Mapping[str, Any]  # "proxy" and "server"
+    stages: Sequence[Stage]
+    digests: Mapping[str, str] = field(default_factory=dict)  # of a run without faults
+    # Its requests by method, with and without trying the store's conditions first.
+    calm: Mapping[bool, Mapping[str, int]] = field(default_factory=dict)
+
+    def run(
+        self,
+        *faults: Fault,
+        storm: Storm = CALM,
+        seed: int = 0,
+        watched: bool = False,
+        tries_conditions: bool = False,
+        kind: type[S3Store] | None = None,
+        patience: RetryPolicy = PATIENCE,
+    ) -> Outcome:
+        """Build everything with faults; look at the server; build again without.
+
+        `watched`: a reader looks all the while. `tries_conditions`: the store is a new one, whose
+        conditions are tried first. `kind`: a store of another make.
+        """
+        prefix, home = uuid.uuid4().hex, self.directory / uuid.uuid4().hex
+        home.mkdir()
+        kind = kind or (S3Store if tries_conditions else TriedStore)
+        store = self._open(prefix, "proxy", kind, patience)
+        direct = self._open(prefix, "server", TriedStore, RetryPolicy())
+        began = time.monotonic()
+        self.proxy.arm(*faults, storm=storm, seed=seed)
+        with _reader(direct, every=0.1 if watched else None) as partial:
+            ended, said = self._build(store, home)
+        methods, fired = dict(self.proxy.methods), tuple(self.proxy.fired)
+        calm = self.calm.get(tries_conditions, methods)
+        self.proxy.settle()
+        partial.extend(find_partial(direct))
+        self.proxy.arm()
+        again, why = self._build(store, home)
+        shutil.rmtree(home)
+        return Outcome(
+            fired=fired,
+            methods=methods,
+            ratio=sum(methods.values()) / sum(calm.values()),
+            ended=ended,
+            said=said,
+            partial=tuple(sorted(set(partial))),
+            again=None if again == "same" else why or again,
+            seconds=time.monotonic() - began,
+        )
+
+    def _open(self, prefix: str, to: str, kind: type[S3Store], patience: RetryPolicy) -> S3Store:
+        store = kind(f"s3://{BUCKET}/{prefix}", settings=read_settings({}), patience=patience)
+        bucket = _Client(BUCKET, prefix=prefix, settings=store.settings)
+        bucket.client = self.clients[to]
+        # The judge's own requests meet no faults, only a machine that is busy.
+        bucket.has_answered = to == "server"
+        store.bucket = bucket
+        return store
+
+    def _build(self, store: Store, home: Path) -> tuple[str, str]:
+        """How it ended, and the error in full."""
+        toys = Toys(root=self.directory / "root", home=home)
+        stop = threading.Event()
+        person = threading.Timer(_PATIENCE_OF_A_PERSON, stop.set)
+
+        def watch(stage: str, event: dict[str, Any]) -> None:
+            if "store not reached" in event.get("text", "") and person.ident is None:
+                person.start()
+
+        context = replace(toys.context(), store=store, terms=_TERMS, stop=stop, watch=watch)
+        built: dict[str, Manifest] = {}
+        try:
+            for stage in self.stages:
+                inputs = {source.name: built[source.name] for source in stage.inputs}
+                built[stage.name] = flows.build.build.build(
+                    stage, context, inputs, force=False
+                ).manifest
+        except NanochatError as error:
+            is_clear = "\n" not in str(error) and bool(error.hint)
+            return "error" if is_clear else "unclear", f"{error} | hint: {error.hint}"
+        except Exception as error:  # noqa: BLE001 - a person would see a traceback
+            return "unclear", f"{type(error).__name__}: {error}"
+        finally:
+            person.cancel()
+        digests = {name: manifest.digest for name, manifest in built.items()}
+        if self.digests and digests != self.digests:
+            return "different", f"{digests}"
+        self.digests = digests
+        return "same", ""
+
+
+def find_partial(store: Store) -> list[str]:
+    """Every artifact that a reader can see and cannot have."""
+    keys = [entry.key for entry in store.list("") if entry.key.endswith("/manifest.json")]
+    verdicts = {key: judge(store, *key.split("/")[:2]) for key in keys}
+    return [f"{key}: {found.why}" for key, found in verdicts.items() if found.state == "torn"]
+
+
+@contextlib.contextmanager
+def _reader(store: Store, *, every: float | None) -> Generator[list[str]]:
+    """Looks for partial artifacts until the block ends."""
+    partial: list[str] = []
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(every):
+            partial.extend(find_partial(store))
+
+    thread = threading.Thread(target=look, name="reader")
+    if every is not None:
+        thread.start()
+    try:
+        yield partial
+    finally:
+        over.set()
+        if every is not None:
+            thread.join()
+
+
+def toy_job(job: Job, *, on_event: Any, root: Path, **_: Any) -> Result:
+    """A job in this process: its files follow from the bytes of its inputs."""
+    source = (root / f"{job.entry.replace('.', '/')}.py").read_bytes()
+    job.code.mkdir(parents=True, exist_ok=True)
+    (job.code / f"{hashlib.sha256(source).hexdigest()}-{job.entry}").write_bytes(source)
+    content = hashlib.sha256(job.stage.encode())
+    for name in sorted(job.inputs):
+        for path in sorted(path for path in job.inputs[name].rglob("*") if path.is_file()):
+            content.update(path.relative_to(job.inputs[name]).as_posix().encode())
+            content.update(path.read_bytes())
+    chance = random.Random(content.hexdigest())
+    for name, size in (_SIZES if job.inputs else {**_SIZES, **_LARGE}).items():
+        (job.output / name).parent.mkdir(parents=True, exist_ok=True)
+        (job.output / name).write_bytes(chance.randbytes(size))
+    job.events.unlink(missing_ok=True)
+    progress = Progress(job.events)
+    progress.start(1)
+    progress.step(1, loss=0.5)
+    (job.directory / "worker.log").touch()
+    time.sleep(_JOB_SECONDS)
+    result = Result(status="finished", metrics={})
+    result.write(job.directory)
+    return result
+
+
+@contextlib.contextmanager
+def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
+    """A pipeline on a server, after one run without faults."""
+    server.make_bucket(BUCKET)
+    (directory / "root" / "tasks").mkdir(parents=True)
+    (directory / "root" / "tasks" / "__init__.py").touch()
+    toys = Toys(root=directory / "root", home=directory)
+    with contextlib.ExitStack() as stack:
+        for where in (parts, s3_store, multipart):
+            stack.enter_context(mock.patch.object(where, "PART", _PART))
+        stack.enter_context(mock.patch.object(flows.build.job, "run_job", toy_job))
+        upstream = ("127.0.0.1", server.port)
+        proxy = stack.enter_context(FaultProxy(upstream, slow=_READ_SECONDS / 3))
+        clients = {
+            "proxy": _make_client({**server.environment, "AWS_ENDPOINT_URL_S3": proxy.endpoint}),
+            "server": _make_client(server.environment),
+        }
+        first = toys.stage("first")
+        second = toys.stage("second", first)
+        third = toys.stage("third", first, second)
+        pipeline = Pipeline(directory, proxy, clients, (first, second, third))
+        calm = {tries: pipeline.run(tries_conditions=tries) for tries in (False, True)}
+        assert all(outcome.is_good and outcome.ended == "same" for outcome in calm.values()), calm
+        pipeline.calm = {tries: outcome.methods for tries, outcome in calm.items()}
+        yield pipeline
+        for client in clients.values():
+            client.close()
+
+
+def _make_client(environment: dict[str, str]) -> Any:
+    with mock.patch.dict(os.environ, environment):
+        seconds: Any = _READ_SECONDS
+        return s3.Bucket(BUCKET, prefix="", settings=read_settings({}))._client(seconds)

@@ -1,0 +1,393 @@
+"""Who uses a store while its garbage is collected: runs, collectors, and people with commands.
+
+Runs are flows.build.build.build for three stages, with the record that flows.orchestration.pipeline
+keeps. Left out are fingerprinting (a stage's variant is its whole pre-image) and the jobs, which
+are sleeps that leave checkpoints.
+"""
+
+import contextlib
+import dataclasses
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import flows.build.build
+from flows.artifacts.pins import pin, reserve
+from flows.artifacts.publish import commit, find_manifest, publish
+from flows.artifacts.revocations import accepted_from, find_revoked, revoke
+from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
+from flows.build.build import BuildContext, Built, Lookup, build
+from flows.gc.collect import collect, make_claim
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import Input, Manifest, Provenance
+from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef
+from flows.leases import lease as leases
+from flows.leases.held_lease import HeldLease
+from flows.stages import Stage
+from infra.placement import Placement
+from infra.storage.base import ObjectInfo, ObjectNotFound
+from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.section import Tree
+from tests.support.flows import shelf
+from tests.support.reliability.gc_judge import Judge
+from tests.support.reliability.sim_actors import TERMS, machine, simulated
+from tests.support.reliability.sim_store import SimStore
+from tests.support.reliability.sim_threading import SimThreading
+from tests.support.reliability.sim_world import Process, World
+
+_SHARDS = Stage(name="shards", makes="", inputs=(), config=(), entry="tasks.a", compute="cpu")
+_ROWS = Stage(name="rows", makes="", inputs=(_SHARDS,), config=(), entry="tasks.b", compute="cpu")
+_MODEL = Stage(
+    name="model", makes="", inputs=(_SHARDS, _ROWS), config=(), entry="tasks.c", compute="cpu"
+)
+STAGES = (_SHARDS, _ROWS, _MODEL)
+Variants = Mapping[str, int]  # stage -> what stands for its configuration and code
+_TRIES = 3
+_VARIANTS = 3
+_CONTENTS = 20
+ACCEPTED = 10  # variants from here on are made by accepting another
+
+
+class DatedStore(SimStore):
+    """Entries say when objects were really written."""
+
+    def _entry(self, key: str, size: int) -> ObjectInfo:
+        stored = self.objects.stored.get(key)
+        if stored is None:  # deleted since it was listed
+            return ObjectInfo(key=key, size=0, modified=self.objects.world.now)
+        return ObjectInfo(key=key, size=len(stored.data), modified=stored.written)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What all actors of a history share."""
+
+    world: World
+    judge: Judge
+    scratch: Path  # for outputs and homes
+
+    def output_of(self, content: bytes) -> Path:
+        """A finished job's output: one file."""
+        output = self.scratch / "outputs" / content.hex()
+        if not output.exists():
+            output.mkdir(parents=True)
+            (output / "value").write_bytes(content)
+        return output
+
+    def placement(self, home: str) -> Placement:
+        """A machine."""
+        return machine(self.scratch / home)
+
+
+class Actor:
+    """A process's program."""
+
+    def __init__(self, scene: Scene, process: Process) -> None:
+        self.scene = scene
+        self.world = scene.world
+        self.judge = scene.judge
+        self.process = process
+        self.store = DatedStore(scene.judge.objects, process)
+        process.program = self
+
+    def main(self) -> None:
+        """Try a few times."""
+        for _ in range(_TRIES):
+            try:
+                return self.attempt()
+            except (NanochatError, ObjectNotFound) as error:
+                self.world.note(self.process, f"failed: {error}")
+                self.pause(30.0 * self.world.rng.random())
+
+    def attempt(self) -> None:
+        """What it does; may raise NanochatError."""
+        raise NotImplementedError
+
+    def pause(self, seconds: float) -> None:
+        """Let time pass."""
+        self.world.sleep(self.process, seconds)
+
+    def log(self, text: str) -> None:
+        """Somebody waits for a collection."""
+        self.judge.waited += 1
+        self.world.note(self.process, text)
+
+    def some_artifact(self) -> Manifest:
+        """Any that is there."""
+        stage = self.world.rng.choice(STAGES).name
+        entries = [e.key for e in self.store.list(f"index/{stage}/")]
+        if not entries:
+            raise ArtifactError("there is none")
+        manifest = find_manifest(
+            self.store, ArtifactRef(stage, self.world.rng.choice(entries)[-64:])
+        )
+        if manifest is None:
+            raise ArtifactError("it is gone")
+        return manifest
+
+
+class Runner(Actor):
+    """A run of the pipeline."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        process: Process,
+        *,
+        run: str,
+        variants: Variants,
+        force: frozenset[str],
+    ) -> None:
+        super().__init__(scene, process)
+        self.run = run
+        self.variants = variants
+        self.force = force
+
+    def attempt(self) -> None:
+        """As flows.orchestration.pipeline.run_pipeline, one stage after the other."""
+        started = timestamp(1.8e9 + self.world.now)
+        record = RunRecord(
+            self.store,
+            Run(
+                run=self.run,
+                name=self.run.partition("-")[0],
+                profile="tiny",
+                depth=None,
+                overrides=(),
+                status="running",
+                started=started,
+                ended=None,
+                stages={},
+            ),
+        )
+        self.judge.on_started(self.run)
+        record.write()
+        context = self.context(record)
+        built: dict[str, Manifest] = {}
+        try:
+            for stage in STAGES:
+                inputs = {source.name: built[source.name] for source in stage.inputs}
+                done = build(stage, context, inputs, force=stage.name in self.force)
+                self.judge.on_artifact(self.run, done.manifest)
+                self.judge.reused += done.cached
+                built[stage.name] = done.manifest
+                self.pause(self.world.rng.choice((0.0, 10.0)) * self.world.rng.random())
+        except NanochatError:
+            record.end("failed")
+            raise
+        record.end("finished", {name: m.fingerprint for name, m in built.items()})
+
+    def context(self, record: RunRecord) -> BuildContext:
+        """As flows.orchestration.pipeline makes it."""
+        return BuildContext(
+            run=self.variants,  # type: ignore[arg-type]
+            run_id=self.run,
+            placement=self.scene.placement(self.process.home),
+            store=self.store,
+            watch=self.watch,
+            strict=True,
+            terms=TERMS,
+            record=record.add,
+            stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
+        )
+
+    def watch(self, stage: str, event: dict[str, Any]) -> None:
+        """Events of a build."""
+        if "garbage" in event.get("text", ""):
+            self.judge.waited += 1
+        self.world.note(self.process, f"{stage}: {event}")
+
+    def build_under(
+        self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], *, lease: HeldLease
+    ) -> Built:
+        """What flows.build.build does when it is its turn: a job, then publishing."""
+        rng = self.world.rng
+        root = f"{stage.name}/{identity.fingerprint}/checkpoints/step-0000010"
+        if rng.random() < 0.3:
+            self.store.put(f"{root}/{lease.owner}-{lease.fencing_token}/model", b"x")
+            self.store.put(f"{root}/COMMIT.json", b"x")
+        if lease.ending.wait(rng.choice((5.0, 30.0, 200.0)) * rng.random()):
+            lease.raise_if_lost()
+        content = str(int(identity.fingerprint[:4], 16) % _CONTENTS).encode()
+        published = publish(
+            self.store,
+            identity,
+            self.scene.output_of(content if rng.random() < 0.9 else b"another"),
+            logs=[self.scene.output_of(b"log") / "value"],
+            inputs=inputs,
+            provenance=Provenance(
+                run=self.run,
+                owner=lease.owner,
+                epoch=lease.fencing_token,
+                created=timestamp(1.8e9 + self.world.now),
+                git_commit=None,
+                metrics={},
+                segments=(),
+            ),
+            fence=lease.check,
+        )
+        self.judge.on_made(published.manifest)
+        return Built(manifest=published.manifest, uri="", cached=False)
+
+
+class Collector(Actor):
+    """`nanochat gc --apply`."""
+
+    def attempt(self) -> None:
+        """One collection."""
+        self.judge.collectors.add(self.process)
+        collect(
+            self.store,
+            self.judge.rules,
+            threads=1,
+            clock=lambda: self.world.now,
+            watch=lambda what, count: None,
+        )
+
+
+class Accepter(Actor):
+    """`nanochat accept`: the files of an artifact under another fingerprint."""
+
+    def attempt(self) -> None:
+        """Accept something."""
+        old = self.some_artifact()
+        variant = ACCEPTED + self.world.rng.randrange(_VARIANTS)
+        identity = identity_of(
+            old.stage, {old.stage: variant}, {n: i.digest for n, i in old.inputs.items()}
+        )
+        places = [old.ref, identity.ref, *old.input_refs]
+        with pin(self.store, places, why="accept", log=self.log, pause=self.pause):
+            found = find_manifest(self.store, old.ref)
+            if found is None or find_revoked(self.store, found) is not None:
+                raise ArtifactError("it is gone")
+            for file in (*found.files, *found.logs):
+                self.store.head(file.key)
+            for stage, source in found.inputs.items():
+                if find_manifest(self.store, ArtifactRef(stage, source.fingerprint)) is None:
+                    raise ArtifactError("what it was made from is gone")
+            self.publish(found, identity)
+
+    def publish(self, old: Manifest, identity: Identity) -> None:
+        """See flows.plan.accept.accept."""
+        manifest = dataclasses.replace(
+            old,
+            fingerprint=identity.fingerprint,
+            preimage=identity.preimage,
+            inputs={n: Input(**dataclasses.asdict(source)) for n, source in old.inputs.items()},
+            divergences=(),
+            accepted={**shelf.ACCEPTED, "from": old.fingerprint},
+        )
+        done = commit(self.store, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None)
+        self.judge.on_made(done.manifest)
+
+
+class Tagger(Actor):
+    """`nanochat tag`: point a tag at some run."""
+
+    def attempt(self) -> None:
+        """Tag something."""
+        runs = [entry.key for entry in self.store.list("runs/")]
+        if not runs:
+            return
+        run = self.world.rng.choice(runs).removeprefix("runs/").removesuffix(".json")
+        name = self.world.rng.choice(("main", "best"))
+        reserve(self.store, lambda: point(self.store, name, run), log=self.log, pause=self.pause)
+        if find_run(self.store, run) is not None:
+            self.judge.on_tagged(name, run)
+
+
+class Revoker(Actor):
+    """`nanochat revoke`."""
+
+    def attempt(self) -> None:
+        """Revoke something."""
+        manifest = self.some_artifact()
+        if manifest.accepted:  # what its bytes were made as
+            manifest = find_manifest(self.store, accepted_from(manifest)[0]) or manifest
+        with contextlib.suppress(ArtifactError):
+            revoke(self.store, manifest, why="wrong", who="me", when="now")
+
+
+class Stray(Actor):
+    """Somebody who leaves things behind: a lease, a pin, files of an attempt."""
+
+    def attempt(self) -> None:
+        """Leave something."""
+        identity = identity_of("shards", {"shards": self.world.rng.randrange(100, 200)}, {})
+        place = f"shards/{identity.fingerprint}"
+        what = self.world.rng.randrange(3)
+        if what == 0:
+            leases.try_acquire(self.store, identity.ref, make_claim(), ttl=TERMS.ttl)
+        elif what == 1:
+            manifest = self.some_artifact()
+            artifacts = [[manifest.stage, manifest.fingerprint]]
+            self.store.put(
+                "gc/pins/stray.json", encode_record({"artifacts": artifacts, "why": ""}, format=1)
+            )
+        else:
+            self.store.put(f"{place}/files/stray/data", b"x")
+
+
+def draw_run(world: World, name: str) -> dict[str, Any]:
+    """Arguments of a Runner."""
+    rng = world.rng
+    variants = {
+        stage.name: rng.randrange(_VARIANTS) + (ACCEPTED if rng.random() < 0.15 else 0)
+        for stage in STAGES
+    }
+    force = frozenset(stage.name for stage in STAGES if rng.random() < 0.2)
+    run = new_run_id(name, timestamp(1.8e9 + world.now))
+    return {"run": run, "variants": variants, "force": force}
+
+
+def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> Identity:
+    """Of a stage in a variant, made from inputs with these digests."""
+    preimage: dict[str, Tree] = {
+        "stage": stage,
+        "format": 1,
+        "config": {"variant": variants[stage]},
+        "inputs": dict(digests),
+        "code": {},
+    }
+    return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
+
+
+def _build_simulated(
+    stage: Stage, context: BuildContext, sought: Lookup, *arguments: Any, **options: Any
+) -> Built:
+    """In place of flows.build.build._build, in the process that calls it."""
+    assert isinstance(context.store, SimStore)
+    runner = context.store.process.program
+    assert isinstance(runner, Runner)
+    built = runner.build_under(stage, sought.identity, *arguments, **options)
+    context.record(built.manifest.ref)
+    return built
+
+
+def _identity_from(
+    stage: Stage, run: Any, inputs: Mapping[str, Manifest], *, code: None
+) -> Identity:
+    """In place of flows.identity.manifest.identify_from."""
+    digests = {source.name: inputs[source.name].digest for source in stage.inputs}
+    return identity_of(stage.name, run, digests)
+
+
+@contextlib.contextmanager
+def simulated_pipeline(world: World) -> Generator[None]:
+    """The product's modules live in the world while the block runs."""
+    before: dict[str, Callable[..., Any]] = {}
+    with simulated(world):
+        patches = {
+            "identify_from": _identity_from,
+            "_build": _build_simulated,
+        }
+        for name, value in patches.items():
+            before[name] = getattr(flows.build.build, name)
+            setattr(flows.build.build, name, value)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(flows.build.build, name, value)

@@ -1,0 +1,197 @@
+"""Histories of a store whose garbage is collected while runs use it, each drawn from a seed.
+
+    .venv/bin/python -m tests.support.reliability.gc_histories 4711
+
+shows every operation of one history.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flows.gc.reach import Rules
+from tests.support.reliability import gc_actors as actors
+from tests.support.reliability.gc_judge import Broken, Judge
+from tests.support.reliability.sim_actors import TERMS, open_scratch
+from tests.support.reliability.sim_store import Objects
+from tests.support.reliability.sim_world import Faults, Process, World
+
+DAY = 86400.0  # virtual seconds
+RULES = Rules(keep=30 * DAY, grace=DAY)
+FAULTS = Faults(
+    lost_request=0.01,
+    lost_answer=0.01,
+    retried=0.02,
+    duplicate=0.02,
+    slow=0.1,
+    crash=0.004,
+    damaged=0.01,
+)
+_GAPS = (0.3, 1.1, 2.0, 10.0)  # days between one crowd and the next
+_SECONDS_OF_CROWD = 25.0
+_SECONDS_TO_END = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What one seed came to."""
+
+    seed: int
+    operations: int
+    deleted: int  # objects, by collections
+    reused: int  # artifacts, by runs
+    waited: int  # times that somebody waited for a collection
+    broken: str | None
+    trace: list[str]
+
+
+class _Simulation:
+    def __init__(self, seed: int, rules: Rules, scratch: Path, trace: list[str] | None) -> None:
+        self.rng = random.Random(seed)
+        calm = Faults(slow=FAULTS.slow)
+        self.world = World(seed, faults=self.rng.choice((FAULTS, calm)), trace=trace)
+        self.world.on_death = self.on_death
+        self.judge = Judge(Objects(self.world), rules, ttl=TERMS.ttl)
+        self.scene = actors.Scene(world=self.world, judge=self.judge, scratch=scratch)
+        self.running: dict[Process, Callable[[Process], actors.Actor]] = {}
+        self.rules = rules
+
+    def run(self) -> None:
+        """Crowds of processes, with days between them; then collections until nothing is left."""
+        for number in range(self.rng.randint(2, 3)):
+            self.crowd(f"calm{number}", is_tense=False)
+            self.let_rot()
+            self.crowd(f"tense{number}", is_tense=True)
+            self.wait_until(self.world.now + self.rng.choice(_GAPS) * DAY)
+        self.world.faulty = False
+        self.wait_until(self.world.now + self.rules.grace + _SECONDS_TO_END)
+        since = self.world.now
+        self.collect_rest(2)
+        left = self.judge.leftovers(since=since)
+        left = {key for key in left if not key.endswith("/lease.json")}  # these take longer
+        if left:
+            raise Broken(f"left after the grace and two collections: {sorted(left)}")
+        self.wait_until(self.world.now + RULES.keep + DAY)
+        since = self.world.now
+        self.collect_rest(6)
+        if left := self.judge.leftovers(since=since):
+            raise Broken(f"left in the end: {sorted(left)}")
+
+    def let_rot(self) -> None:
+        """Runs are forgotten, and a collection marks what they leave: the next one deletes it."""
+        self.wait_until(self.world.now + self.rules.keep + DAY)
+        self.collect_rest(1)
+
+    def crowd(self, name: str, *, is_tense: bool) -> None:
+        """Who comes at about the same time; a tense crowd meets a collection that deletes."""
+        rng, world, scene = self.rng, self.world, self.scene
+        for _ in range(rng.choice((1, 1, 2) if is_tense else (0, 1))):
+            self.start("gc", lambda p: actors.Collector(scene, p))
+        for number in range(rng.choice((1, 2, 3))):
+            facts = actors.draw_run(world, f"{rng.choice(('tiny', 'd12', name))}")
+            self.start(f"run{number}", lambda p, f=facts: actors.Runner(scene, p, **f))
+        for calm, tense, actor in (
+            (0.6, 0.6, actors.Accepter),
+            (0.2, 0.8, actors.Tagger),
+            (0.2, 0.2, actors.Revoker),
+            (0.1, 0.1, actors.Stray),
+        ):
+            if rng.random() < (tense if is_tense else calm):
+                self.start(actor.__name__.lower(), lambda p, a=actor: a(scene, p))
+        if rng.random() < 0.4:
+            when = world.now + rng.random() * _SECONDS_OF_CROWD
+            world.at(when, lambda _: self.pause_one(), None)
+
+    def start(self, name: str, program: Callable[[Process], actors.Actor]) -> None:
+        """A process of its own home, in a while."""
+        number = len(self.world.trace or ()) + self.world.operations
+        process = Process(name, home=f"{name}-{number}", skew=self.rng.uniform(-300.0, 300.0))
+        self.begin(process, program, after=_SECONDS_OF_CROWD * self.rng.random())
+
+    def begin(
+        self, process: Process, program: Callable[[Process], actors.Actor], *, after: float
+    ) -> None:
+        """A process that was started, or is started again."""
+
+        def main() -> None:
+            program(process).main()
+            self.world.note(process, "is done")
+            self.running.pop(process, None)
+
+        self.running[process] = program
+        self.world.spawn(process, main, after=after)
+
+    def on_death(self, process: Process) -> None:
+        """Perhaps somebody starts it again."""
+        program = self.running.pop(process, None)
+        if program and self.rng.random() < 0.4:
+            again = Process(f"{process.name}'", home=process.home, skew=process.skew)
+            self.begin(again, program, after=30.0 * self.rng.random())
+
+    def pause_one(self) -> None:
+        """A process stops for longer than a lease lasts, perhaps."""
+        collectors = [process for process in self.running if process in self.judge.collectors]
+        if crowd := collectors or list(self.running):
+            self.world.pause(self.rng.choice(crowd))
+
+    def wait_until(self, moment: float) -> None:
+        """Let the world live until then."""
+        self.world.at(moment, lambda _: None, None)
+        self.world.run(lambda: self.world.now >= moment, before=moment + 1)
+
+    def collect_rest(self, times: int) -> None:
+        """Collections, the grace between them."""
+        for _ in range(times):
+            self.start("gc", lambda p: actors.Collector(self.scene, p))
+            self.wait_until(self.world.now + self.rules.grace + _SECONDS_TO_END)
+
+
+def simulate(seed: int, *, rules: Rules = RULES, trace: bool = False) -> History:
+    """One history."""
+    lines: list[str] = []
+    broken = None
+    with open_scratch() as scratch:
+        simulation = _Simulation(seed, rules, scratch, lines if trace else None)
+        world, judge = simulation.world, simulation.judge
+        with actors.simulated_pipeline(world):
+            try:
+                simulation.run()
+            except Broken as error:
+                broken = str(error)
+            finally:
+                world.close()
+    return History(
+        seed=seed,
+        operations=world.operations,
+        deleted=judge.deleted,
+        reused=judge.reused,
+        waited=judge.waited,
+        broken=broken,
+        trace=lines,
+    )
+
+
+def summary(histories: Sequence[History]) -> str:
+    """Return what they came to, in a line."""
+    return (
+        f"{sum(bool(h.broken) for h in histories)} of {len(histories):,} broken, "
+        f"{sum(h.operations for h in histories):,} operations, "
+        f"{sum(h.deleted for h in histories):,} objects deleted, "
+        f"{sum(h.reused for h in histories):,} artifacts reused, "
+        f"{sum(h.waited for h in histories):,} waits for a collection"
+    )
+
+
+def check(histories: Sequence[History]) -> None:
+    """None is broken, and enough happened in them."""
+    assert {h.seed: h.broken for h in histories if h.broken} == {}
+    assert sum(h.deleted for h in histories) > 10 * len(histories)
+    assert sum(h.reused for h in histories) > len(histories)
+    assert sum(h.waited for h in histories) > len(histories)
+
+
+if __name__ == "__main__":
+    history = simulate(int(sys.argv[1]), trace=True)
+    sys.stdout.write("\n".join(history.trace) + f"\nbroken: {history.broken}\n")

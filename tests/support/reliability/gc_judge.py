@@ -1,0 +1,326 @@
+"""Watches every effect on a simulated store and says when garbage collection broke a promise.
+
+It keeps its own account of what names what, from the bytes that are written, and asks none of the
+collector's code.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+from flows.gc.reach import Rules
+from flows.identity.manifest import Manifest
+from tests.support.reliability.sim_store import Object, Objects
+from tests.support.reliability.sim_world import Process, Request
+
+Place: TypeAlias = tuple[str, str]  # stage, fingerprint
+_SLACK = 60.0  # virtual seconds between what a collection read and what it deletes for it
+
+
+class Broken(BaseException):
+    """A promise does not hold. Nothing in the product catches it."""
+
+
+class Judge:
+    """The promises:
+
+    - an artifact that a run found or made is whole as long as the run's record has to be kept
+    - so is one that a run uses which a tag points at
+    - a manifest that exists has its files
+    - what is young, or under somebody's live lease, is not deleted
+    """
+
+    def __init__(self, objects: Objects, rules: Rules, *, ttl: float) -> None:
+        self.objects = objects
+        self.rules = rules
+        self.collectors: set[Process] = set()
+        self.deleted = 0  # by collectors
+        self.reused = 0
+        self.waited = 0  # for a collection
+        self._ttl = ttl
+        self._records: dict[str, dict[str, Any]] = {}  # what is stored now, parsed
+        self._written: dict[str, float] = {}  # when
+        self._named_by: dict[str, set[str]] = defaultdict(set)  # file's key -> manifests
+        self._promised: dict[str, set[Place]] = defaultdict(set)  # by run
+        self._tagged: dict[str, str] = {}  # tags that were set with all care, and their runs
+        self._put_aside: set[Place] = set()  # by somebody who builds it again
+        objects.on_effect = self._on_effect
+
+    def on_started(self, run: str) -> None:
+        """A run begins, perhaps anew: what it had before it has to get again."""
+        self._promised[run].clear()
+
+    def on_artifact(self, run: str, manifest: Manifest) -> None:
+        """A run got an artifact; from now on it is promised to it."""
+        place = (manifest.stage, manifest.fingerprint)
+        self._promised[run].add(place)
+        for found in self._whole(place):
+            self._check_files(found)
+        if _manifest(place) not in self._records and place not in self._put_aside:
+            raise Broken(f"{run} was given {manifest.name}, which does not exist")
+
+    def on_made(self, manifest: Manifest) -> None:
+        """An artifact was published."""
+        self._check_files(_manifest((manifest.stage, manifest.fingerprint)))
+
+    def on_tagged(self, name: str, run: str) -> None:
+        """A tag was pointed at a run that is there."""
+        if f"runs/{run}.json" not in self._records:
+            raise Broken(f"tag {name} was pointed at {run}, whose record is gone")
+        self._tagged[name] = run
+
+    def leftovers(self, *, since: float) -> set[str]:
+        """Keys that nothing in the store gave a reason for, then or later."""
+        passed = self.objects.world.now - since
+        tagged = {r["run"] for key, r in self._records.items() if key.startswith("refs/")}
+        runs = self._runs_kept(margin=-passed) | {
+            run for run in tagged if f"runs/{run}.json" in self._records
+        }
+        pinned = self._pinned(within=self.rules.keep + passed)
+        places = self._closure([*pinned, *(p for run in runs for p in self._stages_of(run))])
+        reached = {_manifest(place) for place in places} & self._records.keys()
+        aside = {
+            key
+            for key in filter(_is_aside, self._records)
+            if _place(key) in pinned or self._is_unfinished(_place(key), margin=-passed)
+        }
+        reasons = {
+            "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
+            "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
+            "manifest.json": lambda key: _place(key) in places,
+            "revoked.json": lambda key: (
+                _place(key) in places or self._is_under(_place(key), reached | aside)
+            ),
+            "lease.json": self._has_company,
+            "superseded": lambda key: key in aside,
+            "divergences": lambda key: key in aside,
+            "checkpoints": lambda key: self._may_be_continued(key, within=self.rules.keep + passed),
+            "files": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
+            "logs": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
+            "refs": lambda key: True,
+            "gc": lambda key: True,
+        }
+        return {
+            key
+            for key in self.objects.stored
+            if not reasons.get(_part(key), _no)(key)
+            and not (_is_in_place(key) and _place(key) in pinned)
+        }
+
+    # What the store is asked to do.
+
+    def _on_effect(self, request: Request, old: Object | None, new: Object | None) -> None:
+        process, key = request.process, request.key
+        if request.verb == "get":
+            return
+        if new is None and process in self.collectors:
+            self.deleted += 1
+            self._check_deletion(key, old)
+        if _is_record(key):
+            self._note(process, key, new)
+
+    def _note(self, process: Process, key: str, new: Object | None) -> None:
+        """Keep account of a record that was written or removed."""
+        for name in _names(self._records.pop(key, {})):
+            self._named_by[name].discard(key)
+        record = json.loads(new.data) if new else None
+        is_manifest = key.endswith("/manifest.json")
+        if record is not None and not (is_manifest and "superseded" in record):
+            assert new is not None
+            self._records[key] = record
+            self._written[key] = new.written
+            for name in _names(record):
+                self._named_by[name].add(key)
+        if key.startswith("refs/"):  # from now on it is somebody else's promise
+            self._tagged.pop(key.removeprefix("refs/").removesuffix(".json"), None)
+        if is_manifest:
+            is_aside = key not in self._records and process not in self.collectors
+            change = self._put_aside.add if is_aside else self._put_aside.discard
+            change(_place(key))
+
+    def _check_deletion(self, key: str, old: Object | None) -> None:
+        assert old is not None, key
+        age = self.objects.world.now - old.written
+        if age < min(self.rules.grace, self.rules.keep) and not key.endswith("/lease.json"):
+            raise Broken(f"{key} was deleted when it was {age:.0f} s old")
+        if key.startswith("runs/"):
+            if key in {f"runs/{run}.json" for run in self._runs_kept(margin=_SLACK)}:
+                raise Broken(f"{key} was deleted, which has to be kept")
+        elif _is_in_place(key):
+            self._check_part(_place(key), _part(key), key)
+
+    def _check_part(self, place: Place, part: str, key: str) -> None:
+        if part not in ("files", "logs", "checkpoints") or key.endswith("/COMMIT.json"):
+            self._check_lease(place, key)
+        if part == "manifest.json":
+            self._check_unpromised(place)
+        elif part == "revoked.json":
+            self._check_revocation(place)
+        for manifest in self._named_by.get(key, ()):
+            if manifest.endswith("/manifest.json"):
+                raise Broken(f"{key} was deleted, which {manifest} names")
+            if self._is_unfinished(_place(manifest)):
+                raise Broken(f"{key} was deleted, which a run in progress may read: {manifest}")
+
+    def _check_lease(self, place: Place, key: str) -> None:
+        record = self._records.get(f"{place[0]}/{place[1]}/lease.json")
+        if record is None or record["released"] or record["run"] == "gc":
+            return
+        written = self._written[f"{place[0]}/{place[1]}/lease.json"]
+        if self.objects.world.now - written < self._ttl - _SLACK:
+            raise Broken(f"{key} was deleted, which run {record['run']} has a lease on")
+
+    def _check_unpromised(self, place: Place) -> None:
+        for run in self._runs_kept(margin=_SLACK):
+            if place in self._closure(self._promised[run]):
+                raise Broken(f"the manifest of {place} was deleted, which {run} needs")
+
+    def _check_revocation(self, place: Place) -> None:
+        there = {key for key in self._records if key.endswith("/manifest.json")}
+        revocation = self._records[f"{place[0]}/{place[1]}/revoked.json"]
+        build = (revocation["owner"], revocation["epoch"])
+        there = {key for key in there if build == _build_of(self._records[key])}
+        if self._is_under(place, there):
+            raise Broken(f"the revocation of {place} was deleted, which an artifact is under")
+
+    # What names what.
+
+    def _runs_kept(self, *, margin: float = 0.0) -> set[str]:
+        """Runs whose record has to be there: heard of lately, tagged, newest finished of a name."""
+        records = {k: r for k, r in self._records.items() if k.startswith("runs/")}
+        tagged = set(self._tagged.values())
+        newest: dict[str, tuple[str, str]] = {}
+        for record in records.values():
+            if record["status"] == "finished":
+                mine = (record["started"], record["run"])
+                newest[record["name"]] = max(newest.get(record["name"], mine), mine)
+        latest = {run for _, run in newest.values()}
+        now = self.objects.world.now
+        return {
+            record["run"]
+            for key, record in records.items()
+            if now - self._written[key] <= self.rules.keep - margin
+            or record["run"] in tagged | latest
+        }
+
+    def _pinned(self, *, within: float) -> set[Place]:
+        now = self.objects.world.now
+        return {
+            (stage, fingerprint)
+            for key, record in self._records.items()
+            if key.startswith("gc/pins/") and now - self._written[key] <= within
+            for stage, fingerprint in record["artifacts"]
+        }
+
+    def _stages_of(self, run: str) -> list[Place]:
+        record = self._records.get(f"runs/{run}.json")
+        return list(record["stages"].items()) if record else []
+
+    def _is_unfinished(self, place: Place, *, margin: float = _SLACK) -> bool:
+        """Whether a run in progress got an artifact under this fingerprint."""
+        now = self.objects.world.now
+        return any(
+            record["status"] == "running"
+            and record["stages"].get(place[0]) == place[1]
+            and now - self._written[key] <= self.rules.keep - margin
+            for key, record in self._records.items()
+            if key.startswith("runs/")
+        )
+
+    def _closure(self, places: Iterable[Place]) -> set[Place]:
+        """These artifacts and all that they were made from, as far as it exists."""
+        found: set[Place] = set()
+        todo = list(places)
+        while todo:
+            place = todo.pop()
+            if place not in found:
+                found.add(place)
+                record = self._records.get(_manifest(place), {"inputs": {}})
+                todo += [(s, source["fingerprint"]) for s, source in record["inputs"].items()]
+        return found
+
+    def _whole(self, place: Place) -> list[str]:
+        """Manifests of an artifact and its inputs. Raises Broken when one is missing."""
+        manifests: list[str] = []
+        for other in self._closure([place]):
+            if _manifest(other) in self._records:
+                manifests.append(_manifest(other))
+            elif other not in self._put_aside:
+                raise Broken(f"{other}, which {place} was made from, does not exist")
+        return manifests
+
+    def _check_files(self, manifest: str) -> None:
+        record = self._records.get(manifest)
+        if record is None:
+            return
+        for file in (*record["files"], *record["logs"]):
+            if file["key"] not in self.objects.stored:
+                raise Broken(f"{file['key']} is gone, which {manifest} names")
+
+    def _is_under(self, place: Place, manifests: Iterable[str]) -> bool:
+        """Whether one of these is of this place, or of bytes that were accepted from it."""
+        for key in manifests:
+            accepted = self._records[key]["accepted"] or {"from": None, "earlier": []}
+            froms = (_place(key)[1], accepted["from"], *accepted["earlier"])
+            if key.startswith(f"{place[0]}/") and place[1] in froms:
+                return True
+        return False
+
+    def _may_be_continued(self, key: str, *, within: float) -> bool:
+        """They stay together as long as the youngest of a fingerprint may be of use."""
+        prefix = "/".join((*_place(key), "checkpoints/"))
+        stored = self.objects.stored
+        newest = max(o.written for k, o in stored.items() if k.startswith(prefix))
+        age = self.objects.world.now - newest
+        return age <= within and _manifest(_place(key)) not in self._records
+
+    def _has_company(self, key: str) -> bool:
+        place = key.rpartition("/")[0]
+        others = [k for k in self.objects.stored if k.startswith(f"{place}/")]
+        return len(others) > 1
+
+
+def _manifest(place: Place) -> str:
+    return f"{place[0]}/{place[1]}/manifest.json"
+
+
+def _place(key: str) -> Place:
+    stage, fingerprint, *_ = key.split("/")
+    return stage, fingerprint
+
+
+def _build_of(manifest: dict[str, Any]) -> tuple[str, int]:
+    return manifest["provenance"]["owner"], manifest["provenance"]["epoch"]
+
+
+def _indexed(key: str) -> Place:
+    return key.split("/")[1], key[-64:]
+
+
+def _names(record: dict[str, Any]) -> list[str]:
+    """Keys that a manifest names."""
+    return [file["key"] for part in ("files", "logs") for file in record.get(part, ())]
+
+
+def _part(key: str) -> str:
+    """What a key is: its first word, or what it is of its artifact."""
+    return key.split("/")[2 if _is_in_place(key) else 0]
+
+
+def _is_in_place(key: str) -> bool:
+    return key.split("/")[0] not in ("gc", "refs", "runs", "index")
+
+
+def _no(key: str) -> bool:
+    return False
+
+
+def _is_aside(key: str) -> bool:
+    return "/superseded/" in key or "/divergences/" in key
+
+
+def _is_record(key: str) -> bool:
+    names = ("/manifest.json", "/lease.json", "/revoked.json")
+    is_one = key.startswith(("runs/", "refs/")) or key.endswith(names)
+    return _is_aside(key) or is_one or key.startswith("gc/pins/")

@@ -1,0 +1,311 @@
+"""Who takes part in a simulated history: builders, which run flows.build.build, and readers.
+
+Of the product's own code a builder leaves out what has nothing to do with the store: fingerprinting
+(there is one fingerprint), the job (a sleep under the lease) and the facts recorded about it. A
+rude builder knows no leases, as somebody with another tool: put-if-absent alone protects from it.
+"""
+
+import contextlib
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import flows.build.build
+import flows.leases.acquire
+import flows.leases.file_lock
+import flows.leases.held_lease
+import flows.leases.outage
+import infra.storage.s3.errors
+from flows.artifacts.publish import find_manifest, publish
+from flows.artifacts.revocations import revoke
+from flows.build.build import BuildContext, Built, build
+from flows.identity.fingerprint import Identity, fingerprint_of
+from flows.identity.manifest import File, Manifest, Provenance
+from flows.leases.held_lease import HeldLease, LeaseTimings
+from flows.profiles import open_profile
+from flows.stages import Stage
+from infra.placement import Placement
+from infra.storage.base import ObjectNotFound, Persist, call_once
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ArtifactError, NanochatError
+from nanochat_core.job import Resources
+from tests.support.reliability.sim_invariants import Judge
+from tests.support.reliability.sim_s3 import SimS3Store
+from tests.support.reliability.sim_store import Objects, SimStore
+from tests.support.reliability.sim_threading import SimThreading, SimTime
+from tests.support.reliability.sim_world import Process, World
+
+TERMS = LeaseTimings(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
+_PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
+IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
+PLACE = f"{IDENTITY.stage}/{IDENTITY.fingerprint}"
+_STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")
+AnyStore: TypeAlias = SimStore | SimS3Store
+
+
+@contextlib.contextmanager
+def open_scratch() -> Generator[Path]:
+    """A directory for the homes and outputs of histories, one after the other; in memory."""
+    in_memory = Path("/dev/shm")
+    where = in_memory if in_memory.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="nanochat-simulation-", dir=where) as directory:
+        yield Path(directory)
+
+
+@lru_cache
+def _run() -> RunConfig:
+    return open_profile("tiny").run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What all actors of a history share."""
+
+    world: World
+    judge: Judge
+    open_store: Callable[[Objects, Process], AnyStore]
+    scratch: Path
+
+    def output_of(self, content: bytes) -> Path:
+        """A finished job's output: one file."""
+        output = self.scratch / "outputs" / content.hex()
+        if not output.exists():
+            output.mkdir(parents=True)
+            (output / "value").write_bytes(content)
+        return output
+
+    def placement_of(self, process: Process) -> Placement:
+        """A machine."""
+        return machine(self.scratch / process.home)
+
+
+def machine(home: Path) -> Placement:
+    """A machine with this home."""
+    return Placement(
+        home=home,
+        store="sim://store",
+        gpus=0,
+        resources=Resources(
+            device="cpu",
+            threads=1,
+            device_batch_size=1,
+            save_every_seconds=60.0,
+            eval_every_steps=0,
+        ),
+    )
+
+
+class Actor:
+    """A process's program."""
+
+    def __init__(self, scene: Scene, process: Process) -> None:
+        self.scene = scene
+        self.world = scene.world
+        self.judge = scene.judge
+        self.process = process
+        self.store = scene.open_store(scene.judge.objects, process)
+        self.process.program = self
+
+    def find(self) -> Manifest | None:
+        """The artifact."""
+        return find_manifest(self.store, IDENTITY.ref)
+
+
+class Builder(Actor):
+    """A run that wants the artifact, and tries again after any error."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        process: Process,
+        *,
+        run: str,
+        content: bytes,
+        force: bool = False,
+        rude: bool = False,
+    ) -> None:
+        super().__init__(scene, process)
+        self.run = run
+        self.content = content
+        self.force = force
+        self.rude = rude
+        self.attempts = 0
+
+    def main(self) -> None:
+        """Until the artifact is there."""
+        while True:
+            try:
+                self.build_rudely() if self.rude else self.build()
+                return
+            except NanochatError as error:
+                self.world.met[type(error).__name__] += 1
+                self.world.note(self.process, f"failed: {error}")
+                self.world.sleep(self.process, 5.0 + 10.0 * self.world.rng.random())
+
+    def build(self) -> None:
+        """One attempt of a run."""
+        context = BuildContext(
+            run=_run(),
+            run_id=self.run,
+            placement=self.scene.placement_of(self.process),
+            store=self.store,
+            watch=lambda stage, event: self.world.note(self.process, str(event)),
+            strict=True,
+            terms=TERMS,
+            stop=SimThreading(self.world).Event(),  # type: ignore[arg-type]
+        )
+        revoked = set(self.judge.revoked)
+        built = build(_STAGE, context, {}, force=self.force)
+        self.judge.on_used(built.manifest, revoked)
+
+    def build_under(self, context: BuildContext, lease: HeldLease) -> Built:
+        """Run a job and publish, as flows.build.build does under its lease."""
+        if lease.ending.wait(self.seconds_of_job()):
+            lease.raise_if_lost()
+        self.judge.owners[self.process] = lease.owner
+        wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
+        manifest = self.publish(
+            fence=lease.check, owner=lease.owner, epoch=lease.fencing_token, persist=wait
+        )
+        return Built(manifest=manifest, uri="", cached=False)
+
+    def build_rudely(self) -> None:
+        """Without a lease."""
+        if self.find() is None:
+            self.world.sleep(self.process, self.seconds_of_job())
+            self.publish(fence=lambda: None, owner="nobody", epoch=0, persist=call_once)
+
+    def seconds_of_job(self) -> float:
+        """Some take longer than a lease lasts without renewals."""
+        return self.world.rng.choice((10.0, 60.0, 200.0)) * self.world.rng.random()
+
+    def publish(
+        self, *, fence: Callable[[], None], owner: str, epoch: int, persist: Persist
+    ) -> Manifest:
+        """Under a name of this attempt, so that the judge can tell who won."""
+        self.attempts += 1
+        published = publish(
+            self.store,
+            IDENTITY,
+            self.scene.output_of(self.content),
+            logs=[],
+            inputs={},
+            provenance=Provenance(
+                run=self.run,
+                owner=owner,
+                epoch=epoch,
+                created="2026-11-21T05:53:38Z",
+                git_commit=None,
+                metrics={"process": self.process.name, "attempt": self.attempts},
+                segments=(),
+            ),
+            fence=fence,
+            persist=persist,
+        )
+        self.judge.on_published(published, self.process, self.attempts)
+        return published.manifest
+
+
+class Reader(Actor):
+    """Somebody who fetches the artifact as soon as it is there, byte for byte."""
+
+    reads = 2
+
+    def main(self) -> None:
+        """Read it a few times, whatever happens meanwhile."""
+        while self.reads:
+            try:
+                self.reads -= self.read()
+            except NanochatError as error:
+                self.world.note(self.process, f"failed: {error}")
+            self.world.sleep(self.process, 1.0 + 60.0 * self.world.rng.random())
+
+    def read(self) -> bool:
+        """As flows.artifacts.cache.fetch does it, without a disk. Whether there was an artifact."""
+        manifest = self.find()
+        if manifest is None:
+            return False
+        for file in manifest.files:
+            try:
+                data = self.store.get(file.key)
+            except ObjectNotFound:
+                self.judge.on_gone(file.key)
+                raise
+            if not self.is_whole(data, file):
+                raise ArtifactError(f"{file.key} is damaged")
+            self.judge.on_read(data)
+        return True
+
+    @staticmethod
+    def is_whole(data: bytes, file: File) -> bool:
+        """Whether these are the bytes that the manifest speaks of."""
+        return len(data) == file.size and hashlib.sha256(data).hexdigest() == file.sha256
+
+
+class Reviser(Actor):
+    """Somebody who takes an artifact back, once."""
+
+    def main(self) -> None:
+        """As soon as there is one."""
+        while True:
+            self.world.sleep(self.process, 1.0 + 60.0 * self.world.rng.random())
+            try:
+                if manifest := self.find():
+                    when = "2026-11-21T05:53:38Z"
+                    revoke(
+                        self.store, manifest, why="it is wrong", who=self.process.name, when=when
+                    )
+                    self.judge.on_revoked(manifest)
+                    return
+            except NanochatError as error:
+                self.world.note(self.process, f"failed: {error}")
+
+
+def _build_simulated(
+    stage: Stage,
+    context: BuildContext,
+    identity: Identity,
+    inputs: Mapping[str, Manifest],
+    *,
+    lease: HeldLease,
+) -> Built:
+    """In place of flows.build.build._build, in the process that calls it."""
+    builder = cast("AnyStore", context.store).process.program
+    assert isinstance(builder, Builder)
+    return builder.build_under(context, lease)
+
+
+@contextlib.contextmanager
+def simulated(world: World) -> Generator[None]:
+    """The product's modules get the world's clock, threads and names while the block runs."""
+    time, threading = SimTime(world), SimThreading(world)
+    patches: tuple[tuple[Any, str, Any], ...] = (
+        (flows.leases.held_lease, "threading", threading),
+        (flows.leases.held_lease, "_SECONDS_BETWEEN_LOOKS", 10.0),
+        (flows.leases.outage, "time", time),
+        (flows.leases.acquire, "time", time),
+        (infra.storage.s3.errors, "time", time),
+        (infra.storage.s3.errors, "threading", threading),
+        (infra.storage.s3.errors, "random", world.rng),
+        (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
+        (flows.leases.file_lock, "time", time),
+        (flows.leases.file_lock, "home_id", str),
+        (flows.build.build, "time", time),
+        (flows.build.build, "Code", lambda root, cache: None),
+        (flows.build.build, "identify_from", lambda *a, **k: IDENTITY),
+        (flows.build.build, "_build", _build_simulated),
+        (uuid, "uuid4", world.uuid4),
+    )
+    before = [(module, name, getattr(module, name)) for module, name, _ in patches]
+    try:
+        for module, name, value in patches:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

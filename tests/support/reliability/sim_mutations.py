@@ -1,0 +1,131 @@
+"""Protections taken out, one at a time: the simulation must find every one of these faults."""
+
+import contextlib
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import flows.artifacts.publish
+import flows.leases.held_lease
+import flows.leases.lease
+from flows.artifacts.publish import Published, find_manifest
+from flows.identity.manifest import Manifest
+from flows.leases.lease import LeaseGrant
+from infra.storage.base import OnBytes, Store, VersionedObject, ignore_bytes
+from infra.storage.s3 import conditional
+from tests.support.reliability.sim_actors import AnyStore, Reader
+from tests.support.reliability.sim_s3 import SimS3Store
+from tests.support.reliability.sim_store import SimStore
+from tests.support.reliability.sim_world import Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutation:
+    """One protection that is missing."""
+
+    store: type[AnyStore] | None = None  # None: any
+    patches: tuple[tuple[Any, str, Any], ...] = ()  # object, attribute, what stands there instead
+
+    @contextlib.contextmanager
+    def applied(self) -> Generator[None]:
+        """It is missing while the block runs."""
+        before = [(target, name, vars(target)[name]) for target, name, _ in self.patches]
+        try:
+            for target, name, value in self.patches:
+                setattr(target, name, value)
+            yield
+        finally:
+            for target, name, value in before:
+                setattr(target, name, value)
+
+
+class _PlainPut(SimStore):
+    """The manifest is written over whatever is there."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        if not key.endswith("/manifest.json"):
+            return super().put_if_absent(key, data)
+        self.put(key, data)
+        return True
+
+
+class _PlainSwap(SimStore):
+    """A record is replaced without asking whether it changed since it was read."""
+
+    def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+        self.put(key, data)
+        return True
+
+
+class _ManifestFirst(SimStore):
+    """Files are uploaded after the manifest that names them."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        done = super().put_if_absent(key, data)
+        if key.endswith("/manifest.json"):
+            for name, path in self._later():
+                super().upload(name, path)
+        return done
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        self._later().append((key, path))
+
+    def _later(self) -> list[tuple[str, Path]]:
+        return self.__dict__.setdefault("_uploads", [])
+
+
+class _LocalClock(SimStore):
+    """How old a record is, is told by the clock of whoever asks."""
+
+    def get_stored(self, key: str) -> VersionedObject:
+        stored = super().get_stored(key)
+        age = max(0.0, stored.age + self.process.skew)
+        return VersionedObject(data=stored.data, version=stored.version, age=age)
+
+
+class _LostAnswerIsALoss(SimStore):
+    """Whoever asks twice is told the second time that somebody was first."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        def create(request: Request) -> bool:
+            was_free = request.key not in self.objects.stored
+            return self.objects.create(request) and was_free
+
+        return self.ask("create", key, create, data)
+
+
+def _not_ours(requests: object, key: str, data: bytes) -> bool:
+    return False
+
+
+def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
+    winner = find_manifest(store, ours.ref)
+    return Published(manifest=winner or ours, adopted=True, divergence=None)
+
+
+def _do_not_check(store: Store, held: LeaseGrant) -> None:
+    pass
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "manifest-by-plain-put": Mutation(store=_PlainPut),
+    "epoch-ignored": Mutation(patches=((flows.leases.lease, "_is_of", lambda held, record: True),)),
+    "manifest-before-files": Mutation(store=_ManifestFirst),
+    "expiry-by-local-clock": Mutation(store=_LocalClock),
+    "lost-answer-is-a-loss": Mutation(
+        store=_LostAnswerIsALoss, patches=((flows.artifacts.publish, "_adopt", _adopt_anything),)
+    ),
+    "412-is-a-loss": Mutation(
+        store=SimS3Store,
+        patches=(
+            (conditional, "_is_ours", _not_ours),
+            (flows.artifacts.publish, "_adopt", _adopt_anything),
+        ),
+    ),
+    "no-fence": Mutation(patches=((flows.leases.held_lease, "check", _do_not_check),)),
+    "lease-by-plain-put": Mutation(store=_PlainSwap),
+    "bytes-not-verified": Mutation(
+        patches=((Reader, "is_whole", staticmethod(lambda data, file: True)),)
+    ),
+}

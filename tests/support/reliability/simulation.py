@@ -1,0 +1,259 @@
+"""Histories of the commit protocol, drawn from seeds.
+
+    .venv/bin/python -m tests.support.reliability.simulation --seed 4711
+
+shows every operation of one history. For some virtual minutes things go wrong; then
+nothing does any more, and everybody who still runs, and somebody new, must come to an end.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from tests.support.reliability.sim_actors import (
+    PLACE,
+    TERMS,
+    Actor,
+    Builder,
+    Reader,
+    Reviser,
+    Scene,
+    open_scratch,
+    simulated,
+)
+from tests.support.reliability.sim_invariants import Broken, Judge
+from tests.support.reliability.sim_mutations import MUTATIONS, Mutation
+from tests.support.reliability.sim_s3 import SimS3Store
+from tests.support.reliability.sim_store import Objects, SimStore
+from tests.support.reliability.sim_world import Faults, Process, World
+
+FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
+SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
+MOST_SHOWN = 10
+_SAME, _OTHER = b"what the stage makes", b"what it makes on another machine"
+_CHUNK = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What sort of histories."""
+
+    mutation: str = ""  # the protection that is missing
+    forced: bool = False  # some runs put the artifact aside and build it again
+    revised: bool = False  # somebody takes the artifact back
+
+    @property
+    def options(self) -> str:
+        """As the command line takes it."""
+        mutation = f" --mutation {self.mutation}" if self.mutation else ""
+        return mutation + self.forced * " --forced" + self.revised * " --revised"
+
+
+PLAIN = Kind()
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """What one seed came to."""
+
+    seed: int
+    broken: str | None  # what did not hold
+    operations: int
+    seconds: float  # virtual
+    met: Counter[str]  # what happened how often
+    trace: list[str]
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What many seeds came to."""
+
+    histories: int = 0
+    operations: int = 0
+    cpu_seconds: float = 0.0
+    met: Counter[str] = field(default_factory=Counter)
+    broken: dict[int, str] = field(default_factory=dict)  # seed -> what did not hold
+
+    def count(self, history: History) -> None:
+        """Count one more."""
+        self.histories += 1
+        self.operations += history.operations
+        self.met += history.met
+        if history.broken is not None:
+            self.broken[history.seed] = history.broken
+
+    def add(self, other: "Tally") -> None:
+        """Count those of another process too."""
+        self.histories += other.histories
+        self.operations += other.operations
+        self.cpu_seconds += other.cpu_seconds
+        self.met += other.met
+        self.broken |= other.broken
+
+    def report(self, kind: Kind) -> str:
+        """One line for each history that broke, with the command that shows it."""
+        shown = list(self.broken.items())[:MOST_SHOWN]
+        lines = [f"{what}\n    {command_for(seed, kind)}" for seed, what in shown]
+        return "\n".join([f"{len(self.broken)} of {self.histories} histories broke", *lines])
+
+
+class _Simulation:
+    def __init__(self, seed: int, kind: Kind, *, scratch: Path, trace: list[str] | None) -> None:
+        self.rng = rng = random.Random(seed)
+        self.kind = kind
+        chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
+        store = chosen or rng.choice((SimStore, SimS3Store))
+        faults = replace(Faults.draw(rng), cut_off=rng.choice((0, 0, 0.01, 0.04)))
+        unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
+        self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
+        self.judge = Judge(
+            Objects(self.world),
+            PLACE,
+            ttl=TERMS.ttl,
+            contents={_SAME, _OTHER},
+            strict=kind.forced or kind.revised,
+        )
+        self.scene = Scene(world=self.world, judge=self.judge, open_store=store, scratch=scratch)
+        self.running: set[Process] = set()
+        self.programs: dict[Process, Callable[[Process], Actor]] = {}
+        self.homes: list[str] = []
+        self.world.on_death = self.on_death
+        for number in range(rng.choice((1, 2, 2, 3))):
+            self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
+        if rng.random() < 0.5:
+            self.start("reader", partial(Reader, self.scene))
+        if kind.revised and rng.random() < 0.5:
+            self.start("reviser", partial(Reviser, self.scene))
+
+    def draw_builder(self, run: str) -> Callable[[Process], Builder]:
+        force, rude = (self.rng.random() < 0.2 for _ in range(2))
+        if force and self.kind.forced:
+            self.judge.forced.add(run)
+        return partial(
+            Builder,
+            self.scene,
+            run=run,
+            content=self.rng.choice((_SAME, _SAME, _OTHER)),
+            force=run in self.judge.forced,
+            rude=rude,
+        )
+
+    def start(self, name: str, program: Callable[[Process], Actor]) -> None:
+        """On a machine of its own, or where an earlier one runs."""
+        home = self.rng.choice(self.homes) if self.homes and self.rng.random() < 0.2 else name
+        self.homes.append(home)
+        process = Process(name, home=home, skew=self.rng.uniform(-300.0, 300.0))
+        self.begin(process, program, after=self.rng.choice((1.0, 100.0)) * self.rng.random())
+
+    def begin(self, process: Process, program: Callable[[Process], Actor], *, after: float) -> None:
+        actor = program(process)
+
+        def run() -> None:
+            actor.main()
+            self.world.note(process, "is done")
+            self.running.discard(process)
+
+        self.running.add(process)
+        self.programs[process] = program
+        self.world.spawn(process, run, after=after)
+
+    def on_death(self, process: Process) -> None:
+        """Perhaps somebody starts it again, in the same home."""
+        self.running.discard(process)
+        if self.rng.random() < 0.6:
+            self.world.met["started again"] += 1
+            again = Process(f"{process.name}'", home=process.home, skew=process.skew)
+            self.begin(again, self.programs[process], after=30.0 * self.rng.random())
+
+    def run(self) -> None:
+        """Raises Broken."""
+        self.world.run(lambda: not self.running, before=FAULTY_SECONDS)
+        self.world.faulty = False
+        self.start("last", partial(Builder, self.scene, run="last", content=_SAME))
+        self.start("last-reader", partial(Reader, self.scene))
+        until = self.world.now + SECONDS_TO_RECOVER
+        if not self.world.run(lambda: not self.running, before=until):
+            raise Broken(f"{sorted(p.name for p in self.running)} do not come to an end")
+        self.judge.at_end()
+
+
+def simulate(seed: int, kind: Kind = PLAIN, *, trace: bool = False) -> History:
+    """One history."""
+    with open_scratch() as scratch:
+        return _simulate(seed, kind, scratch=scratch, trace=trace)
+
+
+def _simulate(seed: int, kind: Kind, *, scratch: Path, trace: bool = False) -> History:
+    lines: list[str] = []
+    mutation = MUTATIONS[kind.mutation] if kind.mutation else Mutation()
+    simulation = _Simulation(seed, kind, scratch=scratch, trace=lines if trace else None)
+    world, broken = simulation.world, None
+    with simulated(world), mutation.applied():
+        try:
+            simulation.run()
+        except Broken as error:
+            broken = str(error)
+            lines.append(broken)
+        finally:
+            world.close()
+    return History(
+        seed=seed,
+        broken=broken,
+        operations=world.operations,
+        seconds=world.now,
+        met=world.met,
+        trace=lines,
+    )
+
+
+def simulate_many(seeds: range, kind: Kind = PLAIN, *, most_broken: int = MOST_SHOWN) -> Tally:
+    """Many histories, in this process, until `most_broken` of them broke."""
+    tally = Tally()
+    began = time.process_time()
+    with open_scratch() as scratch:
+        for seed in seeds:
+            tally.count(_simulate(seed, kind, scratch=scratch))
+            if len(tally.broken) == most_broken:
+                break
+    tally.cpu_seconds = time.process_time() - began
+    return tally
+
+
+def simulate_in_two_processes(seeds: range, kind: Kind) -> Tally:
+    """Many histories."""
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
+    tally = Tally()
+    with ProcessPoolExecutor(2) as pool:
+        for part in pool.map(partial(simulate_many, kind=kind), chunks):
+            tally.add(part)
+    return tally
+
+
+def command_for(seed: int, kind: Kind) -> str:
+    """The command that shows a history."""
+    return f".venv/bin/python -m tests.support.reliability.simulation --seed {seed}{kind.options}"
+
+
+def _main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, required=True, help="of the history to show")
+    parser.add_argument("--mutation", default="", choices=("", *MUTATIONS), help="take this out")
+    parser.add_argument("--forced", action="store_true", help="some runs build it again")
+    parser.add_argument("--revised", action="store_true", help="an artifact is taken back")
+    given = parser.parse_args()
+    kind = Kind(mutation=given.mutation, forced=given.forced, revised=given.revised)
+    history = simulate(given.seed, kind, trace=True)
+    lines = [line.replace(PLACE, "PLACE") for line in history.trace]
+    print(*lines, *([] if history.broken else ["all holds"]), sep="\n")  # noqa: T201
+    return int(history.broken is not None)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

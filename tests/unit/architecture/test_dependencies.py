@@ -1,0 +1,47 @@
+"""What the packages import and what pyproject.toml declares are the same."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
+# Declared for its version alone, with the reason beside it.
+HELD_BACK = {"sqlalchemy"}
+# Imported only where they are installed, callers say what is missing; and a part of pydantic.
+OPTIONAL = {"cudnn", "flash_attn", "flash_attn_interface", "transformers", "pydantic_core"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DECLARED = {re.split(r"[\[<>=;~ ]", item)[0].lower() for item in PROJECT["dependencies"]}
+
+
+def imported() -> set[str]:
+    """Top-level names that a module of ours imports, less the standard library and ourselves."""
+    names: set[str] = set()
+    for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(str(node.module).partition(".")[0])
+    return names - sys.stdlib_module_names - {*PACKAGES, "nanochat_flows"}
+
+
+def providers() -> dict[str, set[str]]:
+    """Imported name -> the distributions that it may come from."""
+    installed = importlib.metadata.packages_distributions()
+    return {
+        name: {re.sub(r"[-_.]+", "-", item).lower() for item in installed.get(name, [name])}
+        for name in imported()
+    }
+
+
+def test_everything_that_is_declared_is_imported() -> None:
+    assert DECLARED - HELD_BACK - set[str]().union(*providers().values()) == set()
+
+
+def test_everything_that_is_imported_is_declared() -> None:
+    needed = {name: found for name, found in providers().items() if name not in OPTIONAL}
+    assert {name for name, found in needed.items() if not found & DECLARED} == set()

@@ -1,0 +1,178 @@
+"""What every file of the repository keeps to."""
+
+import ast
+import functools
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.stages import STAGES, Stage
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
+OURS = (*PACKAGES, "bench", "docs")
+MAX_LINES = 400
+MAX_MODULES = 12
+READ_THE_ENVIRONMENT = (
+    "infra/",
+    "nanochat_core/runtime/hardware/distributed.py",
+    "nanochat_core/runtime/tiktoken_cache.py",
+    "nanochat_core/runtime/user_cache.py",
+    "nanochat_core/worker.py",
+)
+
+
+def python_files(*folders: str) -> Iterator[Path]:
+    for folder in folders:
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def test_no_python_file_is_too_long() -> None:
+    lines = {
+        named(path): len(path.read_text().splitlines()) for path in python_files(*OURS, "tests")
+    }
+    assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_packages_have_no_code_of_their_own() -> None:
+    inits = [path for path in python_files(*PACKAGES) if path.name == "__init__.py"]
+    assert [named(path) for path in inits if path.read_text().strip()] == []
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    folders = {path.parent for path in python_files(*PACKAGES)}
+    assert [named(path) for path in folders if not (path / "__init__.py").exists()] == []
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    modules = Counter(path.parent for path in python_files(*PACKAGES) if path.stem != "__init__")
+    assert {named(p): count for p, count in modules.items() if count > MAX_MODULES} == {}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_public_class_name_exists_twice_in_a_package(package: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in python_files(package):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(named(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_code_is_ascii() -> None:
+    found = [path for path in python_files(*OURS) if not path.read_text("utf-8").isascii()]
+    assert [named(path) for path in found] == []
+
+
+def test_no_module_is_a_grab_bag() -> None:
+    banned = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+    assert [named(path) for path in python_files(*PACKAGES) if path.stem in banned] == []
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    files = [path for path in python_files(*OURS) if path.name != "__init__.py"]
+    silent = [path for path in files if not ast.get_docstring(tree_of(path))]
+    assert [named(path) for path in silent] == []
+
+
+def test_only_the_places_that_reach_outside_read_the_environment() -> None:
+    readers = [
+        named(path)
+        for path in python_files(*PACKAGES)
+        if any(_reads_environment(node) for node in ast.walk(tree_of(path)))
+    ]
+    assert [name for name in readers if not name.startswith(READ_THE_ENVIRONMENT)] == []
+
+
+def _reads_environment(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb")
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
+    source = ROOT.joinpath(*stage.entry.split(".")).with_suffix(".py")
+    functions = [n.name for n in tree_of(source).body if isinstance(n, ast.FunctionDef)]
+    assert "run" in functions
+
+
+def test_one_function_takes_the_digest_of_a_file() -> None:
+    sources = [path for package in ("flows", "infra") for path in (ROOT / package).rglob("*.py")]
+    digesting = {p.name for p in sources if "file_digest(" in p.read_text()}
+    assert digesting == {"files.py"}
+
+
+UNPICKLING = re.compile(
+    r"\b(all_gather|gather|scatter|broadcast|send|recv)_object(_list)?\b|--standalone|rdzv-backend=c10d"
+)
+
+
+def test_no_rank_unpickles_what_another_sends() -> None:
+    suspects = [p for p in python_files(*PACKAGES) if UNPICKLING.search(p.read_text())]
+    assert suspects  # their documentation names what they avoid
+    found = [named(path) for path in suspects if UNPICKLING.search(_code_of(path))]
+    assert found == []
+
+
+def test_only_a_foreign_tokenizer_is_read_from_a_pickle_and_torch_loads_plain_tensors_only() -> (
+    None
+):
+    sources = {named(path): path.read_text() for path in python_files(*PACKAGES)}
+    pickling = [name for name, text in sources.items() if re.search(r"\bimport pickle\b", text)]
+    assert pickling == ["nanochat_core/interop/pickled_tokenizer.py"]
+    loads = [
+        ast.unparse(node)
+        for text in sources.values()
+        if "torch.load" in text
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert loads
+    assert all("weights_only=True" in load for load in loads)
+
+
+def _code_of(path: Path) -> str:
+    """Return a module's code without comments and docstrings, which may name what it avoids."""
+    tree = tree_of(path)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            node.body[0] = ast.Pass()
+    return ast.unparse(tree)
+
+
+# Parts of an f-string that format a time, bytes or a score on their own: flows/render/text.py does.
+FORMATTED = re.compile(
+    r"\{[^{}]*\} (?:s|min|h|days)\b"  # {seconds:.0f} s
+    r"|\{[^{}]*/ ?(?:60|3600|86_?400|1e[369]|10 ?\*\* ?9|2 ?\*\* ?[123]0|GIB)\b"
+    r"|\} (?:[kMG]i?B)\b"  # {size} MB
+    r"|\[\{[^{}]*:[+,.0-9]*g\}, \{"  # [{low:.4g}, {high:.4g}]
+)
+FORMATTERS = {
+    "deployments/automations.py": "a constant of seconds in a description that Prefect stores",
+    "flows/cli/machine/checks.py": "memory and disk in GiB, as the needs are stated; a constant",
+    "flows/plan/estimate.py": "FLOPs a second, no bytes",
+    "flows/report/card.py": "a metric whose name says its unit: peak_memory_gb",
+    "flows/cli/artifacts/gc.py": "the number of an option, --keep-days",
+}
+
+
+def test_durations_bytes_and_intervals_are_formatted_in_one_place() -> None:
+    found = {
+        named(path)
+        for path in python_files("flows", "deployments")
+        if not named(path).startswith("flows/render/") and FORMATTED.search(path.read_text())
+    }
+    assert found == FORMATTERS.keys()

@@ -1,0 +1,37 @@
+"""requirements.lock: the versions of constraints.txt, each with the hashes that pip demands."""
+
+import re
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+PIN = re.compile(r"^([a-z0-9-]+)(?:\[[^\]]*\])?==([^\s;\\]+)", flags=re.MULTILINE)
+
+
+def locked() -> dict[str, str]:
+    """Name -> version."""
+    return dict(PIN.findall((ROOT / "requirements.lock").read_text(encoding="utf-8")))
+
+
+def test_the_lock_and_the_constraints_name_the_same_versions() -> None:
+    constraints = dict(PIN.findall((ROOT / "constraints.txt").read_text(encoding="utf-8").lower()))
+    differ = {n: v for n, v in locked().items() if constraints.get(n, v) != v}
+
+    assert len(locked()) > 100
+    assert differ == {}, "make lock"
+
+
+def test_every_locked_version_has_a_hash() -> None:
+    text = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line.strip()]
+
+    assert [line for line in lines if not re.search(r"--hash=sha256:[0-9a-f]{64}", line)] == []
+    assert "://" not in text
+
+
+def test_what_the_package_needs_is_locked_but_for_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[\[<>=;~ ]", item)[0].lower() for item in wanted}
+
+    assert names - locked().keys() == {"torch"}

@@ -1,0 +1,101 @@
+"""Docstrings, comments, messages and docs use the words of the field: a reader can search them."""
+
+import ast
+import functools
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.unit.architecture.test_files import PACKAGES, ROOT, named, python_files, tree_of
+
+# A private word, and the field's word for it.
+INSTEAD_OF = {
+    r"told|tells?|telling": "report, log, notify, return",
+    r"whoever": "caller, owner, client",
+    r"nobody|somebody": "no process, another process",
+    r"goes on|go on|went on|going on|gone on": "continue, resume",
+    r"judge[sd]?|judging|judgement": "evaluate, score, grade",
+    r"by hand": "manually, or the command",
+    r"made up": "synthetic",
+}
+# The same in names; `tell` of a file is Python's.
+PRIVATE_NAMES = re.compile(
+    r"(?<![a-z])(told|tells?|telling|whoever|nobody|judge[sd]?|judging)(?![a-z])"
+)
+PYTHONS = {"tell": {"infra/launch/torchrun.py", "nanochat_core/data/array_files.py"}}
+PRIVATE = re.compile(rf"\b({'|'.join(INSTEAD_OF)})\b", re.IGNORECASE)
+NO_VERB = re.compile(r"(What|Whether|Who|How|Where|When|Which)\b")
+MOST_WITHOUT_VERB = 0.02  # of all docstrings
+# Where a word is right all the same: file -> (words, reason).
+ALLOWED: dict[str, tuple[set[str], str]] = {
+    "tasks/generated/spelling.py": ({"tell"}, "questions that a model learns from"),
+    "tasks/generated/spelling_bee.py": ({"by hand"}, "answers that a model learns from"),
+}
+HISTORY = ("docs/LOG.md", "docs/decisions/")  # never rewritten
+
+
+@functools.cache
+def tokens_of(path: Path) -> list[tuple[int, str]]:
+    """Type and text of every token of a Python file."""
+    lines = io.StringIO(path.read_text(encoding="utf-8")).readline
+    return [token[:2] for token in tokenize.generate_tokens(lines)]
+
+
+def prose_of(path: Path) -> Iterator[str]:
+    """Lines of comments and strings of a Python file; all lines of any other."""
+    if path.suffix != ".py":
+        yield from path.read_text(encoding="utf-8").splitlines()
+        return
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+    for kind, text in tokens_of(path):
+        if kind in kinds:
+            yield from text.splitlines()
+
+
+def private_words(path: Path) -> set[str]:
+    return {match[0].lower() for line in prose_of(path) for match in PRIVATE.finditer(line)}
+
+
+def docstrings() -> list[str]:
+    trees = [tree_of(path) for path in python_files(*PACKAGES)]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, documented)]
+    return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+def private_names(path: Path) -> set[str]:
+    names = {text for kind, text in tokens_of(path) if kind == tokenize.NAME}
+    return {name for name in names if PRIVATE_NAMES.search(name.lower())}
+
+
+def test_names_use_the_words_of_the_field() -> None:
+    found = {named(path): private_names(path) for path in python_files(*PACKAGES, "bench")}
+    for name, files in PYTHONS.items():
+        for file in files:
+            found[file].discard(name)
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_source_and_docs_use_the_words_of_the_field() -> None:
+    docs = [p for p in sorted((ROOT / "docs").rglob("*.md")) if not named(p).startswith(HISTORY)]
+    found = {
+        named(path): words - ALLOWED.get(named(path), (set[str](), ""))[0]
+        for path in [*python_files(*PACKAGES), *docs, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        if (words := private_words(path))
+    }
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_the_list_of_exceptions_is_short_and_current() -> None:
+    assert len(ALLOWED) <= 30
+    for name, (words, reason) in ALLOWED.items():
+        assert reason
+        assert words <= private_words(ROOT / name), name
+
+
+def test_docstrings_begin_with_what_the_function_does() -> None:
+    texts = docstrings()
+    without = [text.splitlines()[0] for text in texts if NO_VERB.match(text)]
+    assert len(without) <= MOST_WITHOUT_VERB * len(texts), without

@@ -1,0 +1,279 @@
+"""Publishing: whole or absent, the first one wins, whoever lost the right to it does nothing."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pytest
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from infra.storage.base import ObjectNotFound, StoreUnavailable
+from infra.storage.local import LocalStore
+from nanochat_core.data.shard_files import write_shard
+from nanochat_core.errors import ArtifactError, StageError, StoreError
+from tests.support.flows.rows import (
+    GIGABYTE,
+    PROVENANCE,
+    ROWS,
+    identity_of,
+    no_fence,
+    publish_rows,
+    write_output,
+)
+
+T = TypeVar("T")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        yield cache
+
+
+def test_there_is_no_artifact_before_it_is_published(store: LocalStore):
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
+
+
+def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Path, cache: Cache):
+    published = publish_rows(store, tmp_path)
+    assert not published.adopted
+    manifest = find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
+    assert manifest == published.manifest
+    assert [file.path for file in manifest.files] == ["rows.json", "sub/empty.bin", "train.rows"]
+    directory = fetch(store, manifest, cache)
+    assert (directory / "files" / "train.rows").read_bytes() == b"123456"
+    assert (directory / "files" / "sub" / "empty.bin").read_bytes() == b""
+    assert (directory / "logs" / "events.jsonl").read_text() == '{"kind": "start"}\n'
+    assert Manifest.from_json((directory / "manifest.json").read_bytes(), where="") == manifest
+
+
+def test_a_store_that_cannot_be_reached_is_not_an_absent_artifact(tmp_path: Path):
+    with pytest.raises(StoreError):
+        find_manifest(
+            LocalStore(tmp_path / "gone" / "store"), ArtifactRef("rows", ROWS.fingerprint)
+        )
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 1, "stage": "rows"'])
+def test_a_damaged_manifest_is_not_an_absent_artifact(store: LocalStore, data: bytes):
+    store.put(f"rows/{ROWS.fingerprint}/manifest.json", data)
+    with pytest.raises(ArtifactError, match=r"manifest\.json"):
+        find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
+
+
+def test_a_manifest_under_another_name_is_refused(store: LocalStore, tmp_path: Path):
+    publish_rows(store, tmp_path)
+    data = store.get(f"rows/{ROWS.fingerprint}/manifest.json")
+    store.put(f"rows/{'0' * 64}/manifest.json", data)
+    with pytest.raises(ArtifactError, match="is the manifest of rows/"):
+        find_manifest(store, ArtifactRef("rows", "0" * 64))
+
+
+def test_whoever_comes_second_adopts_the_first(store: LocalStore, tmp_path: Path):
+    first = publish_rows(store, tmp_path)
+    second = publish_rows(store, tmp_path)
+    assert second == Published(manifest=first.manifest, adopted=True, divergence=None)
+
+
+def test_a_second_one_with_other_contents_is_adopted_and_recorded(
+    store: LocalStore, tmp_path: Path, cache: Cache
+):
+    first = publish_rows(store, tmp_path)
+    second = publish_rows(store, tmp_path, train=b"other!")
+    assert second.adopted
+    assert second.manifest == first.manifest
+    assert second.divergence is not None
+    recorded = Manifest.from_json(store.get(second.divergence), where="")
+    assert recorded.digest != first.manifest.digest
+    directory = fetch(
+        store, recorded, Cache(tmp_path / "cache", GIGABYTE)
+    )  # its bytes are there to be compared
+    assert (directory / "files" / "train.rows").read_bytes() == b"other!"
+
+
+def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
+    store: LocalStore, tmp_path: Path
+):
+    path = write_output(tmp_path) / "shard_00000.parquet"
+    write_shard(path, ["one document", "another"], scratch=path.parent.parent)
+    first = publish_rows(store, tmp_path)
+    written_by = f"version {pa.__version__}".encode()
+    path.write_bytes(path.read_bytes().replace(written_by, written_by[:-1] + b"x"))
+    again = publish_rows(store, tmp_path)
+    assert again == Published(manifest=first.manifest, adopted=True, divergence=None)
+    write_shard(path, ["one document", "a third"], scratch=path.parent.parent)
+    assert publish_rows(store, tmp_path).divergence is not None
+
+
+def test_a_killed_attempt_leaves_no_artifact(store: LocalStore, tmp_path: Path):
+    class Killed(Exception):
+        pass
+
+    class Dying(LocalStore):
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            raise Killed
+
+    with pytest.raises(Killed):
+        publish_rows(Dying(tmp_path / "store"), tmp_path)
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
+    assert not publish_rows(store, tmp_path).adopted
+
+
+def test_an_attempt_that_lost_its_right_publishes_nothing(store: LocalStore, tmp_path: Path):
+    key = f"rows/{ROWS.fingerprint}/manifest.json"
+
+    def fence() -> None:
+        assert list(store.list(f"rows/{ROWS.fingerprint}/files/")), "the files go first"
+        raise StageError("somebody else builds it")
+
+    with pytest.raises(StageError):
+        publish_rows(store, tmp_path, fence=fence)
+    with pytest.raises(ObjectNotFound):
+        store.get(key)
+    assert not list(store.list("index/"))
+
+
+def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path: Path):
+    output = write_output(tmp_path)
+    told: list[int] = []
+    publish(
+        store,
+        ROWS,
+        output,
+        logs=[output.parent / "events.jsonl"],
+        inputs={},
+        provenance=PROVENANCE,
+        fence=no_fence,
+        on_bytes=told.append,
+    )
+    assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
+
+
+def test_a_writer_whose_answer_was_lost_has_won(tmp_path: Path):
+    class Forgetful(LocalStore):
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            super().put_if_absent(key, data)
+            return super().put_if_absent(key, data)
+
+    published = publish_rows(Forgetful(tmp_path / "store"), tmp_path)
+    assert not published.adopted
+    assert published.divergence is None
+
+
+def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):
+    class Silent(LocalStore):
+        """Writes the first manifest without an answer, after which the manifest is superseded."""
+
+        is_silent = True
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            is_ours = super().put_if_absent(key, data)
+            if key.endswith("/manifest.json") and self.is_silent:
+                self.is_silent = False
+                supersede(self, Manifest.from_json(data, where=""), fence=no_fence)
+                raise StoreUnavailable("no answer", hint="wait")
+            return is_ours
+
+    def persist(action: Callable[[], T], /) -> T:
+        try:
+            return action()
+        except StoreUnavailable:
+            return action()
+
+    store = Silent(tmp_path / "store")
+    with pytest.raises(ArtifactError, match="was removed while it was being published"):
+        publish_rows(store, tmp_path, persist=persist)
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
+
+
+def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
+    store: LocalStore, tmp_path: Path, cache: Cache
+):
+    old = publish_rows(store, tmp_path).manifest
+    supersede(store, old, fence=no_fence)
+    supersede(store, old, fence=no_fence)
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
+    new = publish_rows(store, tmp_path, train=b"other!").manifest
+    (key,) = new.divergences
+    assert Manifest.from_json(store.get(key), where="") == old
+    assert fetch(store, old, cache) != fetch(store, new, Cache(tmp_path / "cache", GIGABYTE))
+
+
+def test_an_owner_that_lost_its_right_puts_nothing_aside(store: LocalStore, tmp_path: Path):
+    old = publish_rows(store, tmp_path).manifest
+
+    def fence() -> None:
+        raise StageError("another process builds it")
+
+    with pytest.raises(StageError):
+        supersede(store, old, fence=fence)
+    assert find_manifest(store, old.ref) == old
+
+
+def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
+    old = publish_rows(store, tmp_path).manifest
+    supersede(store, old, fence=no_fence)
+    new = publish_rows(store, tmp_path).manifest
+    assert new.digest == old.digest
+    assert new.divergences == ()
+
+
+def test_a_stage_that_left_nothing_publishes_nothing(store: LocalStore, tmp_path: Path):
+    (tmp_path / "output").mkdir()
+    with pytest.raises(ArtifactError, match="left no files"):
+        publish(
+            store,
+            ROWS,
+            tmp_path / "output",
+            logs=[],
+            inputs={},
+            provenance=PROVENANCE,
+            fence=no_fence,
+        )
+
+
+def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
+    store: LocalStore, tmp_path: Path
+):
+    output = write_output(tmp_path)
+    (output / "link").symlink_to("/etc/passwd")
+    with pytest.raises(ArtifactError, match="not a plain file"):
+        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
+    (output / "link").unlink()
+    (output / "with space").write_text("")
+    with pytest.raises(StoreError, match="with space"):
+        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
+
+
+def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path):
+    for day in (3, 1, 2):
+        output = write_output(tmp_path)
+        provenance = dataclasses.replace(PROVENANCE, created=f"2026-11-0{day}T00:00:00Z")
+        identity = identity_of("rows", seed=day)
+        publish(store, identity, output, logs=[], inputs={}, provenance=provenance, fence=no_fence)
+    seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
+    assert seeds == [{"seed": 3}, {"seed": 2}]
+    assert list(newest_manifests(store, "pretrain", 2)) == []
+    store.put(f"rows/{identity_of('rows', seed=3).fingerprint}/manifest.json", b"damaged")
+    seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
+    assert seeds == [{"seed": 2}, {"seed": 1}]
+
+
+def test_a_manifest_in_the_store_is_for_people_too(store: LocalStore, tmp_path: Path):
+    publish_rows(store, tmp_path)
+    tree = json.loads(store.get(f"rows/{ROWS.fingerprint}/manifest.json"))
+    assert tree["format"] == 3
+    assert tree["preimage"]["config"] == {"seed": 1}
+    assert tree["provenance"]["metrics"] == {"n": 1}

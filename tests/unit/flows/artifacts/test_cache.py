@@ -1,0 +1,162 @@
+"""Fetched artifacts: whole at each use, and mended, file by file, where they are not."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.cache import Cache, fetch
+from flows.identity.manifest import Manifest
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.rows import GIGABYTE, publish_rows
+from tests.support.flows.stores import CountingStore, DyingStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        yield cache
+
+
+@pytest.fixture
+def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
+    return publish_rows(store, tmp_path).manifest
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_whole_copy_needs_no_store(store: CountingStore, cache: Cache, manifest: Manifest):
+    directory = fetch(store, manifest, cache)
+    assert len(store.fetched) == 4
+    for file in manifest.files:
+        store.delete(file.key)
+    assert fetch(store, manifest, cache) == directory
+    assert len(store.fetched) == 4
+    assert cache.find_copy(manifest) == directory
+
+
+def test_a_copy_that_is_not_there_is_not_found(cache: Cache, manifest: Manifest):
+    assert cache.find_copy(manifest) is None
+    assert not cache.directory.exists()
+
+
+@pytest.mark.parametrize("kind", ["bit", "truncated", "longer", "gone", "a directory"])
+@pytest.mark.parametrize("name", ["files/train.rows", "logs/events.jsonl", "manifest.json"])
+def test_what_is_damaged_in_a_copy_is_fetched_again_and_nothing_else(
+    store: CountingStore, cache: Cache, manifest: Manifest, kind: str, name: str
+):
+    directory = fetch(store, manifest, cache)
+    whole = (directory / name).read_bytes()
+    damaged = {
+        "bit": bytes([whole[0] ^ 4, *whole[1:]]),
+        "truncated": whole[:-1],
+        "longer": whole + b"\0",
+    }
+    (directory / name).unlink()
+    if kind == "a directory":
+        (directory / name).mkdir()
+    elif kind != "gone":
+        (directory / name).write_bytes(damaged[kind])
+    store.fetched.clear()
+    assert fetch(store, manifest, cache) == directory
+    assert (directory / name).read_bytes() == whole
+    files = {"files/train.rows": manifest.files[2], "logs/events.jsonl": manifest.logs[0]}
+    assert store.fetched == ([files[name].key] if name in files else [])
+    assert names(directory.parent) == [
+        directory.name,
+        f"{directory.name}.lock",
+        f"{directory.name}.used",
+    ]
+
+
+@pytest.mark.parametrize("intruder", ["files/extra", "files/sub/extra", "logs/link", "files/dir"])
+def test_what_is_too_much_in_a_copy_is_removed(
+    store: CountingStore, cache: Cache, tmp_path: Path, manifest: Manifest, intruder: str
+):
+    directory = fetch(store, manifest, cache)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "mine").write_text("mine")
+    if intruder == "logs/link":
+        (directory / intruder).symlink_to("/etc/passwd")
+    elif intruder == "files/dir":
+        (directory / intruder).symlink_to(tmp_path / "elsewhere")
+    else:
+        (directory / intruder).write_text("")
+    fetch(store, manifest, cache)
+    assert not os.path.lexists(directory / intruder)
+    assert names(tmp_path / "elsewhere") == ["mine"]
+
+
+@pytest.mark.parametrize("link", ["", "files", "files/sub", "files/train.rows", "logs"])
+def test_a_link_in_the_cache_is_replaced_and_what_it_points_at_left_alone(
+    store: CountingStore, cache: Cache, tmp_path: Path, manifest: Manifest, link: str
+):
+    directory = fetch(store, manifest, cache)
+    elsewhere = tmp_path / "elsewhere"
+    (directory / link).rename(elsewhere)
+    (directory / link).symlink_to(elsewhere)
+    if elsewhere.is_dir():
+        (elsewhere / "mine").write_text("mine")
+    fetch(store, manifest, cache)
+    assert not any(path.is_symlink() for path in [directory, *directory.rglob("*")])
+    assert (directory / "files" / "train.rows").read_bytes() == b"123456"
+    assert elsewhere.is_file() or (elsewhere / "mine").read_text() == "mine"
+
+
+def test_a_stage_of_the_cache_that_is_a_link_is_refused(
+    store: CountingStore, cache: Cache, tmp_path: Path, manifest: Manifest
+):
+    (tmp_path / "elsewhere").mkdir()
+    cache.directory.mkdir()
+    (cache.directory / "rows").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArtifactError, match="is a link"):
+        fetch(store, manifest, cache)
+    assert names(tmp_path / "elsewhere") == []
+
+
+def test_a_cache_that_cannot_be_written_says_so(store: CountingStore, manifest: Manifest):
+    with (
+        Cache(Path("/proc/nowhere"), GIGABYTE) as cache,
+        pytest.raises(ArtifactError, match="cannot be written") as caught,
+    ):
+        fetch(store, manifest, cache)
+    assert "NANOCHAT_HOME" in (caught.value.hint or "")
+
+
+def test_an_interrupted_fetch_is_gone_on_with(
+    store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = publish_rows(store, tmp_path).manifest
+    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
+    dying = DyingStore(tmp_path / "store")
+    with pytest.raises(KeyboardInterrupt):
+        fetch(dying, manifest, cache)
+    (entry,) = (cache.directory / "rows").glob(".*.new")
+    (entry / "whole" / "files" / "left").write_text("of another attempt")
+    assert not list((cache.directory / "rows").glob("*/manifest.json"))
+    directory = fetch(store, manifest, cache)
+    assert len(dying.fetched) == 1
+    assert sorted([*dying.fetched, *store.fetched]) == sorted(
+        file.key for file in (*manifest.files, *manifest.logs)
+    )
+    assert names(directory / "files") == ["rows.json", "sub", "train.rows"]
+
+
+def test_a_fetched_file_is_not_the_stores_own_to_write(
+    store: CountingStore, cache: Cache, manifest: Manifest
+):
+    path = fetch(store, manifest, cache) / "files" / "train.rows"
+    if os.geteuid() == 0:  # nothing stops root from writing, so root's copy is its own
+        path.write_bytes(b"scribble")
+        assert store.get(manifest.files[2].key) == b"123456"
+    else:
+        with pytest.raises(PermissionError):
+            path.write_bytes(b"scribble")

@@ -1,0 +1,206 @@
+"""Room in the cache: what is dropped, what never is, and many processes that share it."""
+
+import fcntl
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts import cache as module
+from flows.artifacts.cache import Cache, fetch
+from flows.identity.manifest import Manifest
+from flows.leases import file_lock
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StageError
+from tests.support.flows.rows import GIGABYTE, identity_of, publish_rows
+from tests.support.flows.stores import CountingStore
+from tests.support.infra.storage.owners import own_as_user
+
+BLOCK = 4096  # bytes; what a small file takes on the disk
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        yield cache
+
+
+@pytest.fixture
+def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
+    return publish_rows(store, tmp_path).manifest
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def publish_block(store: LocalStore, tmp_path: Path, number: int) -> Manifest:
+    """An artifact that takes five blocks: train.rows two, the other files and manifest three."""
+    identity = identity_of("rows", number=number)
+    data = str(number).encode() * 2 * BLOCK
+    return publish_rows(store, tmp_path, train=data, identity=identity).manifest
+
+
+def cached(cache: Cache, *manifests: Manifest) -> list[int]:
+    """Numbers of the artifacts that are in the cache, whole or not."""
+    there = {path.name.partition("-")[0] for path in (cache.directory / "rows").iterdir()}
+    return [number for number, m in enumerate(manifests) if m.fingerprint[:12] in there]
+
+
+def set_last_use(cache: Cache, manifest: Manifest, seconds: float) -> None:
+    (path,) = (cache.directory / "rows").glob(f"{manifest.fingerprint[:12]}-*.used")
+    os.utime(path, (seconds, seconds))
+
+
+def test_room_is_made_by_dropping_what_was_used_longest_ago(store: CountingStore, tmp_path: Path):
+    manifests = [publish_block(store, tmp_path, number) for number in range(4)]
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        for manifest in manifests[:3]:
+            fetch(store, manifest, cache)
+    for seconds, manifest in enumerate(manifests[:3], start=1000):
+        set_last_use(cache, manifest, seconds)
+    with Cache(cache.directory, GIGABYTE) as again:
+        fetch(store, manifests[0], again)
+    with Cache(cache.directory, 16 * BLOCK) as small:
+        fetch(store, manifests[3], small)
+    assert cached(cache, *manifests) == [0, 2, 3]
+
+
+def test_the_one_just_fetched_stays_though_it_alone_is_over_the_limit(
+    store: CountingStore, tmp_path: Path
+):
+    manifests = [publish_block(store, tmp_path, number) for number in range(2)]
+    for number, manifest in enumerate(manifests):
+        with Cache(tmp_path / "cache", 0) as cache:
+            directory = fetch(store, manifest, cache)
+            assert (directory / "files" / "rows.json").read_text() == "{}"
+            assert cached(cache, *manifests) == [number]
+    assert names(cache.directory / "rows") == [
+        directory.name,
+        f"{directory.name}.lock",
+        f"{directory.name}.used",
+    ]
+
+
+def test_closing_a_cache_is_the_last_use(store: CountingStore, cache: Cache, manifest: Manifest):
+    fetch(store, manifest, cache)
+    set_last_use(cache, manifest, 1000)
+    cache.close()
+    (path,) = (cache.directory / "rows").glob("*.used")
+    assert path.stat().st_mtime > 1000
+
+
+def test_a_file_shared_with_the_store_takes_no_room(
+    store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    shared, other = (publish_block(store, tmp_path, number) for number in range(2))
+    own_as_user(tmp_path / "store", monkeypatch)
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        fetch(store, shared, cache)
+    limit = 3 * BLOCK  # two manifests are copies always
+    with Cache(cache.directory, limit) as small:
+        fetch(store, other, small)
+    assert cached(cache, shared, other) == [0, 1]
+    for file in (*shared.files, *shared.logs):
+        store.delete(file.key)  # from here on the cache alone keeps the bytes
+    with Cache(cache.directory, limit) as small:
+        small.make_room()
+    assert cached(cache, shared, other) == [1]
+
+
+def test_strangers_in_the_cache_are_left_alone(
+    store: CountingStore, cache: Cache, manifest: Manifest
+):
+    fetch(store, manifest, cache)
+    cache.close()
+    (cache.directory / "rows" / "notes").mkdir()
+    (cache.directory / "rows" / "notes" / "mine").write_text("mine")
+    (cache.directory / "mine").write_text("mine")
+    with Cache(cache.directory, 0) as small:
+        small.make_room()
+    assert names(cache.directory / "rows") == ["notes"]
+    assert (cache.directory / "mine").exists()
+
+
+# Several processes.
+
+
+def test_waiting_for_another_process_that_fetches_can_be_stopped(
+    store: CountingStore, cache: Cache, manifest: Manifest
+):
+    directory = cache.use(manifest)
+    told: list[int] = []
+
+    def stop_at_third(count: int) -> None:
+        told.append(count)
+        if len(told) == 3:
+            raise StageError("the run is being stopped")
+
+    with (
+        file_lock.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None),
+        pytest.raises(StageError),
+    ):
+        fetch(store, manifest, cache, on_bytes=stop_at_third)
+    assert told == [0, 0, 0]
+    assert store.fetched == []
+    fetch(store, manifest, cache)
+
+
+def test_who_makes_room_does_not_wait_for_ever_for_another(
+    store: CountingStore, cache: Cache, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "_PATIENCE", 0.3)
+    cache.directory.mkdir()
+    with (cache.directory / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert (fetch(store, manifest, cache) / "files" / "train.rows").exists()
+
+
+def test_without_its_lock_what_is_used_would_be_dropped(
+    store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Cache, "_use", lambda self, entry: None)
+    manifests = [publish_block(store, tmp_path, number) for number in range(2)]
+    with Cache(tmp_path / "cache", 0) as cache:
+        directory = fetch(store, manifests[0], cache)
+        assert not directory.exists()
+
+
+def test_who_waited_for_the_lock_of_a_dropped_copy_takes_the_new_one(
+    store: CountingStore, cache: Cache, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+):
+    fetch(store, manifest, cache)
+    cache.close()
+    dropping, waiting = threading.Event(), threading.Event()
+    rmtree = shutil.rmtree
+
+    def wait_and_remove(path: Path, **options: bool) -> None:
+        dropping.set()
+        waiting.wait(5)
+        rmtree(path, ignore_errors=True)
+
+    monkeypatch.setattr(module.shutil, "rmtree", wait_and_remove)
+    other = Cache(cache.directory, 0)
+    dropper = threading.Thread(target=other.make_room)
+    dropper.start()
+    assert dropping.wait(5)
+    user = threading.Thread(target=fetch, args=(store, manifest, cache))
+    user.start()
+    user.join(0.2)  # by now it waits for the old lock file
+    assert user.is_alive()
+    waiting.set()
+    for thread in (dropper, user):
+        thread.join(10)
+    other.make_room()
+    assert cache.find_copy(manifest) is not None
+    cache.close()
+    other.make_room()
+    assert cache.find_copy(manifest) is None

@@ -1,0 +1,332 @@
+"""What a person types is one certain artifact, or one line that says why not."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.cache import Cache
+from flows.artifacts.names import (
+    find_directory,
+    open_artifact,
+    open_model,
+    open_newest_run,
+    open_run,
+    open_usable,
+    suggest,
+)
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import point
+from flows.identity.manifest import Manifest
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError, ConfigError, ModelError, NanochatError
+from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run, two_alike
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Counting:
+    return Counting(tmp_path / "store")
+
+
+def put(store: LocalStore, stage: str, seed: int = 0) -> Manifest:
+    return put_artifact(store, make_manifest(stage, config={"seed": seed}))
+
+
+def refusal(ask: Callable[[], object]) -> tuple[str, str]:
+    """The error and hint of a name that is refused: one line each."""
+    with pytest.raises(NanochatError) as caught:
+        ask()
+    assert str(caught.value).isprintable()
+    assert caught.value.hint
+    return str(caught.value), caught.value.hint
+
+
+# STAGE@NAME.
+
+
+def test_a_name_finds_the_latest_run_that_made_the_stage(store: Counting):
+    old, new = put(store, "sft", 1), put(store, "sft", 2)
+    put_run(store, "tiny-1-a", old)
+    assert open_artifact(store, "sft@tiny") == old
+    put_run(store, "tiny-2-a", new)
+    assert open_artifact(store, "sft@tiny") == new
+    put_run(store, "tiny-3-a")  # failed before sft
+    assert open_artifact(store, "sft@tiny") == new
+    assert open_artifact(store, "sft@tiny-1-a") == old
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
+def test_an_unfinished_run_takes_no_name_from_a_finished_one(store: Counting, status: str):
+    good, partial = put(store, "sft", 1), put(store, "sft", 2)
+    further, report = put(store, "rl", 2), put(store, "report", 2)
+    first = put_run(store, "tiny-1-a", good)
+    last = put_run(store, "tiny-2-a", partial, further, report, status=status)
+    assert open_artifact(store, "sft@tiny") == good
+    assert open_artifact(store, "tiny") == good
+    assert open_run(store, "tiny") == first
+    assert open_newest_run(store, "tiny") == last
+    assert open_newest_run(store, "tiny-1-a") == first
+    assert "there is no report@tiny" in refusal(lambda: open_artifact(store, "report@tiny"))[0]
+    assert open_artifact(store, "report@tiny-2-a") == report
+    store.delete("runs/tiny-1-a.json")
+    assert open_artifact(store, "sft@tiny") == partial
+    assert open_artifact(store, "tiny") == further
+    assert open_run(store, "tiny") == last
+
+
+def test_a_profile_that_ran_with_other_settings_only_says_how_these_runs_are_called(
+    store: Counting,
+):
+    put_run(store, "tiny-d4-20260101t000000z-0a1b", name="tiny-d4")
+    put_run(store, "tiny-1a2b3c-20260101t000000z-0a1b", name="tiny-1a2b3c")
+    hint = "nanochat run tiny; with other settings it was run as tiny-1a2b3c, tiny-d4"
+    for ask in (open_run, open_artifact):
+        assert refusal(lambda ask=ask: ask(store, "tiny"))[1] == hint
+    assert refusal(lambda: open_artifact(store, "sft@tiny"))[1] == f"make one: {hint}"
+
+
+def test_a_tag_comes_before_a_runs_name(store: Counting):
+    old, new = put(store, "sft", 1), put(store, "sft", 2)
+    put_run(store, "tiny-1-a", old)
+    put_run(store, "tiny-2-a", new)
+    point(store, "main", "tiny-1-a")
+    assert open_artifact(store, "sft@main") == old
+    point(store, "main", "tiny-2-a")
+    assert open_artifact(store, "sft@main") == new
+
+
+def test_an_artifact_nobody_made_says_what_there_is(store: Counting):
+    def answer(name: str) -> tuple[str, str]:
+        error, hint = refusal(lambda: open_artifact(store, name))
+        assert error == f"there is no {name} in {store.url}"
+        return error, hint
+
+    assert answer("sft@tiny")[1] == "make one: nanochat run tiny"
+    put_run(store, "d12-20260101t000000z-0a1b", name="d12")
+    point(store, "main", "d12-20260101t000000z-0a1b")
+    assert answer("sft@d12")[1] == "`nanochat ls d12` shows what it has made"
+    assert answer("sft@main")[1] == "`nanochat ls main` shows what it has made"
+    assert answer("sft@d13")[1] == "did you mean 'd12'?"
+    assert answer("sft@mian")[1] == "did you mean 'main'?"
+
+
+@pytest.mark.parametrize("name", ["sft@", "@tiny", "@", "sft@../x", "sft@a b", "sft@tiny@tiny"])
+def test_what_is_no_name_is_refused(store: Counting, name: str):
+    with pytest.raises(ConfigError):
+        open_artifact(store, name)
+    assert store.gets == []
+
+
+@pytest.mark.parametrize("name", ["sfx@tiny", "sfx/1a2b", "../sft@tiny", "/sft/1a2b", "../../1a2b"])
+def test_a_stage_that_is_none_is_refused(store: Counting, name: str):
+    assert refusal(lambda: open_artifact(store, name))[0].startswith("there is no stage '")
+    assert (store.gets, store.lists) == ([], [])
+
+
+# STAGE/FINGERPRINT.
+
+
+def test_digits_that_tell_an_artifact_apart_are_enough(store: Counting):
+    one, other = put(store, "sft", 1), put(store, "sft", 2)
+    for digits in (4, 12, 63, 64):
+        assert open_artifact(store, f"sft/{one.fingerprint[:digits]}") == one
+        assert open_artifact(store, f"sft/{other.fingerprint[:digits]}") == other
+
+
+def test_a_prefix_costs_one_listing_of_what_lies_under_it(store: Counting):
+    manifest = put(store, "sft")
+    store.put(f"sft/{manifest.fingerprint}/files/a/manifest.json", b"a file called so")
+    digits = manifest.fingerprint[:4]
+    assert open_artifact(store, f"sft/{digits}") == manifest
+    assert store.lists == [f"sft/{digits}"]
+    assert store.gets == [f"sft/{manifest.fingerprint}/manifest.json"]
+    store.lists.clear()
+    assert open_artifact(store, f"sft/{manifest.fingerprint}") == manifest
+    assert store.lists == []
+
+
+def test_an_artifact_that_the_index_lacks_is_found(store: Counting):
+    manifest = put(store, "sft")
+    for entry in list(store.list("index/")):
+        store.delete(entry.key)
+    assert open_artifact(store, f"sft/{manifest.fingerprint[:4]}") == manifest
+
+
+def test_an_ambiguous_prefix_lists_the_candidates(store: Counting):
+    one, other = two_alike("sft", run="tiny-7", created="2026-11-21T09:00:00Z")
+    put_artifact(store, one)
+    name = f"sft/{one.fingerprint[:4]}"
+    store.put(f"sft/{other.fingerprint}/files/a/manifest.json", b"not finished")
+    assert open_artifact(store, name) == one
+    put_artifact(store, other)
+    error, hint = refusal(lambda: open_artifact(store, name))
+    assert error == f"{name} is ambiguous: the fingerprints of 2 artifacts begin so"
+    first, second = sorted((one, other), key=lambda manifest: manifest.fingerprint)
+    assert hint == ", ".join(
+        f"{m.name} (2026-11-21T09:00:00Z, run tiny-7)" for m in (first, second)
+    )
+    store.put(f"sft/{first.fingerprint}/manifest.json", b"x")
+    assert "(its manifest is damaged)" in refusal(lambda: open_artifact(store, name))[1]
+    assert open_artifact(store, second.name) == second
+
+
+def test_an_unknown_prefix_says_where_to_look(store: Counting):
+    put(store, "sft")
+    store.put("sft/0000/manifest.json", b"no fingerprint")
+    store.put(f"sft/{'0' * 64}/files/a/data", b"never finished")
+    for name in ("sft/0000", f"sft/{'0' * 64}"):
+        error, hint = refusal(lambda name=name: open_artifact(store, name))
+        assert error == f"there is no artifact {name} in {store.url}"
+        assert hint == "`nanochat ls --stage sft` lists the artifacts that exist"
+
+
+@pytest.mark.parametrize(
+    "digits",
+    [
+        *("", "1", "abc", "ABCD", "1a2g", "1a2b/", "../1a2b", "1a2b/../../x", "*", "0" * 65),
+        *("1a2b ", "1a2b\n", "1a2b\0", "\u0661\u0662\u0663\u0664"),
+    ],
+)
+def test_what_is_no_fingerprint_is_refused(store: Counting, digits: str):
+    error, hint = refusal(lambda: open_artifact(store, f"sft/{digits}"))
+    assert error == f"{digits!a} is not the beginning of a fingerprint"
+    assert "4 digits or more" in hint
+    assert (store.gets, store.lists) == ([], [])
+
+
+def test_a_damaged_manifest_is_named(store: Counting):
+    manifest = put(store, "sft")
+    put_run(store, "tiny-1", manifest)
+    key = f"sft/{manifest.fingerprint}/manifest.json"
+    store.put(key, b"{}")
+    for name in ("sft@tiny", "tiny", manifest.name):
+        assert key in refusal(lambda name=name: open_artifact(store, name))[0]
+
+
+# Plain names.
+
+
+def test_a_plain_name_is_the_furthest_trained_chat_model(store: Counting):
+    mid, sft, rl, other = (put(store, s) for s in ("midtrain", "sft", "rl", "pretrain"))
+    put_run(store, "tiny-1-a", mid, sft, rl)
+    assert open_artifact(store, "tiny") == rl
+    put_run(store, "tiny-2-a", mid, sft)
+    newer = put(store, "rl", 2)
+    assert open_artifact(store, "tiny") == rl
+    put_run(store, "tiny-3-a", newer)
+    assert open_artifact(store, "tiny") == newer
+    point(store, "main", "tiny-2-a")
+    assert open_artifact(store, "main") == sft
+    put_run(store, "base-1-a", other, name="base")
+    error, hint = refusal(lambda: open_artifact(store, "base"))
+    assert error == f"base has no chat model in {store.url}: no run of it has made one yet"
+    assert hint == "see `nanochat ls base`"
+
+
+def test_the_newest_run_is_enough_when_it_went_to_the_end(store: Counting):
+    rl = put(store, "rl")
+    for number in range(30):
+        put_run(store, f"tiny-{number + 10}-a", rl)
+    store.gets.clear()
+    assert open_artifact(store, "tiny") == rl
+    assert len([key for key in store.gets if key.startswith("runs/tiny-")]) == 1
+
+
+# Runs.
+
+
+def test_a_run_is_found_by_every_name_that_leads_to_it(store: Counting):
+    old, new = put(store, "sft", 1), put(store, "sft", 2)
+    first = put_run(store, "tiny-1", old)
+    second = put_run(store, "tiny-2", new)
+    third = put_run(store, "tiny-3")
+    point(store, "main", "tiny-1")
+    assert open_run(store, "tiny") == third
+    assert open_run(store, "tiny-2") == second
+    assert open_run(store, "main") == first
+    assert open_run(store, "sft@tiny") == second
+    assert open_run(store, old.name) == first
+
+
+def test_the_run_of_an_artifact_has_to_know_it(store: Counting):
+    manifest = put(store, "sft")
+    error, hint = refusal(lambda: open_run(store, manifest.name))
+    assert error.startswith(f"run tiny-1 has no record in {store.url}")
+    put_run(store, "tiny-1")
+    error, hint = refusal(lambda: open_run(store, manifest.name))
+    assert error.startswith(f"{manifest.name} is not in its record")
+    assert "nanochat status" in hint
+
+
+def test_an_unknown_run_is_answered_with_what_exists(store: Counting):
+    assert refusal(lambda: open_run(store, "xyz"))[1] == "nothing was run yet: nanochat run tiny"
+    assert refusal(lambda: open_run(store, "tinny"))[1] == "did you mean 'tiny'?"
+    put_run(store, "best-20260101t000000z-0a1b", name="best")
+    put_run(store, "mine-20260101t000000z-0a1b", name="mine")
+    assert refusal(lambda: open_run(store, "xyz"))[1] == "one of: best, mine"
+
+
+def test_an_unknown_run_is_answered_with_the_nearest(store: Counting):
+    put_run(store, "wide-20260101t000000z-0a1b", name="wide")
+    assert refusal(lambda: open_run(store, "tiny"))[1] == "nanochat run tiny"
+    assert refusal(lambda: open_run(store, "wdie")) == (
+        f"there is no run 'wdie' in {store.url}",
+        "did you mean 'wide'?",
+    )
+
+
+# Models.
+
+
+def test_a_revoked_artifact_is_used_only_by_its_very_fingerprint(store: Counting, tmp_path: Path):
+    sft = put(store, "sft")
+    put_run(store, "tiny-1", sft)
+    revoke(store, sft, why="trained on test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    said: list[str] = []
+    assert open_artifact(store, "sft@tiny") == sft
+    for name in ("tiny", "sft@tiny"):
+        with pytest.raises(ArtifactError, match=r"was revoked .* trained on test data"):
+            open_usable(store, name, warn=said.append)
+        with pytest.raises(ArtifactError, match=r"was revoked .* trained on test data"):
+            open_model(store, name, cache=Cache(tmp_path, 1), warn=said.append)
+    assert said == []
+    assert open_usable(store, sft.name, warn=said.append) == sft
+    assert said == [f"{sft.name}, revoked 2026-11-21T07:00:00Z by ann@desk: trained on test data"]
+
+
+def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(store: Counting):
+    mid = put(store, "midtrain")
+    sft = put_artifact(store, make_manifest("sft", inputs={"midtrain": mid}))
+    said: list[str] = []
+    assert open_usable(store, sft.name, warn=said.append) == sft
+    assert said == []
+    revoke(store, mid, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    assert open_usable(store, sft.name, warn=said.append) == sft
+    assert said == [
+        f"{sft.name} was made from {mid.name}, revoked 2026-11-21T07:00:00Z by ann@desk: test data"
+    ]
+
+
+def test_only_models_are_opened_as_such(store: Counting, tmp_path: Path):
+    put_run(store, "tiny-1", put(store, "tokens"))
+    with pytest.raises(ModelError, match="tokens@tiny is not a model"):
+        open_model(store, "tokens@tiny", cache=Cache(tmp_path, 1), warn=print)
+
+
+def test_a_directory_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny", "sft@tiny", "sft/1a2b", "sft/zz"):
+        assert find_directory(name) is None
+    for name in ("tiny", "sft/1a2b"):
+        (tmp_path / name).mkdir(parents=True)
+        assert find_directory(name) == tmp_path / name
+    (tmp_path / "file").touch()
+    for name in ("./nothing", "some/thing", "~/nothing", "/sft/1a2b", "file"):
+        with pytest.raises(ModelError, match="is not a model"):
+            find_directory(name)
+
+
+def test_a_hint_stays_short_however_many_names_there_are():
+    assert suggest("tnyi", ["tiny", "d12"]) == "did you mean 'tiny'?"
+    assert suggest("xyz", ["tiny", "d12"]) == "one of: tiny, d12"
+    assert suggest("xyz", [f"run{n}" for n in range(500)]).endswith("run19 and 480 more")

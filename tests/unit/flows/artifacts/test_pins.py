@@ -1,0 +1,112 @@
+"""Saying what is used, waiting for whoever may not have seen it, and pins."""
+
+import pytest
+
+from flows.artifacts.pins import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_for_sweep
+from flows.gc.collect import make_claim
+from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef
+from flows.leases import lease
+from nanochat_core.errors import ArtifactError, StageError
+from tests.support.reliability.memory_store import MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+class Waiter:
+    """Counts what it does; the collection it waits for ends after some looks."""
+
+    def __init__(self, store: MemoryStore, *, looks: int, again: int = 0) -> None:
+        self.store = store
+        self.looks = looks
+        self.again = again  # collections that begin when one has ended
+        self.did: list[str] = []
+        self.held = collect(store) if looks else None
+
+    def record(self) -> None:
+        self.did.append("record")
+        if self.again and self.held is None:
+            self.again -= 1
+            self.held = collect(self.store)
+            self.looks = 1
+
+    def log(self, text: str) -> None:
+        assert text.startswith("waiting: garbage is being collected by run gc on host")
+        self.did.append("tell")
+
+    def pause(self, seconds: float) -> None:
+        self.did.append("pause")
+        self.store.now += seconds
+        self.looks -= 1
+        if self.looks == 0:
+            assert self.held is not None
+            lease.release(self.store, self.held)
+            self.held = None
+
+    def reserve(self) -> list[str]:
+        reserve(self.store, self.record, log=self.log, pause=self.pause)
+        return self.did
+
+
+def collect(store: MemoryStore) -> lease.LeaseGrant:
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(held, lease.LeaseGrant)
+    return held
+
+
+def test_when_nobody_collects_one_record_and_one_look_are_all(store: MemoryStore):
+    assert Waiter(store, looks=0).reserve() == ["record"]
+
+
+def test_a_collection_is_waited_for_and_what_was_said_during_it_is_said_again(store: MemoryStore):
+    did = Waiter(store, looks=3).reserve()
+    assert did == ["record", "tell", "pause", "pause", "pause", "record"]
+
+
+def test_who_said_it_during_the_next_collection_waits_for_that_too(store: MemoryStore):
+    did = Waiter(store, looks=1, again=1).reserve()
+    assert did == ["record", "tell", "pause", "record", "tell", "pause", "record"]
+
+
+def test_a_collection_that_was_killed_is_not_waited_for_longer_than_its_lease_lasts(
+    store: MemoryStore,
+):
+    began = store.now
+    Waiter(store, looks=-1).reserve()
+    assert lease.TTL < store.now - began < lease.TTL + 5
+
+
+def test_waiting_ends_when_the_run_is_stopped(store: MemoryStore):
+    collect(store)
+
+    def stop(seconds: float) -> None:
+        raise StageError("stopped")
+
+    with pytest.raises(StageError, match="stopped"):
+        wait_for_sweep(store, log=lambda text: None, pause=stop)
+
+
+def test_a_pin_is_there_while_its_block_runs_whatever_happens_in_it(store: MemoryStore):
+    waiter = Waiter(store, looks=0)
+    places = [ArtifactRef("rows", "a" * 64), ArtifactRef("sft", "b" * 64)]
+    seen: list[Pin | None] = []
+
+    def work() -> None:
+        with pin(store, places, why="accept", log=waiter.log, pause=waiter.pause):
+            seen.extend(find_pin(store, key) for key in store.names(PINS))
+            raise ValueError("oh")
+
+    with pytest.raises(ValueError, match="oh"):
+        work()
+    assert seen == [Pin(artifacts=tuple(places), why="accept")]
+    assert store.names(PINS) == set()
+    assert find_pin(store, f"{PINS}1.json") is None
+
+
+def test_a_pin_that_is_none_is_named(store: MemoryStore):
+    store.put(f"{PINS}1.json", encode_record({"artifacts": 3, "why": ""}, format=1))
+    with pytest.raises(ArtifactError, match=f"{PINS}1.json is not a pin"):
+        find_pin(store, f"{PINS}1.json")

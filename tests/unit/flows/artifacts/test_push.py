@@ -1,0 +1,303 @@
+"""Pushing: whole artifacts or none on the other side, nothing sent twice, names that work there."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.names import open_artifact
+from flows.artifacts.pins import find_pin
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import find_run, find_tag, point
+from flows.identity.manifest import Manifest, digest_of
+from flows.identity.ref import ArtifactRef
+from flows.interop.push import choose, find_lacking
+from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError, ConfigError, StageError
+from tests.support.flows.rows import GIGABYTE, publish_files
+from tests.support.flows.senders import MODEL, Away, Sink, check_same, make_run, send
+from tests.support.flows.shelf import put_artifact, put_run
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "source")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Sink:
+    return Sink(tmp_path / "target")
+
+
+@pytest.fixture
+def artifacts(source: LocalStore, tmp_path: Path) -> tuple[Manifest, Manifest]:
+    return make_run(source, tmp_path)
+
+
+def test_a_run_arrives_with_all_its_artifacts_and_its_record(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    pushed = send(source, target, "tiny")
+    assert len(pushed.lacking.items) == 6  # four files and two logs
+    for manifest in artifacts:
+        check_same(source, target, manifest, tmp_path / "cache")
+        assert open_artifact(target, f"{manifest.stage}@tiny") == manifest
+    assert target.get("runs/tiny-1.json") == source.get("runs/tiny-1.json")
+    assert list(target.list("gc/pins/")) == []
+
+
+def test_one_artifact_arrives_with_the_record_that_names_it(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    _, model = artifacts
+    point(source, "main", "tiny-1")
+    send(source, target, "sft@main")
+    check_same(source, target, model, tmp_path / "cache")
+    assert open_artifact(target, "sft@main") == open_artifact(target, "sft@tiny") == model
+    assert find_manifest(target, ArtifactRef("tokenizer", artifacts[0].fingerprint)) is None
+    assert find_tag(target, "main") == "tiny-1"
+
+
+def test_an_artifact_named_by_its_fingerprint_needs_no_run(
+    source: LocalStore, target: Sink, tmp_path: Path
+):
+    model = publish_files(source, "sft", MODEL, tmp_path, run="forgotten")
+    name = f"sft/{model.fingerprint[:12]}"
+    send(source, target, name)
+    assert open_artifact(target, name) == model
+    assert list(target.list("runs/")) == []
+
+
+def test_what_is_there_is_not_sent_again(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+):
+    send(source, target, "tiny")
+    target.uploaded.clear()
+    pushed = send(source, target, "tiny")
+    assert target.uploaded == []
+    assert (pushed.lacking.items, len(pushed.lacking.there), pushed.adopted) == ((), 6, ())
+
+
+class Interrupted(Sink):
+    """Is stopped by Ctrl-C at the fourth file."""
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        if len(self.uploaded) == 3:
+            raise KeyboardInterrupt
+        super().upload(key, path, on_bytes=on_bytes)
+
+
+def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_gone_on_with(
+    source: LocalStore,
+    target: Sink,
+    artifacts: tuple[Manifest, Manifest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
+    dying = Interrupted(tmp_path / "target")
+    with pytest.raises(KeyboardInterrupt):
+        send(source, dying, "tiny")
+    tokenizer, model = artifacts
+    assert find_manifest(target, ArtifactRef("tokenizer", tokenizer.fingerprint)) == tokenizer
+    assert find_manifest(target, ArtifactRef("sft", model.fingerprint)) is None
+    assert list(target.list("runs/")) == []
+    send(source, target, "tiny")
+    assert len(dying.uploaded) == len(target.uploaded) == 3
+    assert set(dying.uploaded).isdisjoint(target.uploaded)
+    check_same(source, target, model, tmp_path / "cache")
+
+
+def test_an_object_of_another_size_is_sent_again(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    file = artifacts[1].files[1]
+    target.put(file.key, b"half")
+    assert send(source, target, "tiny").lacking.damaged == 1
+    assert file.key in target.uploaded
+    check_same(source, target, artifacts[1], tmp_path / "cache")
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+@pytest.mark.parametrize("kind", ["flipped", "shorter", "gone"])
+def test_damage_at_the_source_is_found_before_it_is_sent(
+    source: LocalStore,
+    target: Sink,
+    artifacts: tuple[Manifest, Manifest],
+    tmp_path: Path,
+    kind: str,
+    is_here: bool,
+):
+    file = artifacts[1].files[1]
+    if kind == "gone":
+        source.delete(file.key)
+    else:
+        source.put(file.key, b"\0" * 4999 + (b"\1" if kind == "flipped" else b""))
+    start: Store = source if is_here else Away(source)  # type: ignore[assignment]
+    with pytest.raises(ArtifactError, match=r"model\.bin of sft/") as caught:
+        send(start, target, "tiny", scratch=tmp_path / "scratch")
+    assert f"{source.url}/{file.key}" in str(caught.value)
+    assert "--force sft" in (caught.value.hint or "")
+    assert f"`nanochat push {artifacts[1].name} --verify" in (caught.value.hint or "")
+    assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) is None
+    with pytest.raises(ObjectNotFound):
+        target.head(file.key)
+
+
+def test_without_the_comparison_damaged_bytes_would_be_sent(
+    source: LocalStore,
+    target: Sink,
+    artifacts: tuple[Manifest, Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    file = artifacts[1].files[1]
+    source.put(file.key, b"\1" * 5000)
+    monkeypatch.setattr("flows.interop.push.find_fault", lambda file, path: None)
+    send(source, target, "tiny")
+    assert target.get(file.key) == b"\1" * 5000
+
+
+def test_from_a_store_elsewhere_files_pass_through_this_machine_and_do_not_stay(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    away: Store = Away(source)  # type: ignore[assignment]
+    send(away, target, "tiny", scratch=tmp_path / "scratch")
+    assert list((tmp_path / "scratch").iterdir()) == []
+    for manifest in artifacts:
+        check_same(source, target, manifest, tmp_path / "cache")
+
+
+def test_another_artifact_under_the_fingerprint_keeps_its_place(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    theirs = publish_files(target, "sft", MODEL, tmp_path, run="theirs")
+    target.uploaded.clear()
+    pushed = send(source, target, "sft@tiny")
+    assert pushed.adopted == (theirs,)
+    assert target.uploaded == []
+    assert find_manifest(target, ArtifactRef("sft", theirs.fingerprint)) == theirs
+
+
+def test_an_artifact_that_came_first_while_ours_was_sent_keeps_its_place(
+    source: LocalStore, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    class Raced(Sink):
+        """Somebody else publishes right before our manifest."""
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            if key.startswith("sft/"):
+                other = LocalStore(tmp_path / "target")
+                raced.append(publish_files(other, "sft", MODEL, tmp_path, run="theirs"))
+            return super().put_if_absent(key, data)
+
+    raced: list[Manifest] = []
+    target = Raced(tmp_path / "target")
+    assert send(source, target, "sft@tiny").adopted == tuple(raced)
+    assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) == raced[0]
+
+
+def test_files_of_older_artifacts_are_sent_too_and_once(
+    source: LocalStore, target: Sink, tmp_path: Path
+):
+    old = publish_files(source, "shards", {"a": b"one", "b": b"two"}, tmp_path)
+    new = publish_files(source, "shards", {"b": b"two", "c": b"three"}, tmp_path)
+    files = (old.files[1], new.files[1])
+    reusing = dataclasses.replace(new, files=files, digest=digest_of(files))
+    source.delete(f"shards/{new.fingerprint}/manifest.json")
+    put_artifact(source, reusing)
+    put_run(source, "tiny-1", reusing)
+    send(source, target, "tiny")
+    check_same(source, target, reusing, tmp_path / "cache")
+    assert find_manifest(target, ArtifactRef("shards", old.fingerprint)) is None
+    put_run(source, "old-1", old, name="old")
+    send(source, target, "tiny", "old")
+    assert sorted(target.uploaded) == sorted(set(target.uploaded))
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        fetch(target, old, cache)
+
+
+def test_what_is_sent_is_pinned_in_the_other_store_until_it_is_all_there(
+    source: LocalStore, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    pinned: list[tuple[tuple[str, str], ...]] = []
+
+    class Watched(Sink):
+        def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+            (entry,) = self.list("gc/pins/")
+            found = find_pin(self, entry.key)
+            assert found is not None
+            pinned.append(found.artifacts)
+            super().upload(key, path, on_bytes=on_bytes)
+
+    target = Watched(tmp_path / "target")
+    send(source, target, "tiny")
+    places = tuple(sorted((m.stage, m.fingerprint) for m in artifacts))
+    assert set(pinned) == {places}
+    assert list(target.list("gc/pins/")) == []
+
+
+def test_revoked_and_missing_artifacts_of_a_run_are_left_out_and_named(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+):
+    tokenizer, model = artifacts
+    put_run(source, "tiny-1", tokenizer, model, status="running", ended=None)
+    revoke(source, model, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
+    source.delete(f"tokenizer/{tokenizer.fingerprint}/manifest.json")
+    chosen = choose(source, ["tiny"])
+    assert chosen.manifests == ()
+    gone, revoked, running = chosen.left_out
+    assert gone == f"tokenizer/{tokenizer.fingerprint[:12]} is not in {source.url}"
+    assert revoked.startswith(f"{model.name} was revoked")
+    assert "still running" in running
+    with pytest.raises(ArtifactError, match="wrong data"):
+        choose(source, ["sft@tiny"])
+
+
+@pytest.mark.parametrize("name", ["tnyi", "sft@tnyi", "sft/1a2b3c", "sfx@tiny", "../x"])
+def test_a_name_that_stands_for_nothing_is_refused(
+    source: LocalStore, artifacts: tuple[Manifest, Manifest], name: str
+):
+    with pytest.raises((ConfigError, ArtifactError)):
+        choose(source, [name])
+
+
+def test_a_record_that_knows_more_is_not_replaced_and_one_that_knows_less_is(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+):
+    more = put_run(target, "tiny-1", *artifacts, ended="2026-11-21T09:00:00Z")
+    send(source, target, "tiny")
+    assert find_run(target, "tiny-1") == more
+    put_run(target, "tiny-1", artifacts[0], status="running", ended=None)
+    send(source, target, "tiny")
+    assert find_run(target, "tiny-1") == find_run(source, "tiny-1")
+
+
+def test_a_tag_that_stood_for_another_run_there_is_moved_and_said(
+    source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest]
+):
+    point(source, "main", "tiny-1")
+    put_run(target, "other-1", name="other")
+    point(target, "main", "other-1")
+    assert send(source, target, "tiny").moved == {}
+    assert find_tag(target, "main") == "other-1"
+    assert send(source, target, "main").moved == {"main": "other-1"}
+    assert find_tag(target, "main") == "tiny-1"
+
+
+def test_an_error_on_the_way_stops_the_push_and_no_manifest_is_written(
+    source: LocalStore, artifacts: tuple[Manifest, Manifest], tmp_path: Path
+):
+    class Broken(Sink):
+        def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+            if key.endswith("model.bin"):
+                raise StageError("broken")
+            super().upload(key, path, on_bytes=on_bytes)
+
+    target = Broken(tmp_path / "target")
+    with pytest.raises(StageError, match="broken"):
+        send(source, target, "tiny")
+    assert find_manifest(target, ArtifactRef("sft", artifacts[1].fingerprint)) is None
+    assert [m.stage for m in find_lacking(target, artifacts).manifests] == ["tokenizer", "sft"]

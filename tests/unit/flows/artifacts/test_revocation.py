@@ -1,0 +1,197 @@
+"""Artifacts that were taken back: who is told, what still works, and what comes of it."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.revocations import (
+    accepted_from,
+    ancestors_revoked,
+    check_not_revoked,
+    find_revocation,
+    find_revoked,
+    one_line,
+    revoke,
+    this_person,
+    undo_revocation,
+)
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from flows.stages import STAGES, stages_to_redo
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError, ConfigError, StoreError
+from tests.support.flows.house import House
+from tests.support.flows.shelf import ACCEPTED
+
+WHEN = "2026-11-21T07:00:00Z"
+
+
+def take_back(store: Store, manifest: Manifest, why: str = "trained on test data") -> None:
+    revoke(store, manifest, why=why, who="ann@desk", when=WHEN)
+
+
+def manifests(house: House) -> dict[str, Manifest]:
+    return {i.stage.name: i.manifest for i in house.plan().stages if i.manifest}
+
+
+@pytest.fixture(scope="module")
+def made(built: House) -> dict[str, Manifest]:
+    return manifests(built)
+
+
+@pytest.fixture
+def store(built: House, tmp_path: Path) -> LocalStore:
+    shutil.copytree(built.root.parent / "store", tmp_path / "copy")
+    return LocalStore(tmp_path / "copy")
+
+
+def test_a_revocation_says_who_when_and_why(store: Store, made: dict[str, Manifest]):
+    assert find_revocation(store, ArtifactRef("sft", made["sft"].fingerprint)) is None
+    take_back(store, made["sft"], "trained on\n  test data ")
+    found = find_revocation(store, ArtifactRef("sft", made["sft"].fingerprint))
+    assert str(found) == f"revoked {WHEN} by ann@desk: trained on test data"
+
+
+def test_a_revoked_artifact_stays_where_it_is(store: Store, made: dict[str, Manifest]):
+    take_back(store, made["sft"])
+    assert find_manifest(store, ArtifactRef("sft", made["sft"].fingerprint)) == made["sft"]
+    assert all(store.head(file.key).size == file.size for file in made["sft"].files)
+
+
+def test_a_revoked_artifact_is_not_opened(store: Store, made: dict[str, Manifest]):
+    assert check_not_revoked(store, made["sft"]) == ()
+    take_back(store, made["sft"])
+    with pytest.raises(ArtifactError, match=r"^sft/\w{12} was revoked 2026.*trained on test data$"):
+        check_not_revoked(store, made["sft"])
+    undo_revocation(store, made["sft"])
+    assert check_not_revoked(store, made["sft"]) == ()
+
+
+def test_what_was_made_from_a_revoked_artifact_is_used_with_a_warning(
+    store: Store, made: dict[str, Manifest]
+):
+    take_back(store, made["tokenizer"], "wrong split")
+    take_back(store, made["midtrain"])
+    warned = check_not_revoked(store, made["chat_eval_rl"])
+    assert {revoked.ref.name for revoked in warned} == {
+        made["tokenizer"].name,
+        made["midtrain"].name,
+    }
+    assert f"{made['tokenizer'].name}, revoked {WHEN} by ann@desk: wrong split" in map(str, warned)
+    assert check_not_revoked(store, made["task_data"]) == ()
+
+
+def test_every_stage_knows_its_ancestors_and_no_others(store: Store, made: dict[str, Manifest]):
+    take_back(store, made["pretrain"])
+    after = {name for name, manifest in made.items() if ancestors_revoked(store, manifest)}
+    assert after == stages_to_redo(STAGES, force=(), from_stage="pretrain") - {"pretrain"}
+
+
+def test_an_ancestor_that_is_gone_ends_the_search_in_its_direction(
+    store: Store, made: dict[str, Manifest]
+):
+    take_back(store, made["pretrain"])
+    take_back(store, made["midtrain"])
+    store.delete(f"midtrain/{made['midtrain'].fingerprint}/manifest.json")
+    assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
+    store.put(f"midtrain/{made['midtrain'].fingerprint}/manifest.json", b"{")
+    assert [r.ref.stage for r in ancestors_revoked(store, made["sft"])] == ["midtrain"]
+
+
+def test_each_ancestor_is_asked_for_once(
+    built: House, store: LocalStore, made: dict[str, Manifest], tmp_path: Path
+):
+    reads: list[str] = []
+
+    class Counting(LocalStore):
+        def get(self, key: str, *, size: int | None = None) -> bytes:
+            reads.append(key)
+            return super().get(key, size=size)
+
+    ancestors_revoked(Counting(tmp_path / "copy"), made["report"])
+    assert len(reads) == len(set(reads)) == 2 * (len(made) - 1)
+
+
+def accepted(manifest: Manifest, *origins: str) -> Manifest:
+    first, *earlier = origins
+    return dataclasses.replace(manifest, accepted={**ACCEPTED, "from": first, "earlier": earlier})
+
+
+def test_bytes_that_were_accepted_are_revoked_with_their_origin(
+    store: Store, made: dict[str, Manifest]
+):
+    again = accepted(made["sft"], "a" * 64, "b" * 64)
+    assert [ref.fingerprint for ref in accepted_from(again)] == ["a" * 64, "b" * 64]
+    assert find_revoked(store, again) is None
+    take_back(store, dataclasses.replace(made["sft"], fingerprint="b" * 64))
+    found = find_revoked(store, again)
+    assert found is not None
+    assert found.ref.name == "sft/bbbbbbbbbbbb"
+    with pytest.raises(ArtifactError, match=r"\(the bytes of sft/bbbbbbbbbbbb\) was revoked"):
+        check_not_revoked(store, again)
+    assert find_revoked(store, made["sft"]) is None
+
+
+def test_who_revokes_first_is_who_did_it(store: Store, made: dict[str, Manifest]):
+    take_back(store, made["sft"], "first")
+    with pytest.raises(ArtifactError, match=r"was revoked .* by ann@desk: first") as caught:
+        take_back(store, made["sft"], "second")
+    assert "--undo" in (caught.value.hint or "")
+
+
+def test_what_is_not_revoked_cannot_be_made_valid(store: Store, made: dict[str, Manifest]):
+    with pytest.raises(ArtifactError, match="is not revoked"):
+        undo_revocation(store, made["sft"])
+    take_back(store, made["sft"], "why")
+    assert undo_revocation(store, made["sft"]).why == "why"
+    take_back(store, made["sft"])
+
+
+def test_a_revocation_is_of_one_build_and_the_next_one_can_be_revoked_too(
+    store: Store, made: dict[str, Manifest]
+):
+    old = made["sft"]
+    take_back(store, old, "first")
+    provenance = dataclasses.replace(old.provenance, epoch=old.provenance.epoch + 1)
+    new = dataclasses.replace(old, provenance=provenance)
+    assert find_revoked(store, new) is None
+    with pytest.raises(ArtifactError, match="is not revoked"):
+        undo_revocation(store, new)
+    take_back(store, new, "second")
+    assert find_revoked(store, old) is None  # it is not there any more: nobody asks
+    found = find_revoked(store, new)
+    assert found is not None
+    assert found.revocation.why == "second"
+
+
+@pytest.mark.parametrize("why", ["", "  \n", "bell\a", "x" * 501])
+def test_a_reason_says_something_in_a_line(store: Store, made: dict[str, Manifest], why: str):
+    with pytest.raises(ConfigError):
+        take_back(store, made["sft"], why)
+    assert one_line("a\n b\t c ") == "a b c"
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b'{"why": "x"}'])
+def test_a_damaged_revocation_is_never_none(store: Store, made: dict[str, Manifest], data: bytes):
+    store.put(f"sft/{made['sft'].fingerprint}/revoked.json", data)
+    with pytest.raises(ArtifactError):
+        check_not_revoked(store, made["sft"])
+
+
+def test_a_store_that_cannot_be_asked_is_never_none(made: dict[str, Manifest], tmp_path: Path):
+    class Gone(LocalStore):
+        def get(self, key: str, *, size: int | None = None) -> bytes:
+            raise StoreError("the store is gone")
+
+    with pytest.raises(StoreError):
+        check_not_revoked(Gone(tmp_path), made["sft"])
+
+
+def test_a_person_has_a_name():
+    user, host = this_person().split("@", 1)
+    assert user
+    assert host

@@ -1,0 +1,273 @@
+"""Runs are remembered, names find them, and tags point at one."""
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.runs import (
+    TAG_FORMAT,
+    Run,
+    check_name,
+    find_run,
+    find_tag,
+    known_names,
+    latest_runs,
+    new_run_id,
+    newest_runs,
+    point,
+    remove_tag,
+    runs_called,
+    tag_names,
+    timestamp,
+    write_run,
+)
+from flows.identity.records import encode_record
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError, ConfigError, StoreError
+from tests.support.flows.shelf import Counting, put_run
+
+RUN = Run(
+    run="tiny-20260101t000000z-0000",
+    name="tiny",
+    profile="tiny",
+    depth=None,
+    overrides=("sft.num_epochs=2",),
+    gpus=2,
+    place=("compile=false",),
+    status="finished",
+    started="2026-01-01T00:00:00Z",
+    ended=None,
+    stages={},
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def run_id(name: str, second: int) -> str:
+    """As a real run has one, so long after the epoch."""
+    return f"{name}-{timestamp(second).lower().replace('-', '').replace(':', '')}-0a1b"
+
+
+# Runs.
+
+
+def test_a_run_is_remembered_as_it_was_written(store: LocalStore):
+    write_run(store, RUN)
+    write_run(store, dataclasses.replace(RUN, status="failed"))
+    assert find_run(store, RUN.run) == dataclasses.replace(RUN, status="failed")
+    assert find_run(store, "tiny-20260101t000000z-0001") is None
+
+
+def test_ids_of_runs_sort_by_time_and_never_collide():
+    first, second = (new_run_id("tiny", timestamp(seconds)) for seconds in (0, 1))
+    assert first.startswith("tiny-19700101t000000z-")
+    assert first < second
+    assert new_run_id("tiny", timestamp(0)) != new_run_id("tiny", timestamp(0))
+
+
+def test_runs_of_a_name_come_newest_first_and_without_those_of_longer_names(store: LocalStore):
+    for run, name in (
+        ("tiny-1-a", "tiny"),
+        ("tiny-3-a", "tiny"),
+        ("tiny-2-a", "tiny"),
+        ("tiny-2-9-a", "tiny-2"),
+    ):
+        put_run(store, run, name=name)
+    assert [run.run for run in newest_runs(store, "tiny")] == ["tiny-3-a", "tiny-2-a", "tiny-1-a"]
+
+
+def test_of_many_runs_only_those_asked_for_are_read(tmp_path: Path):
+    store = Counting(tmp_path / "store")
+    for number in range(40):
+        put_run(store, run_id("tiny", number))
+        put_run(store, run_id("tiny-wide", number), name="tiny-wide")
+
+    assert next(newest_runs(store, "tiny")).run == run_id("tiny", 39)
+    assert store.gets == [f"runs/{run_id('tiny', 39)}.json"]
+    store.gets.clear()
+    assert len(list(newest_runs(store, "tiny"))) == 40
+    assert len(store.gets) == 40
+
+
+def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_path: Path):
+    store = Counting(tmp_path / "store")
+    for number, name in enumerate(("tiny", "d12", "a", "z", "d12", "tiny")):
+        put_run(store, run_id(name, number), name=name)
+    store.put(f"runs/{run_id('b', 9)}.json", b"damaged")
+    names = [run.name for run in latest_runs(store, 4, unread=[])]
+    assert names == ["tiny", "d12", "z"]
+    assert len([key for key in store.gets if "/b-" not in key]) == 3
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"format": 2}', b'{"format": 1, "run": "x"}'])
+def test_a_damaged_record_is_named(store: LocalStore, data: bytes):
+    store.put("runs/tiny-1-a.json", data)
+    with pytest.raises(ArtifactError, match=r"runs/tiny-1-a\.json"):
+        find_run(store, "tiny-1-a")
+    with pytest.raises(ArtifactError, match=r"runs/tiny-1-a\.json"):
+        list(runs_called(store, "tiny"))
+
+
+def test_a_damaged_record_does_not_hide_a_newer_run(store: LocalStore):
+    store.put(f"runs/{run_id('tiny', 1)}.json", b"damaged")
+    for number in (2, 3, 4):
+        put_run(store, run_id("tiny", number))
+    found = newest_runs(store, "tiny")
+    assert [next(found).run for _ in range(3)] == [run_id("tiny", n) for n in (4, 3, 2)]
+    with pytest.raises(ArtifactError, match="damaged"):
+        next(found)
+
+
+def test_a_record_that_was_moved_is_refused(store: LocalStore):
+    put_run(store, "tiny-1-a")
+    store.put("runs/tiny-2-a.json", store.get("runs/tiny-1-a.json"))
+    with pytest.raises(ArtifactError, match="is the record of run tiny-1-a"):
+        find_run(store, "tiny-2-a")
+
+
+# What a name stands for.
+
+
+def test_a_name_is_a_tag_then_an_id_then_what_runs_are_called(store: LocalStore):
+    for number in (1, 2):
+        put_run(store, f"tiny-{number}-a")
+    put_run(store, "main", name="other")
+
+    def called(name: str) -> list[str]:
+        return [run.run for run in runs_called(store, name)]
+
+    assert called("tiny") == ["tiny-2-a", "tiny-1-a"]
+    assert called("tiny-1-a") == ["tiny-1-a"]
+    assert called("main") == ["main"]
+    assert called("tin") == []
+    put_run(store, "tiny-3-a", status="failed")
+    put_run(store, "tiny-0-a")
+    assert called("tiny") == ["tiny-2-a", "tiny-1-a", "tiny-0-a"]
+    put_run(store, "new-1-a", name="new", status="failed")
+    put_run(store, "new-2-a", name="new", status="running")
+    assert called("new") == ["new-2-a", "new-1-a"]
+    point(store, "main", "tiny-1-a")
+    assert called("main") == ["tiny-1-a"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", "../x", "/etc/passwd", "a/b", "a//b", "a/../b", "-x", "a b", "a\nb"),
+        *("a\0b", "x" * 300, "x" * 196, "caf\u00e9", "a@b", "a\\b", "%2e%2e", "~", "a\x1b[1m"),
+    ],
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        check_name,
+        lambda name: list(runs_called(LocalStore(Path("/nowhere/store")), name)),
+        lambda name: point(LocalStore(Path("/nowhere/store")), name, "tiny-1-a"),
+        lambda name: remove_tag(LocalStore(Path("/nowhere/store")), name),
+    ],
+    ids=["check", "find", "point", "remove"],
+)
+def test_what_cannot_be_a_name_is_refused_before_the_store_is_asked(
+    name: str, ask: Callable[[str], object]
+):
+    with pytest.raises(ConfigError, match="cannot be the name of a run or a tag") as caught:
+        ask(name)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 120
+    assert caught.value.hint
+
+
+def test_known_names_are_those_of_runs_and_tags(store: LocalStore):
+    assert known_names(store) == []
+    put_run(store, run_id("tiny", 1))
+    put_run(store, run_id("d12-wide", 2), name="d12-wide")
+    put_run(store, "by-hand", name="other")
+    point(store, "main", run_id("tiny", 1))
+    assert known_names(store) == ["d12-wide", "main", "other", "tiny"]
+
+
+# Tags.
+
+
+def test_a_tag_says_what_it_pointed_at_before(store: LocalStore):
+    assert find_tag(store, "main") is None
+    assert point(store, "main", "tiny-1-a") is None
+    assert point(store, "main", "tiny-2-a") == "tiny-1-a"
+    assert point(store, "main", "tiny-2-a") == "tiny-2-a"
+    assert find_tag(store, "main") == "tiny-2-a"
+    assert tag_names(store) == ["main"]
+    remove_tag(store, "main")
+    assert find_tag(store, "main") is None
+    remove_tag(store, "main")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"{", b'{"format": 3, "run": "tiny-1-a"}', encode_record({}, format=TAG_FORMAT)),
+        *(
+            encode_record({"run": 3}, format=TAG_FORMAT),
+            encode_record({"run": "tiny-1-a"}, format=99),
+        ),
+        encode_record({"tag": "other", "run": "tiny-1-a"}, format=TAG_FORMAT),  # it was moved here
+    ],
+)
+def test_a_damaged_tag_is_named_and_can_be_set_again(store: LocalStore, data: bytes):
+    put_run(store, "tiny-1-a")
+    store.put("refs/main.json", data)
+    for ask in (lambda: find_tag(store, "main"), lambda: list(runs_called(store, "main"))):
+        with pytest.raises(ArtifactError, match=r"refs/main\.json") as caught:
+            ask()
+        assert caught.value.hint == "point it at a run again: nanochat tag main RUN"
+    assert point(store, "main", "tiny-1-a") is None
+    assert find_tag(store, "main") == "tiny-1-a"
+
+
+def test_a_tag_whose_run_is_gone_is_an_error_and_no_other_run(store: LocalStore):
+    put_run(store, "main-2-a", name="main")
+    point(store, "main", "tiny-1-a")
+    with pytest.raises(ArtifactError, match="points at run tiny-1-a, which has no record"):
+        list(runs_called(store, "main"))
+
+
+def test_a_tag_cannot_lead_out_of_the_runs(store: LocalStore):
+    store.put(
+        "refs/main.json", encode_record({"tag": "main", "run": "../../secret"}, format=TAG_FORMAT)
+    )
+    with pytest.raises(ArtifactError, match="is not a tag: run is"):
+        list(runs_called(store, "main"))
+
+
+def test_of_many_who_set_a_tag_each_replaces_another_one(store: LocalStore):
+    """What each says it replaced makes one chain: nobody's change is lost unsaid."""
+    replaced: dict[str, str | None] = {}
+    barrier = threading.Barrier(8)
+
+    def set_tag(run: str) -> None:
+        barrier.wait()
+        replaced[run] = point(store, "main", run)
+
+    threads = [threading.Thread(target=set_tag, args=(f"r{number}",)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = find_tag(store, "main")
+    assert sorted(map(str, [*replaced.values(), last])) == sorted(map(str, [None, *replaced]))
+
+
+def test_a_tag_that_never_stands_still_is_an_error(store: LocalStore):
+    class Restless(LocalStore):
+        def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+            return False
+
+    point(store, "main", "tiny-1-a")
+    with pytest.raises(StoreError, match="changes faster than it can be written"):
+        point(Restless(Path(store.url.removeprefix("file://"))), "main", "tiny-2-a")
+    assert find_tag(store, "main") == "tiny-1-a"

@@ -1,0 +1,203 @@
+"""An artifact that has files of an earlier one names them there, and they outlive the other."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.pins import PINS, SWEEP, find_pin
+from flows.artifacts.publish import find_manifest, publish, supersede
+from flows.artifacts.shared_files import LEAST_SIZE
+from flows.gc.collect import make_claim
+from flows.identity.fingerprint import Identity
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from flows.leases import lease
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.rows import GIGABYTE, PROVENANCE, identity_of, no_fence
+from tests.support.flows.rubbish import gc, gc_until_clean
+from tests.support.flows.shelf import put_run
+from tests.support.reliability.memory_store import DAY, MemoryStore
+
+SHARDS = {f"shard_{n}": random.Random(n).randbytes(LEAST_SIZE + n) for n in range(5)}
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def identity(count: int) -> Identity:
+    return identity_of("shards", num_shards=count)
+
+
+def publish_shards(
+    store: Store,
+    directory: Path,
+    count: int,
+    *,
+    fence=no_fence,
+    files=None,
+    on_bytes=lambda n: None,
+) -> Manifest:
+    """The first `count` shards and their index, or these files, as an artifact."""
+    output = directory / f"output-{count}"
+    output.mkdir(exist_ok=True)
+    for name, data in (files or dict(list(SHARDS.items())[:count])).items():
+        (output / name).write_bytes(data)
+    (output / "shards.json").write_text(f"{count}")
+    return publish(
+        store,
+        identity(count),
+        output,
+        logs=[],
+        inputs={},
+        provenance=dataclasses.replace(PROVENANCE, run=f"tiny-{count}"),
+        fence=fence,
+        on_bytes=on_bytes,
+    ).manifest
+
+
+def keys(manifest: Manifest) -> dict[str, str]:
+    return {file.path: file.key for file in manifest.files}
+
+
+def stored(store: MemoryStore, count: int) -> set[str]:
+    """Paths of the files that were stored under an artifact's own name."""
+    return {
+        key.split("/")[-1] for key in store.names(f"shards/{identity(count).fingerprint}/files")
+    }
+
+
+def test_files_of_an_earlier_artifact_are_not_stored_again(store: MemoryStore, tmp_path: Path):
+    old = publish_shards(store, tmp_path, 2)
+    told: list[int] = []
+    new = publish_shards(store, tmp_path, 5, on_bytes=told.append)
+    assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
+    assert stored(store, 5) == {"shard_2", "shard_3", "shard_4", "shards.json"}
+    assert [keys(new)[name] for name in ("shard_0", "shard_1")] == [
+        keys(old)[name] for name in ("shard_0", "shard_1")
+    ]
+    assert sum(told) == sum(file.size for file in new.files)
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        files = fetch(store, new, cache) / "files"
+        assert {name: (files / name).read_bytes() for name in SHARDS} == SHARDS
+
+
+def test_the_same_bytes_under_another_name_are_shared_too(store: MemoryStore, tmp_path: Path):
+    old = publish_shards(store, tmp_path, 2)
+    new = publish_shards(store, tmp_path, 3, files={"last": SHARDS["shard_1"]})
+    assert keys(new)["last"] == keys(old)["shard_1"]
+
+
+def test_a_chain_of_artifacts_names_the_first(store: MemoryStore, tmp_path: Path):
+    manifests = [publish_shards(store, tmp_path, count) for count in (1, 2, 3, 4, 5)]
+    assert {keys(manifest)["shard_0"] for manifest in manifests} == {keys(manifests[0])["shard_0"]}
+
+
+def test_small_files_are_stored_again(store: MemoryStore, tmp_path: Path):
+    small = {"small": b"x" * (LEAST_SIZE - 1)}
+    for count in (1, 2):
+        publish_shards(store, tmp_path, count, files=small)
+    assert "small" in stored(store, 2)
+
+
+def test_another_files_bytes_are_never_taken(store: MemoryStore, tmp_path: Path):
+    publish_shards(store, tmp_path, 1)
+    other = SHARDS["shard_0"][:-1] + b"?"
+    new = publish_shards(store, tmp_path, 2, files={"shard_0": other})
+    assert store.get(keys(new)["shard_0"]) == other
+
+
+@pytest.mark.parametrize("change", ["gone", "short"])
+def test_an_object_that_is_not_whole_is_not_named(store: MemoryStore, tmp_path: Path, change: str):
+    old = publish_shards(store, tmp_path, 1)
+    store.delete(keys(old)["shard_0"])
+    if change == "short":
+        store.put(keys(old)["shard_0"], SHARDS["shard_0"][:-1])
+    new = publish_shards(store, tmp_path, 2)
+    assert store.get(keys(new)["shard_0"]) == SHARDS["shard_0"]
+
+
+def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, tmp_path: Path):
+    old = publish_shards(store, tmp_path, 2)
+    new = publish_shards(store, tmp_path, 3)
+    store.put(keys(old)["shard_0"], b"?" * LEAST_SIZE)
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        with pytest.raises(ArtifactError, match="shard_0 of shards/"):
+            fetch(store, new, cache)
+        supersede(store, new, fence=no_fence)
+        mended = publish_shards(store, tmp_path, 3)
+        assert find_manifest(store, ArtifactRef("shards", new.fingerprint)) == mended
+        files = fetch(store, mended, cache) / "files"
+        assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
+
+
+def test_while_garbage_is_collected_nothing_is_shared_and_nobody_waits(
+    store: MemoryStore, tmp_path: Path
+):
+    publish_shards(store, tmp_path, 1)
+    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(held, lease.LeaseGrant)
+    publish_shards(store, tmp_path, 2)
+    assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
+    assert store.names(PINS) == set()
+
+
+def test_shared_files_are_pinned_until_the_manifest_names_them(store: MemoryStore, tmp_path: Path):
+    first = publish_shards(store, tmp_path, 1)
+    publish_shards(store, tmp_path, 2)
+    places: list[tuple[str, str]] = []
+
+    def fence() -> None:
+        (key,) = store.names(PINS)
+        found = find_pin(store, key)
+        assert found is not None
+        places.extend(found.artifacts)
+
+    publish_shards(store, tmp_path, 3, fence=fence)
+    assert ("shards", first.fingerprint) in places  # where the bytes lie
+    assert store.names(PINS) == set()
+
+
+def test_a_publication_that_fails_leaves_no_pin(store: MemoryStore, tmp_path: Path):
+    publish_shards(store, tmp_path, 1)
+
+    def fence() -> None:
+        raise ArtifactError("lost")
+
+    with pytest.raises(ArtifactError, match="lost"):
+        publish_shards(store, tmp_path, 2, fence=fence)
+    assert store.names(PINS) == set()
+
+
+def test_shared_files_outlive_the_artifact_they_were_stored_for(store: MemoryStore, tmp_path: Path):
+    old = publish_shards(store, tmp_path, 2)
+    new = publish_shards(store, tmp_path, 5)
+    store.now += 100 * DAY
+    put_run(store, "tiny-5", new)
+    gc_until_clean(store)
+    assert find_manifest(store, ArtifactRef("shards", old.fingerprint)) is None
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        files = fetch(store, new, cache) / "files"
+        assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
+
+
+def test_garbage_that_is_shared_again_just_before_it_goes_stays(store: MemoryStore, tmp_path: Path):
+    old = publish_shards(store, tmp_path, 2)
+    store.now += 100 * DAY
+    gc(store)  # marks
+    store.now += DAY
+
+    def fence() -> None:
+        gc(store)  # would delete
+        assert set(keys(old).values()) <= store.names()
+
+    new = publish_shards(store, tmp_path, 3, fence=fence)
+    put_run(store, "tiny-3", new)
+    gc_until_clean(store)
+    for file in new.files:
+        assert store.head(file.key).size == file.size

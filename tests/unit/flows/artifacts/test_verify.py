@@ -1,0 +1,248 @@
+"""Every byte is compared with the manifest; what came out wrong is asked for again, then named."""
+
+import errno
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts import transfer
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.transfer import (
+    TRIES,
+    fetch_file,
+    fetch_verified,
+    find_fault,
+    find_missing,
+    transfer_each,
+)
+from flows.identity.manifest import File
+from infra.storage.base import OnBytes
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.rows import GIGABYTE, publish_rows
+from tests.support.flows.stores import CountingStore, NoisyStore
+from tests.support.infra.storage.owners import own_as_user
+
+DAMAGE = ["bit", "truncated", "longer", "gone"]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CountingStore:
+    return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[Cache]:
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        yield cache
+
+
+def damage(path: Path, kind: str, generator: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    if kind == "bit":
+        place = generator.randrange(len(data))
+        data[place] ^= 1 << generator.randrange(8)
+    elif kind == "truncated":
+        del data[generator.randrange(len(data)) :]
+    elif kind == "longer":
+        data += b"\0"
+    path.chmod(0o644)
+    path.unlink() if kind == "gone" else path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("group", ["files", "logs"])
+def test_damage_in_the_store_is_found_and_named(
+    store: CountingStore, tmp_path: Path, kind: str, group: str
+):
+    manifest = publish_rows(store, tmp_path).manifest
+    generator = random.Random(7)
+    for number, file in enumerate(getattr(manifest, group)):
+        path = tmp_path / "store" / file.key
+        whole = path.read_bytes()
+        if not whole and kind in ("bit", "truncated"):
+            continue
+        damage(path, kind, generator)
+        store.fetched.clear()
+        cache = Cache(tmp_path / f"cache-{number}", GIGABYTE)
+        with cache, pytest.raises(ArtifactError, match=file.path) as caught:
+            fetch(store, manifest, cache)
+        text = str(caught.value)
+        assert manifest.name in text
+        assert f"{store.url}/{file.key}" in text
+        assert kind != "gone" or "is gone" in text
+        assert "`nanochat run PROFILE --force rows`" in (caught.value.hint or "")
+        assert store.fetched.count(file.key) == (1 if kind in ("gone", "longer") else TRIES)
+        assert not list(cache.directory.glob("*/*/manifest.json"))
+        store.put(file.key, whole)
+        with cache:
+            fetch(store, manifest, cache)
+
+
+def test_two_objects_that_changed_places_are_found(
+    store: CountingStore, cache: Cache, tmp_path: Path
+):
+    manifest = publish_rows(store, tmp_path, train=b"{]").manifest
+    paths = [tmp_path / "store" / file.key for file in manifest.files if file.size == 2]
+    first, second = (path.read_bytes() for path in paths)
+    store.put(manifest.files[0].key, second)
+    store.put(manifest.files[2].key, first)
+    with pytest.raises(ArtifactError, match=r"has sha256 \w{12}, its manifest says \w{12}"):
+        fetch(store, manifest, cache)
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1, *data[1:]]) if data else b"x"
+
+
+@pytest.mark.parametrize("wrong", range(1, TRIES))
+def test_what_was_damaged_on_the_way_is_asked_for_again(cache: Cache, tmp_path: Path, wrong: int):
+    store = NoisyStore(
+        tmp_path / "store", lambda data, time: flipped(data) if time < wrong else data
+    )
+    manifest = publish_rows(store, tmp_path).manifest
+    directory = fetch(store, manifest, cache)
+    assert (directory / "files" / "train.rows").read_bytes() == b"123456"
+    assert len(store.fetched) == (wrong + 1) * 4
+
+
+def test_a_way_that_damages_again_and_again_is_told_from_a_damaged_object(
+    cache: Cache, tmp_path: Path
+):
+    store = NoisyStore(tmp_path / "store", lambda data, time: data + b"x" * (time + 1))
+    manifest = publish_rows(store, tmp_path).manifest
+    with pytest.raises(ArtifactError, match="came out wrong 3 times, not twice the same") as caught:
+        fetch(store, manifest, cache)
+    assert f"`nanochat fetch {manifest.name}`" in (caught.value.hint or "")
+
+
+def test_without_the_comparison_wrong_bytes_would_come_through(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = NoisyStore(tmp_path / "store", lambda data, time: flipped(data))
+    manifest = publish_rows(store, tmp_path).manifest
+    monkeypatch.setattr(
+        transfer, "find_fault", lambda file, path: None if path.exists() else "gone"
+    )
+    directory = fetch(store, manifest, cache)
+    assert (directory / "files" / "train.rows").read_bytes() != b"123456"
+
+
+def file_of(data: bytes, *, path: str = "a") -> File:
+    return File(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="k/a")
+
+
+def test_a_file_is_whole_only_as_a_plain_file_with_these_bytes(tmp_path: Path):
+    path, file = tmp_path / "a", file_of(b"abc")
+    assert find_fault(file, path) == "is gone"
+    assert find_fault(file, path / "below") == "is gone"
+    path.write_bytes(b"abc")
+    assert find_fault(file, path) is None
+    assert find_fault(file, path / "below") == "is gone"
+    (tmp_path / "link").symlink_to(path)
+    assert find_fault(file, tmp_path / "link") == "is not a plain file"
+    assert find_fault(file, tmp_path) == "is not a plain file"
+    path.write_bytes(b"abcd")
+    assert find_fault(file, path) == "has 4 bytes, its manifest says 3"
+
+
+def test_a_file_that_the_disk_cannot_read_is_not_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(path: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    (tmp_path / "a").write_bytes(b"abc")
+    monkeypatch.setattr(transfer, "sha256_of", fail)
+    assert find_fault(file_of(b"abc"), tmp_path / "a") == "cannot be read: input/output error"
+
+
+def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store = LocalStore(tmp_path / "store")
+    manifest = publish_rows(store, tmp_path).manifest
+    own_as_user(tmp_path / "store", monkeypatch)
+    file = manifest.files[2]
+    fetch_file(store, manifest, file, tmp_path / "mine", private=True)
+    fetch_file(store, manifest, file, tmp_path / "shared")
+    assert (tmp_path / "shared").stat().st_nlink == 2
+    assert (tmp_path / "mine").stat().st_nlink == 1
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o644
+    (tmp_path / "mine").write_bytes(b"mine")
+    assert store.get(file.key) == b"123456"
+
+
+def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetched(
+    store: CountingStore, tmp_path: Path
+):
+    manifest = publish_rows(store, tmp_path).manifest
+    cached = tmp_path / "cached"
+    cached.mkdir()
+    (cached / "train.rows").write_bytes(b"123456")
+    (cached / "rows.json").write_bytes(b"[]")
+    places = [(file, tmp_path / "mine" / file.path) for file in manifest.files]
+    told: list[int] = []
+    fetch_verified(
+        store,
+        manifest,
+        places,
+        scratch=tmp_path / "scratch",
+        cached=cached,
+        private=True,
+        on_bytes=told.append,
+    )
+    assert sorted(key.rpartition("/")[2] for key in store.fetched) == ["empty.bin", "rows.json"]
+    assert find_missing(places) == []
+    assert sum(told) == 8
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_whole_file_that_was_not_put_in_its_place_is_not_fetched_again(
+    store: CountingStore, tmp_path: Path
+):
+    manifest = publish_rows(store, tmp_path).manifest
+    file = manifest.files[2]
+    (tmp_path / "train.rows").mkdir()  # no file can take this place
+    with pytest.raises(IsADirectoryError):
+        fetch_verified(
+            store, manifest, [(file, tmp_path / "train.rows")], scratch=tmp_path / "parts"
+        )
+    fetch_verified(store, manifest, [(file, tmp_path / "elsewhere")], scratch=tmp_path / "parts")
+    assert store.fetched == [file.key]
+    assert (tmp_path / "elsewhere").read_bytes() == b"123456"
+
+
+def test_the_first_that_fails_stops_the_others_at_their_next_chunk():
+    started = threading.Barrier(3)
+    chunks = [0, 0, 0]
+
+    def work(number: int, on_bytes: OnBytes) -> None:
+        started.wait()
+        if number == 2:
+            raise ValueError("mine")
+        for _ in range(3000):
+            on_bytes(1)
+            chunks[number] += 1
+            time.sleep(0.01)
+
+    with pytest.raises(ValueError, match="mine"):
+        transfer_each(work, [0, 1, 2])
+    assert max(chunks) < 1000
+
+
+def test_results_come_in_the_order_of_the_items():
+    def work(number: int, on_bytes: OnBytes) -> int:
+        time.sleep(0.01 * (5 - number))
+        on_bytes(number)
+        return number
+
+    told: list[int] = []
+    assert transfer_each(work, range(5), on_bytes=told.append) == [0, 1, 2, 3, 4]
+    assert sorted(told) == [0, 1, 2, 3, 4]
+    assert transfer_each(work, []) == []

@@ -1,0 +1,244 @@
+"""Two nodes with a home each and a store between them: they meet, lose each other and go on."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.build import coordinator, nodes
+from flows.build.build import BuildContext, Built, build
+from flows.build.coordinator import NodeLost
+from flows.build.messages import (
+    MessagePrefix,
+    NodeStatus,
+    StartMessage,
+    find_start,
+    publish_status,
+)
+from flows.build.nodes import build_share
+from flows.build.retry import TransientStageError, is_retryable
+from flows.identity.ref import ArtifactRef
+from flows.leases.held_lease import LeaseTimings
+from flows.stages import Stage
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError, StageError
+
+# Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
+ENTRY = """
+import hashlib
+import json
+import os
+import time
+
+from nanochat_core.runtime.progress import Progress
+
+
+def write(path, text):
+    path.with_suffix(".tmp").write_text(text)
+    path.with_suffix(".tmp").rename(path)
+
+
+def save(job, step, rank, ranks):
+    directory = job.checkpoints / f"step-{step:07d}"
+    directory.mkdir(parents=True, exist_ok=True)
+    data = f"{step} of {rank}"
+    (directory / f"tensors-{rank:05d}.safetensors").write_text(data)
+    record = {"size": len(data), "sha256": hashlib.sha256(data.encode()).hexdigest()}
+    write(directory / f"tensors-{rank:05d}.json", json.dumps(record))
+    if rank:
+        return
+    records = [directory / f"tensors-{rank:05d}.json" for rank in range(ranks)]
+    while not all(path.exists() for path in records):
+        time.sleep(0.02)
+    files = {f"{path.stem}.safetensors": json.loads(path.read_text()) for path in records}
+    tree = {"format": 2, "step": step, "total": 4, "files": files, "state": {}}
+    write(directory / "COMMIT.json", json.dumps(tree))
+    for path in records:
+        path.unlink()
+
+
+def run(job):
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert int(os.environ["LOCAL_RANK"]) == 0
+    found = sorted(path.parent for path in job.checkpoints.glob("step-*/COMMIT.json"))
+    start = int(found[-1].name.removeprefix("step-")) if found else 0
+    for other in range(ranks if found else 0):
+        text = (found[-1] / f"tensors-{other:05d}.safetensors").read_text()
+        assert text == f"{start} of {other}", text
+    progress = Progress(job.events, active=rank == 0)
+    progress.start(4, step=start)
+    for step in range(start + 1, 5):
+        if step == 3 and rank and not found:
+            raise ConnectionError("the machine is gone")
+        save(job, step, rank, ranks)
+        progress.step(step, loss=1.0)
+    if rank == 0:
+        (job.output / "value.txt").write_text(f"{ranks} ranks went on from {start}")
+    return {"ranks": ranks}
+"""
+SAID = NodeStatus(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
+QUICK = LeaseTimings(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
+
+
+@pytest.fixture(autouse=True)
+def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
+    monkeypatch.setattr(coordinator, "SECONDS_TO_STOP", 1.0)  # for a rank to notice; ours cannot
+
+
+@pytest.fixture
+def stage(toys: Any) -> Stage:
+    return toys.stage("train", source=ENTRY, compute="gpu")
+
+
+@pytest.fixture
+def contexts(toys: Any, tmp_path: Path) -> list[BuildContext]:
+    """Two machines."""
+    return [context_of(toys, tmp_path, name) for name in ("a", "b")]
+
+
+def context_of(toys: Any, directory: Path, name: str) -> BuildContext:
+    home = directory / name
+    home.mkdir()
+    store = (directory / "shared").as_uri()
+    placement = replace(toys.placement, home=home, store=store, nodes=2)
+    told: list[str] = []
+    return replace(
+        toys.context(f"run-{name}"),
+        placement=placement,
+        store=open_store(store),
+        terms=QUICK,
+        watch=lambda stage, event: told.append(str(event.get("text") or event["kind"])),
+        stop=threading.Event(),
+    )
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def start(
+    pool: ThreadPoolExecutor, stage: Stage, context: BuildContext, node: int, *, force: bool = False
+) -> "Future[Built]":
+    return pool.submit(build_share, stage, context, {}, node=node, force=force)
+
+
+def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
+    toys: Any,
+    stage: Stage,
+    contexts: list[BuildContext],
+    pool: ThreadPoolExecutor,
+    monkeypatch: Any,
+) -> None:
+    def is_full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("flows.artifacts.checkpoints.restore_step", is_full)
+    other = start(pool, stage, contexts[1], 1)
+    with pytest.raises(NodeLost, match=r"OSError: the disk is full \(on node 1") as caught:
+        start(pool, stage, contexts[0], 0).result(60)
+    assert not is_retryable(caught.value)
+    with pytest.raises(OSError, match="the disk is full"):
+        other.result(60)
+
+
+def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
+    place, call = heard_call(contexts[1], first)
+    said = replace(SAID, epoch=call.epoch, state="coming")
+    publish_status(place, said)
+    began = time.monotonic()
+    with pytest.raises(NodeLost, match="node 1 did not come"):
+        first.result(60)
+    assert time.monotonic() - began > 6.0  # half of a lease after it was heard
+
+
+def heard_call(context: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
+    """Node 0's first call, as another node hears it."""
+    while True:
+        place = MessagePrefix(store=context.store, ref=ArtifactRef("train", _fingerprint(context)))
+        if (call := find_start(place, ttl=60.0)[0]) is not None:
+            return place, call
+        assert not first.done(), first.result()
+
+
+def test_nodes_that_do_not_come_are_named(stage: Stage, contexts: list[BuildContext]) -> None:
+    context = replace(contexts[0], terms=replace(QUICK, meet=0.3))
+    with pytest.raises(NodeLost, match=r"needs 2 nodes: node 1 did not come within 0.3 s"):
+        build_share(stage, context, {}, node=0, force=False)
+
+
+def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, contexts: list[BuildContext]) -> None:
+    context = replace(contexts[1], terms=replace(QUICK, ttl=0.2, meet=0.3))
+    with pytest.raises(TransientStageError, match="node 1 heard nothing of node 0"):
+        build_share(stage, context, {}, node=1, force=False)
+
+
+def test_nodes_that_wait_are_stopped(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    waiting = [
+        start(pool, stage, context, node) for node, context in ((1, contexts[1]), (0, contexts[0]))
+    ]
+    for context in contexts:
+        context.stop.set()
+    for future in waiting:
+        with pytest.raises(StageInterrupted):
+            future.result(60)
+
+
+def test_nodes_that_were_started_for_different_numbers_refuse(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, meet=3.0)), 0)
+    placement = replace(contexts[1].placement, nodes=3)
+    with pytest.raises(ConfigError, match=r"calls 2 nodes with 1 processes, this one was .* 3"):
+        build_share(stage, replace(contexts[1], placement=placement), {}, node=1, force=False)
+    with pytest.raises(StageError, match=r"calls 2 nodes .* \(on node 1") as heard:
+        first.result()
+    assert not is_retryable(heard.value)
+    assert heard.value.hint == "give all nodes the same --nodes and --gpus"
+
+
+def test_two_nodes_in_one_home_are_told_apart(
+    stage: Stage,
+    contexts: list[BuildContext],
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", 0.5)
+    first = start(pool, stage, contexts[0], 0)
+    place = MessagePrefix(
+        store=contexts[0].store, ref=ArtifactRef("train", _fingerprint(contexts[0]))
+    )
+    while find_start(place, ttl=60.0)[0] is None:
+        place = replace(place, ref=ArtifactRef("train", _fingerprint(contexts[0])))
+    with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
+        build_share(stage, contexts[0], {}, node=1, force=False)
+    assert "a home of its own" in (caught.value.hint or "")
+    contexts[0].stop.set()
+    with pytest.raises(StageInterrupted):
+        first.result()
+
+
+def _fingerprint(context: BuildContext) -> str:
+    """Of the one thing that is being built; nonsense until there is one."""
+    keys = [entry.key for entry in context.store.list("train/")]
+    return keys[0].split("/")[1] if keys else "none"
+
+
+def test_a_store_in_the_home_of_one_is_refused(stage: Stage, toys: Any) -> None:
+    context = toys.context()
+    context = replace(context, placement=replace(context.placement, nodes=2))
+    with pytest.raises(ConfigError, match="needs a store that all of them reach"):
+        build(stage, context, {}, force=False)

@@ -1,0 +1,299 @@
+"""What the command line answers, above all to mistakes: one line, one hint, exit code 1."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from cyclopts import App
+
+from flows.cli.app import main, make_app
+from flows.cli.train.run import resumable
+from flows.orchestration.local_run import stoppable
+from flows.profiles import PROFILES
+
+COMMANDS = [  # in the order of the help
+    *(
+        "plan",
+        "run",
+        "submit",
+        "stage",
+        "miniseries",
+        "status",
+        "logs",
+        "explain",
+        "accept",
+        "profiles",
+        "config",
+    ),
+    *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
+    *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
+    *("doctor", "up", "deploy", "down", "infra", "bench"),
+]
+
+
+def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Run a command that must fail; returns the texts after `error:` and `hint:`."""
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    error, hint = captured.err.splitlines()
+    assert error.startswith("error: ")
+    assert hint.startswith("hint: ")
+    return error.removeprefix("error: "), hint.removeprefix("hint: ")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fresh home directory, the default one of this test."""
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return tmp_path / "home"
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("pln tiny", "unknown command 'pln'", "did you mean plan?"),
+        ("xyzzy", "unknown command 'xyzzy'", f"one of: {', '.join(COMMANDS)}"),
+        ("plan tiny --dept 3", "unknown option --dept", "did you mean --depth?"),
+        ("plan tiny --zzz", "unknown option --zzz", "see `nanochat plan --help`"),
+        ("start", "unknown command 'start'", "did you mean run or up?"),
+        ("train tiny", "unknown command 'train'", "did you mean run?"),
+        ("list", "unknown command 'list'", "did you mean ls?"),
+        ("help", "unknown command 'help'", "did you mean --help?"),
+        (
+            "plan tiny --pretrain.num_steps 5",
+            "unknown option --pretrain.num_steps",
+            "a setting is given like --set pretrain.num_steps=VALUE",
+        ),
+        ("plan", "plan needs PROFILE", "see `nanochat plan --help`"),
+        ("plan tiny --depth", "--depth needs a value", "see `nanochat plan --help`"),
+        ("plan tiny small", "unexpected argument 'small'", "see `nanochat plan --help`"),
+        (
+            "plan tiny --depth three",
+            'invalid value for --depth: unable to convert "three" into int',
+            "see `nanochat plan --help`",
+        ),
+    ],
+)
+def test_wrong_words_on_the_command_line(
+    words: str, error: str, hint: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(words.split(), capsys) == (error, hint)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "explain"])
+def test_a_wrong_profile_is_answered_with_the_nearest(
+    command: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [command, "tinny", *(["sft"] if command == "explain" else [])]
+    assert fails(words, capsys) == ("there is no profile 'tinny'", "did you mean 'tiny'?")
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "hint"),
+    [
+        ("pretrain.num_step=3", "there is no setting 'pretrain.num_step'", "pretrain.num_steps"),
+        ("pretrian.num_steps=3", "there is no setting 'pretrian.num_steps'", "pretrain.num_steps"),
+        ("pretrain.num_steps=many", "'many', expected int", "--set pretrain.num_steps=500"),
+        ("pretrain.num_steps", "is not of the form section.name=value", "--set pretrain.num_steps"),
+        ("numerics.precision=fp7", "numerics.precision is 'fp7'", "one of: fp32, bf16"),
+        ("nonsense=5", "there is no setting 'nonsense'", "the nearest are "),
+        ("deep=3", "there is no setting 'deep'", "did you mean 'model.depth'?"),
+        (
+            "d=1",
+            "there is no setting 'd'",
+            "the nearest are seed, model.depth, model.width, model.num_heads, model.num_kv_heads; "
+            "docs/reference/config.md has all",
+        ),
+        ("model.width=65", "model.width 65 is not a multiple", "--set "),
+    ],
+)
+def test_a_wrong_setting_is_answered_with_the_right_form(
+    override: str, error: str, hint: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(["plan", "tiny", "--set", override], capsys)
+    assert error in said[0]
+    assert hint in said[1]
+
+
+@pytest.mark.parametrize("depth", ["0", "-3", "1000"])
+def test_a_depth_that_cannot_be(depth: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error, hint = fails(["plan", "tiny", "--depth", depth], capsys)
+    assert depth in error
+    assert "number of layers" in hint
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("plan tiny --store ftp://bucket", "unsupported store URL 'ftp://bucket'"),
+        ("plan tiny --store file:///not/mounted/store", "cannot be reached"),
+        ("plan tiny --attention nope", 'invalid value "nope" for --attention'),
+        ("plan tiny --place attention=nope", "attention is 'nope'"),
+        ("plan tiny --gpus -1", "--gpus is -1"),
+        ("chat tiny --gpus -1", "--gpus is -1"),
+        ("status --store file:///not/mounted/store", "cannot be reached"),
+        ("fetch sft@tiny --store file:///not/mounted/store", "cannot be reached"),
+        ("plan tiny --home /etc/hostname", "/etc/hostname cannot be a directory"),
+        ("plan tiny --home /etc/hostname/below", "/etc/hostname/below cannot be a directory"),
+        ("run tiny --gpus 999", "--gpus is 999, this machine has"),
+        ("chat tiny --gpus 999", "--gpus is 999, this machine has"),
+    ],
+)
+def test_a_wrong_place(
+    words: str, error: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = fails(words.split(), capsys)
+    assert error in said[0]
+    assert said[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["explain tiny sfx", "run tiny --force sfx", "run tiny --from-stage sfx", "fetch sfx@tiny"],
+)
+def test_a_wrong_stage(words: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error, hint = fails(words.split(), capsys)
+    assert error == "there is no stage 'sfx'"
+    assert "sft" in hint
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "error"),
+    [
+        ("--temperature", "9", "temperature is 9.0"),
+        ("--top-k", "-1", "top-k is -1"),
+        ("--max-tokens", "0", "max-tokens is 0"),
+    ],
+)
+def test_sampling_that_cannot_be(
+    option: str, value: str, error: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fails(["chat", "tiny", option, value], capsys)[0] == error
+
+
+def test_a_home_that_may_not_be_written(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    error, hint = fails(["plan", "tiny", "--home", f"{tmp_path}/locked/home"], capsys)
+    assert error.startswith("permission denied")
+    assert "--home" in hint
+
+
+def test_a_run_on_a_disk_without_room_does_not_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("DISK_NEEDED", "DISK_WANTED"):
+        monkeypatch.setattr(f"flows.cli.machine.checks.{name}", 1 << 60)
+    error, hint = fails(["run", "tiny"], capsys)
+    assert error.endswith(f"GiB free in {home}")
+    assert "free some space" in hint
+    assert not (home / "prefect").exists()
+
+
+def test_our_own_bugs_raise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str, **changes: object) -> object:
+        raise RuntimeError(name)
+
+    monkeypatch.setattr("flows.cli.options.open_profile", broken)
+    with pytest.raises(RuntimeError, match="tiny"):
+        main(["plan", "tiny"])
+
+
+# --- help
+
+
+def commands_of(app: App) -> dict[str, App]:
+    return {name: app[name] for name in app if not name.startswith("-")}
+
+
+def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    places = [said.index(f"\u2502 {name} ") for name in COMMANDS if name != "pull"]
+    assert "fetch (pull)" in said
+    assert places == sorted(places)
+    assert list(commands_of(make_app())) == COMMANDS
+
+
+def test_the_help_has_the_first_paragraph_of_every_command_s_own_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # no paragraph is broken
+    assert main(["--help"]) == 0
+    rows = [line.strip("\u2502 ").partition("  ") for line in capsys.readouterr().out.splitlines()]
+    shown = {name: about.strip() for names, _, about in rows for name in re.findall(r"\w+", names)}
+    for name, app in commands_of(make_app()).items():
+        assert shown[name] == (app.help or "").partition("\n")[0]
+
+
+@pytest.mark.parametrize("words", ["--help plan", "plan --help"])
+def test_the_help_of_a_command_may_be_asked_for_before_or_after_its_name(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 0
+    assert "Usage: nanochat plan [OPTIONS] PROFILE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_every_parameter_is_described(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = make_app()[command]
+    for app in commands_of(whole).values() or [whole]:
+        assert app.help
+        undescribed = [
+            argument.name
+            for argument in app.assemble_argument_collection()
+            if argument.parse and argument.show and not argument.parameter.help
+        ]
+        assert undescribed == []
+    assert main([command, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: nanochat {command}")
+
+
+def test_the_version_is_the_package_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+def test_profiles_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profiles"]) == 0
+    said = capsys.readouterr().out
+    assert [line.split()[0] for line in said.splitlines()[1:] if line[0] != " "] == list(PROFILES)
+    assert main(["profiles", "--json"]) == 0
+    d12 = next(row for row in json.loads(capsys.readouterr().out) if row["profile"] == "d12")
+    assert (d12["depth"], d12["parameters"]) == (12, 286_261_730)
+    assert d12["about"]
+
+
+def test_a_command_that_exits_at_once_prints_how_to_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os._exit", sys.exit)
+
+    def stop_twice() -> None:
+        with resumable("nanochat run tiny", stages=["sft"]) as display, stoppable(display):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(SystemExit) as left:
+        stop_twice()
+
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted\nhint: resume with: nanochat run tiny\n"

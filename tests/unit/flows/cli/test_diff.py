@@ -1,0 +1,284 @@
+"""`nanochat diff` and `nanochat explain`: what is different, and why."""
+
+import json
+from typing import Any
+
+import pytest
+
+from flows.artifacts.revocations import revoke
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.identity.manifest import Manifest
+from flows.profiles import open_profile
+from flows.stages import SHARDS, TOKENIZER, Stage
+from infra.storage.base import Store
+from tests.support.flows.shelf import ACCEPTED, make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+OLD = {
+    "config": {"sft": {"num_epochs": 1}},
+    "code": {"nanochat_core.train.sft": "1"},
+    "files": {"model": "x" * 1500, "config.json": "{}"},
+    "metrics": {"bpb": 1.25, "steps": 900, "tasks": {"sums": 0.5}},
+    "git_commit": "1" * 40,
+}
+NEW = {
+    "config": {"sft": {"num_epochs": 2}},
+    "code": {"nanochat_core.train.sft": "2"},
+    "files": {"model": "y" * 1600, "config.json": "{}", "extra": "1"},
+    "metrics": {"bpb": 1.0, "steps": 1800, "tasks": {"sums": 0.5}, "kind": "chat"},
+    "git_commit": "2" * 40,
+}
+
+
+@pytest.fixture
+def pair(store: Store) -> tuple[Manifest, Manifest]:
+    """Two runs that trained SFT differently, on different mid models."""
+    made: list[Manifest] = []
+    for number, facts in enumerate((OLD, NEW), start=1):
+        mid = put_artifact(store, make_manifest("midtrain", files={"data": str(number)}))
+        if made:  # another fingerprint, as another result has
+            mid = put_artifact(
+                store, make_manifest("midtrain", config={"n": 2}, files={"data": "2"})
+            )
+        sft = make_manifest("sft", inputs={"midtrain": mid}, run=f"tiny-{number}", **facts)
+        put_artifact(store, sft)
+        shards = put_artifact(store, make_manifest("shards"))
+        put_run(store, f"tiny-{number}", shards, mid, sft)
+        made.append(sft)
+    return made[0], made[1]
+
+
+# Artifacts.
+
+
+def test_two_artifacts_differ_in_what_they_are_what_they_hold_and_what_was_measured(
+    pair: tuple[Manifest, Manifest], terminal: Terminal
+):
+    old, new = pair
+    code, lines = terminal.run("diff", "sft@tiny-1", new.name)
+    assert code == 2
+    assert lines == [
+        f"-  {old.name}  made 2026-11-21T06:00:00Z by run tiny-1, commit 111111111111",
+        f"+  {new.name}  made 2026-11-21T06:00:00Z by run tiny-2, commit 222222222222",
+        "",
+        "made from:",
+        "  sft.num_epochs 1 -> 2",
+        "  code nanochat_core.train.sft changed",
+        f"  input midtrain {old.inputs['midtrain'].fingerprint[:12]}"
+        f" -> {new.inputs['midtrain'].fingerprint[:12]}",
+        "",
+        "files:",
+        "  extra                   1 bytes  added",
+        "  model  1,500 bytes  1,600 bytes  changed",
+        "",
+        "metrics:",
+        "               old    new  difference",
+        "  bpb         1.25      1       -0.25",
+        "  steps        900  1,800        +900",
+        "  tasks.sums   0.5    0.5           0",
+        "  kind        none   chat",
+    ]
+
+
+def test_the_difference_is_there_for_programs(pair: tuple[Manifest, Manifest], terminal: Terminal):
+    tree = terminal.read("diff", "sft@tiny-1", "sft@tiny-2")
+    assert (tree["same"], tree["stage"]) == (False, "sft")
+    assert [tree[side]["fingerprint"] for side in ("old", "new")] == [m.fingerprint for m in pair]
+    assert tree["changes"][0] == {
+        "kind": "config",
+        "name": "sft.num_epochs",
+        "old": "1",
+        "new": "2",
+    }
+    assert [change["path"] for change in tree["files"]] == ["extra", "model"]
+    assert tree["inputs"][0]["new"]["fingerprint"] == pair[1].inputs["midtrain"].fingerprint
+    assert tree["metrics"][0] == {"name": "bpb", "old": 1.25, "new": 1.0, "difference": -0.25}
+
+
+def test_an_artifact_is_the_same_by_every_name(pair: tuple[Manifest, Manifest], terminal: Terminal):
+    name = pair[0].name
+    code, lines = terminal.run("diff", "sft@tiny-1", name)
+    assert (code, lines) == (0, [f"{name} and {name} are the same artifact"])
+    tree = terminal.read("diff", "sft@tiny-1", name)
+    assert (tree["same"], tree["files"]) == (True, [])
+
+
+@pytest.mark.usefixtures("pair")
+def test_artifacts_of_two_stages_are_not_compared(terminal: Terminal):
+    error, hint = terminal.fails("diff", "sft@tiny", "midtrain@tiny")
+    assert error == "the artifacts are of different stages: midtrain, sft"
+    assert hint == "compare artifacts of one stage, or whole runs"
+
+
+def test_bytes_that_came_out_alike_are_said_to_be(store: Store, terminal: Terminal):
+    one, two = (put_artifact(store, make_manifest("sft", code={"m": c})) for c in "ab")
+    code, lines = terminal.run("diff", one.name, two.name)
+    assert code == 2
+    assert lines[-4:] == ["made from:", "  code m changed", "", "files: the same, to the byte"]
+
+
+def test_an_input_that_was_built_twice_is_told_by_its_contents(store: Store, terminal: Terminal):
+    mids = [make_manifest("midtrain", files={"a": text}) for text in "12"]
+    one, two = (put_artifact(store, make_manifest("sft", inputs={"midtrain": mid})) for mid in mids)
+    assert terminal.run("diff", one.name, two.name)[1][4] == (
+        f"  input midtrain {mids[0].digest[:12]} -> {mids[1].digest[:12]}"
+        ", the same work with another result"
+    )
+
+
+# Runs.
+
+
+def test_two_runs_differ_stage_by_stage(
+    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+):
+    old, new = pair
+    rl = put_artifact(store, make_manifest("rl"))
+    shards, tokens = (put_artifact(store, make_manifest(name)) for name in ("shards", "tokens"))
+    put_run(store, "one", shards, tokens, old, status="failed")
+    put_run(store, "two", shards, new, rl, name="best", overrides=("sft.num_epochs=2",))
+    code, lines = terminal.run("diff", "one", "two")
+    assert code == 2
+    assert lines == [
+        "-  one  failed    2026-11-21T06:00:00Z  nanochat run tiny",
+        "+  two  finished  2026-11-21T06:00:00Z  nanochat run tiny --set sft.num_epochs=2 "
+        "--name best",
+        "",
+        f"=  shards  {shards.fingerprint[:12]}",
+        f"-  tokens  {tokens.fingerprint[:12]}                  only in the first",
+        f"~  sft     {old.fingerprint[:12]} -> {new.fingerprint[:12]}  "
+        "sft.num_epochs 1 -> 2, code nanochat_core.train.sft changed, input midtrain changed",
+        f"+  rl      {rl.fingerprint[:12]}                  only in the second",
+        "",
+        "3 of 4 stages differ: tokens, sft, rl",
+    ]
+    tree = terminal.read("diff", "one", "two")
+    assert [(item["stage"], item["state"]) for item in tree["stages"]] == [
+        ("shards", "="),
+        ("tokens", "-"),
+        ("sft", "~"),
+        ("rl", "+"),
+    ]
+    assert tree["new"]["overrides"] == ["sft.num_epochs=2"]
+
+
+def test_two_runs_of_the_same_are_the_same(
+    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+):
+    put_run(store, "again-1", *pair[:1], name="again")
+    put_run(store, "again-2", *pair[:1], name="again")
+    code, lines = terminal.run("diff", "again-1", "again")
+    assert (code, lines[-1]) == (0, "no stage differs")
+    put_run(store, "idle", name="idle")
+    assert terminal.run("diff", "idle", "idle")[1][-1] == "neither has made anything yet"
+
+
+def test_a_reason_that_cannot_be_told_is_said(
+    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+):
+    old, _ = pair
+    key = f"sft/{old.fingerprint}/manifest.json"
+    store.delete(key)
+    assert f"{old.name} is gone" in "\n".join(terminal.run("diff", "tiny-1", "tiny-2")[1])
+    store.put(key, b"x")
+    assert f"{key} is damaged" in "\n".join(terminal.run("diff", "tiny-1", "tiny-2")[1])
+
+
+# explain.
+
+
+def put_todays(store: Store, stage: Stage, *inputs: Manifest, **facts: Any) -> Manifest:
+    """An artifact that is up to date in tiny by the code as it is."""
+    made = make_manifest(stage.name, inputs={source.stage: source for source in inputs})
+    digests = {source.stage: source.digest for source in inputs}
+    identity = identify(stage, open_profile("tiny").run, digests, code=Code(REPOSITORY))
+    tree: dict[str, Any] = json.loads(made.to_json())
+    changes = {"fingerprint": identity.fingerprint, "preimage": identity.preimage, **facts}
+    changes["provenance"] = tree["provenance"] | facts.get("provenance", {})
+    fields = {name: tree[name] for name in tree if name not in ("format", "check")}
+    return put_artifact(store, Manifest.from_tree(fields | changes, where="test"))
+
+
+@pytest.fixture
+def built(store: Store) -> Manifest:
+    """Today's shards of tiny, which were built in two executions."""
+    segments = (
+        {"first_step": 0, "last_step": 3, "started": 0.0, "ended": 65.0, "host": "desk"}
+        | {"device": "cpu", "processes": 1, "dollars": 0.5},
+        {"first_step": 4, "last_step": 9, "started": 100.0, "ended": 200.0, "host": "rack"}
+        | {"device": "cuda", "processes": 8, "dollars": 1.25},
+    )
+    accepted = {**ACCEPTED, "from": "1" * 64, "earlier": ["2" * 64], "why": "only renamed"}
+    built = put_todays(
+        store,
+        SHARDS,
+        provenance={"segments": list(segments), "metrics": {"documents": 7}},
+        divergences=["shards/0/superseded/abc.json"],
+        accepted=accepted | {"when": "2026-11-21T08:00:00Z", "who": "ann@desk"},
+    )
+    store.put(f"shards/{built.fingerprint}/divergences/late.json", b"{}")
+    return built
+
+
+def test_explain_tells_how_an_artifact_came_about(
+    built: Manifest, store: Store, terminal: Terminal
+):
+    lines = terminal.said("explain", "tiny", "shards")
+    assert lines[0] == "shards: makes parquet files of documents, the last one for validation"
+    assert f"  fingerprint  {built.fingerprint}" in lines
+    here = lines.index(f"artifact {built.name}:")
+    assert [" ".join(line.split()) for line in lines[here + 1 :]] == [
+        "accepted 2026-11-21T08:00:00Z by ann@desk: only renamed",
+        "the bytes of shards/111111111111, shards/222222222222; unproven",
+        "made 2026-11-21T06:00:00Z by run tiny-1",
+        f"digest {built.digest[:12]}",
+        "diverged another result of the same work: shards/0/superseded/abc.json",
+        "diverged another result of the same work: "
+        f"shards/{built.fingerprint}/divergences/late.json",
+        "metric documents = 7",
+        "execution steps 0 to 3, 1 process on cpu of desk, 1 min 5 s, $0.50",
+        "execution steps 4 to 9, 8 processes on cuda of rack, 1 min 40 s, $1.25",
+        "file data (1 bytes)",
+    ]
+
+
+def test_explain_leaves_out_what_is_not_known_of_an_execution(store: Store, terminal: Terminal):
+    segments = [{"device": "cpu"}, {"processes": 2}]
+    put_todays(store, SHARDS, provenance={"segments": segments})
+    said = [" ".join(line.split()) for line in terminal.said("explain", "tiny", "shards")]
+    assert "execution 1 process on cpu" in said
+    assert "execution 2 processes" in said
+
+
+def test_explain_says_that_an_artifact_was_revoked(
+    built: Manifest, store: Store, terminal: Terminal
+):
+    revoke(store, built, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    said = "\n".join(terminal.said("explain", "tiny", "shards"))
+    assert "x revoked" in said
+    assert "revoked    2026-11-21T07:00:00Z by ann@desk: test data" in said
+
+
+def test_explain_names_revoked_artifacts_that_a_result_stands_on(store: Store, terminal: Terminal):
+    shards = put_todays(store, SHARDS)
+    put_todays(store, TOKENIZER, shards)
+    assert "revoked" not in "\n".join(terminal.said("explain", "tiny", "tokenizer"))
+    revoke(store, shards, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
+    assert (
+        f"  made from  {shards.name}, revoked 2026-11-21T07:00:00Z by ann@desk: test data"
+        in terminal.said("explain", "tiny", "tokenizer")
+    )
+
+
+def test_explain_for_programs_has_what_the_plan_has_and_the_artifact(
+    built: Manifest, terminal: Terminal
+):
+    tree = terminal.read("explain", "tiny", "shards")
+    assert (tree["stage"], tree["state"], tree["fingerprint"]) == ("shards", "=", built.fingerprint)
+    assert tree["artifact"]["segments"][1]["processes"] == 8
+    assert tree["artifact"]["accepted"]["why"] == "only renamed"
+    assert len(tree["artifact"]["divergences"]) == 2
+    assert tree["artifact"]["files"][0]["path"] == "data"
+    tree = terminal.read("explain", "tiny", "rl")
+    assert (tree["state"], tree["artifact"]) == ("+", None)
+    assert tree["inputs"] == ["sft", "task_data"]

@@ -1,0 +1,192 @@
+"""Every check of the doctor tells a good machine from a bad one, and says what to do."""
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.cli.app import main
+from flows.cli.machine import checks
+from flows.cli.machine.checks import GIB
+from infra.prefect.records import my_stack, write_record
+from tasks.sandbox.run import Protections
+
+TORCH = {
+    "version": "2.13.0",
+    "cuda": None,
+    "bf16_speedup": 3.9,
+    "gpus": list[str](),
+    "gpu_bf16": False,
+}
+ROOT = Path(checks.__file__).parents[3]
+
+
+def test_an_old_python_is_refused() -> None:
+    check = checks.check_python((3, 10, 4))
+    assert (check.state, check.remedy) == ("fail", "install Python 3.11 or newer")
+    assert checks.check_python((3, 11, 0)).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "state"),
+    [
+        ("sqlalchemy", "2.0.58", "ok"),
+        ("sqlalchemy", "2.1.0b2", "fail"),
+        ("fastapi", "0.139.2", "ok"),
+        ("fastapi", "0.155.0", "fail"),
+        ("prefect", "3.8.8", "ok"),
+        ("prefect", "3.9.0", "fail"),
+    ],
+)
+def test_versions_that_break_at_run_time_are_named(package: str, version: str, state: str) -> None:
+    check = checks.check_pin(package, version_of=lambda _: version)
+    assert check.state == state
+    assert version in check.found
+    assert (check.remedy is None) == (state == "ok")
+
+
+def test_a_missing_package_is_named() -> None:
+    def version_of(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    check = checks.check_pin("prefect", version_of=version_of)
+    assert (check.state, check.found) == ("fail", "not installed")
+
+
+def test_the_pins_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {
+        d.partition("=")[0].partition("[")[0].partition(">")[0]: d for d in project["dependencies"]
+    }
+    for package, (low, high, _) in checks.PINS.items():
+        bounds = declared[package].split("==" if "==" in declared[package] else ">=")[1].split(",<")
+        assert checks.version_tuple(bounds[0]) == low
+        assert len(bounds) == 1 or checks.version_tuple(bounds[1]) == high
+
+
+def test_missing_optional_packages_are_warnings_with_a_remedy() -> None:
+    check = checks.check_trackers(("wandb",))
+    assert check.state == ("ok" if importlib.util.find_spec("wandb") else "warn")
+    check = checks.check_trackers(())
+    assert (check.state, check.remedy) == ("ok", None)
+    check = checks.check_kernels("there is no C++ compiler (g++)")
+    assert (check.state, check.remedy) == ("warn", "install g++")
+    assert checks.check_kernels(None).state == "ok"
+
+
+def test_bf16_that_does_not_pay_is_a_warning() -> None:
+    states = [check.state for check in checks.check_torch(TORCH | {"bf16_speedup": 0.3})]
+    assert states == ["ok", "warn"]
+    assert [check.state for check in checks.check_torch(TORCH)] == ["ok", "ok"]
+
+
+def test_gpus_that_torch_cannot_use_are_a_failure() -> None:
+    assert checks.check_gpu(TORCH, devices=2).state == "fail"
+    assert checks.check_gpu(TORCH, devices=0).state == "ok"
+    check = checks.check_gpu(TORCH | {"gpus": ["H100", "H100"]}, devices=2)
+    assert (check.state, check.found) == ("ok", "2x H100")
+
+
+@pytest.mark.parametrize(
+    ("free", "state"), [(checks.DISK_WANTED, "ok"), (5 * GIB, "warn"), (GIB // 2, "fail")]
+)
+def test_disk_space_is_judged_where_home_is(free: int, state: str, tmp_path: Path) -> None:
+    check = checks.check_home(tmp_path / "not" / "yet", free_of=lambda _: free)
+    assert check.state == state
+    assert str(tmp_path) in check.found
+
+
+def test_a_home_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    check = checks.check_home(tmp_path / "file" / "home")
+    assert (check.state, check.found) == ("fail", f"{tmp_path}/file/home: not a directory")
+
+
+@pytest.mark.parametrize(("available", "state"), [(8, "ok"), (4, "warn"), (1, "fail")])
+def test_memory_is_judged_by_what_is_available(available: int, state: str) -> None:
+    assert checks.check_memory(available * GIB).state == state
+
+
+def test_this_machine_has_memory_and_threads() -> None:
+    assert checks.check_memory(checks.memory_left()).found != "0.0 GiB available"
+    assert checks.check_threads(8).state == "ok"
+    assert checks.check_threads(1).state == "warn"
+
+
+def test_what_holds_programs_of_a_model_is_said() -> None:
+    check = checks.check_sandbox(Protections(kind="bubblewrap", why=()))
+    assert (check.state, check.found) == ("ok", "bubblewrap")
+    check = checks.check_sandbox(Protections(kind="landlock", why=("bwrap not installed",)))
+    assert (check.state, check.found) == ("warn", "landlock (bwrap not installed)")
+    assert check.remedy
+    assert checks.check_sandbox("no way").found == "no way"
+
+
+def test_a_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    url = (tmp_path / "store").as_uri()
+    assert checks.check_store(url).state == "ok"
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
+
+
+def test_an_unreachable_store_is_a_failure_with_its_remedy(tmp_path: Path) -> None:
+    check = checks.check_store((tmp_path / "not" / "mounted").as_uri())
+    assert check.state == "fail"
+    assert "cannot be reached" in check.found
+    assert check.remedy
+
+
+def test_the_python_of_the_tests_passes_for_one() -> None:
+    assert checks.check_python(sys.version_info[:3]).state == "ok"
+
+
+def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
+    check = checks.check_server(tmp_path, shared="http://127.0.0.1:9/api")
+    assert check.state == "fail"
+    assert "127.0.0.1:9" in check.found
+    assert check.remedy
+
+
+def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
+    check = checks.check_server(tmp_path, shared=None)
+    assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
+
+
+def test_workers_are_those_of_a_living_supervisor_and_their_problem_is_a_warning(
+    tmp_path: Path,
+) -> None:
+    assert checks.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
+
+    stack = replace(my_stack(), state="ready", workers={"cpu": 1, "gpu": 2})
+    write_record(tmp_path, stack)
+    check = checks.check_workers(tmp_path)
+    assert (check.state, check.found) == ("ok", "pools cpu, gpu: ready")
+
+    problem = replace(stack, problem="the deployments are missing", hint="do it")
+    write_record(tmp_path, problem)
+    check = checks.check_workers(tmp_path)
+    assert (check.state, check.remedy) == ("warn", "do it")
+
+
+def test_the_store_alone_is_probed_when_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["doctor", "--probe-store", "--home", str(tmp_path / "home")]
+    url = (tmp_path / "store").as_uri()
+    assert main([*words, "--store", url, "--json"]) == 0
+    found = [check["name"] for check in json.loads(capsys.readouterr().out)]
+    assert (found[0], found[-1]) == ("put", "delete")
+    assert not {"python", "torch", "server"} & set(found)
+
+    assert main([*words, "--store", "file:///not/mounted/store"]) == 1
+    said = capsys.readouterr().out
+    assert "fail put        store file:///not/mounted/store cannot be reached" in said
+    assert "hint: create that directory, or mount the disk it is on" in said
+
+    assert main([*words, "--store", "gs://bucket/x"]) == 1
+    said = capsys.readouterr().out
+    assert "fail store      unsupported store URL 'gs://bucket/x'" in said

@@ -1,0 +1,188 @@
+"""`nanochat logs` prints what stages logged: from the store, and from the work of this machine."""
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import write_run
+from flows.cli.app import main
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.identity.manifest import File, Manifest
+from flows.identity.ref import ArtifactRef
+from flows.leases import file_lock
+from flows.leases.file_lock import work_directory
+from flows.profiles import open_profile
+from flows.stages import SHARDS
+from infra.storage.base import Store
+from infra.storage.files import sha256_of
+from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+NOON = 1_795_435_200.0  # 12:00 UTC
+STEPS: list[dict[str, Any]] = [
+    {"kind": "start", "step": 0, "total": 2, "unit": "step", "resumed": False},
+    {"kind": "step", "step": 1, "total": 2, "values": {"loss": 2.34567}},
+    {"kind": "message", "text": "a\x1b[2J line"},
+    {"kind": "step", "step": 2, "total": 2, "values": {}},
+    {"kind": "eval", "step": 2, "values": {"val_loss": 2.0}},
+]
+REF = ArtifactRef(
+    "shards", identify(SHARDS, open_profile("tiny").run, {}, code=Code(REPOSITORY)).fingerprint
+)
+
+
+def write_events(path: Path, events: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps({"time": NOON + at, **event}) for at, event in enumerate(events))
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def with_logs(store: Store, directory: Path, **logs: str) -> Manifest:
+    """An artifact of sft with these logs."""
+    manifest = make_manifest("sft")
+    files: list[File] = []
+    for name, text in logs.items():
+        path = directory / name
+        path.write_text(text, encoding="utf-8")
+        key = f"{manifest.ref.prefix}/logs/a/{name}"
+        store.put(key, path.read_bytes())
+        called = name.replace("_", ".")
+        files.append(File(path=called, size=len(text), sha256=sha256_of(path), key=key))
+    return put_artifact(store, replace(manifest, logs=tuple(files)))
+
+
+def test_a_finished_stage_is_read_from_the_store(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    write_events(tmp_path / "events", STEPS)
+    text = (tmp_path / "events").read_text(encoding="utf-8")
+    made = with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n\x1b[2Jworld\n")
+    put_run(store, "tiny-1", made)
+    head = "sft               "
+    assert terminal.said("logs", "tiny") == [
+        f"12:00:00  {head}  step 0 of 2: started",
+        f"12:00:01  {head}  1 of 2  loss 2.346",
+        f"12:00:02  {head}  a\\x1b[2J line",
+        f"12:00:03  {head}  2 of 2",
+        f"12:00:04  {head}  evaluated at 2  val_loss 2",
+        f"{made.name}: output of its processes",
+        "  hello",
+        "  \\x1b[2Jworld",
+    ]
+    assert terminal.said("logs", "tiny", "--stage", "sft") == terminal.said("logs", "tiny")
+    store.put(f"{made.ref.prefix}/logs/a/events_jsonl", text.replace("2.3", "9.9").encode())
+    assert "events.jsonl of" in terminal.fails("logs", "tiny")[0]
+
+
+def test_an_unfinished_stage_is_read_from_this_machine(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    put_run(store, "tiny-1", status="interrupted")
+    work = work_directory(tmp_path / "home" / "work", REF)
+    write_events(work / "events.jsonl", STEPS[:2])
+    (work / "worker.log").write_text("it broke\n")
+    lines = terminal.said("logs", "tiny")
+    assert [line.split()[0] for line in lines] == ["12:00:00", "12:00:01", f"{REF.name}:", "it"]
+    assert terminal.said("logs", "tiny", "--stage", "shards", "--follow") == lines
+
+
+def test_a_run_is_followed_until_it_has_ended(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    run = put_run(store, "tiny-1", status="running")
+    events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
+    write_events(events, STEPS[:1])
+
+    def work() -> None:
+        write_events(tmp_path / "more", STEPS)
+        with events.open("a", encoding="utf-8") as file:
+            for line in (tmp_path / "more").read_text(encoding="utf-8").splitlines()[1:]:
+                file.write(f"{line}\n")
+                file.flush()
+        write_run(store, replace(run, status="failed"))
+
+    worker = threading.Timer(0.3, work)
+    worker.start()
+    lines = terminal.said("logs", "tiny", "-f")
+    worker.join()
+    # Each event once, also those that were written right before the end.
+    assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in range(5)]
+
+
+def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    counted = Counting(tmp_path / "home" / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
+    write_events(tmp_path / "events", STEPS)
+    made = with_logs(store, tmp_path, events_jsonl=(tmp_path / "events").read_text("utf-8"))
+    run = put_run(store, "tiny-1", made, status="running")
+
+    def end_after_some_looks() -> None:
+        while counted.gets.count("runs/tiny-1.json") < 10:
+            time.sleep(0.01)
+        write_run(store, replace(run, status="failed"))
+
+    ending = threading.Thread(target=end_after_some_looks, daemon=True)
+    ending.start()
+    lines = terminal.said("logs", "tiny", "-f", "--stage", "sft")
+    ending.join()
+    assert len(lines) == len(STEPS)
+    assert counted.gets.count(made.logs[0].key) == 1
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Following that looks at once, and at every look, whether a process builds the run."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    for name in ("BETWEEN_CHECKS", "WITHOUT_BUILDER"):
+        monkeypatch.setattr(f"flows.cli.train.logs._SECONDS_{name}", 0.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_following_ends_when_no_process_builds_the_run_any_more(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_run(store, "tiny-1", status="running")
+    write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:2])
+    assert main(["logs", "tiny", "-f"]) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[0] for line in printed.out.splitlines()] == ["12:00:00", "12:00:01"]
+    assert printed.err == "no process builds tiny-1 any more; see: nanochat status tiny-1\n"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_following_continues_while_a_silent_stage_is_being_built(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counting(tmp_path / "home" / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
+    work = tmp_path / "home" / "work"
+    run = put_run(store, "tiny-1", status="running")
+    write_events(work_directory(work, REF) / "events.jsonl", STEPS[:1])
+
+    def end_after_some_looks() -> None:
+        while counted.gets.count("runs/tiny-1.json") < 5:
+            time.sleep(0.01)
+        write_run(store, replace(run, status="failed"))
+
+    with file_lock.try_hold(file_lock.lock_path(work, REF)) as is_held:
+        assert is_held
+        ending = threading.Thread(target=end_after_some_looks, daemon=True)
+        ending.start()
+        lines = terminal.said("logs", "tiny", "-f")  # without a note
+        ending.join()
+    assert len(lines) == 1
+
+
+def test_mistakes_are_answered_in_a_line(terminal: Terminal, store: Store) -> None:
+    assert "there is no stage 'stf'" in terminal.fails("logs", "tiny", "--stage", "stf")[0]
+    assert "tiny was never run" in terminal.fails("logs", "tiny")[0]

@@ -1,0 +1,177 @@
+"""`ls`, `tag`, `diff` and `explain`: what a person sees of a store that has something in it."""
+
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import find_tag, point
+from infra.storage.base import Store
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+
+def put(store: Store, stage: str, seed: int = 0, **facts: Any):
+    return put_artifact(store, make_manifest(stage, config={"seed": seed}, **facts))
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("ls tnyi", "there is no run 'tnyi' in", "did you mean 'tiny'?"),
+        ("ls tiny", "tiny was never run in", "nanochat run tiny"),
+        ("ls sft@tiny", "there is no sft@tiny in", "make one: nanochat run tiny"),
+        ("ls sft/1a2b", "there is no artifact sft/1a2b in", "nanochat ls --stage sft"),
+        ("ls sft/1a", "'1a' is not the beginning of a fingerprint", "4 digits or more"),
+        ("ls sfx/1a2b", "there is no stage 'sfx'", "did you mean 'sft'?"),
+        ("ls ..", "'..' cannot be the name of a run or a tag", "names in it are letters"),
+        ("ls sft@../../x", "'../../x' cannot be the name of a run or a tag", "letters"),
+        ("ls ../sft", "there is no stage '..'", "one of: shards"),
+        ("ls --stage sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
+        ("ls --limit 0", "--limit is 0", "give 1 or more"),
+        ("ls sft@tiny --stage sft", "--stage sft is given with the artifact", "leave it out"),
+        ("tag main", "there is no tag main in", "make it: nanochat tag main RUN"),
+        ("tag main tnyi", "there is no run 'tnyi' in", "did you mean 'tiny'?"),
+        ("tag main sft@tiny", "there is no sft@tiny in", "nanochat run tiny"),
+        ("tag tiny d12", "tiny is the name of a profile", "choose another name"),
+        ("tag sft d12", "sft is the name of a stage", "choose another name"),
+        ("tag a/b tiny", "'a/b' cannot be the name", "short word"),
+        ("tag -- -x tiny", "'-x' cannot be the name", "letters"),
+        ("tag --delete", "--delete takes one tag", "nanochat tag --delete NAME"),
+        ("tag --delete main tiny", "--delete takes one tag", "nanochat tag --delete NAME"),
+        ("tag --delete main", "there is no tag main in", "make it"),
+        ("tag --delete ../x", "'../x' cannot be the name", "letters"),
+        ("diff sft@tiny", "diff needs B", "see `nanochat diff --help`"),
+        ("diff tiny sft@tiny", "tiny is a run and sft@tiny is an artifact", "like sft@tiny"),
+        ("diff sft/1a2b tiny", "tiny is a run and sft/1a2b is an artifact", "like sft@tiny"),
+        ("diff sft@tiny sft@d12", "there is no sft@", "nanochat run"),
+        ("diff tiny d12", "tiny was never run in", "nanochat run tiny"),
+        ("explain tiny sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
+        ("explain sft@tiny", "explain needs STAGE", "see `nanochat explain --help`"),
+    ],
+)
+def test_a_mistake_is_answered_in_two_lines(words: str, error: str, hint: str, terminal: Terminal):
+    found = terminal.fails(*words.split())
+    assert found[0].startswith(error)
+    assert hint in found[1]
+
+
+@pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "diff sft@a sft@b", "tag main tiny"])
+def test_a_store_that_is_not_there_is_an_error_and_not_an_empty_one(words: str, terminal: Terminal):
+    assert (
+        "cannot be reached"
+        in terminal.fails(*words.split(), "--store", "file:///not/mounted/store")[0]
+    )
+
+
+def test_a_damaged_record_is_named(store: Store, terminal: Terminal):
+    store.put("runs/tiny-1.json", b"x")
+    store.put("refs/main.json", b"x")
+    sft = put(store, "sft")
+    put_run(store, "d12-1", sft, name="d12")
+    store.put(f"sft/{sft.fingerprint}/manifest.json", b"x")
+    for words, key in (
+        ("ls tiny-1", "runs/tiny-1.json"),
+        ("ls tiny", "runs/tiny-1.json"),
+        ("ls main", "refs/main.json"),
+        ("ls sft@main", "refs/main.json"),
+        ("ls sft@d12", "manifest.json"),
+        ("tag best tiny-1", "runs/tiny-1.json"),
+        ("diff tiny-1 d12-1", "runs/tiny-1.json"),
+        (f"diff sft@d12 {sft.name}", "manifest.json"),
+    ):
+        error, hint = terminal.fails(*words.split())
+        assert f"{store.url}/" in error
+        assert key in error
+        assert hint
+
+
+# tag.
+
+
+def test_a_tag_is_set_moved_shown_and_removed(store: Store, terminal: Terminal):
+    old, new = put(store, "sft", 1), put(store, "sft", 2)
+    put_run(store, "tiny-1", old)
+    put_run(store, "tiny-2", new, status="running")
+
+    assert terminal.said("tag") == ["no tags yet: nanochat tag main RUN"]
+    assert terminal.said("tag", "main", "tiny-1") == ["main -> tiny-1 (finished, 1 of 14 stages)"]
+    for name in ("tiny", "sft@tiny"):  # tiny-2 has not finished
+        assert terminal.said("tag", "main", name)[0].endswith("stages), as before")
+    assert terminal.said("tag", "main", "tiny-2") == [
+        "main: tiny-1 -> tiny-2 (running, 1 of 14 stages)"
+    ]
+    assert terminal.said("tag", "best", "main")[0].startswith("best -> tiny-2 ")
+    assert terminal.said("tag", "best", old.name)[0].startswith("best: tiny-2 -> tiny-1 ")
+    assert [line.split()[:3] for line in terminal.said("tag")[1:]] == [
+        ["best", "tiny-1", "finished"],
+        ["main", "tiny-2", "running"],
+    ]
+    assert terminal.said("tag", "best")[1:] == terminal.said("tag")[1:2]
+    assert terminal.read("tag") == [
+        {
+            "tag": name,
+            "run": run,
+            "status": status,
+            "stages": {"sft": made.fingerprint},
+            "problem": None,
+        }
+        for name, run, status, made in (
+            ("best", "tiny-1", "finished", old),
+            ("main", "tiny-2", "running", new),
+        )
+    ]
+    assert terminal.read("tag", "main", "tiny-1") == {
+        "tag": "main",
+        "run": "tiny-1",
+        "before": "tiny-2",
+    }
+    assert terminal.said("tag", "--delete", "main") == ["main removed; it pointed at tiny-1"]
+    assert terminal.read("tag", "best", "--delete") == {
+        "tag": "best",
+        "run": None,
+        "before": "tiny-1",
+    }
+    assert terminal.said("tag", "--json") == ["[]"]
+
+
+def test_a_tag_names_what_its_run_made(store: Store, terminal: Terminal):
+    old, new = put(store, "sft", 1), put(store, "sft", 2)
+    put_run(store, "tiny-1", old)
+    put_run(store, "tiny-2", new)
+    terminal.said("tag", "main", "tiny-1")
+    assert terminal.said("ls", "sft@main")[0].startswith(old.name)
+    assert terminal.said("ls", "sft@tiny")[0].startswith(new.name)
+    assert terminal.said("status", "main")[0] == "run tiny-1: finished"
+
+
+def test_a_tag_that_would_hide_a_run_is_refused(store: Store, terminal: Terminal):
+    put_run(store, "mine-1", name="mine")
+    for name, what in (("mine-1", "the id of a run"), ("mine", "the name of a run")):
+        error, hint = terminal.fails("tag", name, "mine-1")
+        assert error == f"{name} is {what}: a tag called so would hide it"
+        assert hint == "choose another name, such as main"
+    assert list(store.list("refs/")) == []
+
+
+def test_damaged_and_idle_tags_are_listed_and_can_be_mended(store: Store, terminal: Terminal):
+    put_run(store, "tiny-1")
+    store.put("refs/broken.json", b"x")
+    point(store, "idle", "tiny-0")
+    point(store, "main", "tiny-1")
+    broken, idle, main_tag = terminal.said("tag")[1:]
+    assert "is damaged" in broken
+    assert idle.split() == ["idle", "tiny-0", "its", "run", "has", "no", "record"]
+    assert main_tag.split()[:3] == ["main", "tiny-1", "finished"]
+    assert "damaged" in terminal.fails("ls", "broken")[0]
+    assert "tiny-0, which has no record" in terminal.fails("ls", "idle")[0]
+    assert terminal.fails("ls", "idle")[1] == "point it at another one: nanochat tag idle RUN"
+    assert terminal.said("tag", "idle", "tiny-1")[0].startswith("idle: tiny-0 -> tiny-1")
+    assert terminal.said("tag", "--delete", "broken") == ["broken removed; it was damaged"]
+    assert find_tag(store, "broken") is None
+    assert terminal.said("tag", "--delete", "idle")[0].startswith("idle removed")
+
+
+# What these commands do without.

@@ -1,0 +1,105 @@
+"""What is said of the machine on the command line arrives in the placement."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from flows.cli.options import PlacementOptions, WorkerOptions
+from flows.profiles import open_profile
+from nanochat_core.errors import ConfigError
+
+
+def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
+    where = PlacementOptions(
+        home=tmp_path,
+        gpus=0,
+        device_batch_size=3,
+        attention="sdpa",
+        compile=True,
+        place=("save_every_steps=50", "dollars_per_hour=24"),
+    )
+    placement = where.placement(open_profile("tiny"))
+    seen = placement.resources
+    assert (seen.device_batch_size, seen.attention, seen.compile) == (3, "sdpa", True)
+    assert (seen.save_every_steps, seen.dollars_per_hour) == (50, 24.0)
+    words = where.words
+    again = dict(zip(words[::2], words[1::2], strict=True))
+    assert again["--gpus"] == "0"
+    settings = tuple(v for k, v in zip(words[::2], words[1::2], strict=True) if k == "--place")
+    assert (
+        PlacementOptions(home=tmp_path, gpus=0, place=settings).placement(open_profile("tiny"))
+        == placement
+    )
+
+
+def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_path: Path) -> None:
+    where = PlacementOptions(
+        home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",)
+    )
+    with pytest.raises(ConfigError, match="device_batch_size is set twice: to 4 and to 8") as error:
+        where.placement(open_profile("tiny"))
+    assert "--place" in str(error.value.hint)
+
+
+def test_by_default_kernels_are_compiled_on_a_gpu_only(tmp_path: Path) -> None:
+    profile = open_profile("d12")
+    assert PlacementOptions(home=tmp_path, gpus=8).placement(profile).resources.compile
+    assert not PlacementOptions(home=tmp_path, gpus=0).placement(profile).resources.compile
+    where = PlacementOptions(home=tmp_path, gpus=8, compile=False)
+    assert not where.placement(profile).resources.compile
+
+
+def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
+    options = PlacementOptions(home=tmp_path, gpus=0)
+    assert options.placement(open_profile("tiny")).resources.sinks == ("wandb", "trackio")
+    monkeypatch.setenv("NANOCHAT_SINKS", "wandbe")
+    with pytest.raises(ConfigError, match="there is no sink 'wandbe'"):
+        PlacementOptions(home=tmp_path, gpus=0).placement(open_profile("tiny"))
+
+
+def test_a_package_that_is_missing_is_named_before_the_first_stage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = PlacementOptions(home=tmp_path, gpus=0, attention="fa3", place=("sinks=wandb",))
+    where.placement(open_profile("tiny"))
+    said = capsys.readouterr().err
+    assert "fa3 needs the package flash_attn_interface, which is not installed here: " in said
+    if not importlib.util.find_spec("wandb"):
+        assert "wandb needs the package wandb" in said
+        assert "pip install 'nanochat-flows[trackers]'" in said
+    PlacementOptions(home=tmp_path, gpus=0, attention="sdpa").placement(open_profile("tiny"))
+    assert capsys.readouterr().err == ""
+
+
+def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
+    assert WorkerOptions().words == []
+    workers = WorkerOptions(pool="gpu", nodes=2, retries=0)
+    workers.check()
+    assert workers.words == ["--pool", "gpu", "--nodes", "2", "--retries", "0"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        (WorkerOptions(nodes=0, pool="gpu"), "--nodes is 0"),
+        (WorkerOptions(nodes=2), "--nodes is 2, but this command is on one machine"),
+        (WorkerOptions(retries=-1), "--retries is -1"),
+        (WorkerOptions(pool="a b"), "'a b' cannot be the name of a work pool"),
+        (WorkerOptions(pool="a/b"), "'a/b' cannot be the name of a work pool"),
+        (WorkerOptions(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
+    ],
+    ids=str,
+)
+def test_workers_that_cannot_be_are_refused(workers: WorkerOptions, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        workers.check()
+    assert error.value.hint
+
+
+def test_gpus_of_another_machine_are_not_counted_here(tmp_path: Path) -> None:
+    where = PlacementOptions(home=tmp_path, gpus=1000)
+    where.check_gpus(elsewhere=True)
+    with pytest.raises(ConfigError, match="--gpus is 1000"):
+        where.check_gpus()

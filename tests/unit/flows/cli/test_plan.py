@@ -1,0 +1,328 @@
+"""`nanochat plan`, `revoke` and `accept` as a person uses them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.pins import PINS, find_pin
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run, Status, write_run
+from flows.cli.app import main
+from flows.cli.train.run import is_recorded
+from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
+from flows.identity.manifest import Manifest
+from flows.identity.records import encode_record
+from flows.identity.ref import ArtifactRef, short
+from flows.overrides import default_name
+from flows.plan.accept import Acceptance, Offer, accept
+from flows.plan.plan import make_plan
+from flows.profiles import open_profile
+from flows.stages import STAGES
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from tests.support.flows.house import build
+from tests.support.flows.terminal import Terminal
+
+TINY = open_profile("tiny").run
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Manifest]]:
+    """A store with every stage of tiny, as today's code would make it."""
+    directory = tmp_path_factory.mktemp("filled")
+    store = LocalStore(directory / "store")
+    return directory / "store", build(store, directory / "work", Code(REPOSITORY), run=TINY)
+
+
+@pytest.fixture
+def made(
+    store: Store, filled: tuple[Path, dict[str, Manifest]], tmp_path: Path
+) -> dict[str, Manifest]:
+    """The artifacts of such a store, which is the default one."""
+    shutil.copytree(filled[0], tmp_path / "home" / "store")
+    return filled[1]
+
+
+def age(store: Store, manifest: Manifest) -> Manifest:
+    """The same artifact, built by other code; today's is gone."""
+    code = manifest.preimage["code"]
+    assert isinstance(code, dict)
+    preimage = manifest.preimage | {"code": code | {next(reversed(code)): "0" * 64}}
+    fingerprint = fingerprint_of(preimage)
+    tree = {"preimage": preimage, "fingerprint": fingerprint}
+    old = Manifest(**(vars(manifest) | tree))
+    store.put(f"{old.stage}/{fingerprint}/manifest.json", old.to_json())
+    store.put(f"index/{old.stage}/20300101t000000z-{fingerprint}", b"")
+    store.delete(f"{manifest.stage}/{manifest.fingerprint}/manifest.json")
+    return old
+
+
+def states(terminal: Terminal) -> Iterator[tuple[str, str]]:
+    for item in terminal.read("plan", "tiny")["stages"]:
+        yield item["stage"], item["state"]
+
+
+# plan
+
+
+def test_plan_says_by_its_exit_code_whether_there_is_something_to_run(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    code, lines = terminal.run("plan", "tiny")
+    assert (code, lines[-1]) == (0, f"nothing to run: {len(STAGES)} stages up to date")
+    code, lines = terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")
+    assert code == 2
+    sft = next(line for line in lines if line.startswith("~ sft"))
+    assert f"sft.num_epochs {TINY.sft.num_epochs} -> 7" in sft
+    assert "1 min 40 s (last time)" in sft
+    rl = next(line for line in lines if line.startswith("? rl"))
+    assert rl.endswith("after sft")
+    assert terminal.fails("plan", "tinny")[1] == "did you mean 'tiny'?"
+
+
+def test_plan_previews_a_rebuild_and_says_the_name_of_the_run(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    tree = terminal.read("plan", "tiny", "--force", "sft", "--from-stage", "chat_eval_rl")
+    rebuilt = {item["stage"] for item in tree["stages"] if item["state"] == "~"}
+    assert rebuilt == {"sft", "chat_eval_rl", "report"}
+    assert (tree["exit_code"], tree["run_name"]) == (2, "tiny")
+    assert "there is no stage 'stf'" in terminal.fails("plan", "tiny", "--force", "stf")[0]
+    changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
+    name = default_name("tiny", overrides=("sft.num_epochs=7",))
+    assert terminal.run(*changed)[1][:2] == [f"run {name}", ""]
+    assert terminal.run(*changed, "--name", "mine")[1][:2] == ["run mine", ""]
+    assert terminal.read(*changed)["run_name"] == name
+    assert "is the name of another profile" in terminal.fails("plan", "tiny", "--name", "d12")[0]
+
+
+def record(
+    store: Store,
+    made: dict[str, Manifest],
+    run: str,
+    status: Status = "finished",
+    *,
+    name: str = "tiny",
+) -> None:
+    stages = {name: manifest.fingerprint for name, manifest in made.items()}
+    started = "2026-11-21T05:53:38Z"
+    write_run(
+        store,
+        Run(
+            run=run,
+            name=name,
+            profile="tiny",
+            depth=None,
+            overrides=(),
+            status=status,
+            started=started,
+            ended=started,
+            stages=stages,
+        ),
+    )
+
+
+def test_run_starts_nothing_when_the_latest_run_has_made_everything(
+    terminal: Terminal, store: Store, made: dict[str, Manifest], tmp_path: Path
+):
+    record(store, made, "tiny-20261121t055338z-0001")
+    record(store, made, "mine-20261121t055338z-0001", name="mine")
+    lines = terminal.said("run", "tiny", "--name", "mine")
+    assert lines[1].split()[:4] == ["next", "nanochat", "chat", "mine"]
+    store.delete("runs/mine-20261121t055338z-0001.json")
+    code, lines = terminal.run("run", "tiny")
+    assert (code, lines[0]) == (0, f"nothing to run: {len(STAGES)} stages up to date")
+    assert lines[1].split()[:4] == ["next", "nanochat", "chat", "tiny"]
+    assert len(list(store.list("runs/"))) == 1
+    assert not (tmp_path / "home" / "prefect").exists()
+
+
+def test_a_run_is_recorded_when_the_latest_did_not_end_or_made_something_else(
+    store: Store, made: dict[str, Manifest], tmp_path: Path
+):
+    planned = make_plan(TINY, store, tmp_path / "work")
+    assert planned.exit_code == 0
+    assert not is_recorded(store, "tiny", planned)  # no run at all
+    record(store, made, "tiny-20261121t055338z-0001")
+    assert is_recorded(store, "tiny", planned)
+    assert not is_recorded(store, "other", planned)
+    record(store, made, "tiny-20261121t055339z-0001", "interrupted")
+    assert not is_recorded(store, "tiny", planned)
+    record(store, made | {"sft": made["rl"]}, "tiny-20261121t055340z-0001")
+    assert not is_recorded(store, "tiny", planned)
+    store.put("runs/tiny-20261121t055341z-0001.json", b"damaged")
+    assert not is_recorded(store, "tiny", planned)
+
+
+def test_the_json_of_a_plan_says_all_that_the_lines_say(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    tree = terminal.read("plan", "tiny", "--set", "sft.num_epochs=7")
+    assert tree["format"] == 1
+    assert tree["exit_code"] == 2
+    assert tree["summary"] == terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")[1][-1]
+    stages = {item["stage"]: item for item in tree["stages"]}
+    assert list(stages) == [stage.name for stage in STAGES]
+    assert tree["seconds"] == sum(
+        i["estimate"]["seconds"] for i in stages.values() if i["estimate"]
+    )
+    assert stages["sft"]["changes"] == [
+        {"kind": "config", "name": "sft.num_epochs", "old": "1", "new": "7"}
+    ]
+    assert stages["rl"]["after"] == ["sft"]
+    assert stages["pretrain"]["artifact"]["digest"] == made["pretrain"].digest
+    assert stages["pretrain"]["inputs"] == ["rows", "tokenizer"]
+
+
+def test_a_reason_from_the_store_cannot_move_the_cursor(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    key = f"sft/{made['sft'].fingerprint}/revoked.json"
+    made_by = made["sft"].provenance
+    tree = {"why": "\x1b[2J", "when": "w", "who": "w"}
+    tree |= {"owner": made_by.owner, "epoch": made_by.epoch}
+    store.put(key, encode_record(tree, format=2))
+    lines = terminal.run("plan", "tiny")[1]
+    assert not any("\x1b" in line for line in lines)
+    assert any("\\x1b[2J" in line for line in lines)
+
+
+# revoke
+
+
+def test_a_revoked_artifact_is_planned_again_until_it_is_valid_again(
+    terminal: Terminal, made: dict[str, Manifest]
+):
+    name = f"midtrain/{short(made['midtrain'].fingerprint)}"
+    (line,) = terminal.said("revoke", name, "--why", "learnt the\n test set")
+    assert line.startswith(f"{name} revoked 20")
+    assert line.endswith(": learnt the test set")
+    assert dict(states(terminal))["midtrain"] == "x"
+    lines = terminal.run("plan", "tiny")[1]
+    assert next(line for line in lines if line.startswith("? sft")).endswith(
+        f"made from revoked {name}"
+    )
+    error, hint = terminal.fails("revoke", name, "--why", "again")
+    assert error.startswith(f"{name} was revoked 20")
+    assert "--undo" in hint
+    (line,) = terminal.said("revoke", name, "--undo")
+    assert line.startswith(f"{name} is valid again; it was revoked 20")
+    assert set(dict(states(terminal)).values()) == {"="}
+    assert "is not revoked" in terminal.fails("revoke", name, "--undo")[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "no reason is given"),
+        (["--why", "  "], "no reason is given"),
+        (["--why", "x" * 501], "the reason has 501 characters"),
+        (["--undo", "--why", "x"], "--undo takes no --why"),
+    ],
+)
+def test_a_revocation_needs_a_reason(
+    terminal: Terminal, made: dict[str, Manifest], words: list[str], error: str
+):
+    assert terminal.fails("revoke", f"sft/{made['sft'].fingerprint}", *words)[0].startswith(error)
+
+
+# accept
+
+
+def test_what_is_accepted_is_up_to_date(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    old = age(store, made["sft"])
+    assert dict(states(terminal))["sft"] == "~"
+    lines = terminal.said("accept", "tiny", "sft", "--why", "a new name")
+    assert lines[0].startswith(f"{old.name}: code tasks.mixtures.mixture changed")
+    assert lines[1] == f"accepted as {made['sft'].name}; nothing was compared"
+    assert set(dict(states(terminal)).values()) == {"="}
+    new = find_manifest(store, ArtifactRef("sft", made["sft"].fingerprint))
+    assert new is not None
+    assert new.accepted is not None
+    assert new.accepted["why"] == "a new name"
+    assert new.accepted["from"] == old.fingerprint
+    assert "@" in new.accepted["who"]
+    assert list(store.list(PINS)) == []
+    again = terminal.said("accept", "tiny", "sft", "--why", "a new name")
+    assert again == ["sft is up to date: there is nothing to accept"]
+
+
+def test_while_it_is_accepted_an_artifact_cannot_be_collected(
+    terminal: Terminal,
+    store: Store,
+    made: dict[str, Manifest],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    old = age(store, made["sft"])
+    kept: set[tuple[str, str]] = set()
+
+    def look(store: Store, offer: Offer, **options: Any) -> Acceptance:
+        (entry,) = store.list(PINS)
+        pinned = find_pin(store, entry.key)
+        assert pinned is not None
+        kept.update(pinned.artifacts)
+        return accept(store, offer, **options)
+
+    monkeypatch.setattr("flows.cli.train.accept.accept_offer", look)
+    terminal.said("accept", "tiny", "sft", "--why", "a new name")
+    assert kept == {
+        ("sft", old.fingerprint),
+        ("sft", made["sft"].fingerprint),
+        ("midtrain", made["midtrain"].fingerprint),
+        ("task_data", made["task_data"].fingerprint),
+    }
+
+
+def test_the_artifact_to_accept_may_be_named(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    old = age(store, made["sft"])
+    words = ["accept", "tiny", "sft", "--why", "w", "--from"]
+    assert "midtrain" in terminal.fails(*words, made["midtrain"].name)[0]
+    assert terminal.said(*words, f"sft/{old.fingerprint}")[1].startswith("accepted as")
+
+
+def test_inputs_that_were_revoked_come_first(
+    terminal: Terminal, store: Store, made: dict[str, Manifest]
+):
+    age(store, made["sft"])
+    terminal.said("revoke", made["shards"].name, "--why", "spam")
+    error, hint = terminal.fails("accept", "tiny", "sft", "--why", "w")
+    assert error.startswith("sft cannot be accepted before shards")
+    assert hint == "accept or run shards first"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["sft"], "--why needs a value"),
+        (["sft", "--why", ""], "no reason is given"),
+        (["stf", "--why", "w"], "there is no stage 'stf'"),
+        (["sft", "--why", "w", "--steps", "0"], "--steps is 0"),
+        (["sft", "--why", "w", "--set", "sft.num_epochs=7"], "sft/"),
+    ],
+)
+def test_a_mistake_accepts_nothing(
+    terminal: Terminal, made: dict[str, Manifest], words: list[str], error: str
+):
+    assert terminal.fails("accept", "tiny", *words)[0].startswith(error)
+
+
+def test_a_proof_that_cannot_be_had_accepts_nothing(
+    terminal: Terminal,
+    store: Store,
+    made: dict[str, Manifest],
+    capsys: pytest.CaptureFixture[str],
+):
+    age(store, made["shards"])
+    assert main(["accept", "tiny", "shards", "--why", "w", "--prove"]) == 1
+    assert "was built outside git" in capsys.readouterr().err
+    assert find_manifest(store, ArtifactRef("shards", made["shards"].fingerprint)) is None
+    assert list(store.list(PINS)) == []
+    assert list((Path(os.environ["NANOCHAT_HOME"])).glob("prove-*")) == []

@@ -1,0 +1,107 @@
+"""No text from a store or a job moves the cursor, hides itself or passes for another line."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.cli.app import main
+from flows.cli.output import print_lines, print_note, screen
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.identity.ref import ArtifactRef
+from flows.leases.lease import try_acquire
+from flows.profiles import open_profile
+from flows.render.terminal import Display
+from flows.stages import SHARDS
+from infra.storage.base import Store
+from tests.support.flows.claims import claim
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+ROOT = Path(__file__).parents[4]
+HOSTILE = "a\x1b[2J\x1b]0;title\x07\r\x08\x9b1A\u202e\u2066b\x00"
+SHOWN = r"a\x1b[2J\x1b]0;title\x07\x0d\x08\x9b1A\u202e\u2066b\x00"
+EVENTS: tuple[dict[str, Any], ...] = (
+    {"kind": "message", "text": HOSTILE},
+    {"kind": "warning", "text": HOSTILE},
+    {"kind": "waiting", "text": HOSTILE},
+    {"kind": "eval", "step": 1, "values": {HOSTILE: 1.0}},
+    {"kind": "failed", "error": HOSTILE, "log_tail": f"{HOSTILE}\n{HOSTILE}"},
+)
+
+
+def is_harmless(text: str) -> bool:
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=[event["kind"] for event in EVENTS])
+def test_the_events_of_a_job_cannot_move_the_cursor(
+    event: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    with Display(screen(soft_wrap=False), stages=["sft"]) as display:
+        display.watch("sft", event)
+    said = capsys.readouterr().out
+    assert is_harmless(said)
+    assert SHOWN.replace(" ", "") in re.sub(r"\s", "", said)
+
+
+def test_a_message_of_a_job_stays_on_the_line_of_its_stage(capsys: pytest.CaptureFixture[str]):
+    with Display(screen(soft_wrap=False), stages=["sft"]) as display:
+        display.watch("sft", {"kind": "message", "text": "fine\nrl   failed: no"})
+    assert capsys.readouterr().out == "sft  fine rl   failed: no\n"
+
+
+def test_status_shows_escapes_of_a_run_and_of_a_lease_instead_of_sending_them(
+    store: Store, terminal: Terminal
+):
+    put_run(store, "odd", profile=HOSTILE, name="odd")
+    assert f"  profile  {SHOWN}" in terminal.said("status", "odd")
+    put_run(store, "tiny-1", uses=(f"./{HOSTILE}\nrun other: finished",))
+    assert main(["status", "tiny"]) in (0, 1)
+
+
+def test_a_line_from_the_store_cannot_pass_for_two(capsys: pytest.CaptureFixture[str]):
+    print_lines([f"why: {HOSTILE}\nwarning: none\there"])
+    print_note("host\nerror: none")
+    captured = capsys.readouterr()
+    assert captured.out == f"why: {SHOWN}\\x0awarning: none\\x09here\n"
+    assert captured.err == "host\\x0aerror: none\n"
+
+
+def test_the_host_of_a_lease_is_shown_as_text(store: Store, terminal: Terminal):
+    run = open_profile("tiny").run
+    fingerprint = identify(SHARDS, run, {}, code=Code(REPOSITORY)).fingerprint
+    try_acquire(
+        store,
+        ArtifactRef("shards", fingerprint),
+        replace(claim("b"), host=HOSTILE),
+        ttl=90.0,
+    )
+    put_run(store, "tiny-1", status="interrupted")
+    lines = terminal.said("status", "tiny")
+    assert any(SHOWN in line for line in lines)
+    assert all(map(is_harmless, lines))
+
+
+def test_a_report_is_printed_as_text(store: Store, terminal: Terminal, tmp_path: Path):
+    hostile, shown = HOSTILE.replace("\r", ""), SHOWN.replace("\\x0d", "")
+    card = f"# Card\n\n\ttab\n{hostile}\n"
+    manifest = make_manifest("report", files={"report.md": card})
+    store.put(manifest.files[0].key, card.encode())
+    store.put(manifest.logs[0].key, b"{}")
+    put_artifact(store, manifest)
+    put_run(store, "tiny-1", manifest)
+    assert terminal.said("report", "tiny", "--markdown") == ["# Card", "", "\ttab", shown]
+
+
+def test_text_gets_to_a_terminal_in_one_way():
+    """A console made elsewhere would send what it is given as it is."""
+    made = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("flows", "infra", "deployments")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"\bConsole\(", path.read_text(encoding="utf-8"))
+    ]
+    assert made == []  # flows/cli/output.py has a class of its own

@@ -1,0 +1,70 @@
+"""`nanochat stage` builds one stage, and says which command makes what it lacks."""
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from flows.build.retry import TransientStageError
+from flows.cli.app import main
+from tests.support.flows.terminal import Terminal
+
+SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
+
+
+def words_of(folder: Path) -> tuple[str, ...]:
+    folder.mkdir()
+    lines = [json.dumps({"text": text}) for text in topics.values()]
+    (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    given = ("shards.source=local", f"shards.path={folder}", "shards.num_shards=1")
+    return (*SMALL, *(word for setting in given for word in ("--set", setting)))
+
+
+def test_a_missing_input_is_named_with_the_command_that_makes_it(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    words = words_of(tmp_path / "a b")
+    error, hint = terminal.fails("stage", "rows", "tiny", *words)
+    assert "rows needs tokens, which is not in file://" in error
+    assert "nanochat stage shards tiny" in hint
+    assert f"'shards.path={tmp_path}/a b'" in hint
+
+
+def test_what_was_lost_has_an_exit_code_of_its_own(
+    terminal: Terminal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def lose(*args: object, **kwargs: object) -> None:
+        raise TransientStageError("node 1 heard nothing of node 0", hint="start node 0")
+
+    monkeypatch.setattr("flows.cli.train.stage.build_share", lose)
+    assert main(("stage", "shards", "tiny", *words_of(tmp_path / "a"))) == 75
+    assert capsys.readouterr().err.splitlines() == [
+        "error: node 1 heard nothing of node 0",
+        "hint: start node 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("stage", "pretrian", "tiny"), "there is no stage 'pretrian'"),
+        (("stage", "rows", "tiny", "--nodes", "2"), "rows is built by one machine, --nodes is 2"),
+        (("stage", "pretrain", "tiny", "--node", "1"), "--node is 1, --nodes is 1"),
+        (("stage", "pretrain", "tiny", "--nodes", "0"), "--nodes is 0"),
+        (("stage", "rows", "tiny", "--name", "a/b"), "a/b"),
+        (("stage", "rows", "tiny", "--run", "a/b"), "a/b"),
+        (
+            ("stage", "pretrain", "tiny", "--nodes", "2", "--force"),
+            "--force on 2 nodes needs --run",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    terminal: Terminal, words: tuple[str, ...], said: str
+) -> None:
+    error, hint = terminal.fails(*words, "--gpus", "0")
+    assert said in error + hint

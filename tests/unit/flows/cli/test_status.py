@@ -1,0 +1,219 @@
+"""What `nanochat status` says of work in progress, here and on other machines."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import Run, find_run, write_run
+from flows.cli.app import main
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
+from flows.leases import file_lock
+from flows.leases.lease import LeaseGrant, renew, try_acquire
+from flows.overrides import default_name
+from flows.profiles import open_profile
+from flows.stages import SHARDS
+from infra.storage.base import Store
+from infra.storage.open import open_store
+from tests.support.flows.claims import claim
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+
+RUN = open_profile("tiny").run
+FINGERPRINT = identify(SHARDS, RUN, {}, code=Code(REPOSITORY)).fingerprint
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default home of this test, where a run of `tiny` was interrupted."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("NANOCHAT_HOME", str(home))
+    monkeypatch.setenv("NANOCHAT_STORE", (tmp_path / "store").as_uri())
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    run = Run(
+        run="tiny-1",
+        name="tiny",
+        profile="tiny",
+        depth=None,
+        overrides=(),
+        status="interrupted",
+        started="2026-11-21T06:00:00Z",
+        ended="2026-11-21T06:01:00Z",
+        stages={},
+    )
+    write_run(store_of(home), run)
+    return home
+
+
+def store_of(home: Path) -> Store:
+    return open_store((home.parent / "store").as_uri())
+
+
+def held_by(home: Path, owner_home: str) -> LeaseGrant:
+    """The lease of `shards`, held by somebody in that home."""
+    held = try_acquire(
+        store_of(home),
+        ArtifactRef("shards", FINGERPRINT),
+        claim("b", home=owner_home),
+        ttl=120.0,
+    )
+    assert isinstance(held, LeaseGrant)
+    return held
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["status", "tiny"]) == 0
+    return capsys.readouterr().out
+
+
+def test_nobody_at_work_is_said_with_the_command_that_goes_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys).endswith("nothing of it is being built; resume with: nanochat run tiny\n")
+
+
+def test_the_command_that_goes_on_is_at_the_runs_own_place_and_pace(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    place = ("device_batch_size=4", "save_every_steps=50")
+    write_run(store_of(home), replace(run, gpus=0, place=place, overrides=("seed=2",)))
+    expected = (
+        f"nanochat run tiny --set seed=2 --name tiny --home {home} --gpus 0 "
+        "--place device_batch_size=4 --place save_every_steps=50"
+    )
+    assert main(["status", "tiny", "--home", str(home)]) == 0
+    told = capsys.readouterr().out
+    assert told.endswith(f"resume with: {expected}\n")
+    assert f"  command  {expected}\n" in told
+
+
+def test_the_newest_run_of_a_name_is_shown_with_the_command_that_keeps_its_name(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_run(store_of(home), "tiny-0")  # finished, but older
+    assert said(capsys).startswith("run tiny-1: interrupted\n")
+    own = default_name("tiny", overrides=("seed=2",))
+    for name, option in (("mine", " --name mine"), (own, "")):
+        run = f"{name}-1"
+        put_run(store_of(home), run, name=name, overrides=("seed=2",), status="failed")
+        assert main(["status", run]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last.endswith(f"resume with: nanochat run tiny --set seed=2{option}")
+
+
+def test_a_builder_on_another_machine_is_shown_with_its_progress(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renew(store_of(home), held_by(home, "elsewhere"), step=310, total=900)
+    told = said(capsys)
+    assert "! shards" in told
+    assert "shards is being built by run run-b on host host-b, step 310/900, heartbeat" in told
+    assert "resume with" not in told
+
+
+def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_by(home, file_lock.home_id(home))
+    work = home / "work"
+    job = file_lock.work_directory(work, ArtifactRef("shards", FINGERPRINT))
+    with file_lock.try_hold(file_lock.lock_path(work, ArtifactRef("shards", FINGERPRINT))):
+        assert "shards is being built by run run-b" in said(capsys)  # no event yet
+        job.mkdir()
+        (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9, "values": {}}\n')
+        assert "step 7/9" in said(capsys)
+
+
+def test_a_builder_of_this_home_that_was_killed_is_not_shown(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_by(home, file_lock.home_id(home))
+    assert "nothing of it is being built" in said(capsys)
+
+
+def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held_by(home, "elsewhere")
+    job = file_lock.work_directory(home / "work", ArtifactRef("shards", FINGERPRINT))
+    job.mkdir(parents=True)
+    (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
+    assert "step 7/9" not in said(capsys)
+
+
+# Artifacts that were given.
+
+
+def given(home: Path, *uses: str) -> Manifest:
+    """A chat model of a run called `theirs`, which the run of `tiny` was given under such names."""
+    store = store_of(home)
+    model = put_artifact(store, make_manifest("sft", config={"seed": 1}))
+    put_run(store, "theirs-1", model, name="theirs")
+    run = find_run(store, "tiny-1")
+    assert run is not None
+    write_run(store, replace(run, uses=uses, stages={"sft": model.fingerprint}))
+    return model
+
+
+@pytest.mark.parametrize("name", ["sft@theirs", "theirs"])
+def test_what_was_given_is_what_it_was_at_the_time(
+    home: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    model = given(home, name)
+    told = said(capsys)
+    assert f"= sft                 done         {short(model.fingerprint)}\n" in told
+    assert "pretrain" not in told
+    assert told.endswith(f"resume with: nanochat run tiny --use {name} --name tiny\n")
+    other = put_artifact(store_of(home), make_manifest("sft", config={"seed": 2}))
+    put_run(store_of(home), "theirs-2", other, name="theirs", started="2026-11-22T06:00:00Z")
+    told = said(capsys)
+    assert f"= sft                 done         {short(model.fingerprint)}\n" in told
+    command = f"nanochat run tiny --use sft/{short(model.fingerprint)} --name tiny"
+    assert told.endswith(f"resume with: {command}\n")
+
+
+def test_a_name_that_stands_for_nothing_any_more_is_no_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = given(home, "sft@theirs")
+    store_of(home).delete("runs/theirs-1.json")
+    told = said(capsys)
+    assert "? rl" in told or "+ rl" in told
+    assert told.endswith(f"--use sft/{short(model.fingerprint)} --name tiny\n")
+
+
+def test_that_what_was_given_is_revoked_or_gone_is_told(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = given(home, "sft@theirs")
+    revoke(store_of(home), model, why="bad data", who="me@here", when="2026-11-22T06:00:00Z")
+    told = said(capsys)
+    assert f"  given    {model.name}, revoked 2026-11-22T06:00:00Z by me@here: bad data\n" in told
+    assert "+ rl" in told
+    store_of(home).delete(f"sft/{model.fingerprint}/manifest.json")
+    told = said(capsys)
+    assert "= sft" in told
+    assert told.endswith(
+        f"\n\nwhat is left is unknown: {model.name}, which was given to it, is gone\n"
+    )
+    assert main(["status", "tiny", "--json"]) == 0
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    write_run(store_of(home), replace(run, stages={}))  # it ended before it said what it was given
+    assert "what is left is unknown: there is no sft@theirs" in said(capsys)
+
+
+def test_a_setting_that_is_no_more_is_no_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    write_run(store_of(home), replace(run, overrides=("pretrain.gone=1",)))
+    told = said(capsys)
+    assert "what is left is unknown: " in told
+    assert "gone" in told.splitlines()[-1]

@@ -1,0 +1,149 @@
+"""When a model counts as worse, and what is said of it."""
+
+from typing import Any
+
+import pytest
+
+from flows.evals.regression import Evaluation, assess, history_rows, read_history, same_suite
+from flows.evals.suite import Rule
+from flows.identity.manifest import Manifest
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+
+
+class Shelf:
+    """Evaluations of a model that changes every night."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._nights = 0
+
+    def night(
+        self, *, suite: str = "a", status: str = "finished", run: str | None = None, **metrics: Any
+    ) -> Evaluation:
+        """One more evaluation; `metrics` also tell the models apart."""
+        self._nights += 1
+        model = make_manifest("sft", files={"data": repr(metrics)})
+        data = make_manifest("task_data", files={"data": suite})
+        manifest = put_artifact(
+            self._store,
+            make_manifest(
+                "chat_eval_sft", inputs={"sft": model, "task_data": data}, metrics=metrics
+            ),
+        )
+        name = run or f"eval-main-20261121t0300{self._nights:02d}z-0000"
+        record = put_run(self._store, name, manifest, name="eval-main", status=status)
+        return Evaluation(run=record, manifest=manifest)
+
+    @property
+    def history(self) -> list[Evaluation]:
+        return read_history(self._store, "eval-main", "chat_eval_sft")
+
+
+@pytest.fixture
+def shelf(store: Store) -> Shelf:
+    return Shelf(store)
+
+
+def test_the_first_evaluation_has_nothing_to_be_worse_than(store: Store, shelf: Shelf) -> None:
+    verdict = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    assert not verdict.regressed
+    assert verdict.text == "chatcore 0.5; there is no earlier evaluation to compare it with"
+
+
+@pytest.mark.parametrize(
+    ("metric", "before", "after", "regressed"),
+    [
+        ("chatcore", 0.5, 0.4, True),
+        ("chatcore", 0.5, 0.49, False),
+        ("chatcore", 0.4, 0.5, False),
+        ("val_bpb", 1.0, 1.1, True),  # less is better
+        ("val_bpb", 1.1, 1.0, False),
+    ],
+)
+def test_a_loss_beyond_the_allowed_one_is_a_regression(
+    store: Store, shelf: Shelf, metric: str, before: float, after: float, regressed: bool
+) -> None:
+    shelf.night(**{metric: before})
+    verdict = assess(store, shelf.night(**{metric: after}), shelf.history, Rule(drop=0.02))
+    assert verdict.regressed is regressed
+    assert verdict.delta is not None
+    assert verdict.delta.value == pytest.approx(after - before)
+
+
+def test_the_previous_is_the_last_one_and_the_best_is_remembered(
+    store: Store, shelf: Shelf
+) -> None:
+    shelf.night(chatcore=0.9)
+    shelf.night(chatcore=0.5)
+    newest = shelf.night(chatcore=0.49)
+    assert not assess(store, newest, shelf.history, Rule(against="previous")).regressed
+    verdict = assess(store, newest, shelf.history, Rule(against="best"))
+    assert verdict.regressed
+    assert verdict.baseline is not None
+    assert verdict.baseline.value == 0.9
+
+
+def test_a_loss_is_told_once_while_the_model_does_not_change(store: Store, shelf: Shelf) -> None:
+    shelf.night(chatcore=0.9)
+    first = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    second = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    assert (first.regressed, second.regressed) == (True, False)
+    assert second.text == f"chatcore 0.5, as in run {second.baseline_run}"
+
+
+def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shelf) -> None:
+    shelf.night(chatcore=0.9, suite="another")
+    shelf.night(chatcore=0.8, status="failed")
+    newest = shelf.night(chatcore=0.5)
+    verdict = assess(store, newest, shelf.history, Rule())
+    assert verdict.baseline is None
+    assert not same_suite(shelf.history[-1].manifest, newest.manifest)
+
+
+def test_a_loss_inside_its_interval_is_said_to_be_inside(store: Store, shelf: Shelf) -> None:
+    shelf.night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
+    unsure = shelf.night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
+    verdict = assess(store, unsure, shelf.history, Rule())
+    assert verdict.regressed
+    assert verdict.is_inside
+    assert verdict.text.endswith(
+        "worse by more than 0.02; inside the 95 % interval of the difference"
+    )
+    sure = shelf.night(chatcore=0.01, chatcore_low=0.0, chatcore_high=0.02)
+    verdict = assess(store, sure, shelf.history, Rule())
+    assert (verdict.regressed, verdict.is_inside) == (True, False)
+    assert verdict.facts["delta_interval"][1] < 0
+
+
+def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:
+    newest = shelf.night(gsm8k=0.1, chatcore_failed="no sandbox here")
+    with pytest.raises(
+        ConfigError, match=r"has not measured chatcore or core.*no sandbox"
+    ) as caught:
+        assess(store, newest, shelf.history, Rule())
+    assert caught.value.hint == "it has measured: gsm8k"
+
+
+def test_a_retried_run_is_not_compared_with_itself(store: Store, shelf: Shelf) -> None:
+    shelf.night(chatcore=0.9)
+    worse = shelf.night(chatcore=0.5)
+    for _ in range(2):
+        assert assess(store, worse, shelf.history, Rule()).regressed
+
+
+def test_the_history_is_a_table_latest_first(shelf: Shelf) -> None:
+    shelf.night(chatcore=0.9, chatcore_low=0.8, chatcore_high=1.0, gsm8k=0.1)
+    shelf.night(chatcore=0.5)
+    rows = history_rows(shelf.history, "chatcore")
+    assert [row["chatcore"] for row in rows] == [0.5, 0.9]
+    assert (rows[1]["low"], rows[1]["high"], rows[1]["gsm8k"]) == (0.8, 1.0, 0.1)
+    assert all(len(row["model"]) == 12 for row in rows)
+
+
+def test_a_damaged_evaluation_is_left_out_of_the_history(store: Store, shelf: Shelf) -> None:
+    damaged: Manifest = shelf.night(chatcore=0.9).manifest
+    shelf.night(chatcore=0.5)
+    store.put(f"{damaged.stage}/{damaged.fingerprint}/manifest.json", b"{}")
+    assert len(shelf.history) == 1

@@ -1,0 +1,101 @@
+"""How a model is judged again: by which stage, on what data, with whose settings."""
+
+import pytest
+
+from flows.evals.suite import Rule, check_metric, evaluated_model, history_name, open_suite
+from flows.interop.import_model import IMPORTED
+from flows.profiles import open_profile
+from flows.render.text import key_of
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError, ModelError
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+
+def put_main(store: Store, *stages: str, **changes: object) -> dict[str, object]:
+    """A run called main that made these stages."""
+    made = {stage: put_artifact(store, make_manifest(stage)) for stage in stages}
+    put_run(store, "main-1", *made.values(), name="main", **changes)
+    return dict(made)
+
+
+def test_a_chat_model_is_judged_by_its_own_stage_on_the_data_of_its_run(store: Store) -> None:
+    made = put_main(store, "task_data", "rows", "pretrain", "sft", overrides=("seed=7",))
+    suite = open_suite(store, "main", warn=print)
+    assert suite.stage.name == "chat_eval_sft"
+    assert suite.pinned == {"sft": made["sft"], "task_data": made["task_data"]}
+    assert [stage.name for stage in suite.stages] == ["sft", "task_data", "chat_eval_sft"]
+    assert suite.opened.run == open_profile("tiny", overrides=["seed=7"]).run
+
+
+def test_a_base_model_is_judged_on_rows_of_its_own_tokenizer(store: Store) -> None:
+    made = put_main(store, "task_data", "rows", "pretrain")
+    suite = open_suite(store, "pretrain@main", warn=print)
+    assert suite.stage.name == "base_eval"
+    assert suite.pinned == made
+    put_run(store, "other-1", put_artifact(store, make_manifest("pretrain")), name="other")
+    with pytest.raises(ArtifactError, match="run other-1 has no rows to evaluate pretrain/"):
+        open_suite(store, "pretrain@other", warn=print)
+
+
+def test_another_suite_brings_its_own_data(store: Store) -> None:
+    put_main(store, "task_data", "sft")
+    assert set(open_suite(store, "main", profile="d12", warn=print).pinned) == {"sft"}
+    changed = open_suite(store, "main", overrides=["task_data.core_bundle=null"], warn=print)
+    assert set(changed.pinned) == {"sft"}
+
+
+def test_a_setting_that_judges_nothing_is_refused(store: Store) -> None:
+    put_main(store, "task_data", "sft")
+    with pytest.raises(ConfigError, match=r"pretrain\.num_steps does not change how a model"):
+        open_suite(store, "main", overrides=["pretrain.num_steps=1"], warn=print)
+
+
+def test_an_imported_model_needs_to_be_told_its_suite(store: Store) -> None:
+    put_main(store, "sft", profile=IMPORTED)
+    with pytest.raises(ConfigError, match="main was imported"):
+        open_suite(store, "main", warn=print)
+    assert open_suite(store, "main", profile="tiny", warn=print).profile == "tiny"
+
+
+def test_what_is_no_model_is_refused(store: Store) -> None:
+    put_main(store, "task_data")
+    with pytest.raises(ModelError, match="task_data@main is not a model"):
+        open_suite(store, "task_data@main", warn=print)
+
+
+def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(store: Store) -> None:
+    put_main(store, "task_data", "rows", "pretrain", "sft")
+    chat = open_suite(store, "sft@main", warn=print)
+    base = open_suite(store, "pretrain@main", warn=print)
+    for suite, name in ((chat, "chatcore"), (chat, "spelling"), (base, "val_bpb"), (base, None)):
+        check_metric(suite, name)
+    with pytest.raises(ConfigError, match="chat_eval_sft does not measure 'spellin'") as caught:
+        check_metric(chat, "spellin")
+    assert caught.value.hint == "did you mean 'spelling'?"
+
+
+@pytest.mark.parametrize("rule", [{"drop": -0.1}, {"drop": float("nan")}, {"against": "first"}])
+def test_a_rule_that_cannot_be_is_refused(rule: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        Rule(**rule)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_history_is_called_as_the_model_is() -> None:
+    assert history_name("main") == history_name("sft@main") == "eval-main"
+    assert history_name("sft/1a2b3c") == "eval-sft-1a2b3c"
+    assert key_of("eval-My_run chat_eval_sft") == "eval-my-run-chat-eval-sft"
+
+
+def test_the_status_of_a_judging_run_names_the_command_that_judges_again(
+    store: Store, terminal: Terminal
+) -> None:
+    made = put_main(store, "task_data", "sft")
+    judged = put_artifact(store, make_manifest("chat_eval_sft"))
+    put_run(store, "eval-main-1", judged, name="eval-main", uses=("sft@main",))
+    lines = terminal.said("status", "eval-main")
+    assert lines[1] == "  command  nanochat evals run sft@main"
+    assert [line.split()[1] for line in lines[4:]] == ["chat_eval_sft"]
+    trained = put_run(store, "other-1", name="other", uses=("sft@main",), profile="tiny")
+    assert made
+    assert evaluated_model(trained) is None

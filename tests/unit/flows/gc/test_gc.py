@@ -1,0 +1,394 @@
+"""What is garbage, what is not, and when it goes; test_gc_histories.py has the rest."""
+
+from collections.abc import Callable
+
+import pytest
+
+from flows.artifacts.pins import PINS, SWEEP, pin
+from flows.artifacts.publish import supersede
+from flows.artifacts.revocations import revoke
+from flows.artifacts.runs import point
+from flows.gc.collect import MARK
+from flows.identity.records import encode_record
+from flows.leases import lease
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.rubbish import (
+    acquire,
+    gc,
+    gc_until_clean,
+    look,
+    make,
+    make_grown,
+    make_other,
+    place,
+)
+from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
+from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_what_nothing_refers_to_is_marked_first_and_deleted_after_the_grace(store: MemoryStore):
+    make(store)
+    store.now += 2 * DAY
+    first = gc(store)
+    assert store.deleted == []
+    assert first.due == pytest.approx(store.now + DAY)
+    store.now += DAY - HOUR
+    assert gc(store).swept.objects == 0
+    store.now += HOUR
+    assert gc(store).swept.objects == 4  # the manifest, a file, a log, an index entry
+    assert not store.names("rows/") - {key for key in store.names() if key.endswith("lease.json")}
+    assert not store.names("index/")
+
+
+def test_what_was_just_published_is_kept_though_nothing_refers_to_it(store: MemoryStore):
+    manifest = make(store)
+    before = store.names()
+    store.now += DAY - HOUR
+    assert look(store).survey.garbage == {}
+    gc(store)
+    assert before <= store.names()
+    assert place(manifest) in "".join(store.names())
+
+
+def test_a_run_keeps_what_it_names_and_all_that_was_made_from(store: MemoryStore):
+    text = make(store, "shards")
+    words = make(store, "tokenizer", inputs={"shards": text})
+    rows = make(store, "rows", inputs={"tokenizer": words})
+    store.now += 100 * DAY
+    put_run(store, "tiny-1", rows)
+    before = store.names()
+    gc_until_clean(store)
+    assert before <= store.names()
+
+
+def test_an_old_run_is_forgotten_with_what_only_it_reaches(store: MemoryStore):
+    shared, own = make(store, seed=1), make(store, "sft", seed=2)
+    put_run(store, "tiny-1", shared, own, status="failed")
+    store.now += 31 * DAY
+    put_run(store, "tiny-2", shared)
+    gc_until_clean(store)
+    assert store.names("runs/") == {"runs/tiny-2.json"}
+    assert f"{place(shared)}/manifest.json" in store.names()
+    assert not store.names(f"{place(own)}/") - {f"{place(own)}/lease.json"}
+
+
+def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemoryStore):
+    old, new, other = (make(store, seed=seed) for seed in range(3))
+    put_run(store, "tiny-1", old, started="2026-01-01T00:00:00Z")
+    put_run(store, "tiny-2", new, started="2026-01-02T00:00:00Z")
+    put_run(store, "tiny-3", old, started="2026-01-03T00:00:00Z", status="interrupted")
+    put_run(store, "d12-1", other, name="d12")
+    store.now += 300 * DAY
+    gc_until_clean(store)
+    assert store.names("runs/") == {"runs/tiny-2.json", "runs/d12-1.json"}
+    manifests = {key for key in store.names() if key.endswith("manifest.json")}
+    assert manifests == {f"{place(new)}/manifest.json", f"{place(other)}/manifest.json"}
+
+
+def test_a_tagged_run_stays_however_old(store: MemoryStore):
+    put_run(store, "tiny-1", make(store), status="failed")
+    point(store, "main", "tiny-1")
+    before = store.names()
+    store.now += 300 * DAY
+    gc_until_clean(store)
+    assert before <= store.names()
+
+
+def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
+    source = make(store)
+    put_run(store, "tiny-1", source, status="running")
+    store.now += 300 * DAY
+    acquire(store, make_manifest("sft"), run="tiny-1")
+    assert "runs/tiny-1.json" not in look(store).survey.garbage
+    assert not any(place(source) in name for name in look(store).survey.garbage)
+    store.now += lease.TTL + 1
+    assert "runs/tiny-1.json" in look(store).survey.garbage
+
+
+def test_files_in_an_older_artifacts_place_stay_when_its_manifest_goes(store: MemoryStore):
+    old = make(store, "shards", seed=1)
+    put_run(store, "tiny-1", grown := make_grown(store, old))
+    store.now += 2 * DAY
+    gc_until_clean(store)
+    assert f"{place(old)}/manifest.json" not in store.names()
+    assert {file.key for file in grown.files} <= store.names()
+
+
+def test_files_of_an_attempt_that_died_go_and_those_of_the_artifact_stay(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    store.put(f"{place(manifest)}/files/dead/data", b"half")
+    store.put(f"{place(manifest)}/logs/dead/events.jsonl", b"half")
+    before = store.names()
+    store.now += DAY
+    gc_until_clean(store)
+    assert before - store.names() == {
+        f"{place(manifest)}/files/dead/data",
+        f"{place(manifest)}/logs/dead/events.jsonl",
+    }
+
+
+def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
+    manifest = make(store)
+    store.put(f"{place(manifest)}/files/upload/data", b"half")
+    store.now += 40 * DAY
+    held = acquire(store, manifest)
+    assert look(store).survey.garbage == {}
+    lease.release(store, held)
+    assert f"{place(manifest)}/files/upload/" in look(store).survey.garbage
+
+
+@pytest.mark.parametrize("folder", ["superseded", "divergences"])
+def test_a_manifest_that_was_put_aside_goes_with_its_files(store: MemoryStore, folder: str):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    aside = f"{place(manifest)}/{folder}/other.json"
+    other = make_other(manifest)
+    store.now += 5 * DAY
+    store.put(other.files[0].key, b"other")
+    store.put(aside, other.to_json())
+    store.now += DAY - HOUR
+    assert look(store).survey.garbage == {}
+    store.now += 2 * HOUR
+    assert set(look(store).survey.garbage) == {aside, f"{place(manifest)}/files/b/"}
+    gc_until_clean(store)
+    assert not {aside, other.files[0].key} & store.names()
+    assert manifest.files[0].key in store.names()
+
+
+def test_a_run_in_progress_keeps_what_was_built_again_under_its_feet(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest, status="running")
+    other = make_other(manifest)
+    aside = f"{place(manifest)}/superseded/other.json"
+    store.put(other.files[0].key, b"other")
+    store.put(aside, other.to_json())
+    store.now += 5 * DAY
+    assert look(store).survey.garbage == {}
+    put_run(store, "tiny-1", manifest)
+    assert aside in look(store).survey.garbage
+
+
+def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    root = f"{place(manifest)}/checkpoints/step-0000010"
+    store.put(f"{root}/0-1/model", b"x")
+    store.put(f"{root}/COMMIT.json", b"x")
+    store.now += HOUR
+    gc_until_clean(store)
+    assert store.deleted == [f"{root}/COMMIT.json", f"{root}/0-1/model"]
+
+
+def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: MemoryStore):
+    root = f"{place(make_manifest('pretrain'))}/checkpoints/"
+    store.put(f"{root}step-0000010/o-1/model", b"x")
+    store.put(f"{root}step-0000010/COMMIT.json", b"x")
+    store.now += 29 * DAY
+    assert look(store).survey.garbage == {}
+    store.now += 2 * DAY
+    gc_until_clean(store)
+    assert not store.names(root)
+
+
+def test_a_revocation_of_what_is_elsewhere_stays_while_something_made_from_it_is_here(
+    store: MemoryStore,
+) -> None:
+    away = make_manifest("tokenizer")
+    model = make(store, "sft", inputs={"tokenizer": away})
+    put_run(store, "tiny-1", model)
+    revoke(store, away, why="wrong data", who="me", when="now")
+    store.now += 40 * DAY
+    gc_until_clean(store)
+    assert f"{place(away)}/revoked.json" in store.names()
+    store.delete("runs/tiny-1.json")
+    gc_until_clean(store)
+    assert f"{place(away)}/revoked.json" not in store.names()
+
+
+def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_use(
+    store: MemoryStore,
+):
+    wrong = make(store, seed=1)
+    revoke(store, wrong, why="wrong data", who="me", when="now")
+    facts = {**ACCEPTED, "from": wrong.fingerprint}
+    accepted = make(store, seed=2, accepted=facts)
+    put_run(store, "tiny-1", accepted, status="failed")
+    store.now += 2 * DAY
+    gc_until_clean(store)
+    assert f"{place(wrong)}/manifest.json" not in store.names()
+    assert f"{place(wrong)}/revoked.json" in store.names()
+    store.now += 31 * DAY
+    gc_until_clean(store)
+    assert f"{place(wrong)}/revoked.json" not in store.names()
+
+
+def test_an_index_entry_goes_when_there_is_no_artifact(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    stale = f"index/rows/20260101t000000z-{'0' * 64}"
+    store.put(stale, b"")
+    store.now += 2 * DAY
+    before = store.names()
+    gc_until_clean(store)
+    assert before - store.names() == {stale}
+
+
+def test_a_lease_goes_when_nothing_else_is_left(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    gone = make_manifest("sft")
+    for one in (manifest, gone):
+        lease.release(store, acquire(store, one))
+    store.now += 2 * DAY
+    gc_until_clean(store)
+    assert store.names("sft/") == set()
+    assert f"{place(manifest)}/lease.json" in store.names()
+
+
+def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store: MemoryStore):
+    manifest = make(store)
+    revoke(store, manifest, why="wrong", who="me", when="now")
+    lease.release(store, acquire(store, manifest))
+    put_run(store, "tiny-1", manifest, status="failed")
+    store.now += 31 * DAY
+    for _ in range(5):
+        gc(store)
+        store.now += DAY
+    assert store.names() == {MARK, "/".join((*SWEEP, "lease.json"))}
+
+
+def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_died(
+    store: MemoryStore,
+):
+    manifest = make(store)
+    store.put(f"{place(manifest)}/files/dead/data", b"half")
+    store.now += 2 * DAY
+    with pin(
+        store,
+        [manifest.ref],
+        why="accept",
+        log=print,
+        pause=lambda seconds: None,
+    ):
+        (key,) = store.names(PINS)
+        data = store.get(key)
+        assert look(store).survey.garbage == {}
+    assert store.names(PINS) == set()
+    assert len(look(store).survey.garbage) == 5
+    store.put(key, data)  # as if it had been killed
+    store.now += 29 * DAY
+    assert look(store).survey.garbage == {}
+    store.now += 2 * DAY
+    gc_until_clean(store)
+    assert store.names("gc/pins/") == set()
+    assert store.names("index/") == set()
+
+
+def test_what_a_pinned_artifact_was_made_from_stays_too(store: MemoryStore):
+    made = make(store, "rows", inputs={"shards": make(store, "shards")})
+    grown = make_grown(store, make(store, "shards", seed=5))
+    store.now += 2 * DAY
+    artifacts = [[m.stage, m.fingerprint] for m in (made, grown)]
+    store.put(f"{PINS}1.json", encode_record({"artifacts": artifacts, "why": ""}, format=1))
+    left = look(store).survey.garbage
+    assert {piece.kind for piece in left.values()} == {"artifact", "logs", "index entry"}
+    assert {piece.place for piece in left.values()} == {("shards", place_of_seed_5())}
+
+
+def place_of_seed_5() -> str:
+    """Of the artifact whose file another one names."""
+    return make_manifest("shards", config={"seed": 5}).fingerprint
+
+
+def test_half_written_objects_go_after_a_week(store: MemoryStore):
+    store.unfinished = [store.now, store.now + 6 * DAY]
+    store.now += 8 * DAY
+    assert gc(store).unfinished == 1
+
+
+def test_keys_that_are_not_ours_are_left_alone(store: MemoryStore):
+    foreign = {"notes.txt", "rows/readme", f"rows/{'0' * 64}/extra/thing", "backup/a/b/c"}
+    for key in foreign:
+        store.put(key, b"x")
+    store.now += 300 * DAY
+    gc_until_clean(store)
+    assert foreign <= store.names()
+    assert look(store).survey.inventory.unknown == len(foreign)
+
+
+def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    lease.release(store, acquire(store, manifest))
+    store.now += 2 * DAY
+    assert look(store).exit_code == 0
+    make(store, seed=2)
+    store.now += 2 * DAY
+    assert look(store).exit_code == 2
+    assert not store.names("gc/")
+    gc(store)
+    assert look(store).exit_code == 0  # it has to wait
+    store.now += DAY
+    assert look(store).exit_code == 2
+    assert store.deleted == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda store: "runs/tiny-1.json",
+        lambda store: "refs/main.json",
+        lambda store: next(key for key in store.names("rows/") if key.endswith("manifest.json")),
+        lambda store: next(key for key in store.names("rows/") if key.endswith("lease.json")),
+        lambda store: next(iter(store.names(PINS))),
+        lambda store: MARK,
+    ],
+    ids=["run", "tag", "manifest", "lease", "pin", "marks"],
+)
+@pytest.mark.parametrize(
+    "data", [b"rotten", encode_record({"run": "x"}, format=99)], ids=["rot", "format"]
+)
+def test_while_a_record_cannot_be_read_nothing_is_deleted_and_it_is_named(
+    store: MemoryStore, damage: Callable[[MemoryStore], str], data: bytes
+):
+    make(store, seed=2)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    point(store, "main", "tiny-1")
+    acquire(store, manifest)
+    store.put(f"{PINS}1.json", encode_record({"artifacts": [], "why": ""}, format=1))
+    assert look(store).survey.deletable
+    key = damage(store)
+    store.put(key, data)
+    for command in (look, gc):
+        with pytest.raises(ArtifactError, match=key) as caught:
+            command(store)
+        assert caught.value.hint
+    assert store.deleted == []
+
+
+def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: MemoryStore):
+    manifest = make(store)
+    store.put(f"{place(manifest)}/manifest.json", b"rotten")
+    store.now += 2 * DAY
+    with pytest.raises(ArtifactError, match="cannot be distinguished from what is in use"):
+        look(store)
+
+
+def test_a_note_in_a_manifests_place_is_no_artifact(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    supersede(store, manifest, fence=lambda: None)
+    store.put(f"{place(manifest)}/checkpoints/step-1/COMMIT.json", b"x")
+    store.now += 2 * DAY
+    left = look(store).survey.garbage.values()
+    assert {piece.kind for piece in left} == {"superseded", "files", "logs", "index entry"}

@@ -1,0 +1,392 @@
+"""Deleting garbage: in which order, and what happens when others act, or death comes, meanwhile."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from flows.artifacts.pins import PINS, SWEEP
+from flows.artifacts.publish import supersede
+from flows.artifacts.revocations import revoke
+from flows.gc.collect import make_claim
+from flows.identity.manifest import Manifest
+from flows.identity.records import encode_record
+from flows.leases import lease
+from infra.storage.base import ObjectInfo, ObjectNotFound
+from nanochat_core.errors import StageError, StoreError
+from tests.support.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
+from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
+from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def test_what_was_written_again_since_it_was_marked_waits_anew(store: MemoryStore):
+    manifest = make(store)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += 2 * DAY
+    put_whole(store, manifest)
+    store.now += DAY + HOUR
+    assert look(store).survey.deletable == {}
+    assert f"{place(manifest)}/manifest.json" in look(store).survey.garbage
+
+
+def test_an_attempt_is_as_young_as_its_youngest_file(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    store.put(f"{place(manifest)}/files/dead/b", b"half")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += 2 * DAY
+    store.put(f"{place(manifest)}/files/dead/a", b"half")
+    assert look(store).survey.deletable == {}
+
+
+def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
+    manifest = make(store)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    put_run(store, "tiny-1", manifest, status="failed")
+    gc(store)
+    store.delete("runs/tiny-1.json")
+    store.deleted.clear()
+    store.now += DAY
+    gc(store)
+    assert store.deleted == []
+
+
+def test_an_artifact_that_has_to_wait_keeps_what_it_was_made_from(store: MemoryStore):
+    source = make(store, "shards")
+    store.now += 2 * DAY
+    gc(store)
+    made = make(store, "rows", inputs={"shards": source})
+    store.now += 2 * DAY
+    assert look(store).survey.deletable == {}
+    gc(store)
+    store.now += DAY
+    gc(store)
+    manifests = [key for key in store.deleted if key.endswith("manifest.json")]
+    assert manifests == [f"{place(made)}/manifest.json", f"{place(source)}/manifest.json"]
+
+
+def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store: MemoryStore):
+    manifest = make(store)
+    store.now += 2 * DAY
+    gc(store)
+    put_run(store, "tiny-1", manifest, status="failed")
+    store.now += 31 * DAY
+    gc(store)
+    assert store.deleted == []
+    store.now += DAY
+    gc(store)
+    assert store.deleted[:2] == ["runs/tiny-1.json", f"{place(manifest)}/manifest.json"]
+
+
+def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
+    first = make_manifest("shards", config={"seed": 1})
+    second = make_manifest("shards", config={"seed": 2})
+    for one, other in ((first, second), (second, first)):
+        files = (dataclasses.replace(one.files[0], key=other.files[0].key),)
+        put_whole(store, dataclasses.replace(one, files=files))
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    gc(store)
+    assert not [key for key in store.names("shards/") if not key.endswith("lease.json")]
+
+
+def test_a_sweep_that_is_killed_anywhere_leaves_no_manifest_without_files(store: MemoryStore):
+    source = make(store, "shards")
+    made = make(store, "rows", inputs={"shards": source})
+    revoke(store, source, why="wrong", who="me", when="now")
+    grown = make_grown(store, source)
+    put_run(store, "tiny-1", made, grown, status="failed")
+    store.now += 31 * DAY
+    gc(store)
+    store.now += DAY
+    moments = 0
+    while True:
+        copy = copy_of(store)
+        copy.deletes_left = moments
+        try:
+            gc(copy)
+            break
+        except StoreError:
+            moments += 1
+        check_whole(copy, made, grown, source)
+        copy.deletes_left = 1000
+        for _ in range(4):
+            copy.now += DAY
+            gc(copy)
+        assert copy.names() == copy.names("gc/")
+    assert moments == 12  # every deletion there is
+
+
+class Dying(MemoryStore):
+    """Refuses to delete any more at some moment."""
+
+    deletes_left = 1000
+
+    def delete(self, key: str) -> None:
+        """See Store."""
+        if self.deletes_left == 0:
+            raise StoreError("the process was killed")
+        self.deletes_left -= 1
+        super().delete(key)
+
+
+def copy_of(store: MemoryStore) -> Dying:
+    copy = Dying()
+    for entry in store.list(""):
+        copy.now = entry.modified
+        copy.put(entry.key, store.get(entry.key))
+    copy.now = store.now
+    return copy
+
+
+def check_whole(store: MemoryStore, *manifests: Manifest) -> None:
+    """Whatever manifest is there has its files and its inputs; and if it was revoked, it is."""
+    for manifest in manifests:
+        if f"{place(manifest)}/manifest.json" in store.names():
+            assert {file.key for file in manifest.files} <= store.names()
+            for stage, source in manifest.inputs.items():
+                assert f"{stage}/{source.fingerprint}/manifest.json" in store.names()
+    *_, revoked = manifests
+    if f"{place(revoked)}/manifest.json" in store.names():
+        assert f"{place(revoked)}/revoked.json" in store.names()
+
+
+def test_there_is_one_collection_at_a_time(store: MemoryStore):
+    acquired = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(acquired, lease.LeaseGrant)
+    with pytest.raises(StageError, match="is being collected already by run gc"):
+        gc(store)
+    store.now += lease.TTL + 1  # it was killed
+    gc(store)
+
+
+def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):
+    make(store)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+
+    def stand_still(what: str, count: int) -> None:
+        if what == "artifacts":
+            store.now += lease.TTL / 2 + 1
+
+    with pytest.raises(lease.LeaseLost, match="stood still"):
+        gc(store, watch=stand_still)
+    assert [key.rpartition("/")[2] for key in store.deleted] == ["manifest.json"]
+
+
+class Interrupting(MemoryStore):
+    """Lets somebody act right before a key is looked at, or after everything was listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[str, Callable[[], Any]] = {}
+        self.after_list: Callable[[], Any] = lambda: None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See Store."""
+        yield from super().list(prefix)
+        if not prefix:
+            self.after_list()
+
+    def get_stored(self, key: str) -> Any:
+        """See Store."""
+        if act := self.before.pop(key, None):
+            act()
+        return super().get_stored(key)
+
+    def head(self, key: str) -> Any:
+        """See Store."""
+        if act := self.before.pop(f"head {key}", None):
+            act()
+        return super().head(key)
+
+
+def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
+    source = make(store, "shards")
+    made = make(store, "rows", inputs={"shards": source})
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    return source, made
+
+
+def test_where_somebody_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    # The first look at the lease is by the sweep: it was not there when roots were searched.
+    store.before[f"{place(made)}/lease.json"] = lambda: acquire(store, made)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+
+
+def test_where_somebody_builds_meanwhile_what_it_shares_with_others_stays() -> None:
+    store = Interrupting()
+    old = make(store, "shards")
+    grown = make_grown(store, old)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    store.before[f"{place(grown)}/lease.json"] = lambda: acquire(store, grown)
+    gc(store)
+    assert {file.key for file in grown.files} <= store.names()
+
+
+def test_where_somebody_builds_meanwhile_the_revocation_of_its_bytes_stays() -> None:
+    store = Interrupting()
+    wrong = make(store, seed=1)
+    facts = {**ACCEPTED, "from": wrong.fingerprint}
+    accepted = make(store, seed=2, accepted=facts)
+    revoke(store, wrong, why="wrong", who="me", when="now")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    store.before[f"{place(accepted)}/lease.json"] = lambda: acquire(store, accepted)
+    gc(store)
+    assert f"{place(wrong)}/revoked.json" in store.names()
+
+
+def test_what_came_since_it_was_listed_stays() -> None:
+    store = Interrupting()
+    manifest, trained = make(store, seed=1), make(store, seed=2)
+    put_run(store, "tiny-1", manifest)
+    put_run(store, "tiny-2", trained)
+    new = [f"{place(manifest)}/files/dead/b", f"{place(trained)}/checkpoints/step-1/o-1/b"]
+    for key in new:
+        store.put(f"{key.removesuffix('b')}a", b"half")
+    alone = make_manifest("sft")
+    lease.release(store, acquire(store, alone))
+    new.append(f"{place(alone)}/files/c/data")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+
+    def build() -> None:
+        for key in new:
+            store.put(key, b"x")
+
+    store.before[f"{place(trained)}/lease.json"] = build
+    gc(store)
+    assert {*new, f"{place(alone)}/lease.json"} <= store.names()
+    assert f"{place(manifest)}/files/dead/a" not in store.names()
+    assert f"{place(trained)}/checkpoints/step-1/o-1/a" in store.names()
+
+
+def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> None:
+    store = Interrupting()
+    old = make(store, "shards")
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    key = f"{PINS}1.json"
+    store.put(
+        key, encode_record({"artifacts": [[old.stage, old.fingerprint]], "why": ""}, format=1)
+    )
+
+    def publish_and_remove_pin() -> None:
+        make_grown(store, old)
+        store.delete(key)
+
+    store.before[key] = publish_and_remove_pin
+    gc(store)
+    assert old.files[0].key in store.names()
+
+
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_what_is_put_aside_after_the_list_was_read_before_it(is_pinned: bool) -> None:
+    store = Interrupting()
+    old = make(store, "shards")
+    grown = make_grown(store, old)
+    store.now += 2 * DAY
+    gc(store)
+    store.now += DAY
+    if is_pinned:
+        record = {"artifacts": [[grown.stage, grown.fingerprint]], "why": ""}
+        store.put(f"{PINS}1.json", encode_record(record, format=1))
+    else:
+        put_run(store, "tiny-1", grown, status="running")
+    store.after_list = lambda: supersede(store, grown, fence=lambda: None)
+    gc(store)
+    assert grown.files[0].key in store.names()
+
+
+def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    manifest = f"{place(made)}/manifest.json"
+    store.before[f"head {manifest}"] = lambda: store.delete(manifest)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == [
+        manifest
+    ]
+
+
+def test_what_was_published_again_meanwhile_stays() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    store.before[f"head {place(made)}/manifest.json"] = lambda: put_whole(store, made)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+
+
+def test_a_run_that_starts_again_meanwhile_keeps_its_record() -> None:
+    store = Interrupting()
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest, status="failed")
+    store.now += 31 * DAY
+    gc(store)
+    store.now += DAY
+    store.before["head runs/tiny-1.json"] = lambda: put_run(store, "tiny-1", manifest)
+    gc(store)
+    assert "runs/tiny-1.json" in store.names()
+
+
+def test_only_records_are_read_and_each_at_most_twice() -> None:
+    asked: list[str] = []
+
+    class Counting(MemoryStore):
+        def get_stored(self, key: str) -> Any:
+            asked.append(key)
+            return super().get_stored(key)
+
+    store = Counting()
+    for seed in range(20):
+        manifest = make(store, seed=seed)
+        for shard in range(20):
+            store.put(f"{place(manifest)}/files/a/{shard}", b"x")
+        if seed % 2:
+            put_run(store, f"tiny-{seed}", manifest)
+    store.now += 2 * DAY
+    asked.clear()
+    gc(store)
+    kinds = [key.rpartition("/")[2] for key in asked if not key.startswith("gc/")]
+    assert {kind for kind in kinds if not kind.startswith("tiny-")} == {"manifest.json"}
+    assert len(kinds) == len(set(asked) - {key for key in asked if key.startswith("gc/")}) == 30
+
+
+def test_many_threads_delete_what_one_does() -> None:
+    gone: list[set[str]] = []
+    for threads in (1, 8):
+        store = MemoryStore()
+        for seed in range(30):
+            make(store, seed=seed)
+        store.now += 2 * DAY
+        for _ in range(2):
+            gc(store, threads=threads)
+            store.now += DAY
+        gone.append(set(store.deleted))
+        with pytest.raises(ObjectNotFound):
+            store.get(next(iter(gone[-1])))
+    assert gone[0] == gone[1]
+    assert len(gone[0]) == 30 * 4

@@ -1,0 +1,362 @@
+"""Every module of this repository: which stages it decides, and what of it decides nothing.
+
+On a copy of the packages, so that a module can be edited.
+"""
+
+import ast
+import contextlib
+import functools
+import io
+import shutil
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import grimp
+import pytest
+
+from flows.build.code_check import leaked_modules
+from flows.identity import cpp_source
+from flows.identity.fingerprint import (
+    CARRIERS,
+    PACKAGES,
+    REPOSITORY,
+    Code,
+    canonical_config,
+    code_of,
+    identify,
+    task_modules,
+)
+from flows.profiles import open_profile
+from flows.stages import CHAT_EVALS, RL, STAGES, TASK_DATA, Stage
+from nanochat_core.config import RunConfig
+
+RUN = open_profile("d12").run  # its chat evaluations name a task of every kind
+
+
+def closures_of(code: Code, run: RunConfig = RUN) -> dict[str, dict[str, str]]:
+    return {s.name: code_of(s, canonical_config(s, run), code=code) for s in STAGES}
+
+
+@functools.cache
+def current() -> tuple[Code, dict[str, dict[str, str]]]:
+    """Return the code of this repository and its closures."""
+    code = Code(REPOSITORY)
+    return code, closures_of(code)
+
+
+def reached() -> list[str]:
+    """Return the modules and data files that decide some stage."""
+    return sorted({name for closure in current()[1].values() for name in closure})
+
+
+def modules() -> list[str]:
+    return [name for name in reached() if "/" not in name]
+
+
+BITS = 8  # of the number of a name in `reached()`
+
+# Files beside the code that decide no artifact, or do so by values that are hashed elsewhere.
+UNHASHED = {
+    "flows/compare/compare.html.jinja": "the page of `nanochat compare`",
+    "flows/miniseries/series.html.jinja": "the page of a miniseries",
+    "infra/": "how machines are started",
+    "nanochat_core/server/page/": "the chat page",
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for package in PACKAGES:
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
+    return root
+
+
+def closures(root: Path, run: RunConfig = RUN) -> dict[str, dict[str, str]]:
+    """With the scans of unchanged files kept: each plan reads all of them."""
+    code = Code(root, cache=root / "code.json")
+    found = closures_of(code, run)
+    code.save_cache()
+    return found
+
+
+def path_of(root: Path, module: str) -> Path:
+    path = root.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+
+
+@pytest.fixture(scope="module")
+def before(copy: Path) -> dict[str, dict[str, str]]:
+    """What the copy gives while nothing in it is edited."""
+    return closures(copy)
+
+
+def changed_stages(before: dict[str, dict[str, str]], root: Path) -> set[str]:
+    after = closures(root)
+    return {name for name in before if before[name] != after[name]}
+
+
+@contextlib.contextmanager
+def edited(sources: dict[Path, str]) -> Iterator[None]:
+    """Give files other texts; afterwards they are as they were."""
+    originals = {path: path.read_bytes() for path in sources}
+    try:
+        for path, source in sources.items():
+            path.write_text(source)
+        yield
+    finally:
+        for path, original in originals.items():
+            path.write_bytes(original)
+
+
+# What decides nothing.
+
+
+class _OtherWords(ast.NodeTransformer):
+    """Another docstring wherever there may be one, and a statement that does nothing."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            node.body = [ast.Expr(ast.Constant("Other words.")), *body, ast.Pass()]
+        return node
+
+
+def _said_otherwise(source: str) -> str:
+    """The same program: another comment, docstring and layout everywhere."""
+    tree = ast.fix_missing_locations(_OtherWords().visit(ast.parse(source)))
+    lines = ast.unparse(tree).splitlines()
+    text = "\n".join(lines) + "\n"
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.NEWLINE:
+            lines[token.start[0] - 1] += "  # a comment\n"
+    return "# At the top.\n\n\n" + "\n".join(lines) + "\n# At the end.\n"
+
+
+def test_words_and_layout_of_no_module_decide_anything(
+    copy: Path, before: dict[str, dict[str, str]]
+):
+    paths = [path_of(copy, name) for name in modules()]
+    with edited({path: _said_otherwise(path.read_text()) for path in paths}):
+        assert closures(copy) == before
+
+
+def test_what_no_stage_reaches_decides_nothing(copy: Path, before: dict[str, dict[str, str]]):
+    reached = {path_of(copy, name) for name in modules()}
+    files = {path for package in PACKAGES for path in (copy / package).rglob("*.py")}
+    others = files - reached
+    assert {path_of(copy, name) for name in CARRIERS} <= others
+    with edited({path: path.read_text() + "\nCHANGED = 1\n" for path in others}):
+        assert changed_stages(before, copy) == set()
+
+
+# What decides.
+
+
+class _OtherConstant(ast.NodeTransformer):
+    """The first number or text in the program is another one, unless it may name a file."""
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        value = node.value
+        is_name = isinstance(value, str) and "." in value
+        if not self.done and isinstance(value, bool | int | float | str) and not is_name:
+            self.done = True
+            other = value + "!" if isinstance(value, str) else not value
+            return ast.Constant(other if isinstance(value, bool | str) else value + 1)
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return node if is_text else self.generic_visit(node)  # type: ignore[return-value]
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        return node
+
+
+def _with_another_constant(source: str) -> str:
+    transformer = _OtherConstant()
+    tree = ast.fix_missing_locations(transformer.visit(ast.parse(source)))
+    return ast.unparse(tree) if transformer.done else source + "\nCHANGED = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("rule", "other"),
+    [
+        ("vocab_size // 64) * 64", "vocab_size // 128) * 128"),
+        ("(last - i) % 2", "(last - i) % 3"),
+        ("width // model.num_heads", "width // model.num_kv_heads"),
+    ],
+)
+def test_what_a_models_shape_is_worked_out_by_decides_every_stage_with_a_model(
+    copy: Path, before: dict[str, dict[str, str]], rule: str, other: str
+):
+    path = path_of(copy, "nanochat_core.model.shape")
+    source = path.read_text()
+    assert source.count(rule) == 1
+    with edited({path: source.replace(rule, other)}):
+        changed = changed_stages(before, copy)
+    assert changed == _stages_with("nanochat_core.model.shape", before)
+    assert changed == _stages_with("nanochat_core.model.gpt", before) | {"report"}
+    assert "pretrain" in changed
+    assert "rows" not in changed
+
+
+@pytest.fixture(scope="module")
+def edits(copy: Path) -> dict[str, tuple[Path, str]]:
+    """The file of each name in a closure, and another text for it."""
+    return {name: _edit(copy, name) for name in reached()}
+
+
+@pytest.mark.parametrize("value", [0, 1])
+@pytest.mark.parametrize("bit", range(BITS))
+def test_an_edit_decides_exactly_the_stages_that_reach_the_file(
+    copy: Path,
+    before: dict[str, dict[str, str]],
+    edits: dict[str, tuple[Path, str]],
+    bit: int,
+    value: int,
+):
+    """A constant of a module, a byte of a data file: what is hashed of it changes, and no other.
+
+    Half of the files are edited at a time, those with a certain bit in their number: of any two
+    files, one is edited without the other.
+    """
+    assert 2 ** (BITS - 1) < len(reached()) <= 2**BITS
+    names = [name for i, name in enumerate(reached()) if (i >> bit) & 1 == value]
+    with edited(dict(edits[name] for name in names)):
+        after = closures(copy)
+    for stage, closure in before.items():
+        assert after[stage].keys() == closure.keys()
+        changed = {name for name in closure if closure[name] != after[stage][name]}
+        assert changed == closure.keys() & set(names), stage
+
+
+def _edit(root: Path, name: str) -> tuple[Path, str]:
+    if "/" not in name:
+        path = path_of(root, name)
+        return path, _with_another_constant(path.read_text())
+    path = root / name
+    more = "int changed;\n" if path.suffix in cpp_source.SUFFIXES else "\n"
+    return path, path.read_text() + more
+
+
+def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
+    """The files are found by walking the folders: the closure may be what is wrong."""
+    files = [
+        path.relative_to(REPOSITORY).as_posix()
+        for package in PACKAGES
+        for path in sorted((REPOSITORY / package).rglob("*"))
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
+    assert len(files) > 30
+    unhashed = [name for name in files if name.startswith(tuple(UNHASHED))]
+    hashed = {name for name in reached() if "/" in name}
+    assert sorted(set(files) - set(unhashed) - hashed) == []
+    assert set(unhashed) & hashed == set()
+    assert [name for name in UNHASHED if not any(f.startswith(name) for f in unhashed)] == []
+
+
+KERNELS = [path.name for path in (REPOSITORY / "nanochat_core/engine/native").glob("kernels*")]
+assert KERNELS
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_native_source_decides_every_stage_with_the_engine(
+    copy: Path, before: dict[str, dict[str, str]], name: str
+):
+    path = copy / "nanochat_core/engine/native" / name
+    source = path.read_text()
+    with edited({path: f"// Other words.\n\n{source}  // and more\n"}):
+        assert changed_stages(before, copy) == set()
+    with edited({path: f"{source}\nstatic int changed = 1;\n"}):
+        assert changed_stages(before, copy) == _stages_with("nanochat_core.engine.engine", before)
+
+
+def _stages_with(name: str, closures: dict[str, dict[str, str]]) -> set[str]:
+    stages = {stage for stage, closure in closures.items() if name in closure}
+    assert stages
+    return stages
+
+
+# Another tool's opinion.
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_the_closure_is_what_another_tool_finds(graph: grimp.ImportGraph, stage: Stage):
+    """Less the carriers and what only they reach, and the packages, which are empty."""
+    found: set[str] = set()
+    waiting = [stage.entry, *task_modules(stage, canonical_config(stage, RUN))]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name not in CARRIERS:
+            found.add(name)
+            waiting += graph.find_modules_directly_imported_by(name)
+    ours = {name for name in current()[1][stage.name] if "/" not in name}
+    assert set(_not_packages(ours)) == set(_not_packages(found))
+
+
+def _not_packages(names: set[str]) -> Iterator[str]:
+    yield from (name for name in names if path_of(REPOSITORY, name).name != "__init__.py")
+
+
+def test_how_a_models_numbers_are_written_decides_every_stage_that_makes_a_model(
+    copy: Path, before: dict[str, dict[str, str]]
+):
+    """bf16 instead of fp32 halves an artifact: the same fingerprint may not stand for both."""
+    path = path_of(copy, "nanochat_core.model.checkpoint")
+    source = path.read_text()
+    assert source.count(".contiguous()") == 1
+    with edited({path: source.replace(".contiguous()", ".bfloat16().contiguous()")}):
+        assert {"pretrain", "midtrain", "sft", "rl"} <= changed_stages(before, copy)
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft"])
+def test_training_on_conversations_depends_on_no_engine_and_no_sandbox(stage: str):
+    names = current()[1][stage]
+    assert len(names) <= 55
+    assert not [name for name in names if "engine" in name or "sandbox" in name]
+
+
+CODE_GRADERS = {stage.name for stage in CHAT_EVALS}
+
+
+@pytest.mark.parametrize(("profile", "expected"), [("d12", CODE_GRADERS), ("tiny", set())])
+def test_a_constant_of_the_sandbox_decides_only_evaluations_that_grade_programs(
+    copy: Path, profile: str, expected: set[str]
+):
+    run = open_profile(profile).run
+    before = closures(copy, run)
+    path = path_of(copy, "tasks.sandbox.run")
+    with edited({path: _with_another_constant(path.read_text())}):
+        after = closures(copy, run)
+    assert {name for name in before if before[name] != after[name]} == expected
+
+
+def test_a_stage_depends_on_the_tasks_that_its_configuration_names():
+    run = open_profile("tiny").run
+    found = closures_of(current()[0], run)
+    assert run.rl.task == "arithmetic"
+    assert "tasks.generated.arithmetic" in found["rl"]
+    assert "tasks.generated.spelling" not in found["rl"]
+    assert {"tasks.generated.spelling", "tasks/generated/words.txt"} <= found["task_data"].keys()
+    assert "tasks.gsm8k" not in found["task_data"]
+    for stage in (TASK_DATA, RL, *CHAT_EVALS):  # and where a task is decides nothing
+        assert "tasks.names" not in found[stage.name]
+
+
+def test_a_task_that_is_loaded_and_not_named_is_found_out():
+    inputs = {source.name: "0" * 64 for source in RL.inputs}
+    identity = identify(RL, open_profile("tiny").run, inputs, code=current()[0])
+    loaded = ("tasks", "tasks.names", "tasks.registry", "tasks.generated.arithmetic", "tasks.gsm8k")
+    assert leaked_modules(identity, loaded) == ["tasks.gsm8k"]

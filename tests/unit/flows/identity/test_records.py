@@ -1,0 +1,71 @@
+"""What a person is told of a record that cannot be right: never first of all to delete it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import find_run
+from flows.identity.manifest import FORMAT, Manifest
+from flows.identity.records import decode_record, encode_record, find_document, repair_hint
+from flows.identity.ref import ArtifactRef
+from flows.leases import lease
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.shelf import make_manifest, put_run
+
+FINGERPRINT = "a" * 64
+
+
+def damaged(store: LocalStore) -> object:
+    store.put("x.json", encode_record({"a": "hi"}, format=1).replace(b'"hi"', b'"ho"'))
+    return find_document(store, "x.json", format=1)
+
+
+def cut(store: LocalStore) -> object:
+    store.put("x.json", encode_record({"a": 1}, format=1)[:-5])
+    return find_document(store, "x.json", format=1)
+
+
+def manifest_of_other_fields(store: LocalStore) -> object:
+    store.put(f"sft/{FINGERPRINT}/manifest.json", encode_record({"a": 1}, format=FORMAT))
+    return find_manifest(store, ArtifactRef("sft", FINGERPRINT))
+
+
+def manifest_that_contradicts_itself(store: LocalStore) -> object:
+    tree = decode_record(make_manifest("sft").to_json(), format=FORMAT, where="here")
+    return Manifest.from_tree({**tree, "stage": "rl"}, where=store.url)
+
+
+def lease_of_other_fields(store: LocalStore) -> object:
+    store.put(f"sft/{FINGERPRINT}/lease.json", encode_record({"a": 1}, format=lease.FORMAT))
+    return lease.find_holder(store, ArtifactRef("sft", FINGERPRINT))
+
+
+def record_of_another_run(store: LocalStore) -> object:
+    put_run(store, "tiny-1")
+    store.put("runs/tiny-2.json", store.get("runs/tiny-1.json"))
+    return find_run(store, "tiny-2")
+
+
+CASES = (
+    damaged,
+    cut,
+    manifest_of_other_fields,
+    manifest_that_contradicts_itself,
+    lease_of_other_fields,
+    record_of_another_run,
+)
+
+
+@pytest.mark.parametrize("read", CASES, ids=[case.__name__ for case in CASES])
+def test_what_may_be_damaged_on_the_way_is_looked_at_from_elsewhere_before_it_is_deleted(
+    tmp_path: Path, read: Callable[[LocalStore], object]
+):
+    with pytest.raises(ArtifactError) as caught:
+        read(LocalStore(tmp_path / "store"))
+    hint = caught.value.hint or ""
+    first, _, then = hint.partition("delete it")
+    assert "on another machine" in first
+    assert hint == repair_hint("delete it" + then)

@@ -1,0 +1,289 @@
+"""Waiting for a claim to build is visible, ends for several reasons, and holds nobody up."""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from flows.leases import file_lock
+from flows.leases.acquire import BuildClaim, acquire
+from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
+from infra.launch.torchrun import StageInterrupted
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StoreError
+from tests.support.flows.claims import claim
+from tests.support.flows.waiting import wait_until
+
+FINGERPRINT = "ab" * 32
+TERMS = LeaseTimings(ttl=2.0, beat=0.05, look=0.05, longest_look=0.1, say=30.0)
+ARTIFACT = cast(Manifest, object())  # nobody looks into it
+
+
+class Waiter:
+    """Somebody who wants to build, in a thread."""
+
+    def __init__(self, directory: Path, name: str = "a", **changes: Any) -> None:
+        self.told: list[str] = []
+        self.stop = threading.Event()
+        self.artifact: Manifest | None = None
+        self.result: Any = None
+        self.may_end = threading.Event()
+        build_claim = BuildClaim(
+            ref=ArtifactRef("sft", FINGERPRINT),
+            store=LocalStore(directory / "disk" / "store"),
+            lock_path=file_lock.lock_path(
+                directory / f"home-{name}", ArtifactRef("sft", FINGERPRINT)
+            ),
+            device=None,
+            claimant=claim(name),
+            terms=TERMS,
+            stop=self.stop,
+            find=lambda: self.artifact,
+            log=self.told.append,
+        )
+        self.claim = replace(build_claim, **changes)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with acquire(self.claim) as self.result:
+                self.may_end.wait(30)
+        except (StageInterrupted, StoreError) as error:
+            self.result = error
+
+    def is_waiting(self) -> bool:
+        """Whether it said so."""
+        return bool(self.told)
+
+    def wait_for_result(self) -> Any:
+        """What came of it."""
+        wait_until(lambda: self.result is not None)
+        return self.result
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.stop.set()
+        self.may_end.set()
+        self._thread.join(30)
+
+
+@pytest.fixture
+def wait(tmp_path: Path) -> Generator[Callable[..., Waiter]]:
+    (tmp_path / "disk").mkdir()
+    waiters: list[Waiter] = []
+
+    def wait(name: str = "a", **changes: Any) -> Waiter:
+        waiters.append(Waiter(tmp_path, name, **changes))
+        return waiters[-1]
+
+    yield wait
+    for waiter in waiters:
+        waiter.end()
+
+
+@contextlib.contextmanager
+def built_elsewhere(directory: Path) -> Generator[HeldLease]:
+    """Another machine holds the lease."""
+    store = LocalStore(directory / "disk" / "store")
+    with hold_lease(
+        store,
+        ArtifactRef("sft", FINGERPRINT),
+        claim("other"),
+        stop=threading.Event(),
+        terms=TERMS,
+    ) as lease:
+        assert isinstance(lease, HeldLease)
+        yield lease
+
+
+def test_a_free_turn_is_had_at_once_and_in_silence(wait: Callable[..., Waiter]) -> None:
+    waiter = wait()
+    assert isinstance(waiter.wait_for_result(), HeldLease)
+    assert waiter.told == []
+    assert file_lock.find_owner(waiter.claim.lock_path) is not None
+    waiter.end()
+    assert file_lock.find_owner(waiter.claim.lock_path) is None
+
+
+def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    with built_elsewhere(tmp_path) as lease:
+        lease.note(step=310, total=900)
+        time.sleep(3 * TERMS.beat)
+        waiter = wait()
+        wait_until(waiter.is_waiting)
+        time.sleep(5 * TERMS.longest_look)
+        assert waiter.result is None
+    assert isinstance(waiter.wait_for_result(), HeldLease)
+    (text,) = waiter.told
+    assert re.fullmatch(
+        r"waiting: built by run run-other on host host-other, step 310/900, heartbeat \d s ago",
+        text,
+    )
+    assert waiter.result.fencing_token == 2
+
+
+def test_who_is_waited_for_is_said_again_now_and_then(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    with built_elsewhere(tmp_path) as lease:
+        began = time.monotonic()
+        waiter = wait(terms=replace(TERMS, say=0.3))
+        wait_until(waiter.is_waiting)
+        lease.note(step=2, total=9)
+        wait_until(lambda: len(waiter.told) == 4)
+        assert time.monotonic() - began > 0.9
+    assert "step 2/9" in waiter.told[-1]
+
+
+def test_another_builder_is_said_at_once(wait: Callable[..., Waiter], tmp_path: Path) -> None:
+    with built_elsewhere(tmp_path):
+        first = wait("a")
+        second = wait("b")
+        wait_until(lambda: first.is_waiting() and second.is_waiting())
+    wait_until(lambda: (first.result or second.result) is not None)
+    late = second if first.result is not None else first
+    wait_until(lambda: len(late.told) == 2)
+    assert "built by run run-other " in late.told[0]
+    assert f"built by run run-{'a' if late is second else 'b'} " in late.told[1]
+
+
+def test_a_builder_that_falls_silent_is_told_and_taken_over(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    silent = hold_lease(
+        LocalStore(tmp_path / "disk" / "store"),
+        ArtifactRef("sft", FINGERPRINT),
+        claim("other"),
+        stop=threading.Event(),
+        terms=replace(TERMS, beat=60.0),
+    )
+    with silent:
+        waiter = wait()
+        lease = waiter.wait_for_result()
+        assert isinstance(lease, HeldLease)
+        assert lease.fencing_token == 2
+    assert len(waiter.told) == 2
+    assert waiter.told[1].endswith("s ago; its lease expires 2 s after the last")
+
+
+def test_an_artifact_that_appears_ends_the_waiting(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    with built_elsewhere(tmp_path) as lease:
+        waiter = wait()
+        wait_until(waiter.is_waiting)
+        waiter.artifact = ARTIFACT
+        assert waiter.wait_for_result() is ARTIFACT
+        lease.check()
+
+
+def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path: Path) -> None:
+    slow = replace(TERMS, look=60.0, longest_look=60.0)
+    with built_elsewhere(tmp_path):
+        waiter = wait(terms=slow)
+        wait_until(waiter.is_waiting)
+        waiter.stop.set()
+        assert isinstance(waiter.wait_for_result(), StageInterrupted)
+
+
+def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    slow = replace(TERMS, look=60.0, longest_look=60.0)
+    path = file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
+    with file_lock.try_hold(path):
+        waiter = wait(terms=slow)
+        wait_until(waiter.is_waiting)
+        assert waiter.told[0].startswith("waiting: built by process ")
+    began = time.monotonic()
+    assert isinstance(waiter.wait_for_result(), HeldLease)
+    assert time.monotonic() - began < 5
+
+
+def test_the_device_is_free_for_others_while_one_waits_for_another_machine(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    device = threading.Semaphore()
+    with built_elsewhere(tmp_path):
+        waiter = wait(device=device)
+        wait_until(waiter.is_waiting)
+        assert device.acquire(timeout=5)
+        device.release()
+        assert waiter.result is None
+    waiter.wait_for_result()
+    assert not device.acquire(timeout=0.1)
+    waiter.end()
+    assert device.acquire(timeout=5)
+
+
+def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    device = threading.Semaphore()
+    free = 0
+    with file_lock.try_hold(
+        file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
+    ):
+        waiter = wait(device=device)
+        wait_until(waiter.is_waiting)
+        for _ in range(50):
+            time.sleep(0.02)
+            if device.acquire(blocking=False):
+                free += 1
+                device.release()
+    assert free > 25  # it is taken for moments only, to see whether all can be had
+
+
+def test_whoever_waits_for_the_device_leaves_the_lease_to_others(
+    wait: Callable[..., Waiter],
+) -> None:
+    device = threading.Semaphore(0)
+    waiter = wait(device=device)
+    other = wait("b")
+    assert isinstance(other.wait_for_result(), HeldLease)
+    wait_until(waiter.is_waiting)
+    assert "run-b" in waiter.told[0]
+    other.end()
+    waiter.artifact = ARTIFACT  # made by the other one
+    assert waiter.wait_for_result() is ARTIFACT
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    with built_elsewhere(tmp_path):
+        waiter = wait()
+        wait_until(waiter.is_waiting)
+        (tmp_path / "disk").rename(tmp_path / "away")
+        time.sleep(5 * TERMS.longest_look)
+        assert waiter.result is None
+        late = wait("b")
+        assert isinstance(late.wait_for_result(), StoreError)
+        (tmp_path / "away").rename(tmp_path / "disk")
+    assert isinstance(waiter.wait_for_result(), HeldLease)
+
+
+def test_a_store_that_stays_away_for_longer_than_a_lease_lives_is_waited_for(
+    wait: Callable[..., Waiter], tmp_path: Path
+) -> None:
+    terms = replace(TERMS, ttl=0.5)
+    with built_elsewhere(tmp_path):
+        waiter = wait(terms=terms)
+        wait_until(waiter.is_waiting)
+        (tmp_path / "disk").rename(tmp_path / "away")
+        wait_until(lambda: any("store not reached for" in text for text in waiter.told))
+        time.sleep(2 * terms.ttl)
+        assert waiter.result is None
+        (tmp_path / "away").rename(tmp_path / "disk")
+    assert isinstance(waiter.wait_for_result(), HeldLease)

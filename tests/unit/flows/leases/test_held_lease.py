@@ -1,0 +1,223 @@
+"""A lease that is held is renewed; one that is lost is noticed in time."""
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.identity.ref import ArtifactRef
+from flows.leases import held_lease
+from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
+from flows.leases.lease import LeaseHolder, LeaseLost, find_holder, try_acquire
+from infra.storage.base import VersionedObject
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StoreError
+from tests.support.flows.claims import claim
+from tests.support.flows.waiting import wait_until
+
+FINGERPRINT = "ab" * 32
+KEY = f"sft/{FINGERPRINT}/lease.json"
+QUICK = LeaseTimings(ttl=2.0, beat=0.05)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    (tmp_path / "disk").mkdir()
+    return LocalStore(tmp_path / "disk" / "store")
+
+
+@contextlib.contextmanager
+def held_by_us(
+    store: Any, *, terms: LeaseTimings = QUICK, stop: threading.Event | None = None
+) -> Generator[HeldLease]:
+    with hold_lease(
+        store,
+        ArtifactRef("sft", FINGERPRINT),
+        claim("a"),
+        stop=stop or threading.Event(),
+        terms=terms,
+    ) as lease:
+        assert isinstance(lease, HeldLease)
+        yield lease
+
+
+def take_over(store: LocalStore) -> None:
+    """As if our lease had run out: another run takes it."""
+    taken = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"), ttl=-1.0)
+    assert not isinstance(taken, LeaseHolder)
+
+
+def beats(store: LocalStore) -> int:
+    holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
+    assert holder is not None
+    return holder.record.beat
+
+
+@pytest.fixture
+def unplug(tmp_path: Path) -> Callable[[], Callable[[], None]]:
+    """Makes the store's disk go away; what it returns brings it back."""
+
+    def unplug() -> Callable[[], None]:
+        (tmp_path / "disk").rename(tmp_path / "away")
+        return lambda: (tmp_path / "away").rename(tmp_path / "disk") and None
+
+    return unplug
+
+
+def test_a_held_lease_is_renewed_and_tells_how_far_the_job_is(store: LocalStore) -> None:
+    with held_by_us(store) as lease:
+        lease.note(step=3, total=9)
+        wait_until(lambda: beats(store) > 3)
+        holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
+        assert holder is not None
+        assert (holder.record.step, holder.record.total) == (3, 9)
+        assert (lease.owner, lease.fencing_token) == ("owner-a", 1)
+        assert not lease.ending.is_set()
+        lease.check()
+        lease.raise_if_lost()
+
+
+@pytest.mark.parametrize("how", ["well", "badly"])
+def test_the_threads_end_with_the_block_and_the_lease_is_given_back(
+    store: LocalStore, how: str
+) -> None:
+    before = threading.active_count()
+    with contextlib.suppress(ValueError), held_by_us(store):
+        assert threading.active_count() == before + 2
+        if how == "badly":
+            raise ValueError
+    assert threading.active_count() == before
+    data = store.get(KEY)
+    assert b'"released": true' in data
+    time.sleep(4 * QUICK.beat)
+    assert store.get(KEY) == data
+
+
+def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> None:
+    before = threading.active_count()
+    with held_by_us(store):
+        found = hold_lease(
+            store,
+            ArtifactRef("sft", FINGERPRINT),
+            claim("b"),
+            stop=threading.Event(),
+            terms=QUICK,
+        )
+        with found as holder:
+            assert isinstance(holder, LeaseHolder)
+            assert holder.record.run == "run-a"
+            assert threading.active_count() == before + 2
+    assert b'"released": true' in store.get(KEY)
+
+
+def test_another_owner_is_noticed_with_the_next_heartbeat(store: LocalStore) -> None:
+    with held_by_us(store) as lease:
+        take_over(store)
+        assert lease.lost.wait(5)
+        assert lease.ending.is_set()
+        with pytest.raises(LeaseLost, match="lost its lease to run run-b"):
+            lease.raise_if_lost()
+        with pytest.raises(LeaseLost):
+            lease.check()
+    assert b'"released": false' in store.get(KEY)  # it is not ours to give back
+
+
+def test_a_store_that_is_away_for_a_while_costs_nothing(
+    store: LocalStore, unplug: Callable[[], Callable[[], None]]
+) -> None:
+    with held_by_us(store) as lease:
+        plug_in = unplug()
+        time.sleep(QUICK.ttl / 4)
+        plug_in()
+        before = beats(store)
+        wait_until(lambda: beats(store) > before)
+        assert not lease.lost.wait(QUICK.ttl / 2)
+
+
+def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(
+    store: LocalStore, unplug: Callable[[], Callable[[], None]]
+) -> None:
+    with held_by_us(store) as lease:
+        before = beats(store)
+        plug_in = unplug()
+        assert not lease.ending.wait(1.5 * QUICK.ttl)
+        with pytest.raises(StoreError):
+            lease.check()
+        plug_in()
+        wait_until(lambda: beats(store) > before)
+        lease.check()
+        assert not lease.ending.is_set()
+
+
+def test_answers_that_are_damaged_end_no_heartbeats(tmp_path: Path) -> None:
+    class Damaging(LocalStore):
+        left = 0  # answers that will be damaged
+
+        def get_stored(self, key: str) -> VersionedObject:
+            stored = super().get_stored(key)
+            if not self.left:
+                return stored
+            self.left -= 1
+            return dataclasses.replace(stored, data=b"<html>")
+
+    store = Damaging(tmp_path / "store")
+    with held_by_us(store) as lease:
+        store.left = 6  # of two heartbeats: each asks three times
+        wait_until(lambda: not store.left)
+        before = beats(store)
+        wait_until(lambda: beats(store) > before)
+        assert not lease.lost.is_set()
+
+
+def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_contact(
+    store: LocalStore, unplug: Callable[[], Callable[[], None]], tmp_path: Path
+) -> None:
+    with held_by_us(store) as lease:
+        plug_in = unplug()
+        take_over(LocalStore(tmp_path / "away" / "store"))
+        assert not lease.ending.wait(QUICK.ttl / 2)
+        plug_in()
+        assert lease.lost.wait(5)
+        assert lease.ending.is_set()
+        with pytest.raises(LeaseLost, match="lost its lease to run run-b"):
+            lease.raise_if_lost()
+
+
+def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_lease, "_SECONDS_TO_END", 0.1)
+    answer, asked = threading.Event(), threading.Event()
+
+    class Hanging:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def get_stored(self, key: str) -> Any:
+            if asked.is_set():
+                answer.wait(30)
+            return store.get_stored(key)
+
+    stop = threading.Event()
+    with held_by_us(Hanging(), stop=stop) as lease:
+        asked.set()
+        assert not lease.ending.wait(QUICK.ttl)
+        stop.set()
+        assert lease.ending.wait(5)  # though a heartbeat hangs
+    assert not answer.is_set()
+    assert b'"released": false' in store.get(KEY)
+    answer.set()
+
+
+def test_stopping_the_run_ends_the_job_and_loses_nothing(store: LocalStore) -> None:
+    stop = threading.Event()
+    with held_by_us(store, stop=stop) as lease:
+        stop.set()
+        assert lease.ending.wait(5)
+        assert not lease.lost.is_set()
+        lease.raise_if_lost()

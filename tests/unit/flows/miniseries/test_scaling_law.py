@@ -1,0 +1,181 @@
+"""The law of a loss: planted ones are found again, and what points do not tell is said."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from flows.miniseries.scaling_law import fit_law
+
+FLOPS = tuple(10.0 ** (17 + k / 2) for k in range(6))
+FLOOR, SCALE, EXPONENT = 0.5, 20.0, 0.08
+NEXT = 3e20
+
+
+def loss(x: float, floor: float = FLOOR) -> float:
+    """The planted law."""
+    return floor + SCALE * x**-EXPONENT
+
+
+def planted(
+    flops: Sequence[float] = FLOPS, *, noise: float = 0.0, seed: int = 0, floor: float = FLOOR
+) -> list[tuple[float, float]]:
+    """Points of it, each a little off."""
+    random = np.random.default_rng(seed)
+    return [(x, loss(x, floor) * (1 + noise * random.standard_normal())) for x in flops]
+
+
+def test_a_planted_law_is_found_again() -> None:
+    fit = fit_law(planted())
+
+    assert fit.law is not None
+    assert fit.law.floor == pytest.approx(FLOOR, rel=1e-6)
+    assert fit.law.scale == pytest.approx(SCALE, rel=1e-6)
+    assert fit.law.exponent == pytest.approx(EXPONENT, rel=1e-6)
+    assert fit.doubts == ()
+    prediction = fit.predict(NEXT)
+    assert prediction is not None
+    assert prediction.value == pytest.approx(loss(NEXT), rel=1e-6)
+    assert prediction.beyond == pytest.approx(NEXT / FLOPS[-1])
+
+
+@pytest.mark.parametrize("noise", [0.0005, 0.01])
+def test_ranges_hold_what_was_planted_as_often_as_they_say(noise: float) -> None:
+    trials, inside = 30, {"floor": 0, "exponent": 0, "prediction": 0}
+    random = np.random.default_rng(7)
+    for seed in range(trials):
+        fit = fit_law(planted(noise=noise, seed=seed))
+        prediction = fit.predict(NEXT)
+        assert fit.law is not None
+        assert fit.law.exponent_range is not None
+        assert fit.floor_range is not None
+        assert prediction is not None
+        assert prediction.range is not None
+        measured = loss(NEXT) * (1 + noise * random.standard_normal())
+        for what, known, true in (
+            ("floor", fit.floor_range, FLOOR),
+            ("exponent", fit.law.exponent_range, EXPONENT),
+            ("prediction", prediction.range, measured),
+        ):
+            inside[what] += known.low <= true <= known.high
+
+    # Of 30 at 95 %, fewer than 24 would come up once in a thousand times.
+    assert all(count >= 24 for count in inside.values()), inside
+
+
+def test_ranges_are_no_wider_than_they_need_to_be() -> None:
+    fit = fit_law(planted(noise=0.0005))
+
+    assert fit.floor_range is not None
+    assert 0.3 < fit.floor_range.low < FLOOR < fit.floor_range.high < 0.6
+
+
+def test_a_floor_that_noise_hides_is_said_to_be_unknown() -> None:
+    fit = fit_law(planted(noise=0.02))
+
+    assert fit.law is not None
+    assert fit.law.floor == 0
+    assert fit.floor_range is not None
+    assert fit.floor_range.low == 0
+    assert fit.floor_range.high > FLOOR
+    assert any("the floor is not determined" in doubt for doubt in fit.doubts)
+
+
+def test_no_floor_is_found_where_there_is_none() -> None:
+    fit = fit_law(planted(floor=0.0))
+
+    assert fit.law is not None
+    assert fit.law.floor == pytest.approx(0.0, abs=1e-6)
+    assert fit.law.exponent == pytest.approx(EXPONENT, rel=1e-6)
+
+
+def test_three_points_give_a_power_law_and_say_that_it_has_no_floor() -> None:
+    fit = fit_law(planted(FLOPS[:3], noise=0.001))
+
+    assert fit.law is not None
+    assert fit.law.floor == 0
+    assert fit.law.exponent_range is None
+    assert fit.floor_range is None
+    assert "no floor is fitted: it takes 4 models, here are 3" in fit.doubts[0]
+    assert "unknown without a floor" in fit.doubts[1]
+
+
+@pytest.mark.parametrize("flops", [FLOPS[:3], FLOPS[::2]])
+def test_three_points_give_no_range_that_does_not_hold_what_was_planted(
+    flops: Sequence[float],
+) -> None:
+    """Of pure power laws only, a range holds the planted exponent in none of these."""
+    trials, outside = 60, {"exponent": 0, "prediction": 0}
+    for seed in range(trials):
+        fit = fit_law(planted(flops, noise=0.0005, seed=seed))
+        prediction = fit.predict(NEXT)
+        assert fit.law is not None
+        assert prediction is not None
+        for what, known, true in (
+            ("exponent", fit.law.exponent_range, EXPONENT),
+            ("prediction", prediction.range, loss(NEXT)),
+        ):
+            outside[what] += known is not None and not known.low <= true <= known.high
+
+    # As above: more than 9 of 60 would come up once in a thousand times.
+    assert all(count <= 9 for count in outside.values()), outside
+
+
+def test_two_points_give_a_line_and_no_word_on_how_sure_it_is() -> None:
+    fit = fit_law([(1e18, 1.0), (1e20, 0.8)])
+
+    assert fit.law is not None
+    assert fit.law.at(1e19) == pytest.approx((1.0 * 0.8) ** 0.5)
+    assert fit.law.exponent_range is None
+    prediction = fit.predict(1e21)
+    assert prediction is not None
+    assert prediction.range is None
+    assert any("its uncertainty is unknown" in doubt for doubt in fit.doubts)
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ([], "here is 0"),
+        ([(1e18, 1.0)], "here is 1"),
+        ([(1e18, 1.0), (1e18, 0.9)], "here is 1"),
+        ([(1e18, 1.0), (1e19, 1.1), (1e20, 1.2), (1e21, 1.3)], "the larger models are no better"),
+        ([(1e18, 1.0), (1e19, 1.0)], "the larger models are no better"),
+    ],
+)
+def test_points_that_tell_no_law_give_none(points: list[tuple[float, float]], said: str) -> None:
+    fit = fit_law(points)
+
+    assert fit.law is None
+    assert fit.predict(1e22) is None
+    assert said in fit.doubts[0]
+
+
+def test_equal_places_do_not_count_as_models_for_a_floor() -> None:
+    points = planted(FLOPS[:3])
+
+    assert fit_law([*points, points[-1]]).floor_range is None
+
+
+def test_the_order_of_points_changes_nothing() -> None:
+    points = planted(noise=0.003)
+
+    assert fit_law(points) == fit_law(points[::-1]) == fit_law(points)
+
+
+def test_a_prediction_is_less_sure_the_farther_it_is() -> None:
+    fit = fit_law(planted(noise=0.001))
+
+    widths: list[float] = []
+    for x in (2e19, 1e20, 1e21, 1e23):
+        prediction = fit.predict(x)
+        assert prediction is not None
+        assert prediction.range is not None
+        assert prediction.range.low < prediction.value < prediction.range.high
+        widths.append(prediction.range.high - prediction.range.low)
+    assert widths == sorted(widths)
+    assert widths[-1] > 3 * widths[0]
+
+
+def test_a_small_spread_of_sizes_is_said() -> None:
+    assert any("only 4.0 times" in d for d in fit_law(planted((1e18, 2e18, 3e18, 4e18))).doubts)

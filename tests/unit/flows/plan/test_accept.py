@@ -1,0 +1,332 @@
+"""Taking an artifact over after a refactor: what may differ, and that nothing is half done."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest, newest_manifests
+from flows.artifacts.revocations import accepted_from, check_not_revoked, revoke
+from flows.artifacts.runs import Run, write_run
+from flows.gc.collect import collect
+from flows.gc.reach import Rules
+from flows.identity.fingerprint import fingerprint_of
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from flows.plan.accept import Acceptance, Offer, accept, find_offer
+from flows.stages import stage_named
+from infra.storage.base import ObjectInfo, ObjectNotFound, Store
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ArtifactError, ConfigError
+from tests.support.flows.house import RUN, House, after, without
+
+WHEN = "2026-11-22T09:00:00Z"
+
+
+def refactor(house: House, stage: str, text: str = "REFACTORED = 1") -> None:
+    path = house.root / f"{stage_named(stage).entry.replace('.', '/')}.py"
+    path.write_text(f"{path.read_text()}{text}\n")
+
+
+def offered(house: House, stage: str, store: Store | None = None, **options: Manifest) -> Offer:
+    offer = find_offer(store or house.store, house.plan(), stage, **options)
+    assert offer is not None
+    return offer
+
+
+def take(house: House, stage: str, store: Store | None = None, why: str = "why") -> Acceptance:
+    offer = offered(house, stage)
+    return accept(store or house.store, offer, why=why, who="ann@desk", when=WHEN, proof=None)
+
+
+def revoked(store: Store, manifest: Manifest) -> None:
+    revoke(store, manifest, why="rude", who="bob@desk", when=WHEN)
+
+
+def test_what_was_accepted_is_up_to_date_and_so_is_all_but_the_report_that_shows_it(
+    full_house: House,
+):
+    old = full_house.plan().of("pretrain").manifest
+    assert old
+    refactor(full_house, "pretrain")
+    assert without(full_house.plan(), "=") == after({"pretrain"})
+    offer = offered(full_house, "pretrain")
+    assert offer.manifest == old
+    assert offer.what_changed == "code nanochat_core.train.pretrain changed"
+    acceptance = take(full_house, "pretrain", why="only\n a name")
+    assert without(full_house.plan(), "=") == {"report"}
+    new = full_house.plan().of("pretrain").manifest
+    assert new == acceptance.manifest
+    assert not acceptance.adopted
+    assert new.fingerprint != old.fingerprint
+    assert new.files == old.files
+    assert new.digest == old.digest
+    assert new.provenance == old.provenance
+    assert new.accepted == {
+        "from": old.fingerprint,
+        "earlier": [],
+        "code": old.preimage["code"],
+        "why": "only a name",
+        "when": WHEN,
+        "who": "ann@desk",
+        "proof": None,
+    }
+
+
+def test_what_was_accepted_is_the_latest_of_its_stage(full_house: House):
+    refactor(full_house, "sft")
+    new = take(full_house, "sft").manifest
+    assert next(newest_manifests(full_house.store, "sft", 5)) == new
+
+
+def test_acceptances_are_remembered_in_a_row(full_house: House):
+    first = full_house.plan().of("sft").manifest
+    assert first
+    refactor(full_house, "sft")
+    second = take(full_house, "sft").manifest
+    refactor(full_house, "sft", "AGAIN = 1")
+    third = take(full_house, "sft").manifest
+    assert accepted_from(third) == (second.ref, first.ref)
+    assert third.files == first.files
+    assert third.accepted is not None
+    assert third.accepted["code"] == first.preimage["code"]
+
+
+@pytest.mark.parametrize("origin", [0, 1])
+def test_what_was_accepted_is_revoked_with_every_artifact_it_came_from(
+    full_house: House, origin: int
+):
+    first = full_house.plan().of("sft").manifest
+    assert first
+    refactor(full_house, "sft")
+    second = take(full_house, "sft").manifest
+    refactor(full_house, "sft", "AGAIN = 1")
+    third = take(full_house, "sft").manifest
+    revoked(full_house.store, [first, second][origin])
+    assert full_house.plan().of("sft").state == "x"
+    with pytest.raises(ArtifactError, match="the bytes of"):
+        check_not_revoked(full_house.store, third)
+
+
+def test_nothing_is_accepted_that_is_up_to_date(built: House):
+    assert find_offer(built.store, built.plan(), "sft") is None
+
+
+# What may differ.
+
+
+def test_another_setting_is_never_accepted_and_is_named(full_house: House):
+    refactor(full_house, "sft")
+    run = dataclasses.replace(RUN, sft=dataclasses.replace(RUN.sft, num_epochs=7))
+    with pytest.raises(ArtifactError, match="cannot be accepted") as caught:
+        find_offer(full_house.store, full_house.plan(run), "sft")
+    assert str(caught.value).endswith(f"sft.num_epochs {RUN.sft.num_epochs} -> 7")
+    assert "--from sft/" in (caught.value.hint or "")
+
+
+def test_another_input_is_never_accepted_and_is_named(full_house: House):
+    refactor(full_house, "tokenizer")
+    full_house.build(until="tokenizer")  # with other contents
+    with pytest.raises(ArtifactError, match=r"tokens/\w+ cannot be accepted: input tokenizer cha"):
+        find_offer(full_house.store, full_house.plan(), "tokens")
+
+
+def test_an_input_made_anew_with_the_same_contents_is_the_same(house: House):
+    house.build(content=lambda fingerprint: "same")
+    refactor(house, "tokenizer")
+    house.build(until="tokenizer", content=lambda fingerprint: "same")
+    refactor(house, "sft")
+    acceptance = take(house, "sft")
+    midtrain = house.plan().of("midtrain").manifest
+    assert midtrain
+    assert acceptance.manifest.inputs["midtrain"].fingerprint == midtrain.fingerprint
+
+
+def test_inputs_come_first(full_house: House):
+    refactor(full_house, "pretrain")
+    refactor(full_house, "sft")
+    with pytest.raises(ArtifactError, match="sft cannot be accepted before pretrain") as caught:
+        find_offer(full_house.store, full_house.plan(), "sft")
+    assert caught.value.hint == "accept or run pretrain first"
+    take(full_house, "pretrain")
+    take(full_house, "sft")
+    assert without(full_house.plan(), "=") == {"report"}
+
+
+def test_another_format_of_the_files_may_be_accepted(full_house: House):
+    old = full_house.plan().of("sft").manifest
+    assert old
+    preimage = old.preimage | {"format": 7}
+    other = dataclasses.replace(old, preimage=preimage, fingerprint=fingerprint_of(preimage))
+    full_house.store.delete(f"sft/{old.fingerprint}/manifest.json")
+    full_house.store.put(f"sft/{other.fingerprint}/manifest.json", other.to_json())
+    offer = offered(full_house, "sft", origin=other)
+    assert offer.what_changed == "file format 7 -> 1"
+
+
+# Which artifact.
+
+
+def test_the_latest_that_fits_is_offered_and_another_may_be_named(full_house: House):
+    first = full_house.plan().of("sft").manifest
+    assert first
+    refactor(full_house, "sft")
+    second = full_house.build()["sft"]
+    refactor(full_house, "sft", "AGAIN = 1")
+    assert {offered(full_house, "sft").manifest.name} <= {first.name, second.name}
+    assert offered(full_house, "sft", origin=first).manifest == first
+    assert offered(full_house, "sft", origin=second).manifest == second
+
+
+def test_the_latest_that_does_not_fit_is_passed_over(full_house: House):
+    first = full_house.plan().of("sft").manifest
+    run = dataclasses.replace(RUN, sft=dataclasses.replace(RUN.sft, num_epochs=7))
+    full_house.build(run=run)
+    refactor(full_house, "sft")
+    assert offered(full_house, "sft").manifest == first
+
+
+def test_a_revoked_artifact_is_passed_over_and_refused_when_named(full_house: House):
+    first = full_house.plan().of("sft").manifest
+    assert first
+    refactor(full_house, "sft")
+    second = full_house.build()["sft"]
+    refactor(full_house, "sft", "AGAIN = 1")
+    revoked(full_house.store, second)
+    assert offered(full_house, "sft").manifest == first
+    with pytest.raises(ArtifactError, match=r"cannot be accepted: sft/.*rude"):
+        offered(full_house, "sft", origin=second)
+    revoked(full_house.store, first)
+    with pytest.raises(ArtifactError, match=r"cannot be accepted: sft/.*rude"):
+        offered(full_house, "sft")
+
+
+def test_an_artifact_that_is_there_but_revoked_is_not_replaced(full_house: House):
+    manifest = full_house.plan().of("sft").manifest
+    assert manifest
+    revoked(full_house.store, manifest)
+    with pytest.raises(ArtifactError, match="sft was revoked"):
+        offered(full_house, "sft")
+
+
+def test_an_artifact_of_another_stage_is_refused(full_house: House):
+    other = full_house.plan().of("midtrain").manifest
+    assert other
+    refactor(full_house, "sft")
+    with pytest.raises(ConfigError, match="is of stage midtrain, not sft"):
+        offered(full_house, "sft", origin=other)
+
+
+def test_without_any_artifact_there_is_nothing_to_accept(house: House):
+    house.build(until="tokens")
+    with pytest.raises(ArtifactError, match="no artifact of rows"):
+        find_offer(house.store, house.plan(), "rows")
+
+
+# Files that are not there.
+
+
+def test_files_that_are_gone_are_not_accepted(full_house: House):
+    refactor(full_house, "sft")
+    offer = offered(full_house, "sft")
+    full_house.store.delete(offer.manifest.files[0].key)
+    with pytest.raises(ArtifactError, match=r"are not in file:///.*: data is gone"):
+        accept(full_house.store, offer, why="why", who="ann", when=WHEN, proof=None)
+    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
+
+
+def test_files_that_are_cut_short_are_not_accepted(full_house: House):
+    refactor(full_house, "sft")
+    offer = offered(full_house, "sft")
+    full_house.store.put(offer.manifest.files[0].key, b"short")
+    with pytest.raises(ArtifactError, match="data has 5 bytes, not 64"):
+        accept(full_house.store, offer, why="why", who="ann", when=WHEN, proof=None)
+    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
+
+
+def test_files_that_go_while_they_are_accepted_take_the_manifest_with_them(full_house: House):
+    """As a collector of garbage would do that did not know of it."""
+
+    class Losing(LocalStore):
+        lost = False
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            done = super().put_if_absent(key, data)
+            self.lost = True
+            return done
+
+        def head(self, key: str) -> ObjectInfo:
+            if self.lost:
+                raise ObjectNotFound(key)
+            return super().head(key)
+
+    store = Losing(full_house.root.parent / "store")
+    refactor(full_house, "sft")
+    offer = offered(full_house, "sft")
+    with pytest.raises(ArtifactError, match="data is gone"):
+        accept(store, offer, why="why", who="ann", when=WHEN, proof=None)
+    assert store.lost
+    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
+    assert (
+        find_manifest(full_house.store, ArtifactRef("sft", offer.manifest.fingerprint))
+        == offer.manifest
+    )
+
+
+def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
+    full_house: House, tmp_path: Path
+):
+    """The older artifact itself goes: nothing was made from it."""
+    refactor(full_house, "report")
+    new = take(full_house, "report").manifest
+    record = Run(
+        run="tiny-20261122t090000z-aaaa",
+        name="tiny",
+        profile="tiny",
+        depth=None,
+        overrides=(),
+        status="finished",
+        started=WHEN,
+        ended=WHEN,
+        stages={i.stage.name: i.fingerprint or "" for i in full_house.plan().stages},
+    )
+    write_run(full_house.store, record)
+    rules = Rules(keep=3600, grace=0)
+    for _ in range(2):
+        collect(full_house.store, rules, watch=lambda what, count: None)
+    old = accepted_from(new)[0]
+    assert find_manifest(full_house.store, old) is None
+    with Cache(tmp_path / "cache", 10**9) as cache:
+        assert (
+            fetch(full_house.store, new, cache) / "files" / "data"
+        ).read_text() == old.fingerprint
+
+
+# Somebody else was first.
+
+
+@pytest.mark.parametrize("content", ["same", "other"])
+def test_whoever_was_first_is_adopted(house: House, content: str):
+    house.build(content=lambda fingerprint: "same")
+    refactor(house, "sft")
+    offer = offered(house, "sft")
+    first = house.build(content=lambda fingerprint: content)["sft"]
+    acceptance = accept(house.store, offer, why="why", who="ann", when=WHEN, proof=None)
+    assert acceptance.adopted
+    assert acceptance.manifest == first == house.plan().of("sft").manifest
+    assert (acceptance.divergence is None) == (content == "same")
+    if acceptance.divergence:
+        assert house.store.head(acceptance.divergence).size
+
+
+def test_the_same_acceptance_twice_is_one(full_house: House):
+    refactor(full_house, "sft")
+    offer = offered(full_house, "sft")
+    both = [
+        accept(full_house.store, offer, why="why", who=who, when=WHEN, proof=None)
+        for who in ("ann", "bob")
+    ]
+    assert [acceptance.adopted for acceptance in both] == [False, True]
+    assert both[1].manifest == both[0].manifest
+    assert both[1].divergence is None

@@ -1,0 +1,287 @@
+"""What changes a stage's identity in the plan, and what does not."""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from flows.identity.fingerprint import canonical_config, canonical_json
+from flows.profiles import PROFILES, open_profile
+from flows.stages import STAGES
+from infra.placement import SETTINGS, Placement
+from nanochat_core import scaling
+from nanochat_core.config import RunConfig
+from nanochat_core.section import Section
+from tests.support.flows.house import (
+    PLACEMENT,
+    RUN,
+    House,
+    after,
+    on_gpus,
+    states,
+    without,
+)
+
+Leaf: TypeAlias = tuple[str | int, ...]
+
+
+def leaves(value: Any, path: Leaf = ()) -> Iterator[Leaf]:
+    """The path of every plain value in a config that is part of what it is."""
+    return (leaf for leaf, counts in all_leaves(value, path) if counts)
+
+
+def all_leaves(value: Any, path: Leaf = (), counts: bool = True) -> Iterator[tuple[Leaf, bool]]:
+    """Every path through sections and tuples of sections, and whether an identity has it."""
+    if isinstance(value, Section):
+        for field in dataclasses.fields(value):  # type: ignore[arg-type]
+            counts = field.metadata.get("identity", True)
+            yield from all_leaves(getattr(value, field.name), (*path, field.name), counts)
+    elif isinstance(value, tuple) and value and isinstance(value[0], Section):
+        for index, item in enumerate(value):
+            yield from all_leaves(item, (*path, index))
+    else:
+        yield path, counts
+
+
+def other(value: Any) -> Any:
+    """Another value of the same type, or of one that it may have instead of None."""
+    if value is None:
+        return "x"
+    if type(value) is tuple:
+        return (*value, value[-1] if value else "x")
+    if type(value) is str:
+        return f"{value}x"
+    if type(value) is bool:
+        return not value
+    assert type(value) in (int, float), value
+    return value + 1
+
+
+def changed(value: Any, path: Leaf) -> Any:
+    """A copy with one leaf changed, past the checks: what is tested is identity, not sense."""
+    return replaced(value, path, other)
+
+
+def replaced(value: Any, path: Leaf, change: Callable[[Any], Any]) -> Any:
+    """A copy with `change` applied to the value at `path`."""
+    if not path:
+        return change(value)
+    name, *rest = path
+    if isinstance(value, tuple):
+        items = enumerate(value)
+        return tuple(replaced(v, tuple(rest), change) if i == name else v for i, v in items)
+    copy = object.__new__(type(value))
+    for field in dataclasses.fields(value):
+        item = getattr(value, field.name)
+        new = replaced(item, tuple(rest), change) if field.name == name else item
+        object.__setattr__(copy, field.name, new)
+    return copy
+
+
+# The last value of each section: the next test asks for every value.
+SETTINGS_OF_SECTIONS = {path[:-1]: path for path in leaves(RUN)}.values()
+
+
+@pytest.mark.parametrize("path", SETTINGS_OF_SECTIONS, ids=lambda p: ".".join(map(str, p)))
+def test_a_setting_changes_exactly_the_stages_that_declare_it_and_those_after(
+    built: House, path: Leaf
+):
+    plan = built.plan(changed(RUN, path))
+    own = declaring(path)
+    assert own
+    assert without(plan, "=") == after(own)
+    assert {item.stage.name for item in plan.stages if item.changes} == own
+    for item in plan.stages:
+        if item.stage.name in own:
+            assert item.state == "~"
+            assert 1 <= len(item.changes) <= 2  # a task of another name is one less and one more
+            assert all(change.name.startswith(str(path[0])) for change in item.changes)
+        elif item.state != "=":
+            assert item.state == "?"
+            assert set(item.after) <= own
+
+
+def declaring(path: Leaf) -> set[str]:
+    return {stage.name for stage in STAGES if path[0] in stage.config}
+
+
+def configs(run: RunConfig) -> dict[str, bytes]:
+    return {stage.name: canonical_json(canonical_config(stage, run)) for stage in STAGES}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_setting_of_every_profile_counts_for_the_stages_that_declare_it(name: str):
+    """And for no other: those after see it by what their inputs hold."""
+    run = open_profile(name).run
+    before = configs(run)
+    paths = list(leaves(run))
+    assert len(paths) > 100
+    for path in paths:
+        new = changed(run, path)
+        assert new != run, path
+        now = configs(new)
+        assert {stage for stage in before if before[stage] != now[stage]} == declaring(path)
+        assert declaring(path), path
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_where_a_file_lies_counts_for_no_stage(name: str):
+    """What it holds does, and is a setting beside it."""
+    run = open_profile(name).run
+    places = [leaf for leaf, counts in all_leaves(run) if not counts]
+    assert {leaf[-1] for leaf in places} == {"path"}
+    for leaf in places:
+        assert (*leaf[:-1], "snapshot") in set(leaves(run))
+        assert configs(changed(run, leaf)) == configs(run)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_one_entry_less_in_a_list_of_groups_counts_too(name: str):
+    run = open_profile(name).run
+    before = configs(run)
+    lists = {path[:i] for path in leaves(run) for i, part in enumerate(path) if type(part) is int}
+    assert lists
+    for path in lists:
+        now = configs(replaced(run, path, lambda entries: entries[:-1]))
+        assert {stage for stage in before if before[stage] != now[stage]} == declaring(path)
+
+
+def test_the_profiles_have_every_setting_there_is():
+    """A list of groups that is empty everywhere would hide the settings in it."""
+    known = {(c.__name__, f.name) for c in sections(RunConfig) for f in dataclasses.fields(c)}
+    seen: set[tuple[str, str]] = set()
+    for name in PROFILES:
+        run = open_profile(name).run
+        for path, _ in all_leaves(run):
+            value: Any = run
+            for part in path:
+                if isinstance(part, str):
+                    seen.add((type(value).__name__, part))
+                    value = getattr(value, part)
+                else:
+                    value = value[part]
+    assert seen == known
+
+
+def sections(cls: type[Any]) -> set[type[Any]]:
+    """A section's class and those of everything in it, by the annotations."""
+    found: set[type[Any]] = {cls}
+    for hint in typing.get_type_hints(cls).values():
+        for option in (hint, *typing.get_args(hint)):
+            if isinstance(option, type) and issubclass(option, Section):
+                found |= sections(option)
+    return found
+
+
+def test_a_config_of_an_unknown_type_is_refused_rather_than_passed_over():
+    run = replaced(RUN, ("sft", "num_epochs"), lambda value: {value})
+    with pytest.raises(TypeError, match="no stable form"):
+        configs(run)
+
+
+def elsewhere() -> Iterator[Any]:
+    """Placements, each with one value changed."""
+    changes = {"home": Path("/elsewhere"), "store": "file:///other", "nodes": 2, "pool": "gpu"}
+    for name, value in changes.items():
+        yield pytest.param(dataclasses.replace(PLACEMENT, **{name: value}), id=name)
+    yield pytest.param(on_gpus(1), id="gpus")
+    for name in SETTINGS:
+        changed = {name: other(getattr(PLACEMENT.resources, name))}
+        resources = dataclasses.replace(PLACEMENT.resources, **changed)
+        yield pytest.param(dataclasses.replace(PLACEMENT, resources=resources), id=name)
+
+
+def test_every_place_is_looked_at():
+    fields = {f.name for f in dataclasses.fields(Placement)}
+    assert {p.id for p in elsewhere()} == fields - {"resources"} | set(SETTINGS)
+
+
+@pytest.mark.parametrize("placement", list(elsewhere()))
+def test_where_it_runs_never_changes_what_it_is(built: House, placement: Placement):
+    plan = built.plan(placement=placement)
+    assert states(plan) == "=" * len(STAGES)
+    assert [i.fingerprint for i in plan.stages] == [i.fingerprint for i in built.plan().stages]
+
+
+def test_a_copy_of_the_store_elsewhere_has_the_same_artifacts(built: House, full_house: House):
+    assert full_house.plan().exit_code == 0
+    assert full_house.plan().store != built.plan().store
+
+
+def test_a_comment_rebuilds_nothing(full_house: House):
+    path = full_house.root / "nanochat_core" / "shared.py"
+    path.write_text(f'"""Said."""\n\n{path.read_text()}  # and why\n')
+    assert full_house.plan().exit_code == 0
+
+
+def test_a_change_of_code_rebuilds_the_stages_that_reach_it(full_house: House):
+    path = full_house.root / "nanochat_core" / "train" / "sft.py"
+    path.write_text(path.read_text() + "LIMIT = 2\n")
+    plan = full_house.plan()
+    assert without(plan, "=") == after({"sft"})
+    assert plan.of("sft").reason == "code nanochat_core.train.sft changed"
+    assert plan.of("rl").reason == "after sft"
+    path.with_name("midtrain.py").unlink()
+    path.with_name("sft.py").write_text(path.read_text() + "import nanochat_core.more\n")
+    path.parent.with_name("more.py").write_text("")
+    path.with_name("midtrain.py").write_text("NAME = 1\n")
+    assert "code nanochat_core.more added" in full_house.plan().of("sft").reason
+    assert "code nanochat_core.shared removed" in full_house.plan().of("midtrain").reason
+
+
+# Early cutoff.
+
+
+def test_a_stage_rebuilt_with_the_same_bytes_stops_the_wave(house: House):
+    house.build(content=lambda fingerprint: "same")
+    path = house.root / "nanochat_core" / "train" / "tokenizer.py"
+    path.write_text(path.read_text() + "REFACTORED = 1\n")
+    plan = house.plan()
+    assert without(plan, "=") == after({"tokenizer"})
+    assert states(plan).count("~") == 1
+    house.build(until="tokenizer", content=lambda fingerprint: "same")
+    assert without(house.plan(), "=") == {"report"}  # which shows the tokenizer's new fingerprint
+    assert house.plan().of("report").reason == "record tokenizer changed"
+
+
+def test_a_stage_rebuilt_with_other_bytes_moves_it_on(full_house: House):
+    path = full_house.root / "nanochat_core" / "train" / "tokenizer.py"
+    path.write_text(path.read_text() + "CHANGED = 1\n")
+    full_house.build(until="tokenizer")
+    plan = full_house.plan()
+    assert plan.of("tokenizer").state == "="
+    assert plan.of("tokens").state == "~"
+    assert plan.of("tokens").reason == "input tokenizer changed"
+    assert plan.of("rows").state == "?"
+
+
+# Reasons.
+
+
+def test_the_reason_names_settings_with_both_values(built: House):
+    run = dataclasses.replace(
+        RUN,
+        pretrain=dataclasses.replace(RUN.pretrain, num_steps=7),
+        sft=dataclasses.replace(RUN.sft, mixture=RUN.sft.mixture[:-1]),
+    )
+    plan = built.plan(run)
+    old = RUN.pretrain.num_steps
+    assert plan.of("pretrain").reason == f"pretrain.num_steps {old} -> 7"
+    sft = plan.of("sft")
+    assert sft.state == "~"
+    assert sft.reason == "sft.mixture[spelling_bee] removed; after pretrain"
+    assert plan.of("midtrain").reason == "after pretrain"
+    assert plan.of("chat_eval_rl").after == ("sft",)
+
+
+def test_a_reason_is_against_the_nearest_artifact(house: House):
+    far = scaling.run_for_depth(8)
+    house.build(run=far, until="pretrain")
+    house.build(until="pretrain")
+    near = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
+    assert house.plan(near).of("pretrain").reason.startswith("pretrain.num_steps")
+    near = dataclasses.replace(far, pretrain=dataclasses.replace(far.pretrain, num_steps=7))
+    assert len(house.plan(near).of("pretrain").changes) == 1

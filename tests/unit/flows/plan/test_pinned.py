@@ -1,0 +1,125 @@
+"""A run to which artifacts are given builds what comes after them, not what only they need."""
+
+import pytest
+from hypothesis import given as given_values
+from hypothesis import strategies as st
+
+from flows.plan.pinned import open_pinned, stages_before, stages_with
+from flows.stages import CHAT_MODELS, REPORT, STAGES, stage_named, stages_to_redo
+from infra.storage.base import Store
+from nanochat_core.errors import ConfigError
+from tests.support.flows.house import House
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.terminal import Terminal
+
+
+def _inputs(name: str) -> set[str]:
+    return {source.name for source in stage_named(name).inputs}
+
+
+NAMES = [stage.name for stage in STAGES if stage is not REPORT]
+
+
+def names_with(*given: str) -> list[str]:
+    return [stage.name for stage in stages_with({name: make_manifest(name) for name in given})]
+
+
+def from_stage(name: str) -> list[str]:
+    later = stages_to_redo(STAGES, force=(), from_stage=name)
+    return [name for name in NAMES if name in later]
+
+
+def test_nothing_given_is_the_whole_table() -> None:
+    assert stages_with({}) == STAGES
+
+
+def test_a_given_chat_model_is_trained_on_without_its_past() -> None:
+    for model in CHAT_MODELS:
+        assert names_with(model.name) == ["task_data", *from_stage(model.name)]
+
+
+def test_a_given_base_model_still_needs_rows_to_be_judged_on() -> None:
+    kept = names_with("pretrain")
+    assert "report" not in kept
+    assert kept[:6] == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain"]
+    assert "shards" in names_with("pretrain", "tokenizer")  # base_eval's rows are made anew
+    assert names_with("pretrain", "rows")[:3] == ["task_data", "rows", "pretrain"]
+
+
+def test_what_a_given_model_was_made_from_is_not_built() -> None:
+    after_sft = ["task_data", *from_stage("sft")]
+    assert names_with("sft", "tokenizer") == [after_sft[0], "tokenizer", *after_sft[1:]]
+    assert names_with("sft", "task_data") == after_sft
+    assert names_with("sft", "shards") == ["shards", *after_sft]
+    assert names_with("sft", "pretrain") == ["task_data", "pretrain", *after_sft[1:]]
+    assert "midtrain" not in names_with("pretrain", "tokenizer", "sft")
+
+
+@given_values(st.sets(st.sampled_from(NAMES), min_size=1))
+def test_every_stage_that_is_built_has_its_inputs_and_a_reason(given: set[str]) -> None:
+    kept = names_with(*given)
+    assert given <= set(kept)
+    for name in kept:
+        inputs = {source.name for source in stage_named(name).inputs}
+        if name not in given:
+            assert inputs <= set(kept)
+        comes_after = bool(inputs & set(kept))
+        if name not in given:
+            made_into = {n for n in given if name in stages_before(stage_named(n))}
+            assert not made_into or any(name in _inputs(n) for n in kept if n not in given), name
+        users = [n for n in kept if name in {s.name for s in stage_named(n).inputs}]
+        assert name in given or comes_after or set(users) - given, name
+
+
+def test_two_artifacts_of_one_stage_are_refused(store: Store) -> None:
+    first = put_artifact(store, make_manifest("sft", config={"seed": 1}))
+    second = put_artifact(store, make_manifest("sft", config={"seed": 2}))
+    names = [first.name, second.name]
+    with pytest.raises(ConfigError, match="two artifacts are given for sft"):
+        open_pinned(store, names, warn=print)
+    assert open_pinned(store, names[:1], warn=print) == {"sft": first}
+    report = put_artifact(store, make_manifest("report"))
+    with pytest.raises(ConfigError, match="nothing is made from"):
+        open_pinned(store, [report.name], warn=print)
+
+
+def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_house: House) -> None:
+    base = make_manifest("midtrain", config={"elsewhere": True})
+    plan = full_house.plan(pinned={"midtrain": base})
+    assert [item.stage.name for item in plan.stages] == names_with("midtrain")
+    item = plan.of("midtrain")
+    assert (item.state, item.reason, item.fingerprint) == ("=", "given", base.fingerprint)
+    assert plan.of("task_data").state == "="
+    assert plan.of("sft").state == "~"  # it was made from another model
+    assert plan.of("rl").state == "?"
+    with pytest.raises(ConfigError, match="stage pretrain is not part of this run"):
+        plan.of("pretrain")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [("midtrain", "its artifact is given"), ("pretrain", "nothing in this run needs it")],
+)
+def test_what_is_not_built_cannot_be_redone(full_house: House, stage: str, message: str) -> None:
+    given = {"midtrain": make_manifest("midtrain")}
+    with pytest.raises(ConfigError, match=message):
+        full_house.plan(pinned=given, from_stage=stage)
+    with pytest.raises(ConfigError, match=message):
+        full_house.plan(pinned=given, force=frozenset({stage}))
+
+
+def test_the_command_line_takes_artifacts_by_any_name(store: Store, terminal: Terminal) -> None:
+    sft = put_artifact(store, make_manifest("sft"))
+    put_run(store, "mine-1", sft)
+    code, lines = terminal.run("plan", "tiny", "--use", "sft@mine-1")
+    assert code == 2
+    assert [line.split()[1] for line in lines[2:7]] == names_with("sft")
+    assert "given" in lines[3]
+    error, hint = terminal.fails("plan", "tiny", "--use", "sft@nobody")
+    assert "nobody" in error + hint
+    assert terminal.fails("explain", "tiny", "pretrain", "--use", sft.name)[0] == (
+        "stage pretrain is not part of this run"
+    )
+    assert any(
+        "given" in line for line in terminal.said("explain", "tiny", "sft", "--use", sft.name)
+    )

@@ -1,0 +1,82 @@
+"""A stage's curves, as a PNG and in Mermaid's words."""
+
+import base64
+from typing import Any
+
+from flows.render.loss_curve import LossCurves, mermaid, png_url
+from nanochat_core.runtime.metrics import rows_of
+
+
+def step(number: int, **values: float) -> dict[str, Any]:
+    return {"time": 0.0, "kind": "step", "step": number, "total": 400, "values": values}
+
+
+def evaluation(number: int, **values: float) -> dict[str, Any]:
+    return {"time": 0.0, "kind": "eval", "step": number, "values": values}
+
+
+def curves_of(stage: str, events: list[dict[str, Any]]) -> LossCurves:
+    curves = LossCurves(stage)
+    for event in events:
+        curves.add(event)
+    return curves
+
+
+def test_a_known_stage_shows_its_own_quantities_in_their_order() -> None:
+    events = [evaluation(0, val_bpb=4.0), step(1, loss=6.0, tokens_per_second=9.0)]
+    events += [step(2, loss=5.0, tokens_per_second=9.0), evaluation(2, val_bpb=3.0)]
+    shown = curves_of("pretrain", events).shown()
+    assert [(q.title, list(points)) for q, points in shown] == [
+        ("Pretraining loss", [(1, 6.0), (2, 5.0)]),
+        ("Pretraining val_bpb", [(0, 4.0), (2, 3.0)]),
+    ]
+
+
+def test_a_stage_that_nothing_is_known_of_shows_its_loss() -> None:
+    events = [step(1, loss=2.0), step(2, loss=1.0), {"kind": "message", "text": "loss"}]
+    [(quantity, points)] = curves_of("mine", events).shown()
+    assert quantity.title == "mine loss"
+    assert points == [(1, 2.0), (2, 1.0)]
+
+
+def test_a_point_and_what_is_no_number_are_no_curve() -> None:
+    assert curves_of("sft", [step(1, loss=1.0), step(2, loss=float("nan"))]).shown() == []
+    assert curves_of("rows", [step(1), step(2)]).shown() == []
+
+
+def test_steps_that_were_done_again_are_shown_as_they_came_out_last() -> None:
+    earlier = [step(1, loss=9.0), step(2, loss=8.0), step(3, loss=7.0)]
+    curves = curves_of("sft", [step(3, loss=3.0), step(4, loss=2.0)])
+    curves.add_earlier(earlier)
+    [(_, points)] = curves.shown()
+    assert points == [(1, 9.0), (2, 8.0), (3, 3.0), (4, 2.0)]
+    told = [{**event, "time": 1.0} for event in [*earlier, step(3, loss=3.0), step(4, loss=2.0)]]
+    assert points == [(row["step"], row["loss"]) for row in rows_of(told)]  # as metrics.parquet
+
+
+def test_a_chart_in_words_is_of_any_length_and_spans_its_values() -> None:
+    many = [step(i, loss=7.0 - i / 100) for i in range(1, 401)]
+    text = mermaid(curves_of("sft", many).shown())
+    assert text.startswith("**SFT loss**, nats per token of the assistant: 6.99 at step 1, 3 at")
+    line = next(line for line in text.splitlines() if line.strip().startswith("line ["))
+    values = [float(word) for word in line.strip()[len("line [") : -1].split(",")]
+    assert len(values) <= 40
+    low, high = next(x for x in text.splitlines() if "y-axis" in x).split("y-axis")[1].split("-->")
+    assert float(low) < min(values) < max(values) < float(high)
+    assert text.count("```") == 2
+
+
+def test_a_flat_curve_has_room_around_it() -> None:
+    text = mermaid(curves_of("sft", [step(1, loss=0.0), step(2, loss=0.0)]).shown())
+    assert "y-axis -1 --> 1" in text
+
+
+def test_the_picture_is_a_small_png_in_its_own_address() -> None:
+    many = [step(i, loss=7.0 - i / 100 + i % 7) for i in range(1, 5000)]
+    many += [evaluation(i, val_bpb=4 - i / 5000) for i in range(0, 5000, 500)]
+    url = png_url(curves_of("pretrain", many).shown())
+    head, _, data = url.partition(",")
+    assert head == "data:image/png;base64"
+    png = base64.b64decode(data, validate=True)
+    assert png.startswith(b"\x89PNG")
+    assert 5_000 < len(png) < 150_000

@@ -1,0 +1,152 @@
+"""The command on the report card: what it says is what was asked for, to the last digit."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import canonical_config
+from flows.identity.manifest import Manifest
+from flows.profiles import PROFILES, open_profile
+from flows.report.command import Reproduction, reproduction_of
+from flows.stages import REPORT
+from nanochat_core.config import RunConfig
+from tests.support.flows.reported import make_inputs, make_report, run_report
+from tests.support.flows.shelf import make_manifest
+
+MIXTURE = '[{"task":"identity","num_examples":60,"epochs":4}]'
+
+
+def manifests_of(run: RunConfig) -> list[Manifest]:
+    return [make_manifest(s.name, config=canonical_config(s, run)) for s in REPORT.inputs]
+
+
+def run_again(found: Reproduction) -> RunConfig:
+    """What the command would run."""
+    assert found.command is not None
+    words = shlex.split(found.command.replace("\\\n", " "))
+    assert words[:2] == ["nanochat", "run"]
+    profile, *rest = words[2:]
+    options = list(zip(rest[::2], rest[1::2], strict=True))
+    assert {name for name, _ in options} <= {"--depth", "--set"}
+    depth = next((int(value) for name, value in options if name == "--depth"), None)
+    sets = [value for name, value in options if name == "--set"]
+    return open_profile(profile, depth=depth, overrides=sets).run
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("depth", [None, 8])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("seed=7", "pretrain.schedule.warmup_steps=3", "optimizer.muon_lr=1e-05"),
+        (f"sft.mixture={MIXTURE}", "optimizer.grad_clip=1.0", "rl.baseline=leave_one_out"),
+        ("shards.revision=a 'b'", 'base_eval.prompts=["it\'s", "\\u00e9"]'),
+    ],
+)
+def test_the_command_asks_for_the_same_settings(
+    profile: str, depth: int | None, overrides: tuple[str, ...]
+):
+    run = open_profile(profile, depth=depth, overrides=overrides).run
+    found = reproduction_of(manifests_of(run))
+    assert run_again(found) == run
+    assert found == reproduction_of(manifests_of(run))
+
+
+def test_what_the_profile_says_is_not_repeated():
+    for name in PROFILES:
+        found = reproduction_of(manifests_of(open_profile(name).run))
+        assert found.command == f"nanochat run {name}"
+    run = open_profile("tiny", depth=2, overrides=["seed=7"]).run
+    expected = "nanochat run tiny --depth 2 \\\n    --set seed=7"
+    assert reproduction_of(manifests_of(run)).command == expected
+
+
+def test_the_versions_of_another_machine_are_told_and_not_set():
+    run = open_profile("tiny").run
+    snapshot = ("python==3.99.1", "numpy==9.9.9")
+    other = dataclasses.replace(run, shards=dataclasses.replace(run.shards, snapshot=snapshot))
+    found = reproduction_of(manifests_of(other))
+    assert found.command == "nanochat run tiny"
+    assert "documentation of python==3.99.1 and 1 packages" in found.notes[0]
+    assert found.digest != reproduction_of(manifests_of(run)).digest
+
+
+def test_a_file_of_ones_own_is_named_by_what_it_held(tmp_path: Path):
+    path = tmp_path / "mine.jsonl"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    path.write_text(json.dumps(talk) + "\n")
+    datasets = [d.tree() for d in open_profile("tiny").run.task_data.datasets]
+    datasets.append({**datasets[0], "name": "mine", "path": str(path), "num_test": 0})
+    asked = f"task_data.datasets={json.dumps(datasets)}"
+    run = open_profile("tiny", overrides=[asked]).run
+    found = reproduction_of(manifests_of(run))
+    assert found.command is not None
+    assert str(tmp_path) not in found.command
+    assert found.notes[-1].startswith("FILE of the dataset mine has sha256 ")
+    filled = dataclasses.replace(found, command=found.command.replace('"FILE"', f'"{path}"'))
+    assert run_again(filled) == run
+
+
+def test_artifacts_that_no_one_run_made_have_no_command():
+    one, two = (manifests_of(open_profile("tiny", overrides=[f"seed={n}"]).run) for n in (1, 2))
+    mixed = [two[i] if m.stage == "sft" else m for i, m in enumerate(one)]
+    found = reproduction_of(mixed)
+    assert found.command is None
+    assert found.notes == ("seed was set in more than one way among the artifacts",)
+
+
+def test_an_imported_model_has_no_command():
+    made = manifests_of(open_profile("tiny").run)
+    made[5] = make_manifest("pretrain", config={"imported": {"model.safetensors": "0" * 64}})
+    found = reproduction_of(made)
+    assert found.command is None
+    assert found.notes == (
+        "pretrain was taken over from elsewhere; nothing says how it came about",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"num_stepz": 3}, "this version has no setting pretrain.num_stepz"),
+        ({"num_steps": None}, "no artifact has the setting of pretrain.num_steps"),
+    ],
+)
+def test_settings_of_another_version_are_named(change: dict[str, int | None], note: str):
+    run = open_profile("tiny").run
+    made = manifests_of(run)
+    config = canonical_config(REPORT.inputs[5], run)
+    pretrain = {**config["pretrain"], **change}  # pyright: ignore[reportGeneralTypeIssues]
+    config["pretrain"] = {k: v for k, v in pretrain.items() if v is not None}
+    made[5] = make_manifest("pretrain", config=config)
+    found = reproduction_of(made)
+    assert found.command is None
+    assert found.notes == (note,)
+
+
+def test_the_command_stands_on_both_forms_of_the_card(tmp_path: Path):
+    run = open_profile("tiny", overrides=["rl.num_steps=9", 'base_eval.prompts=["<b>"]']).run
+    page, text = run_report(tmp_path, make_inputs(tmp_path / "store", run=run))
+    assert "--set rl.num_steps=9" in page
+    assert "--set rl.num_steps=9" in text
+    assert "&lt;b&gt;" in page
+    assert """--set 'base_eval.prompts=["<b>"]'""" in text
+    for document in (page, text):
+        assert "the text is the documentation of python==" in document
+
+
+def test_a_card_without_a_command_says_why(tmp_path: Path):
+    page, text = make_report(tmp_path)
+    assert "nanochat run tiny\n" in text
+    inputs = make_inputs(tmp_path / "other", run=open_profile("tiny", overrides=["seed=2"]).run)
+    here = make_inputs(tmp_path / "store2")
+    # The report reads what each manifest says; that the digests fit is the store's concern.
+    odd = {**here, "sft": inputs["sft"]}
+    page, text = run_report(tmp_path / "job", odd)
+    for document in (page, text):
+        assert "No one command makes these artifacts." in document
+        assert "seed was set in more than one way" in document

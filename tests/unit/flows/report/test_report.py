@@ -1,0 +1,217 @@
+"""The report card of a synthetic run: what it says, that it is safe to open, that it repeats."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.render.charts import Chart, smooth, thin
+from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
+from flows.report import stage
+from flows.report.inputs import Stop
+from flows.stages import Quantity
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.reported import Card, make_inputs, make_report, run_report
+
+STOP = Stop(after=4, back_to=3)
+HOSTILE = (
+    '<script>alert(1)</script></p><img src="http://evil.example/x" onerror=alert(2)>'
+    " \u202egnp.exe \x1b[31m ``` | {{ card }} \u2028</style>"
+)
+
+
+@pytest.fixture(scope="module")
+def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    """The page and the markdown of an ordinary run."""
+    return make_report(tmp_path_factory.mktemp("card"))
+
+
+def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Card) -> None:
+    page, text = card
+    for document in (page, text):
+        assert "val_bpb" in document
+        assert "1.6000" in document
+        assert "50.0 %" in document
+        assert "val_bpb 1.6000 (1.5500 to 1.6500)" in " ".join(document.split())
+        assert "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL" in document
+
+
+def test_the_same_artifacts_give_the_same_bytes(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    first = run_report(tmp_path / "a", inputs)
+    assert run_report(tmp_path / "b", inputs) == first
+
+
+def test_the_page_needs_nothing_but_itself(card: Card) -> None:
+    page, _ = card
+    assert len(page) < stage.MAX_BYTES
+    assert not re.search(r"\b(src|href|srcset|action|data)\s*=", strip_text(page))
+    assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
+    assert "default-src 'none'" in page
+
+
+def test_hostile_text_stays_text(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path, answer=HOSTILE)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<img" not in page
+    assert "{{ card }}" in page
+    for document in (page, text):
+        assert not {"\u202e", "\x1b", "\u2028"} & set(document)
+    assert "\n````text\n" in text
+
+
+def test_answers_that_rl_paid_for_stand_with_their_rewards(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path, answer=HOSTILE)
+    told = " ".join(re.sub("<[^>]*>", " ", page).split())
+    for step, paid in ((1, "0"), (5, "1"), (9, "0.5")):  # the first, the middle and the last one
+        assert f"step {step} 2 apples and 3 at step {step}? reward 0" in told
+        assert f"step {step}: 2 apples and 3 at step {step}?\n[reward 0] " in text
+        assert f"[reward {paid}] paid {step}" in text
+        assert f"reward {paid} paid {step}" in told
+    assert "at step 3?" not in page + text
+    assert "<img" not in page
+
+
+def test_an_rl_that_left_no_samples_has_no_section(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    (inputs["rl"] / "samples.jsonl").write_text("\n")
+    page, text = run_report(tmp_path, inputs)
+    assert "Rewarded samples of RL" not in page + text
+
+
+def test_of_a_core_that_is_not_whole_the_tasks_are_told(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["base_eval"] / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"core": None}))
+    page, text = run_report(tmp_path / "job", inputs)
+    assert "Not known: a task could not be evaluated. GPT-2 0.2565." in page
+    assert "hellaswag" in page
+    assert "The base model was not evaluated on all tasks; GPT-2 scores 0.2565." in text
+    assert "| hellaswag |" in text
+
+
+def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    page, text = run_report(tmp_path, inputs)
+    for name, files in inputs.items():
+        manifest = json.loads((files.parent / "manifest.json").read_text())
+        for document in (page, text):
+            assert name in document
+            assert manifest["fingerprint"][:12] in document
+            assert manifest["digest"][:12] in document
+            assert manifest["digest"][:13] not in document
+
+
+def test_bytes_per_token_stand_beside_those_of_known_vocabularies(card: Card) -> None:
+    page, text = card
+    assert "| held-out | 4.31 | not at hand | 4.62 |" in text
+    assert "| russian | 1.90 | 1.69 | 3.83 |" in text
+    told = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert "text ours GPT-2 GPT-4 held-out 4.31 not at hand 4.62 russian 1.90 1.69 3.83" in told
+    widths = re.findall(r"left:0;width:([\d.]+)%", page)
+    assert widths == ["93.29", "100.00", "41.13", "36.58", "82.90"]
+
+
+def test_a_tokenizer_of_which_nothing_was_told_has_no_table(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    (inputs["tokenizer"].parent / "logs" / "events.jsonl").unlink()
+    page, text = run_report(tmp_path, inputs)
+    assert "Vocabulary" not in page + text
+
+
+def test_resumes_are_marked_on_their_curves(card: Card) -> None:
+    page, text = card
+    said = "12 (stopped after 40), 20 (stopped after 40)"
+    assert f"resumed from step {said}" in " ".join(re.sub("<.*?>", "", page).split())
+    row = f"| pretrain | 8 x NVIDIA H100 80GB HBM3 | 40 | 50,000 | 41.0 % | {said} |"
+    assert row in text
+    assert "| midtrain | cpu | 40 | 50,000 | not known |  |" in text
+
+
+def test_time_and_money_count_every_stage_and_attempt(card: Card) -> None:
+    for document in card:
+        assert "14 min 12 s of work over all stages, $3.25" in document
+
+
+def test_places_and_hosts_are_not_told(tmp_path: Path) -> None:
+    page, text = make_report(tmp_path)
+    for document in (page, text):
+        assert str(tmp_path) not in document
+        assert "secret-host" not in document
+
+
+@pytest.mark.parametrize("lost", ["manifest.json", "files", "files/scores.json"])
+def test_a_missing_part_of_an_artifact_is_an_error(tmp_path: Path, lost: str) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["chat_eval_rl"].parent / lost
+    path.rename(tmp_path / "gone")
+    with pytest.raises(ArtifactError, match="chat_eval_rl"):
+        run_report(tmp_path, inputs)
+
+
+def test_a_missing_artifact_is_an_error(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    del inputs["rl"]
+    with pytest.raises(ArtifactError, match="needs the artifacts of rl"):
+        run_report(tmp_path, inputs)
+
+
+def test_an_artifact_of_another_stage_is_an_error(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    inputs["sft"] = inputs["rl"]
+    with pytest.raises(ArtifactError, match="expected sft"):
+        run_report(tmp_path, inputs)
+
+
+def test_a_long_run_still_makes_a_small_page(tmp_path: Path) -> None:
+    page, _ = make_report(tmp_path, num_steps=3_000)
+    assert len(page) < 300_000
+
+
+def test_thinning_keeps_the_mean_and_the_last_step() -> None:
+    points = [(step, float(step % 7)) for step in range(1, 701)]
+    thinned = thin(points, max_points=100)
+    assert len(thinned) == 100
+    assert thinned[-1] == (700, 3.0)
+    assert thin(points[:50]) == points[:50]
+
+
+def test_smoothing_does_not_lag_behind_a_fall() -> None:
+    points = [(step, 100.0 - step) for step in range(100)]
+    assert smooth(points)[50] == (50, 50.0)
+
+
+def test_a_chart_takes_its_colours_from_the_page() -> None:
+    quantity = Quantity("eval", "reward", "a & b", '"c"')
+    svg = Chart(quantity=quantity, curves=[[(0, 2.0), (5, 1.0)]], stops=[STOP]).svg()
+    assert svg.count('stroke="var(--mark)"') == 2
+    assert 'aria-label="a &amp; b: &quot;c&quot;"' in svg
+    assert not re.search(r'(fill|stroke)="(#|rgb|white|black)', svg)
+    assert "id=" not in svg
+
+
+def test_numbers_read_like_numbers() -> None:
+    assert [count(n) for n in (7, 1_500, 4_812_345, 999_900_000, 3e14)] == [
+        "7",
+        "1.5 k",
+        "4.81 M",
+        "1 B",
+        "300 T",
+    ]
+    assert [size(n) for n in (12, 1_482_000, 10**10)] == ["12 bytes", "1.5 MB", "10.0 GB"]
+    assert percent(0.1234) == "12.3 %"
+    assert [money(d) for d in (1234.5, 0.25, 0.0)] == ["$1,234.50", "$0.25", "no price"]
+    assert listed([1, 2, 3, 4]) == "1, 2, 3, 4"
+    assert listed(range(1, 21)) == "1, 2, 3, 4 and 16 more"
+    assert listed([]) == ""
+
+
+def test_invisible_characters_are_shown_and_long_text_is_cut() -> None:
+    assert visible("a\n\tb\x00\u202e") == "a\n\tb\\x00\\u202e"
+    assert len(visible("x" * 10 * MAX_SHOWN)) == MAX_SHOWN + 1
+
+
+def strip_text(page: str) -> str:
+    """The page's tags without what stands between them."""
+    return " ".join(re.findall(r"<[^>]*>", page))

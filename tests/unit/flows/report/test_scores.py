@@ -1,0 +1,77 @@
+"""Scores on the report card: their intervals, and tasks that could not be judged."""
+
+import json
+import re
+
+from tests.support.flows.reported import make_inputs, make_report, run_report
+
+
+def test_scores_come_with_their_intervals(tmp_path):
+    page, text = make_report(tmp_path)
+    for form in (" ".join(page.split()), text):
+        assert "core 0.2000 (0.1500 to 0.2500), val_bpb 1.6000 (1.5500 to 1.6500)" in form
+        assert "0.210 (0.105 to 0.420)" in form
+        assert "Could not be evaluated" not in form
+
+
+def test_a_task_that_could_not_be_judged_is_told(tmp_path):
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["chat_eval_rl"] / "scores.json"
+    scores = json.loads(path.read_text())
+    scores |= {"chatcore": None, "failed": {"humaneval": "no <sandbox> here"}, "intervals": {}}
+    path.write_text(json.dumps(scores))
+    page, text = run_report(tmp_path / "job", inputs)
+    assert "Could not be evaluated: RL, humaneval: no &lt;sandbox&gt; here." in page
+    assert "RL, humaneval: no <sandbox> here" in text
+    assert "not known after RL" in text
+    assert "not known" in page
+
+
+def test_core_stands_task_by_task_beside_gpt2(tmp_path):
+    page, text = make_report(tmp_path)
+    told = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert "0.2000 (0.1500 to 0.2500) GPT-2 0.2565" in told
+    assert 'u style="left:25.65%"' in page
+    assert "hellaswag 35.0 % 30.0 to 40.0 % 70 of 200 0.133" in told
+    assert "The base model scores 0.2000 (0.1500 to 0.2500); GPT-2 scores 0.2565." in text
+    assert "| boolq | 20.0 % (15.0 to 25.0 %; 20 of 100) | -0.600 |" in text
+
+
+def test_a_score_below_guessing_stays_on_its_bar(tmp_path):
+    page, _ = make_report(tmp_path)
+    places = [float(share) for share in re.findall(r"left:([-\d.]+)%", page)]
+    assert min(places) == 0.0
+    assert max(places) <= 100.0
+
+
+def test_a_base_model_that_was_not_asked_has_no_core(tmp_path):
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["base_eval"] / "scores.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"core": None, "tasks": {}}))
+    page, text = run_report(tmp_path / "job", inputs)
+    assert "GPT-2 0.2565" not in page
+    assert "CORE\n" not in text.replace("ChatCORE", "")
+
+
+def test_each_stage_has_its_price(tmp_path):
+    page, text = make_report(tmp_path)
+    told = " ".join(re.sub("<[^>]*>", " ", page).split())
+    assert re.search(r"pretrain a base model 1 \d+ bytes 1 min 6 s \$0.25 ", told)
+    assert text.count("| $0.25 |") == 13
+
+
+def test_the_machine_is_told_as_the_stage_calls_it(tmp_path):
+    _, text = make_report(tmp_path)
+    for line in ("device: NVIDIA H100 80GB HBM3", "compile: no", "peak memory: 61.25 GB"):
+        assert f"- {line}\n" in text
+
+
+def test_a_task_of_core_that_could_not_be_judged_is_told(tmp_path):
+    inputs = make_inputs(tmp_path / "store")
+    path = inputs["base_eval"] / "scores.json"
+    changes = {"core": None, "failed": {"boolq": "boolq.jsonl line 3 is no example"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    page, text = run_report(tmp_path / "job", inputs)
+    assert "Could not be evaluated: base, boolq: boolq.jsonl line 3 is no example." in page
+    assert "base, boolq: boolq.jsonl line 3 is no example" in text
+    assert "The base model was not evaluated on all tasks" in text

@@ -1,0 +1,105 @@
+import json
+
+import pytest
+
+from flows.identity.fingerprint import REPOSITORY, Code, identify
+from flows.profiles import open_profile
+from flows.stages import stage_named
+from nanochat_core.errors import ConfigError
+
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+TINY = open_profile("tiny").run
+
+
+def write(path, *talks):
+    path.write_text("".join(json.dumps(talk) + "\n" for talk in talks))
+    return path
+
+
+def opened(*datasets):
+    """The tiny run with these datasets beside its own."""
+    entries = [*(dataset.tree() for dataset in TINY.task_data.datasets), *datasets]
+    override = f"task_data.datasets={json.dumps(entries)}"
+    return open_profile("tiny", overrides=[override]).run
+
+
+def own(path, **changes):
+    return {"name": "letters", "grade": 1, "num_train": None, "num_test": None} | {
+        "path": str(path),
+        **changes,
+    }
+
+
+def fingerprint(run):
+    return identify(stage_named("task_data"), run, {}, code=Code(REPOSITORY)).fingerprint
+
+
+def test_what_a_file_holds_is_identity_and_where_it_lies_is_not(tmp_path):
+    one = opened(own(write(tmp_path / "one.jsonl", TALK)))
+    assert one.task_data.datasets[-1].path == str(tmp_path / "one.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    moved = opened(own(write(tmp_path / "elsewhere" / "two.jsonl", TALK)))
+    grown = opened(own(write(tmp_path / "one.jsonl", TALK, TALK)))
+    before, same, after = (fingerprint(run) for run in (one, moved, grown))
+    assert before == same != after
+
+
+def test_a_path_may_be_relative_or_begin_at_home(tmp_path, monkeypatch):
+    write(tmp_path / "letters.jsonl", TALK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("letters.jsonl", "~/letters.jsonl"):
+        assert opened(own(path)).task_data.datasets[-1].path == str(tmp_path / "letters.jsonl")
+
+
+def test_a_snapshot_that_is_given_must_be_that_of_the_file(tmp_path):
+    path = write(tmp_path / "letters.jsonl", TALK)
+    snapshot = opened(own(path)).task_data.datasets[-1].snapshot
+    assert opened(own(path, snapshot=snapshot)).task_data.datasets[-1].snapshot == snapshot
+    write(path, TALK, TALK)
+    with pytest.raises(ConfigError, match=f"should have sha256 {snapshot[:12]}, {path} has ") as e:
+        opened(own(path, snapshot=snapshot))
+    assert "leave its snapshot out" in (e.value.hint or "")
+
+
+def test_a_machine_without_the_file_can_plan_by_its_snapshot(tmp_path):
+    path = write(tmp_path / "letters.jsonl", TALK)
+    before = opened(own(path))
+    path.unlink()
+    after = opened(own(path, snapshot=before.task_data.datasets[-1].snapshot))
+    assert fingerprint(after) == fingerprint(before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"path": None}, "there is no task 'letters'", "give the dataset a path, or one of: arc_"),
+        ({"path": "/nowhere.jsonl"}, "'letters' cannot be read: /nowhere.jsonl: no such", "a line"),
+        ({"path": "/tmp"}, "'letters' cannot be read: /tmp: is a directory", "a line"),
+        ({"name": "mmlu"}, "is called 'mmlu', as a task is", "a name of its own"),
+        ({"name": "mmlu", "path": None, "snapshot": "x"}, "'mmlu' has a snapshot, but no path", ""),
+        ({"revision": "main"}, "'letters' has revision main, but none", "only datasets on the Hub"),
+        ({"name": "spelling_bee", "path": None, "revision": "x"}, "has revision x", "on the Hub"),
+        ({"name": "simple_spelling", "path": None}, "is synthetic", "give num_train"),
+    ],
+)
+def test_a_dataset_that_cannot_be_is_refused_when_the_run_is_planned(
+    changes, message, hint, tmp_path
+):
+    path = write(tmp_path / "letters.jsonl", TALK)
+    with pytest.raises(ConfigError, match=message) as error:
+        opened(own(path) | changes)
+    assert hint in (error.value.hint or "")
+
+
+def test_published_datasets_need_no_numbers():
+    for name in ("d12", "speedrun"):
+        datasets = open_profile(name).run.task_data.datasets
+        assert {d.name: (d.num_train, d.num_test) for d in datasets}["mmlu"] == (None, None)
+
+
+def test_a_column_for_a_source_without_columns_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"shards\.column is 'body', but the text source is 'pydocs'"
+    ):
+        open_profile("tiny", overrides=("shards.column=body",))

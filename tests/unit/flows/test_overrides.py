@@ -1,0 +1,82 @@
+"""A run that was given no name is called after its profile and what it changes."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.artifacts.runs import point
+from flows.overrides import changed_settings, default_name, open_name
+from flows.run_request import NamedRecipe
+from infra.storage.local import LocalStore
+from nanochat_core.errors import ConfigError
+
+
+def test_a_run_with_the_profiles_own_settings_has_its_name() -> None:
+    assert default_name("tiny") == "tiny"
+    assert default_name("tiny", depth=3, overrides=("seed=42",)) == "tiny"
+
+
+def test_an_experiment_has_a_name_of_its_own_that_only_its_settings_decide() -> None:
+    name = default_name("tiny", overrides=("seed=7", "rl.temperature=0.5"))
+    assert name.startswith("tiny-")
+    assert default_name("tiny", overrides=("rl.temperature = 5e-1", "seed=7")) == name
+    assert default_name("tiny", overrides=("seed=42", "seed=7", "rl.temperature=0.5")) == name
+    others = [("seed=7",), ("seed=8", "rl.temperature=0.5"), ("sft.num_epochs=7",)]
+    names = {default_name("tiny", overrides=each) for each in others}
+    assert len(names | {name, "tiny"}) == 5
+
+
+def test_another_depth_is_called_like_a_member_of_a_series() -> None:
+    assert default_name("tiny", depth=4) == "tiny-d4"
+    name = default_name("tiny", overrides=("seed=7",))
+    assert default_name("tiny", depth=4, overrides=("seed=7",)) == f"{name}-d4"
+
+
+def test_a_run_from_given_artifacts_is_an_experiment() -> None:
+    given = {
+        default_name("tiny", use=use)
+        for use in (("sft@a",), ("sft@b",), ("sft@a", "rows@a"), ("rows@a", "sft@a"))
+    }
+    assert len(given) == 3
+    assert "tiny" not in given
+
+
+def test_changed_settings_are_those_that_differ_from_the_profiles() -> None:
+    overrides = ("seed=42", "sft.num_epochs=2", "shards.path=/data", "task_data.core_bundle=null")
+    assert changed_settings("tiny", overrides=overrides) == {
+        "sft.num_epochs": 2,
+        "shards.path": "/data",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("a/b", "'a/b' cannot be the name of a run"),
+        ("d12", "d12 is the name of another profile"),
+        ("main", "main is a tag"),
+    ],
+)
+def test_a_name_that_would_not_lead_to_the_run_is_refused(
+    tmp_path: Path, name: str, error: str
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    point(store, "main", "tiny-1")
+    with pytest.raises(ConfigError, match=error) as caught:
+        open_name(store, "tiny", NamedRecipe(run_name=name))
+    assert caught.value.hint
+    changed = ("seed=7",)
+    for given in ("tiny", "best_2.b"):
+        assert open_name(store, "tiny", NamedRecipe(run_name=given, overrides=changed)) == given
+    assert open_name(store, "tiny", NamedRecipe(overrides=changed)).startswith("tiny-")
+
+
+def test_a_default_name_that_is_a_tag_is_refused(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    recipe = NamedRecipe(depth=4)
+    assert open_name(store, "tiny", recipe) == "tiny-d4"
+    point(store, "tiny-d4", "tiny-1")
+    with pytest.raises(ConfigError, match="tiny-d4 is a tag") as caught:
+        open_name(store, "tiny", recipe)
+    assert "--name" in (caught.value.hint or "")
+    assert open_name(store, "tiny", NamedRecipe(depth=4, run_name="mine")) == "mine"

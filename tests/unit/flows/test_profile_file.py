@@ -1,0 +1,165 @@
+"""A profile as a TOML file means the same settings as --set, and what is written is read again."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import REPOSITORY
+from flows.overrides import name_of
+from flows.profile_file import ProfileFile, read_profile_file, to_toml
+from flows.profiles import PROFILES, open_profile
+from flows.run_request import NamedRecipe, Recipe
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ConfigError
+
+CHANGES = [
+    ("tiny", NamedRecipe()),
+    ("tiny", NamedRecipe(depth=4, run_name="mine")),
+    ("d12", NamedRecipe(overrides=("task_data.core_bundle=null", "seed=7"))),
+    ("d12", NamedRecipe(overrides=("sft.mixture=sft-without-midtraining", "midtrain.mixture=[]"))),
+    ("tiny", NamedRecipe(overrides=("rl.clip=0.2", "optimizer.muon_lr=1e-7"), depth=2)),
+    ("tiny", NamedRecipe(overrides=('shards.snapshot=["none==1"]', "rl.kl_weight=1e22"))),
+    ("tiny", NamedRecipe(overrides=('chat_eval.prompts=["\\"\\\\ \\n\\u007f \\ud83d\\ude00"]',))),
+    ("tiny", NamedRecipe(overrides=("shards.source=local", "shards.path=/data/a 'b' \"c\""))),
+]
+
+
+def settings_of(profile: str, recipe: Recipe) -> RunConfig:
+    return open_profile(
+        profile, depth=recipe.depth, overrides=recipe.overrides, snapshots=False
+    ).run
+
+
+def read(directory: Path, text: str, *, depth: int | None = None) -> ProfileFile:
+    path = directory / "my.toml"
+    path.write_text(text, encoding="utf-8")
+    return read_profile_file(path, depth=depth)
+
+
+@pytest.mark.parametrize(("profile", "recipe"), [*CHANGES, *((p, NamedRecipe()) for p in PROFILES)])
+def test_what_is_written_is_read_as_the_same_settings_and_the_same_name(
+    tmp_path: Path, profile: str, recipe: NamedRecipe
+) -> None:
+    again = read(tmp_path, to_toml(profile, recipe))
+    assert again.profile == profile
+    assert settings_of(again.profile, again) == settings_of(profile, recipe)
+    assert name_of(again.profile, again) == name_of(profile, recipe)
+    # A file that changes nothing asks for nothing.
+    assert bool(again.overrides) == bool(recipe.overrides)
+
+
+def test_a_commented_null_can_be_used_as_it_stands(tmp_path: Path) -> None:
+    text = to_toml("tiny", NamedRecipe())
+    assert '# core_bundle = "null"\n' in text
+    assert read(tmp_path, text.replace('# core_bundle = "null"', 'core_bundle = "null"')) == read(
+        tmp_path, text
+    )
+
+
+def test_a_few_lines_are_a_profile(tmp_path: Path) -> None:
+    text = """
+    profile = "tiny"
+    name = "mine"
+    depth = 4
+    data = "../letters"
+    seed = 42 # the profile's own
+    [pretrain]
+    num_steps = 100
+    schedule.warmup_steps = 3
+    [sft]
+    mixture = [{ task = "spelling", epochs = 2 }]
+    """
+    file = read(tmp_path, text)
+    assert (file.profile, file.run_name, file.depth) == ("tiny", "mine", 4)
+    assert file.overrides == (
+        "pretrain.num_steps=100",
+        "pretrain.schedule.warmup_steps=3",
+        'sft.mixture=[{"task": "spelling", "num_examples": null, "epochs": 2}]',
+        f"shards.path={tmp_path.parent / 'letters'}",
+        "shards.source=local",
+    )
+    (entry,) = settings_of("tiny", file).sft.mixture
+    assert (entry.task, entry.num_examples, entry.epochs) == ("spelling", None, 2)
+
+
+def test_data_replaces_the_text_of_a_whole_file(tmp_path: Path) -> None:
+    text = to_toml("tiny", NamedRecipe()).replace("# data = ", "data = ")
+    shards = settings_of("tiny", read(tmp_path, text)).shards
+    assert (shards.source, shards.path) == ("local", "/path/to/a/folder/of/text")
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    entry = '{ name = "mine", grade = 1, num_train = 1, num_test = 1, path = "a.jsonl" },'
+    text = to_toml("tiny", NamedRecipe()).replace("datasets = [", f"datasets = [{entry}")
+    text = text.replace('source = "pydocs"', 'source = "local"\npath = "letters"')
+    settings = dict(each.split("=", 1) for each in read(tmp_path, text).overrides)
+    assert settings["shards.path"] == str(tmp_path / "letters")
+    assert json.loads(settings["task_data.datasets"])[0]["path"] == str(tmp_path / "a.jsonl")
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}/sub/no.toml")):
+        read(tmp_path, 'profile = "tiny"\n[sft]\nmixture = "sub/no.toml"')
+
+
+def test_data_may_be_a_dataset_on_the_hub(tmp_path: Path) -> None:
+    file = read(tmp_path, 'profile = "tiny"\ndata = "hf://owner/name"')
+    assert file.overrides == ("shards.path=owner/name", "shards.source=hub")
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "it names no profile"),
+        ("profile = tiny", "is not TOML"),
+        ("profile = 5", "profile is 5, expected str"),
+        ('profile = "tinny"', "there is no profile 'tinny'"),
+        ('profile = "my.toml"', "there is no profile 'my.toml'"),
+        ('profile = "tiny"\ndepth = true', "depth is True, expected int"),
+        ('profile = "tiny"\ndepth = 0', "depth 0 is not between 1 and 100"),
+        ('profile = "tiny"\nsede = 7', "there is no setting 'sede'"),
+        ('profile = "tiny"\nseed = 7.5', "seed is 7.5, expected int"),
+        ('profile = "tiny"\nseed = 2026-11-23', "seed is '2026-11-23', expected int"),
+        ('profile = "tiny"\npretrain = 5', "there is no setting 'pretrain'"),
+        ('profile = "tiny"\n[pretrain.num_steps]\nn = 1', "there is no setting"),
+        ('profile = "tiny"\n[sft]\nmixture = [{ tsak = "identity" }]', "has no setting 'tsak'"),
+        ('profile = "tiny"\n[rl]\ntask = "gsm8k"', "the task 'gsm8k' is not among"),
+        ('profile = "tiny"\ndepth = 6\n[model]\ndepth = 4', "are those of depth 4"),
+        (
+            'profile = "tiny"\ndata = "a"\n[shards]\npath = "/b"',
+            "shards.path is set twice: by data, and to /b",
+        ),
+    ],
+)
+def test_a_mistake_names_the_file(tmp_path: Path, text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path / 'my.toml'}")
+    assert error in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+def test_sizes_of_another_depth_are_refused_whoever_gives_the_depth(tmp_path: Path) -> None:
+    text = to_toml("tiny", NamedRecipe())
+    assert read(tmp_path, text, depth=3).overrides == ()
+    with pytest.raises(ConfigError, match="depth is 5, but its settings are those of depth 3"):
+        read(tmp_path, text, depth=5)
+
+
+@pytest.mark.parametrize("name", ["nothing.toml", "folder.toml"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ConfigError, match=f"{name} cannot be read"):
+        read_profile_file(tmp_path / name)
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"binary\.toml is not TOML"):
+        read_profile_file(tmp_path / "binary.toml")
+
+
+def test_the_example_of_the_guide_is_a_profile(tmp_path: Path) -> None:
+    guide = (REPOSITORY / "docs/guides/settings.md").read_text(encoding="utf-8")
+    file = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0])
+    assert (file.profile, file.run_name, file.depth) == ("tiny", "letters", 4)
+    assert [entry.task for entry in settings_of("tiny", file).sft.mixture] == [
+        "spelling",
+        "identity",
+    ]

@@ -1,0 +1,77 @@
+"""A run's parameters are declared once, and forms, options and records are made of them."""
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import Run, new_run
+from flows.build.stage_request import NodeRequest, StageRequest
+from flows.evals.request import EvalRequest
+from flows.run_request import RunRequest, options_of, shared
+from nanochat_core.errors import ConfigError
+
+# The names are an interface: stored deployments, schedules and API clients have them.
+NAMES = {
+    RunRequest: "profile depth overrides from_stage force use run_name store gpus place nodes pool "
+    "retries strict",
+    EvalRequest: "model profile overrides metric drop against store gpus place pool retries strict",
+    NodeRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes "
+    "place strict node",
+}
+
+
+@pytest.mark.parametrize("request_type", NAMES, ids=lambda kind: kind.__name__)
+def test_names_that_stored_deployments_use_stay(request_type: type) -> None:
+    assert set(NAMES[request_type].split()) <= set(options_of(request_type))
+
+
+def test_every_field_of_a_request_is_a_declared_parameter() -> None:
+    for kind in (RunRequest, EvalRequest, NodeRequest):
+        assert set(options_of(kind)) == {item.name for item in fields(kind)}
+
+
+def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group() -> None:
+    names = list(options_of(RunRequest))
+    assert names[:5] == ["profile", "depth", "steps", "data", "overrides"]
+    assert names[5:8] == ["from_stage", "force", "use"]
+    assert {"gpus", "pool", "nodes", "store", "place"} == set(names[8:13])
+    assert names[12] == "place"
+    assert next(iter(options_of(EvalRequest))) == "model"
+
+
+def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optional() -> None:
+    for kind in (RunRequest, EvalRequest, NodeRequest):
+        for name, (_, option) in options_of(kind).items():
+            assert len(option.help) <= 110, name
+            assert "ptional" not in option.label + option.help, name
+
+
+def test_short_fields_stand_for_settings() -> None:
+    request = RunRequest(overrides=("seed=7",), steps=9, data="/data/letters")
+    assert request.settings == (
+        "seed=7",
+        "pretrain.num_steps=9",
+        "shards.path=/data/letters",
+        "shards.source=local",
+    )
+    assert RunRequest().settings == ()
+    assert RunRequest(data="hf://owner/name/train-*").settings == (
+        "shards.path=owner/name/train-*",
+        "shards.source=hub",
+    )
+
+
+def test_a_setting_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"pretrain.num_steps is set twice: to 9 by") as error:
+        _ = RunRequest(overrides=("pretrain.num_steps = 8",), steps=9).settings
+    assert error.value.hint
+
+
+def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
+    asked: dict[str, Any] = {"profile": "d12", "depth": 4, "overrides": ("seed=7",), "gpus": 0}
+    asked["place"] = ("threads=1",)
+    request = RunRequest(**asked)
+    run = new_run("mine-1", "mine", request, upstream={})
+    assert shared(Run, request) == asked
+    assert shared(StageRequest, run) == {**asked, "run": "mine-1"}

@@ -1,0 +1,200 @@
+"""The newest checkpoint goes out, whole, while the job goes on saving and dropping."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from infra.launch.mirror import mirror
+from nanochat_core.errors import NanochatError, StageError, StoreError
+from nanochat_core.job import write_json
+
+
+def save(root: Path, step: int, text: str = "x") -> Path:
+    directory = root / f"step-{step:07d}"
+    directory.mkdir(parents=True)
+    (directory / "tensors").write_text(f"{text}{step}")
+    write_json(directory / "COMMIT.json", {"step": step})  # at once, as a job does
+    return directory
+
+
+class Receiver:
+    """Remembers what it was sent."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.errors: list[NanochatError] = []
+        self.fail = 0
+
+    def __call__(self, directory: Path) -> None:
+        if self.fail:
+            self.fail -= 1
+            raise StoreError("not now")
+        step = json.loads((directory / "COMMIT.json").read_text())["step"]
+        assert (directory / "tensors").read_text() == f"x{step}"
+        self.steps.append(step)
+
+
+def wait_for(condition: object, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_each_new_checkpoint_is_sent_once(tmp_path: Path):
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        for step in (1, 2, 3):
+            save(tmp_path, step)
+            wait_for(lambda step=step: receiver.steps[-1:] == [step])
+        time.sleep(0.05)
+    assert receiver.steps == [1, 2, 3]
+    assert not receiver.errors
+
+
+def test_what_was_there_before_is_not_sent_again(tmp_path: Path):
+    save(tmp_path, 7)
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        time.sleep(0.05)
+    assert receiver.steps == []
+
+
+def test_after_damage_the_next_is_sent_though_its_step_is_lower(tmp_path: Path):
+    """The job sets its damaged checkpoints aside, and goes on from the one before."""
+    for step in (5, 8, 9):
+        save(tmp_path, step)
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        for step in (8, 9):
+            name = f"step-000000{step}"
+            (tmp_path / name).rename(tmp_path / f"damaged-{name}")
+        time.sleep(0.05)
+        assert receiver.steps == []  # that of step 5 was there before
+        save(tmp_path, 6)
+        wait_for(lambda: receiver.steps == [6])
+    assert not receiver.errors
+
+
+def test_a_directory_without_its_commit_is_no_checkpoint(tmp_path: Path):
+    receiver = Receiver()
+    (tmp_path / "elsewhere").mkdir()
+    saved = save(tmp_path / "elsewhere", 1)
+    (saved / "COMMIT.json").unlink()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        saved.rename(tmp_path / saved.name)
+        time.sleep(0.05)
+    assert receiver.steps == []
+
+
+def test_the_last_one_is_sent_before_the_block_is_left_also_by_an_error(tmp_path: Path):
+    receiver = Receiver()
+
+    def train() -> None:
+        with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=60.0):
+            save(tmp_path, 1)
+            save(tmp_path, 2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert receiver.steps == [2]
+
+
+def test_a_store_that_fails_is_told_of_and_tried_again(tmp_path: Path):
+    receiver = Receiver()
+    receiver.fail = 2
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
+        save(tmp_path, 1)
+        wait_for(lambda: receiver.steps == [1])
+    assert len(receiver.errors) == 2
+
+
+def test_a_checkpoint_stays_whole_while_it_is_sent_though_the_job_drops_it(tmp_path: Path):
+    directory = save(tmp_path, 1)
+    shutil.rmtree(directory)
+    reached, go_on = threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def send(copy: Path) -> None:
+        reached.set()
+        assert go_on.wait(5)
+        seen.append((copy / "tensors").read_text())
+
+    with mirror(tmp_path, send, on_error=lambda error: None, every=0.005):
+        directory = save(tmp_path, 1)
+        assert reached.wait(5)
+        shutil.rmtree(directory)
+        go_on.set()
+    assert seen == ["x1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuse(source: object, target: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr("os.link", refuse)
+    receiver = Receiver()
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=60.0):
+        save(tmp_path, 1)
+    assert receiver.steps == [1]
+
+
+def test_a_disk_that_refuses_is_told_of_and_the_job_goes_on(tmp_path: Path):
+    def send(copy: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    receiver = Receiver()
+    with mirror(tmp_path, send, on_error=receiver.errors.append, every=60.0):
+        save(tmp_path, 1)
+    assert [str(error).endswith("no space left on device") for error in receiver.errors] == [True]
+
+
+def test_a_file_that_sending_misses_is_told_of_and_tried_again(tmp_path: Path):
+    receiver = Receiver()
+    sent: list[str] = []
+
+    def send(copy: Path) -> None:
+        sent.append(copy.name)
+        if len(sent) == 1:
+            raise FileNotFoundError(2, "No such file or directory")
+
+    with mirror(tmp_path, send, on_error=receiver.errors.append, every=0.005):
+        save(tmp_path, 1)
+        wait_for(lambda: len(sent) == 2)
+    assert len(receiver.errors) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StageError("result.json is of another format"),
+        PermissionError(13, "Permission denied"),
+        ValueError("no JSON"),
+        KeyError("status"),
+        TypeError("a list, not an object"),
+    ],
+)
+def test_an_error_in_skip_is_reported_and_later_checkpoints_are_sent(
+    tmp_path: Path, error: Exception
+):
+    receiver = Receiver()
+    asked: list[Path] = []
+
+    def skip(directory: Path) -> bool:
+        asked.append(directory)
+        if len(asked) == 1:
+            raise error
+        return False
+
+    with mirror(tmp_path, receiver, on_error=receiver.errors.append, skip=skip, every=0.005):
+        for step in (1, 2):
+            save(tmp_path, step)
+            wait_for(lambda step=step: receiver.steps[-1:] == [step])
+    assert receiver.steps == [1, 2]
+    assert len(receiver.errors) == 1

@@ -1,0 +1,301 @@
+"""Manifests for Kubernetes: rights, time to save, what they start, and that they fit together."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
+from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, mistake
+
+HERE = INFRA / "kubernetes"
+SECONDS_OF_PREFECT = 30  # that `prefect flow-run execute` gives a run which it was told to stop
+POOLS = ("cpu", "gpu")
+# Where the templates of the pools may differ.
+OF_A_POOL = {
+    "cpu_request",
+    "gpus",
+    "home_size",
+    "image",
+    "memory_request",
+    "node_selector",
+    "shm_size",
+    "tolerations",
+}
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((HERE / name).read_text()))
+
+
+def template(pool: str) -> dict[str, Any]:
+    return json.loads((HERE / f"pool-{pool}.json").read_text())
+
+
+def default(pool: str, variable: str) -> Any:
+    return template(pool)["variables"]["properties"][variable]["default"]
+
+
+def filled(pool: str) -> dict[str, Any]:
+    """The Job of a flow run when nobody changes a variable."""
+    values = {n: v["default"] for n, v in template(pool)["variables"]["properties"].items()}
+
+    def fill(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {key: fill(value) for key, value in tree.items()}
+        if isinstance(tree, list):
+            return [fill(value) for value in tree]
+        if isinstance(tree, str) and (whole := re.fullmatch(r"\{\{ (\w+) \}\}", tree)):
+            return values[whole[1]]
+        if isinstance(tree, str):
+            return re.sub(r"\{\{ (\w+) \}\}", lambda found: str(values[found[1]]), tree)
+        return tree
+
+    return fill(template(pool)["job_configuration"]["job_manifest"])
+
+
+JOBSET = documents("jobset/jobset.yaml")[0]
+WORKERS = documents("workers.yaml")
+STAGE_JOB = JOBSET["spec"]["replicatedJobs"][0]["template"]["spec"]
+STAGE = STAGE_JOB["template"]["spec"]["containers"][0]
+PARAMETERS = documents("jobset/parameters.yaml")[0]["data"]
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every pod that these files make, by what makes it."""
+    for pool in POOLS:
+        yield f"pool-{pool}", filled(pool)["spec"]["template"]["spec"]
+    yield "jobset", STAGE_JOB["template"]["spec"]
+    yield "register", documents("register.yaml")[0]["spec"]["template"]["spec"]
+    for worker in WORKERS:
+        yield worker["metadata"]["name"], worker["spec"]["template"]["spec"]
+
+
+PODS = dict(pods())
+OF_OURS = {name: pod for name, pod in PODS.items() if not name.startswith("worker")}
+THAT_TRAIN = {name: pod for name, pod in OF_OURS.items() if name != "register"}
+
+
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_no_pod_runs_as_root_or_can_become_it(name: str) -> None:
+    assert PODS[name]["securityContext"]["runAsNonRoot"] is True
+    for container in containers(PODS[name]):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("name", OF_OURS)
+def test_pods_of_our_image_run_as_its_user(name: str) -> None:
+    context = OF_OURS[name]["securityContext"]
+    assert {str(context[key]) for key in ("runAsUser", "runAsGroup", "fsGroup")} == {UID}
+    assert all(c["image"].startswith("nanochat-flows:") for c in OF_OURS[name]["containers"])
+
+
+@pytest.mark.parametrize("name", THAT_TRAIN)
+def test_a_pod_that_must_go_has_the_time_to_save(name: str) -> None:
+    grace = THAT_TRAIN[name]["terminationGracePeriodSeconds"]
+    assert grace >= LEAST_GRACE
+    assert grace > SECONDS_OF_PREFECT
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_nobody_can_ask_for_less_time_than_saving_takes(pool: str) -> None:
+    variable = template(pool)["variables"]["properties"]["grace_seconds"]
+    assert variable["minimum"] >= LEAST_GRACE
+
+
+@pytest.mark.parametrize("name", THAT_TRAIN)
+def test_ranks_have_shared_memory_and_a_home_on_disk(name: str) -> None:
+    volumes = {volume["name"]: volume for volume in THAT_TRAIN[name]["volumes"]}
+    mounts = {m["mountPath"]: m["name"] for m in THAT_TRAIN[name]["containers"][0]["volumeMounts"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert "medium" not in volumes[mounts["/data"]]["emptyDir"]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_kubernetes_starts_a_flow_run_once_and_prefect_starts_it_again(pool: str) -> None:
+    job = filled(pool)["spec"]
+    assert job["backoffLimit"] == 0  # anything else would have Prefect give the run up on SIGTERM
+    assert (job["completions"], job["parallelism"]) == (1, 1)
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_every_placeholder_has_a_variable_and_every_variable_a_place(pool: str) -> None:
+    configuration = json.dumps(template(pool)["job_configuration"])
+    used = set(re.findall(r"\{\{ (\w+) \}\}", configuration))
+    assert used == set(template(pool)["variables"]["properties"])
+
+
+def test_the_pools_differ_in_the_size_of_their_machines_only() -> None:
+    cpu, gpu = template("cpu"), template("gpu")
+    assert cpu["job_configuration"] == gpu["job_configuration"]
+    of_cpu, of_gpu = (t["variables"]["properties"] for t in (cpu, gpu))
+    assert {name for name in of_cpu if of_cpu[name] != of_gpu[name]} == OF_A_POOL
+    for name in OF_A_POOL:
+        assert {**of_cpu[name], "default": 0} == {**of_gpu[name], "default": 0}
+    assert (default("cpu", "gpus"), default("gpu", "gpus")) == (0, 8)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_flow_runs_say_that_they_live_as_often_as_is_waited_for(pool: str) -> None:
+    settings = documents("settings.yaml")[0]["data"]
+    frequencies = [
+        settings["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"],
+        default(pool, "env")["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"],
+    ]
+    assert set(frequencies) == {str(HEARTBEAT_SECONDS)}
+
+
+def test_the_stage_of_several_nodes_is_a_command_that_there_is() -> None:
+    words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in STAGE["args"]]
+    assert mistake(words) is None
+    assert "$(JOB_COMPLETION_INDEX)" in STAGE["args"]
+
+
+def test_the_jobset_says_what_its_parameters_say() -> None:
+    words = STAGE["args"]
+    told = dict(zip(words[4::2], words[5::2], strict=True))
+    assert words[2:4] == [PARAMETERS["stage"], PARAMETERS["profile"]]
+    assert (told["--nodes"], told["--gpus"]) == (PARAMETERS["nodes"], PARAMETERS["gpus"])
+    assert STAGE_JOB["parallelism"] == STAGE_JOB["completions"] == int(PARAMETERS["nodes"])
+    for kind in ("requests", "limits"):
+        assert STAGE["resources"][kind]["nvidia.com/gpu"] == int(PARAMETERS["gpus"])
+    assert JOBSET["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == PARAMETERS["queue"]
+
+
+def test_every_parameter_goes_where_kustomize_puts_it() -> None:
+    sources: dict[str, list[Any]] = {}
+    for item in documents("jobset/kustomization.yaml")[0]["replacements"]:
+        name = item["source"]["fieldPath"].removeprefix("data.")
+        paths = [path for target in item["targets"] for path in target["fieldPaths"]]
+        sources[name] = [str(_at(JOBSET, path)) for path in paths]
+    assert set(sources) == set(PARAMETERS)
+    for name, values in sources.items():
+        assert set(values) == {PARAMETERS[name]}, name
+
+
+def _at(tree: Any, path: str) -> Any:
+    """The value at a path of kustomize's, such as spec.jobs.[name=a].args.2."""
+    for part in re.findall(r"\[[^]]+\]|[^.]+", path):
+        if isinstance(tree, dict):
+            tree = tree[part.strip("[]")]
+        elif part.startswith("["):
+            key, _, value = part.strip("[]").partition("=")
+            tree = next(item for item in tree if item[key] == value)
+        else:
+            tree = tree[int(part)]
+    return tree
+
+
+def test_every_pod_of_the_jobset_is_called_by_a_name_that_stays() -> None:
+    variables = [item["name"] for item in STAGE["env"]]
+    address = next(item for item in STAGE["env"] if item["name"] == "NANOCHAT_ADDRESS")["value"]
+    job, name = JOBSET["spec"]["replicatedJobs"][0]["name"], JOBSET["metadata"]["name"]
+    assert address == f"{name}-{job}-0-$(JOB_COMPLETION_INDEX).{name}"
+    # A variable can be used in another one only when it stands before it.
+    assert variables.index("JOB_COMPLETION_INDEX") < variables.index("NANOCHAT_ADDRESS")
+    assert JOBSET["spec"]["network"]["enableDNSHostnames"] is True
+
+
+def test_a_lost_node_restarts_the_jobset_and_an_eviction_costs_nothing() -> None:
+    policy = JOBSET["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] > 0
+    assert policy["rules"][0]["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert policy["rules"][0]["onJobFailureReasons"] == ["PodFailurePolicy"]
+    assert STAGE_JOB["backoffLimit"] == 0
+    conditions = STAGE_JOB["podFailurePolicy"]["rules"][0]["onPodConditions"]
+    assert [item["type"] for item in conditions] == ["DisruptionTarget"]
+
+
+@pytest.mark.parametrize("name", OF_OURS)
+def test_settings_and_secrets_come_from_the_objects_of_these_files(name: str) -> None:
+    made = {d["metadata"]["name"] for f in ("settings.yaml", "secrets.example.yaml")
+            for d in documents(f)}  # fmt: skip
+    for container in OF_OURS[name]["containers"]:
+        sources = {next(iter(item.values()))["name"] for item in container["envFrom"]}
+        assert sources == made
+
+
+def test_workers_read_the_templates_that_kustomize_gives_them() -> None:
+    generated = documents("kustomization.yaml")[0]["configMapGenerator"][0]
+    files = dict(item.split("=") for item in generated["files"])
+    for worker, pool in zip(WORKERS, POOLS, strict=True):
+        make = worker["spec"]["template"]["spec"]["initContainers"][0]["args"]
+        start = worker["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert make[:4] == ["prefect", "work-pool", "create", pool]
+        assert (HERE / files[make[make.index("--base-job-template") + 1].split("/")[-1]]).exists()
+        assert start[:5] == ["prefect", "worker", "start", "--pool", pool]
+        assert generated["name"] in json.dumps(worker)
+
+
+def test_workers_may_make_jobs_and_runs_may_do_nothing() -> None:
+    kinds = {(d["kind"], d["metadata"]["name"]): d for d in documents("access.yaml")}
+    rules = kinds["Role", "nanochat-worker"]["rules"]
+    verbs = {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+    assert {"create", "delete", "watch"} <= verbs["jobs"]
+    assert "secrets" not in verbs
+    assert kinds["ServiceAccount", "nanochat-run"]["automountServiceAccountToken"] is False
+    bound = kinds["RoleBinding", "nanochat-worker"]["subjects"]
+    assert [subject["name"] for subject in bound] == ["nanochat-worker"]
+
+
+def test_no_secret_has_a_value_here() -> None:
+    example = documents("secrets.example.yaml")[0]["stringData"]
+    assert set(example.values()) == {""}
+    assert [name for name in documents("settings.yaml")[0]["data"] if SECRET.search(name)] == []
+    assert [name for pool in POOLS for name in default(pool, "env") if SECRET.search(name)] == []
+    written = {
+        item["name"]: item["value"]
+        for pod in PODS.values()
+        for container in containers(pod)
+        for item in container.get("env", [])
+        if isinstance(item, dict) and "value" in item and SECRET.search(item["name"])
+    }
+    # Two say where the secret lies, and not what it is.
+    assert written == {
+        "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_NAME": "nanochat-secrets",
+        "PREFECT_INTEGRATIONS_KUBERNETES_WORKER_API_AUTH_STRING_SECRET_KEY": (
+            "PREFECT_API_AUTH_STRING"
+        ),
+    }
+
+
+def test_what_kustomize_applies_is_there() -> None:
+    for folder in (HERE, HERE / "jobset"):
+        names = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"]
+        assert [name for name in names if not (folder / name).exists()] == []
+
+
+def test_pods_accept_connections_from_their_own_namespace_alone() -> None:
+    (policy,) = documents("network.yaml")
+
+    assert "network.yaml" in documents("kustomization.yaml")[0]["resources"]
+    assert policy["kind"] == "NetworkPolicy"
+    assert policy["spec"]["podSelector"] == {}
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {}}]}]
+
+
+def test_prefects_server_accepts_connections_of_our_namespace_at_its_port_alone() -> None:
+    (policy,) = documents("prefect-network.yaml")
+    server = re.search(
+        r"http://([\w-]+)\.([\w-]+)\.svc\S*:(\d+)/api",
+        documents("settings.yaml")[0]["data"]["PREFECT_API_URL"],
+    )
+    assert server is not None
+    (rule,) = policy["spec"]["ingress"]
+
+    assert policy["metadata"] == {"name": server[1], "namespace": server[2]}
+    assert rule["ports"] == [{"port": int(server[3])}]
+    assert {"podSelector": {}} in rule["from"]
+    (outside,) = [peer for peer in rule["from"] if "namespaceSelector" in peer]
+    (name,) = [d["metadata"]["name"] for d in documents("namespace.yaml")]
+    assert outside["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": name}

@@ -1,0 +1,44 @@
+"""The units of systemd: they start commands that exist, and give a run the time to save."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, mistake
+
+HERE = INFRA / "systemd"
+UNITS = sorted(HERE.glob("*.service"))
+EXAMPLE = (HERE / "nanochat.env.example").read_text()
+
+
+def settings(unit: Path) -> dict[str, str]:
+    """Name -> value of a unit's lines."""
+    return dict(re.findall(r"(?m)^(\w+)=(.+)$", unit.read_text()))
+
+
+def test_there_is_a_unit_for_a_server_and_one_for_a_worker() -> None:
+    assert [unit.name for unit in UNITS] == ["nanochat-server.service", "nanochat-worker@.service"]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_unit_starts_a_command_that_exists(unit: Path) -> None:
+    program, *words = shlex.split(settings(unit)["ExecStart"].replace("%i", "gpu"))
+    assert Path(program).is_absolute()
+    assert mistake([Path(program).name, *words]) is None
+    assert "--foreground" in words
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_only_the_supervisor_is_asked_to_end_and_a_run_has_the_time_to_save(unit: Path) -> None:
+    found = settings(unit)
+    assert found["KillMode"] == "mixed"
+    assert int(found["TimeoutStopSec"]) >= LEAST_GRACE
+    assert found["User"] != "root"
+
+
+def test_the_example_has_no_secret() -> None:
+    values = dict(re.findall(r"(?m)^#?(\w+)=(.*)$", EXAMPLE))
+    assert {name for name in values if SECRET.search(name)} >= {"NANOCHAT_PREFECT_AUTH"}
+    assert [name for name, value in values.items() if SECRET.search(name) and value] == []

@@ -1,0 +1,212 @@
+"""Stage `shards` from text at hand: dealt out, shuffled, and what cannot be used is named."""
+
+import errno
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nanochat_core.config import ShardsConfig
+from nanochat_core.data import shards
+from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.data.text import local_text
+from nanochat_core.data.text.text_folder import folder_snapshot
+from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.runtime.progress import Progress, read_events
+
+# A job's log stays open for as long as its process lives.
+
+DOCUMENTS = [f"document {i}: {'lorem ipsum ' * (i % 7)}\nend" for i in range(400)]
+
+
+def config(**changes):
+    fields = {"source": "local", "path": None, "num_shards": 3, "snapshot": (), "revision": None}
+    fields |= changes
+    if fields["source"] == "local" and fields["path"] and Path(fields["path"]).is_dir():
+        fields["snapshot"] = folder_snapshot(Path(fields["path"]))
+    return ShardsConfig(**fields)
+
+
+def documents_of(path):
+    return [text for group in read_row_groups(path) for text in group]
+
+
+def digests(directory):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in directory.iterdir()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Four hundred documents in files of all three kinds."""
+    folder = tmp_path / "text"
+    (folder / "deep").mkdir(parents=True)
+    lines = [json.dumps({"text": text, "id": 1}) for text in DOCUMENTS[:150]]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    pq.write_table(pa.table({"text": DOCUMENTS[150:399]}), folder / "deep" / "b.parquet")
+    (folder / "c.txt").write_text(DOCUMENTS[399])
+    (folder / "notes.pdf").write_bytes(b"\xff")
+    return folder
+
+
+def test_every_document_lands_in_exactly_one_shard(make_job, folder):
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    metrics = shards.run(job)
+    made = ShardSet.open(job.output)
+    assert len(made.train) == 3
+    parts = [documents_of(path) for path in (*made.train, made.validation)]
+    assert sorted(text for part in parts for text in part) == sorted(DOCUMENTS)
+    assert metrics["documents"] == 400
+    assert metrics["characters"] == sum(map(len, DOCUMENTS))
+    assert [s.documents for s in made.shards] == [len(part) for part in parts]
+    assert max(map(len, parts[:3])) - min(map(len, parts[:3])) <= 1
+    assert 4 <= metrics["validation_documents"] <= 32
+    assert not (job.directory / "scratch").exists()
+
+
+def test_the_same_text_gives_the_same_bytes_and_another_seed_another_order(
+    make_job, folder, tmp_path
+):
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    shards.run(job)
+    first = digests(job.output)
+    shards.run(job)
+    assert digests(job.output) == first
+    job.config["seed"] = 43
+    shards.run(job)
+    assert digests(job.output) != first
+
+
+def test_documents_are_shuffled(make_job, folder):
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    shards.run(job)
+    numbers = [DOCUMENTS.index(t) for t in documents_of(ShardSet.open(job.output).train[0])]
+    assert numbers != sorted(numbers)
+
+
+def test_a_copy_of_a_document_never_crosses_to_validation(make_job, tmp_path):
+    lines = [json.dumps({"text": f"document {i % 100}"}) for i in range(400)]
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.jsonl").write_text("\n".join(lines))
+    job = make_job("shards", {}, shards=config(path=str(tmp_path / "text")))
+    shards.run(job)
+    made = ShardSet.open(job.output)
+    train = {text for path in made.train for text in documents_of(path)}
+    assert not train & set(documents_of(made.validation))
+
+
+def test_blank_documents_are_left_out_and_half_characters_repaired(make_job, folder):
+    odd = '{"text": ""}\n{"text": " \\n "}\n{"text": "half \\ud800 character"}\n'
+    (folder / "odd.jsonl").write_text(odd)
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    metrics = shards.run(job)
+    assert (metrics["documents"], metrics["blank_documents"]) == (401, 2)
+
+
+def test_progress_counts_the_files(make_job, folder):
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    shards.run(job)
+    events = list(read_events(job.events))
+    assert events[0]["total"] == 3
+    assert [event["step"] for event in events if "step" in event][-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("x.jsonl", b'{"text": "ok"}\n{"text": \n', r"x\.jsonl:2 is not JSON"),
+        ("x.jsonl", b'{"text": "ok"}\n\n', r"x\.jsonl:2 is not JSON"),
+        ("x.jsonl", b'{"text": "ok"}\n{"txt": "a"}\n', r"x\.jsonl:2 has no text"),
+        ("x.jsonl", b'["text"]\n', r"x\.jsonl:1 has no text"),
+        ("x.jsonl", b'{"text": 5}\n', r"x\.jsonl:1 has a text that is a int"),
+        ("x.jsonl", b'{"text": "\xff"}\n', r"x\.jsonl:1 is not UTF-8"),
+        ("x.txt", b"fine\nfine\n\xff\n", r"x\.txt:3 is not UTF-8"),
+        ("x.parquet", b"PAR1 no", r"x\.parquet cannot be read as parquet"),
+        ("x.parquet", b"", r"x\.parquet cannot be read as parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(make_job, tmp_path, name, content, complaint):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / name).write_bytes(content)
+    job = make_job("shards", {}, shards=config(path=str(tmp_path / "text")))
+    with pytest.raises(DataError, match=complaint):
+        shards.run(job)
+    assert list(job.output.iterdir()) == []
+
+
+def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "one.txt").write_text("a single document")
+    job = make_job("shards", {}, shards=config(path=str(tmp_path / "text")))
+    with pytest.raises(DataError, match="1 documents do not fill 3 training shards"):
+        shards.run(job)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "complaint"),
+    [
+        ({"source": "web"}, ConfigError, "shards.source is 'web'"),
+        ({"num_shards": 0}, ConfigError, "shards.num_shards is 0"),
+        ({"path": None}, DataError, "needs a folder"),
+        ({"path": "/nowhere/at/all"}, DataError, "is not a folder"),
+        ({"source": "pydocs"}, DataError, "empty snapshot"),
+        ({"source": "climbmix", "num_shards": 6543}, ConfigError, "has 6542 for training"),
+        ({"source": "climbmix"}, ConfigError, "shards.revision is missing"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(make_job, changes, error, complaint):
+    with pytest.raises(error, match=complaint):
+        shards.run(make_job("shards", {}, shards=config(**changes)))
+
+
+def test_a_folder_without_text_is_refused(make_job, tmp_path):
+    (tmp_path / "empty" / "more").mkdir(parents=True)
+    (tmp_path / "empty" / "more" / "a.pdf").touch()
+    with pytest.raises(DataError, match="has no file to read"):
+        shards.run(make_job("shards", {}, shards=config(path=str(tmp_path / "empty"))))
+
+
+def test_a_folder_that_cannot_be_listed_is_not_passed_over(make_job, folder, monkeypatch):
+    def refuse(path, *, scandir=os.scandir):
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(DataError, match=r"text/deep cannot be read: permission denied"):
+        shards.run(job)
+
+
+def test_documents_of_ten_megabytes_pass_whole(make_job, folder):
+    long = "\u4e2d" * 3_400_000
+    (folder / "long.jsonl").write_text(json.dumps({"text": long}))
+    (folder / "long.txt").write_text(long + "!", encoding="utf-8")
+    pq.write_table(pa.table({"text": [long + "?"]}), folder / "long.parquet")
+    job = make_job("shards", {}, shards=config(path=str(folder)))
+    assert shards.run(job)["documents"] == 403
+    made = ShardSet.open(job.output)
+    texts = {text for path in (*made.train, made.validation) for text in documents_of(path)}
+    assert {long, long + "!", long + "?"} <= texts
+
+
+def test_text_edited_between_plan_and_job_is_refused_in_one_line(make_job, folder):
+    planned = config(path=str(folder))
+    (folder / "c.txt").write_text("another text")
+    job = make_job("shards", {}, shards=planned)
+    with pytest.raises(DataError, match=f"{folder} has changed since the run was planned") as error:
+        shards.run(job)
+    assert "run again" in (error.value.hint or "")
+    assert "\n" not in str(error.value)
+    assert list(job.output.iterdir()) == []
+
+
+def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
+    documents = local_text.documents(config(path=str(folder)), Progress(tmp_path / "events.jsonl"))
+    next(documents)
+    (folder / "c.txt").write_text("another text")
+    with pytest.raises(DataError, match="has changed since the run was planned"):
+        list(documents)

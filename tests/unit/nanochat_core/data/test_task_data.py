@@ -1,0 +1,236 @@
+import hashlib
+import itertools
+import json
+import shutil
+import sys
+from types import ModuleType
+
+import pytest
+
+from nanochat_core.data.conversations import task_data
+from nanochat_core.engine.calculator import calculate
+from nanochat_core.errors import DataError
+from nanochat_core.job import Job, Resources
+from nanochat_core.runtime.interrupt import Interrupted
+from nanochat_core.runtime.progress import last_by_step, read_events
+from tasks.base import prompt_key, text_of
+from tasks.kinds.files import open_task
+from tasks.kinds.sources import GeneratedTask, Grader
+from tasks.names import TASKS
+from tasks.registry import grader_of, is_gradable
+
+RESOURCES = Resources(
+    device="cpu",
+    threads=1,
+    device_batch_size=1,
+    save_every_seconds=1.0,
+    eval_every_steps=0,
+    dollars_per_hour=0.0,
+)
+SMALL = (("identity", 1, 500, 5), ("spelling", 1, 60, 20), ("arithmetic", 1, 60, 20))
+
+
+def make_job(directory, *, seed=42, datasets=SMALL):
+    job = Job(
+        directory=directory,
+        stage="task_data",
+        entry="nanochat_core.data.conversations.task_data",
+        fingerprint="f" * 64,
+        config={
+            "seed": seed,
+            "task_data": {
+                "datasets": [
+                    {"name": name, "grade": grade, "num_train": train, "num_test": test}
+                    for name, grade, train, test in datasets
+                ]
+            },
+        },
+        inputs={},
+        resources=RESOURCES,
+    )
+    job.output.mkdir(parents=True, exist_ok=True)
+    return job
+
+
+def digests(job):
+    return {
+        str(path.relative_to(job.output)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(job.output.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_every_dataset_is_written_and_counted(tmp_path):
+    job = make_job(tmp_path)
+    metrics = task_data.run(job)
+    described = json.loads((job.output / "task_data.json").read_text())
+    assert described["format"] == task_data.FORMAT
+    assert list(described["datasets"]) == ["identity", "spelling", "arithmetic"]
+    assert described["datasets"]["spelling"] == {
+        "kind": "generated",
+        "grade": 1,
+        "train": 60,
+        "test": 20,
+        "overlap": 0,
+    }
+    assert described["core"] is None
+    assert sorted(p.name for p in job.directory.iterdir()) == ["events.jsonl", "output"]
+    for name, counts in described["datasets"].items():
+        for split in ("train", "test"):
+            assert len(open_task(name, job.output, split)) == counts[split]
+            assert metrics[f"{name}_{split}"] == counts[split]
+    assert 60 <= described["datasets"]["identity"]["train"] < 500
+
+
+def test_the_seed_decides_every_byte(tmp_path):
+    jobs = [make_job(tmp_path / str(i), seed=seed) for i, seed in enumerate((1, 1, 2))]
+    for job in jobs:
+        task_data.run(job)
+    first, again, other = map(digests, jobs)
+    assert first == again
+    assert first["spelling/train.jsonl"] != other["spelling/train.jsonl"]
+    assert first.keys() == {
+        "task_data.json",
+        *(f"{n}/{s}.jsonl" for n, *_ in SMALL for s in ("train", "test")),
+    }
+
+
+def test_a_job_that_was_killed_half_way_is_repeated_over_its_own_files(tmp_path):
+    job = make_job(tmp_path)
+    (job.output / "spelling").mkdir()
+    (job.output / "spelling" / "train.jsonl").write_text('{"messages": [')
+    task_data.run(job)
+    whole = make_job(tmp_path / "whole")
+    task_data.run(whole)
+    assert digests(job) == digests(whole)
+
+
+@pytest.mark.parametrize("grade", [1, 2, 3])
+def test_every_written_example_is_right_by_its_own_answer_and_by_our_calculator(tmp_path, grade):
+    job = make_job(
+        tmp_path, datasets=(("spelling", grade, 400, 100), ("arithmetic", grade, 400, 100))
+    )
+    task_data.run(job)
+    for name in ("spelling", "arithmetic"):
+        for split in ("train", "test"):
+            for conversation in open_task(name, job.output, split):
+                content = conversation["messages"][-1]["content"]
+                assert grader_of(name).is_correct(conversation, text_of(content))
+                calls = [] if isinstance(content, str) else content
+                for call, result in itertools.pairwise(calls):
+                    if call["type"] == "python":
+                        assert result == {
+                            "type": "python_output",
+                            "text": calculate(call["text"]),
+                        }
+
+
+def test_another_seed_of_the_test_set_still_asks_nothing_of_training(tmp_path):
+    jobs = [make_job(tmp_path / str(seed), seed=seed) for seed in (1, 2)]
+    for job in jobs:
+        task_data.run(job)
+    for name in ("spelling", "arithmetic"):
+        assert is_gradable(name)
+        train = {prompt_key(c) for c in open_task(name, jobs[0].output, "train")}
+        assert not train & {prompt_key(c) for c in open_task(name, jobs[1].output, "test")}
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        ((("gsm9k", 1, 1, 1),), "there is no task 'gsm9k'"),
+        ((("spelling", 9, 1, 1),), "spelling has no grade 9"),
+        ((("spelling", 1, None, 1),), "spelling is synthetic: give num_train"),
+    ],
+)
+def test_a_dataset_that_cannot_be_made_is_refused_and_leaves_nothing(tmp_path, datasets, message):
+    job = make_job(tmp_path, datasets=datasets)
+    with pytest.raises(DataError, match=message):
+        task_data.run(job)
+    assert list(job.output.iterdir()) == []
+
+
+def ask(text):
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+@pytest.mark.parametrize("gradable", [True, False])
+def test_a_generated_prompt_in_both_splits_is_refused_where_it_would_be_graded(
+    tmp_path, monkeypatch, gradable
+):
+    def generate(split, num_examples, *, grade, seed):
+        first = {"train": 0, "test": 8}[split]
+        yield from (ask(str(i)) for i in range(first, first + num_examples))
+
+    grader = Grader(is_correct=lambda c, a: True, baseline=0.0) if gradable else None
+    module = ModuleType("numbers_task")
+    vars(module)["TASK"] = GeneratedTask(name="numbers", generate=generate, grader=grader)
+    monkeypatch.setitem(sys.modules, "numbers_task", module)
+    monkeypatch.setitem(TASKS, "numbers", "numbers_task:TASK")
+    job = make_job(tmp_path, datasets=(("numbers", 1, 10, 5),))
+    if gradable:
+        with pytest.raises(DataError, match=r"2 prompts of task 'numbers' are in both .*'user: 8'"):
+            task_data.run(job)
+        assert list(job.output.iterdir()) == []
+    else:
+        assert task_data.run(job)["numbers_overlap"] == 2
+    apart = make_job(tmp_path / "apart", datasets=(("numbers", 1, 8, 5),))
+    assert "numbers_overlap" not in task_data.run(apart)
+
+
+def test_a_stage_that_is_resumed_goes_on_with_what_is_not_done(tmp_path, monkeypatch):
+    made = []
+    original = task_data.write_dataset
+
+    def write(dataset, *args, **kwargs):
+        made.append(dataset.name)
+        if made == ["identity", "spelling", "arithmetic"]:
+            raise Interrupted("SIGTERM")
+        return original(dataset, *args, **kwargs)
+
+    monkeypatch.setattr(task_data, "write_dataset", write)
+    job = make_job(tmp_path)
+    with pytest.raises(Interrupted):
+        task_data.run(job)
+    assert sorted(p.name for p in job.output.iterdir()) == ["identity", "spelling"]
+    metrics = task_data.run(job)
+    assert made == ["identity", "spelling", "arithmetic", "arithmetic"]
+    whole = make_job(tmp_path / "whole")
+    assert task_data.run(whole) == metrics
+    assert digests(job) == digests(whole)
+
+
+def test_what_was_made_for_another_seed_or_number_is_made_again(tmp_path, monkeypatch):
+    job = make_job(tmp_path)
+    monkeypatch.setattr(task_data, "shutil", KeepScratch())
+    task_data.run(job)
+    before = digests(job)
+    more = (*SMALL[:1], ("spelling", 1, 61, 20), *SMALL[2:])
+    task_data.run(make_job(tmp_path, datasets=more))
+    now = digests(job)
+    assert now["spelling/train.jsonl"] != before["spelling/train.jsonl"]
+    assert now["arithmetic/train.jsonl"] == before["arithmetic/train.jsonl"]
+    task_data.run(make_job(tmp_path, seed=7, datasets=more))
+    assert digests(job)["arithmetic/train.jsonl"] != now["arithmetic/train.jsonl"]
+
+
+class KeepScratch:
+    """As if the stage were stopped before it tidies up."""
+
+    def rmtree(self, path, **options):
+        if path.name != "scratch":
+            shutil.rmtree(path, **options)
+
+
+def test_progress_is_told_dataset_by_dataset(tmp_path):
+    job = make_job(tmp_path)
+    task_data.run(job)
+    events = list(read_events(job.events))
+    assert last_by_step(iter(events), "step") == {
+        1: {"examples": 92.0},
+        2: {"examples": 80.0},
+        3: {"examples": 80.0},
+    }
+    assert [e["text"] for e in events if e["kind"] == "message"][1] == (
+        "spelling: 60 examples to train on, 20 to test with"
+    )

@@ -1,0 +1,88 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nanochat_core.server.text import AnswerText, StopStrings, TextPiece
+from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+
+CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
+    TOKENIZER.special(f"<|{name}|>")
+    for name in ("python_start", "python_end", "output_start", "output_end", "assistant_end")
+)
+
+
+def pieces_of(tokens) -> list[TextPiece]:
+    answer = AnswerText(TOKENIZER)
+    return [*itertools.chain.from_iterable(map(answer.take, tokens)), *answer.end()]
+
+
+def shown(pieces) -> str:
+    assert all(piece.kind == "text" for piece in pieces)
+    return "".join(piece.text for piece in pieces)
+
+
+def test_letters_of_several_tokens_come_whole():
+    letters = "\u00e9\ufffd\u20ac\U0001f600"  # 2, 3, 3 and 4 bytes
+    assert [piece.text for piece in pieces_of(letters.encode())] == list(letters)
+
+
+@given(st.binary())
+def test_any_bytes_are_shown_as_python_decodes_them(data: bytes):
+    assert shown(pieces_of(data)) == data.decode("utf-8", "replace")
+
+
+@given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1)))
+def test_any_tokens_are_some_text(tokens):
+    for piece in pieces_of(tokens):
+        assert piece.text.isprintable() or piece.text
+        piece.text.encode()
+
+
+def test_half_a_letter_before_the_end_is_a_replacement_character():
+    assert [p.text for p in pieces_of([*b"a\xe2\x82", ANSWER_END])] == ["a", "\ufffd"]
+
+
+def test_a_call_and_its_result_are_no_text():
+    tokens = [*b"a", CALL_START, *b"12*3", CALL_END, RESULT_START, *b"36", RESULT_END, *b"b"]
+    assert pieces_of(tokens) == [
+        TextPiece(kind="text", text="a"),
+        TextPiece(kind="tool_call", text="12*3"),
+        TextPiece(kind="tool_result", text="36"),
+        TextPiece(kind="text", text="b"),
+    ]
+
+
+def test_a_call_that_was_cut_short_is_told():
+    assert pieces_of([CALL_START, *b"12*"]) == [TextPiece(kind="tool_call", text="12*")]
+
+
+@pytest.mark.parametrize(
+    ("stops", "shown"),
+    [
+        ([], "one two three"),
+        (["two"], "one "),
+        (["three", "two"], "one "),
+        (["twofold", "tw"], "one "),
+        (["threefold"], "one two three"),
+        (["e two"], "on"),
+        (["one"], ""),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_text_ends_before_the_first_stop_string(stops, shown, size):
+    text = "one two three"
+    stop = StopStrings(stops)
+    parts = [stop.take(text[i : i + size]) for i in range(0, len(text), size)]
+    assert "".join([*parts, stop.end()]) == shown
+    assert stop.found == (shown != text)
+
+
+@given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_no_stop_string_is_ever_shown(text, stops):
+    stop = StopStrings(stops)
+    seen = "".join([*map(stop.take, text), stop.end()])
+    assert text.startswith(seen)
+    assert not any(s in seen for s in stops)
+    assert stop.found or seen == text

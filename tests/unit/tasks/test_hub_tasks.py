@@ -1,0 +1,176 @@
+import json
+
+import pytest
+
+from tasks import arc, gsm8k, mmlu, registry, smoltalk
+from tasks.base import TaskError, check_conversation, text_of
+from tests.support.tasks.peer import parquet_of, run_peer
+from tests.support.tasks.rows import ROWS, rows_of
+
+QUESTION = {
+    "question": "Which one is a metal?",
+    "subject": "chemistry",
+    "choices": ["iron", "wood", "glass", "wool"],
+    "answer": 0,
+}
+SCIENCE = {
+    "id": "x",
+    "question": "What do plants need?",
+    "choices": {"text": ["light", "stone", "salt"], "label": ["1", "2", "3"]},
+    "answerKey": "1",
+}
+TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+
+
+def told(conversation):
+    return [(m["role"], text_of(m["content"])) for m in conversation["messages"]]
+
+
+def in_any_order(conversations):
+    return sorted(json.dumps(conversation, sort_keys=True) for conversation in conversations)
+
+
+def test_a_choice_is_put_with_its_letter_behind_it():
+    conversation = mmlu.convert(QUESTION)
+    assert told(conversation) == [
+        (
+            "user",
+            "Multiple Choice question: Which one is a metal?\n"
+            "- iron=A\n- wood=B\n- glass=C\n- wool=D\n"
+            "\nRespond only with the letter of the correct answer.",
+        ),
+        ("assistant", "A"),
+    ]
+    assert conversation["letters"] == ["A", "B", "C", "D"]
+    assert conversation["subject"] == "chemistry"
+    assert "- light=1\n- stone=2\n- salt=3\n\n" in told(arc.convert(SCIENCE))[0][1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [("A", True), (" A\n", True), ("B", False), ("AB", False), ("a", False), ("", False)],
+)
+def test_an_answer_is_the_letter_and_nothing_else(answer, right):
+    assert registry.grader_of("mmlu").is_correct(mmlu.convert(QUESTION), answer) == right
+
+
+def test_a_solution_has_its_calls_as_parts():
+    row = {"question": "?", "answer": "12/60 = $<<12/60=0.2>>0.2\n<<1+1=2>><<3>>\n#### 10"}
+    content = gsm8k.convert(row)["messages"][1]["content"]
+    assert [(part["type"], part["text"]) for part in content] == [
+        ("text", "12/60 = $"),
+        ("python", "12/60"),
+        ("python_output", "0.2"),
+        ("text", "0.2\n"),
+        ("python", "1+1"),
+        ("python_output", "2"),
+        ("text", ""),
+        ("python", "3"),
+        ("python_output", ""),
+        ("text", "\n#### 10"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("truth", "answer", "right"),
+    [
+        ("72", "so <<48+24=72>>72\n#### 72", True),
+        ("72", "#### 72 apples", True),
+        ("72", "#### 72.", False),
+        ("72", "#### 72.0", False),
+        ("72", "#### 7", False),
+        ("72", "#### 71\n#### 72", False),  # the first one counts
+        ("72", "72", False),
+        ("72", "", False),
+        ("-3", "#### -3", True),
+        ("-3", "#### 3", False),
+        ("1,234", "#### 1234", True),
+        ("1234", "#### 1,2,34", True),
+        ("0.5", "#### .5", False),
+    ],
+)
+def test_a_number_is_right_when_it_is_written_alike_but_for_commas(truth, answer, right):
+    conversation = gsm8k.convert({"question": "?", "answer": f"<<1+1=2>>\n#### {truth}"})
+    assert registry.grader_of("gsm8k").is_correct(conversation, answer) == right
+
+
+def test_where_the_truth_has_no_number_no_answer_is_right():
+    conversation = gsm8k.convert({"question": "?", "answer": "nobody knows"})
+    assert not registry.grader_of("gsm8k").is_correct(conversation, "nor do I")
+
+
+def test_a_talk_keeps_its_messages_and_nothing_else():
+    system = {"role": "system", "content": "Be brief."}
+    assert smoltalk.convert({"messages": [system, *TALK], "source": "x"}) == {
+        "messages": [system, *TALK]
+    }
+    assert smoltalk.convert({"messages": [*TALK, TALK[0]]}) == {"messages": [*TALK, TALK[0]]}
+
+
+@pytest.mark.parametrize(
+    ("convert", "row", "message"),
+    [
+        (mmlu.convert, {}, "column 'choices' holds nothing, expected a list of texts"),
+        (mmlu.convert, {**QUESTION, "question": 7}, "column 'question' holds int, expected text"),
+        (mmlu.convert, {**QUESTION, "choices": ["a", None]}, "column 'choices' holds list"),
+        (mmlu.convert, {**QUESTION, "choices": ["a", "b"]}, "2 choices, expected 4"),
+        (mmlu.convert, {**QUESTION, "answer": 4}, "answer is 4, expected 0 to 3"),
+        (mmlu.convert, {**QUESTION, "answer": "A"}, "answer is 'A'"),
+        (arc.convert, {**SCIENCE, "choices": ["a"]}, "column 'choices' holds no texts and labels"),
+        (arc.convert, {**SCIENCE, "answerKey": "A"}, "answer 'A' is none of the letters 1, 2, 3"),
+        (
+            arc.convert,
+            {**SCIENCE, "choices": {"text": ["a"], "label": ["1", "2"]}},
+            "1 choices have 2 letters",
+        ),
+        (gsm8k.convert, {"question": "?"}, "column 'answer' holds nothing"),
+        (smoltalk.convert, {"messages": "hi"}, "column 'messages' holds no list"),
+        (smoltalk.convert, {"messages": ["hi"]}, "a message is str"),
+        (smoltalk.convert, {"messages": []}, "a conversation needs a list"),
+        (smoltalk.convert, {"messages": TALK[:1]}, "the conversation has no answer"),
+        (smoltalk.convert, {"messages": TALK[1:]}, "message 0 is of role 'assistant'"),
+        (smoltalk.convert, {"messages": [{"role": "user"}]}, "message 0: content is NoneType"),
+    ],
+)
+def test_a_row_that_is_no_conversation_is_refused(convert, row, message):
+    with pytest.raises(TaskError, match=message):
+        convert(row)
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_every_row_is_a_conversation_whose_own_answer_is_right(name):
+    task = registry.task_named(name)
+    for row in rows_of(name, 300):
+        conversation = task.convert(row)
+        check_conversation(conversation)
+        assert json.loads(json.dumps(conversation)) == conversation
+        if registry.is_gradable(name) and name != "humaneval":  # tests of its own run programs
+            answer = text_of(conversation["messages"][-1]["content"])
+            assert registry.grader_of(name).is_correct(conversation, answer)
+
+
+NUMBERS = ("72", "-3", "1,234,567", "1234567", "0.5", ".5", "12.", "12", "7,000", "7000.", "-", "x")
+ANSWERS = {
+    "gsm8k": (
+        *(f"#### {number}" for number in NUMBERS),
+        *(f"so <<1+1=2>>2\n#### {number} apples" for number in NUMBERS),
+        *("", "####72", "72", "### 72", "#### 72\n#### 12", "####  72"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_conversations_and_verdicts_are_nanochats(name, tmp_path):
+    split = {"mmlu": "auxiliary_train", "humaneval": "test"}.get(name, "train")
+    rows = rows_of(name, 200, seed=1)
+    answers = ANSWERS.get(name, ())
+    theirs, verdicts = run_peer(name, [parquet_of(rows)], tmp_path, split=split, answers=answers)
+    ours = [registry.task_named(name).convert(row) for row in rows]
+    assert in_any_order(ours) == in_any_order(theirs)
+    tried = [answers or c.get("letters", ()) for c in theirs]
+    graded = [
+        [registry.grader_of(name).is_correct(c, a) for a in tried[i]] for i, c in enumerate(theirs)
+    ]
+    assert graded == verdicts
+    if name not in ("smoltalk", "humaneval"):  # one has no grading, the other tests of its own
+        assert {v for line in verdicts for v in line} == {True, False}

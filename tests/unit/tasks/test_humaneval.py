@@ -1,0 +1,79 @@
+"""HumanEval's rows, and the programs that answers are."""
+
+import pytest
+
+from tasks import humaneval, registry
+from tasks.base import TaskError, check_conversation
+from tasks.sandbox import humaneval_grader
+from tests.support.tasks.humaneval_row import ROW
+
+
+def test_a_row_is_a_question_and_the_whole_function_as_its_answer():
+    conversation = humaneval.convert(ROW)
+    check_conversation(conversation)
+    assert [m["content"] for m in conversation["messages"]] == [
+        ROW["prompt"],
+        f"{ROW['prompt']}\n{ROW['canonical_solution']}",
+    ]
+    assert (conversation["entry_point"], conversation["test"]) == ("roots", ROW["test"])
+
+
+@pytest.mark.parametrize("column", ["prompt", "canonical_solution", "test", "entry_point"])
+def test_a_row_without_a_column_is_refused(column):
+    with pytest.raises(TaskError, match=f"column '{column}' holds nothing, expected text"):
+        humaneval.convert({**ROW, column: None})
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        ("x = 1", "x = 1"),
+        ("\n x = 1 \n", "x = 1"),
+        ("Here:\n```python\nx = 1\n```\nand\n```python\ny = 2\n```", "x = 1"),
+        ("```\nx = 1\n```", "x = 1"),
+        ("```python  \n\nx = 1\n\n```", "x = 1"),
+        ("```python\nx = 1", "```python\nx = 1"),
+        ("``` js\nx\n```", "``` js\nx\n```"),
+        ("", ""),
+    ],
+)
+def test_the_program_is_the_first_block_or_the_whole_answer(answer, code):
+    assert humaneval_grader.code_of(answer) == code
+
+
+@pytest.mark.parametrize(
+    ("prompt", "imports"),
+    [
+        ("import a\nfrom b import c\n\ndef f():\n    import d\n", "import a\nfrom b import c"),
+        ("# why\n\n  import a\ndef f(): pass\nimport b\n", "import a"),
+        ("def f(): pass\nimport b\n", ""),
+    ],
+)
+def test_a_prompts_first_imports_go_before_the_program(prompt, imports):
+    conversation = {**humaneval.convert(ROW), "messages": [{"role": "user", "content": prompt}]}
+    assert humaneval_grader.program_of(conversation, "x = 1") == f"{imports}\n\nx = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "test", "needed"),
+    [
+        ("def f(x):\n    '''f'''\n", "def check(g): assert g(1)", False),
+        ("from typing import List\ndef f(x: List):\n    pass\n", "def check(g): g(1)", False),
+        ("import math\ndef f(x):\n    pass\n", "def check(g): assert g(math.pi)", True),
+        ("from math import *\ndef f(x):\n    pass\n", "def check(g): assert g(pi)", True),
+        ("import os.path as p\ndef f(x):\n    pass\n", "def check(g): p.join(g)", True),
+        ("def h(x): return x\ndef f(x):\n    pass\n", "def check(g): assert g(h(1))", True),
+        ("N = 3\ndef f(x):\n    pass\n", "def check(g): assert g(1) == N", True),
+        ("class A: pass\ndef f(x):\n    pass\n", "def check(g): assert g(A)", True),
+        ("def f(x):\n    pass\n", "def check(g): assert f is g", False),  # the tester's own
+    ],
+)
+def test_a_prompt_runs_before_its_test_when_that_uses_something_of_it(prompt, test, needed):
+    conversation = {**humaneval.convert(ROW), "test": test, "entry_point": "f"}
+    conversation["messages"] = [{"role": "user", "content": prompt}]
+    assert humaneval_grader.check_of(conversation).setup == (prompt if needed else "")
+
+
+def test_there_are_only_examples_for_testing():
+    assert humaneval.TASK.dataset.files.keys() == {"test"}
+    assert registry.is_gradable("humaneval")
