@@ -1,6 +1,6 @@
 """A run over a network that breaks: a few faults of each kind. tests/campaigns has thousands."""
 
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
@@ -8,13 +8,14 @@ from unittest import mock
 import pytest
 
 from flows.identity.manifest import File
-from infra.storage.base import OnBytes, ignore_bytes
+from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.s3.errors import RetryPolicy
 from tests.support.infra.storage.s3_server import S3Server
 from tests.support.reliability import fault_pipeline
 from tests.support.reliability.fault_pipeline import (
     Pipeline,
     TriedStore,
+    find_partial,
     open_pipeline,
 )
 from tests.support.reliability.fault_proxy import Fault
@@ -81,7 +82,9 @@ def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> 
 
 
 class ManifestFirst(TriedStore):
-    """Says that files are stored when they are not yet: until a moment after the manifest."""
+    """Stores the files of an artifact only when a reader has seen its manifest."""
+
+    looked = threading.Event()  # each time a reader has looked at everything
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -92,14 +95,23 @@ class ManifestFirst(TriedStore):
         """See Store."""
         is_ours = super().put_if_absent(key, data)
         if key.endswith("/manifest.json"):
-            time.sleep(0.1)
+            for _ in range(2):  # the first look may have begun before the manifest was there
+                self.looked.clear()
+                assert self.looked.wait(60)
             for late, content in self.late.items():
                 self.put(late, content)
             self.late = {}
         return is_ours
 
 
+def _look(store: Store) -> list[str]:
+    partial = find_partial(store)
+    ManifestFirst.looked.set()
+    return partial
+
+
 def test_a_reader_sees_manifests_that_come_before_their_files(pipeline: Pipeline) -> None:
-    outcome = pipeline.run(watched=True, kind=ManifestFirst)
+    with mock.patch.object(fault_pipeline, "find_partial", _look):
+        outcome = pipeline.run(watched=True, kind=ManifestFirst)
     assert outcome.ended == "same"
     assert outcome.partial
