@@ -1,6 +1,7 @@
 """What every file of the repository keeps to."""
 
 import ast
+import fnmatch
 import functools
 import re
 from collections import Counter
@@ -45,6 +46,13 @@ def test_no_python_file_is_too_long() -> None:
         named(path): len(path.read_text().splitlines()) for path in python_files(*OURS, "tests")
     }
     assert {name: count for name, count in lines.items() if count > MAX_LINES} == {}
+
+
+def test_pytest_skips_no_directory_with_tests(pytestconfig: pytest.Config) -> None:
+    """By itself it skips some, as those named `build` or `dist`."""
+    skipped = pytestconfig.getini("norecursedirs")
+    folders = [folder.name for folder in (ROOT / "tests").rglob("*") if folder.is_dir()]
+    assert [name for pattern in skipped for name in fnmatch.filter(folders, pattern)] == []
 
 
 def test_packages_have_no_code_of_their_own() -> None:

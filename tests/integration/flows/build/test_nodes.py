@@ -1,7 +1,8 @@
-"""Nodes that build one stage together, in processes of their own."""
+"""Nodes that build one stage together: they meet, lose each other and resume."""
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -12,8 +13,8 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
-from flows.build import coordinator
-from flows.build.build import BuildContext, Built
+from flows.build import coordinator, nodes
+from flows.build.build import BuildContext, Built, build
 from flows.build.coordinator import NodeLost
 from flows.build.messages import (
     MessagePrefix,
@@ -24,10 +25,11 @@ from flows.build.messages import (
     publish_status,
 )
 from flows.build.nodes import build_share
-from flows.build.retry import is_retryable
+from flows.build.retry import TransientStageError, is_retryable
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
+from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError, StageError
 
@@ -271,3 +273,101 @@ def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[Build
         build_share(stage, contexts[1], {}, node=1, force=False)
     with pytest.raises(ConfigError, match="node 2 is not one of 2 nodes"):
         build_share(stage, contexts[1], {}, node=2, force=False)
+
+
+def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
+    toys: Any,
+    stage: Stage,
+    contexts: list[BuildContext],
+    pool: ThreadPoolExecutor,
+    monkeypatch: Any,
+) -> None:
+    def is_full(*args: Any, **kwargs: Any) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("flows.artifacts.checkpoints.restore_step", is_full)
+    other = start(pool, stage, contexts[1], 1)
+    with pytest.raises(NodeLost, match=r"OSError: the disk is full \(on node 1") as caught:
+        start(pool, stage, contexts[0], 0).result(60)
+    assert not is_retryable(caught.value)
+    with pytest.raises(OSError, match="the disk is full"):
+        other.result(60)
+
+
+def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
+    place, call = heard_call(contexts[1], first)
+    said = replace(SAID, epoch=call.epoch, state="coming")
+    publish_status(place, said)
+    began = time.monotonic()
+    with pytest.raises(NodeLost, match="node 1 did not come"):
+        first.result(60)
+    assert time.monotonic() - began > 6.0  # half of a lease after it was heard
+
+
+def test_nodes_that_do_not_come_are_named(stage: Stage, contexts: list[BuildContext]) -> None:
+    context = replace(contexts[0], terms=replace(QUICK, meet=0.3))
+    with pytest.raises(NodeLost, match=r"needs 2 nodes: node 1 did not come within 0.3 s"):
+        build_share(stage, context, {}, node=0, force=False)
+
+
+def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, contexts: list[BuildContext]) -> None:
+    context = replace(contexts[1], terms=replace(QUICK, ttl=0.2, meet=0.3))
+    with pytest.raises(TransientStageError, match="node 1 heard nothing of node 0"):
+        build_share(stage, context, {}, node=1, force=False)
+
+
+def test_nodes_that_wait_are_stopped(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    waiting = [
+        start(pool, stage, context, node) for node, context in ((1, contexts[1]), (0, contexts[0]))
+    ]
+    for context in contexts:
+        context.stop.set()
+    for future in waiting:
+        with pytest.raises(StageInterrupted):
+            future.result(60)
+
+
+def test_nodes_that_were_started_for_different_numbers_refuse(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, meet=3.0)), 0)
+    placement = replace(contexts[1].placement, nodes=3)
+    with pytest.raises(ConfigError, match=r"calls 2 nodes with 1 processes, this one was .* 3"):
+        build_share(stage, replace(contexts[1], placement=placement), {}, node=1, force=False)
+    with pytest.raises(StageError, match=r"calls 2 nodes .* \(on node 1") as heard:
+        first.result()
+    assert not is_retryable(heard.value)
+    assert heard.value.hint == "give all nodes the same --nodes and --gpus"
+
+
+def test_two_nodes_in_one_home_are_told_apart(
+    stage: Stage,
+    contexts: list[BuildContext],
+    pool: ThreadPoolExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", 0.5)
+    first = start(pool, stage, contexts[0], 0)
+    place = MessagePrefix(
+        store=contexts[0].store, ref=ArtifactRef("train", _fingerprint(contexts[0]))
+    )
+    while find_start(place, ttl=60.0)[0] is None:
+        place = replace(place, ref=ArtifactRef("train", _fingerprint(contexts[0])))
+    with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
+        build_share(stage, contexts[0], {}, node=1, force=False)
+    assert "a home of its own" in (caught.value.hint or "")
+    contexts[0].stop.set()
+    with pytest.raises(StageInterrupted):
+        first.result()
+
+
+def test_a_store_in_the_home_of_one_is_refused(stage: Stage, toys: Any) -> None:
+    context = toys.context()
+    context = replace(context, placement=replace(context.placement, nodes=2))
+    with pytest.raises(ConfigError, match="needs a store that all of them reach"):
+        build(stage, context, {}, force=False)

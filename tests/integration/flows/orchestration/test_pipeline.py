@@ -19,8 +19,8 @@ from flows.artifacts.runs import find_run, new_run_id
 from flows.run_request import RunRequest, options_of
 from infra.prefect.records import Server
 from tests.support.flows.house import make_run
+from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.pools import client, set_state
-from tests.unit.flows.build.test_outage import TERMS, Outage
 
 pytestmark = pytest.mark.prefect
 

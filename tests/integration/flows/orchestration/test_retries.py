@@ -19,7 +19,7 @@ from tests.integration.flows.orchestration.test_dispatch import RefusingStore
 from tests.integration.flows.orchestration.test_one_stage import FRAGILE
 from tests.integration.flows.orchestration.test_pipeline import run_toys, task_runs
 from tests.support.flows.house import make_run
-from tests.unit.flows.build.test_outage import Outage
+from tests.support.flows.outage import Outage
 
 __all__ = ["run_toys"]
 

@@ -13,8 +13,8 @@ from flows.plan.starts import Starts, read_starts
 from flows.stages import PRETRAIN, ROWS
 from infra.storage.base import StoreUnavailable
 from tests.support.flows.house import make_run
+from tests.support.flows.outage import Outage
 from tests.support.reliability.memory_store import MemoryStore
-from tests.unit.flows.build.test_outage import Outage
 
 FINGERPRINT = "ab" * 32
 

@@ -12,20 +12,12 @@ from flows.artifacts.publish import find_manifest
 from flows.build.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
-from flows.leases.held_lease import LeaseTimings
 from flows.leases.lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import StoreUnavailable
 from infra.storage.open import open_store
 from tests.support.flows.claims import claim
+from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.waiting import wait_until
-
-TERMS = LeaseTimings(ttl=0.3, beat=0.05, look=0.05, longest_look=0.1, say=0.2)
-OUTAGE = 5 * TERMS.ttl  # seconds
-_VERBS = {
-    *("put", "put_if_absent", "put_if_same", "get", "get_stored"),
-    *("head", "list", "delete", "upload", "fetch"),
-}
 
 # Takes longer than the outage. Notes every step that it does in a file beside the homes.
 TRAIN = """
@@ -61,33 +53,6 @@ def run(job):
     (job.output / "value.txt").write_text("+".join([*values, "trained"]))
     return {}
 """
-
-
-class Outage:
-    """A store that answers nothing for a while, from the first request of a kind on."""
-
-    def __init__(
-        self, store: Any, verb: str, part: str, *, data: bytes = b"", seconds: float = OUTAGE
-    ) -> None:
-        self._store = store
-        self._verb, self._part, self._data = verb, part, data  # of the request that begins it
-        self._seconds = seconds
-        self.until: float | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        if name not in _VERBS:
-            return found
-
-        def ask(key: str, *words: Any, **options: Any) -> Any:
-            is_first = name == self._verb and self._part in key
-            if self.until is None and is_first and (not self._data or self._data in words[0]):
-                self.until = time.monotonic() + self._seconds
-            if self.until is not None and time.monotonic() < self.until:
-                raise StoreUnavailable("no answer in time")
-            return found(key, *words, **options)
-
-        return ask
 
 
 def context_of(toys: Any, home: str = "home", **store: Any) -> BuildContext:
