@@ -283,7 +283,7 @@ def make_placement(
     gpus = min(count_gpus(), pace.max_gpus) if gpus is None else gpus
     resources = Resources(
         device=device_for(gpus),
-        threads=count_threads(),
+        threads=max(1, count_threads() // max(1, gpus)),  # of each of a machine's processes
         device_batch_size=pace.device_batch_size,
         save_every_seconds=pace.save_every_seconds,
         eval_every_steps=pace.eval_every_steps,

@@ -38,6 +38,8 @@ CPU_POOL = "cpu"
 POOL_NAME = r"[^/%&><\s]{1,100}"  # Prefect's own rule, and no spaces
 ONE_STAGE = "one-stage"  # the flow of flows/orchestration/one_stage.py
 
+_AMD_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
 # The smallest allowed value of each numeric setting.
 _LEAST = {
     "threads": 1,
@@ -223,9 +225,26 @@ def default_cache_limit() -> int:
     return int(gigabytes * 1e9)
 
 
-def count_gpus() -> int:
-    """Return the number of NVIDIA devices, without loading torch or a driver library."""
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+def count_gpus(root: Path = Path("/")) -> int:
+    """Return the number of NVIDIA or AMD GPUs that this process may use, without loading torch.
+
+    Slurm and other schedulers share a machine by CUDA_VISIBLE_DEVICES (AMD: also
+    HIP_VISIBLE_DEVICES), in which an empty or negative entry ends the list, as for CUDA. `root` is
+    the root of the file system.
+    """
+    nvidia = len(list(root.glob("dev/nvidia[0-9]*")))
+    # Each CPU has a node here too, with the number 0.
+    nodes = root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+    amd = sum(node.read_text().strip() not in ("", "0") for node in nodes)
+    variables = ("CUDA_VISIBLE_DEVICES",) if nvidia else _AMD_VISIBLE
+    counts = [_count_visible(os.environ[name]) for name in variables if name in os.environ]
+    return min(nvidia or amd, *counts) if counts else nvidia or amd
+
+
+def _count_visible(devices: str) -> int:
+    """Return how many devices a value of CUDA_VISIBLE_DEVICES names: numbers or UUIDs."""
+    names = [name.strip() for name in devices.split(",")]
+    return next((i for i, name in enumerate(names) if not name or name[0] == "-"), len(names))
 
 
 def count_threads() -> int:

@@ -22,6 +22,7 @@ from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.sequences import RequestHandle, Stats
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.hardware.device import use_device
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -287,6 +288,7 @@ class Engine:
 
     def _serve(self) -> None:
         try:
+            use_device(self.model.lm_head.weight.device)
             while not self._stopped.is_set():
                 if not self._work():
                     self.scheduler.wait(LISTEN_SECONDS)

@@ -31,7 +31,8 @@ from nanochat_core.engine.requests import LogProbs, SamplingParams
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-_UNIFORM_BITS = 23  # so that uniform * total stays below total in fp32
+_UNIFORM_BITS = 23
+_UNIFORM_STEPS = 1 << _UNIFORM_BITS
 
 GREEDY = SamplingParams(temperature=0.0)
 TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divide or exclude all
@@ -51,7 +52,7 @@ def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
     """Return each row's number in [0, 1) for the token at `positions`. All (B,); fp32 result."""
     # The upper bits, which are the best mixed. The product is exact: 23 bits fit fp32's mantissa.
     bits = _mix(keys + (positions + 1) * _GOLDEN)
-    return _shift(bits, 64 - _UNIFORM_BITS).float() * 2.0**-_UNIFORM_BITS
+    return _shift(bits, 64 - _UNIFORM_BITS).float() / _UNIFORM_STEPS
 
 
 def sample(
@@ -310,9 +311,9 @@ def _penalised(logits: Tensor, seen: Tensor, penalty: float | Tensor) -> Tensor:
 
 def _leading(weights: Tensor, top_p: float | Tensor) -> Tensor:
     """Return a mask (B, K) of the sorted weights that are needed to reach the share top_p."""
-    cumulative = weights.cumsum(dim=-1)
+    cumulative = _cumulative(weights)
     # Shifted by one: the weight with which the sum crosses the share is still needed.
-    return F.pad(cumulative[:, :-1], (1, 0)) < top_p * cumulative[:, -1:]
+    return F.pad(cumulative[:, :-1], (1, 0)).float() < top_p * cumulative[:, -1:].float()
 
 
 def _choose(weights: Tensor, numbers: Tensor) -> Tensor:
@@ -320,11 +321,22 @@ def _choose(weights: Tensor, numbers: Tensor) -> Tensor:
 
     Inverse transform sampling; never returns the index of a weight of 0.
     """
-    cumulative = weights.cumsum(dim=-1)
-    threshold = numbers[:, None] * cumulative[:, -1:]
+    cumulative = _cumulative(weights)
+    number, total = (numbers[:, None] * _UNIFORM_STEPS).long(), cumulative[:, -1:]
+    # number x total / 2^23, exactly: the product alone would not fit 64 bits.
+    high, low = total >> _UNIFORM_BITS, total & (_UNIFORM_STEPS - 1)
+    threshold = high * number + (low * number >> _UNIFORM_BITS)
     # right=True: a threshold equal to a sum passes over the weights of 0 that end there.
     choice = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
     return choice.clamp_(max=weights.size(-1) - 1)
+
+
+def _cumulative(weights: Tensor) -> Tensor:
+    """Return the sums of the weights (B, K), at most 1 each, up to each one, in units of 2^-31.
+
+    int64: exact in whatever order a device adds, as deterministic algorithms require.
+    """
+    return (weights * 2.0**31).long().cumsum(dim=-1)
 
 
 def _finite(logits: Tensor) -> Tensor:

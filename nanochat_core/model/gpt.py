@@ -175,6 +175,9 @@ class GPT(nn.Module):
 
         The first pass of a shape takes up to minutes. Decoding is not compiled.
         """
+        # The table first: one made while the pass is traced would be a change of what was traced,
+        # and the second pass would compile again.
+        self._rotary_table(self.config.sequence_len, self.lm_head.weight.device)
         self._compiled = torch.compile(self._trunk, dynamic=False)
 
     @torch.no_grad()

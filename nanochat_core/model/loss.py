@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, quantise, weight_gradient
+from nanochat_core.model.fp8 import E4M3, E5M2, MULTIPLE, Quantised, quantise, weight_gradient
 from nanochat_core.runtime.hardware.compile import fused
 
 # A CPU processes a block of rows in chunks of columns that fit its cache, as several operations
@@ -134,7 +134,10 @@ class _Head:
             return
         values, unit = quantise(grad, E5M2)
         into_rows.add_(self.quantised.input_gradient(values, unit))
-        into_weight.add_(weight_gradient(values, unit, *quantise(rows, E4M3)))
+        if len(rows) % MULTIPLE:  # the weight's gradient is a sum over the rows
+            _add_product(into_weight, grad.T, rows)
+        else:
+            into_weight.add_(weight_gradient(values, unit, *quantise(rows, E4M3)))
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:

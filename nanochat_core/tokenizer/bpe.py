@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import rustbpe
 import tiktoken
 
 from nanochat_core.errors import DataError, ModelError
@@ -98,6 +97,8 @@ class Tokenizer:
 
         Raises DataError if the text has too few different words for that many tokens.
         """
+        import rustbpe  # only to learn a vocabulary: a machine that trains on tokens needs none
+
         learnt = rustbpe.Tokenizer()  # pyright: ignore[reportAttributeAccessIssue] - compiled
         num_ordinary = vocab_size - len(SPECIAL_TOKENS)
         if num_ordinary < 256:

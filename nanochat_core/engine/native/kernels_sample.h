@@ -21,6 +21,7 @@ struct Candidate {
 
 struct SamplingSpace {
   std::vector<float> peaks, order;
+  std::vector<int64_t> sums;
   std::vector<Candidate> candidates;
 };
 
@@ -34,8 +35,9 @@ static inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-static inline float uniform(uint64_t key, uint64_t position) {
-  return static_cast<float>(mix(key + (position + 1) * GOLDEN) >> 41) * 0x1p-23f;
+// The row's number for the token at `position`, in units of 2^-23.
+static inline int64_t uniform(uint64_t key, uint64_t position) {
+  return static_cast<int64_t>(mix(key + (position + 1) * GOLDEN) >> 41);
 }
 
 static inline float softcap(float x, float cap) {
@@ -46,7 +48,7 @@ static inline float exponential(float x) {
   return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x)));
 }
 
-static inline float number(float x) {
+static inline float finite(float x) {
   return x == x ? x : -std::numeric_limits<float>::infinity();
 }
 
@@ -69,7 +71,7 @@ static void collect(const float* logits, int vocab, float least, SamplingSpace& 
       unsigned mask = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GE_OQ);
       for (; mask; mask &= mask - 1) {
         const int token = at + __builtin_ctz(mask);
-        if (token < vocab) space.candidates.push_back({number(logits[token]), token});
+        if (token < vocab) space.candidates.push_back({finite(logits[token]), token});
       }
     }
   }
@@ -117,9 +119,25 @@ static void likeliest(const float* logits, int vocab, int k, float cap, Sampling
                     });
 }
 
+// Weights are counted in units of 2^-31, so that sums are exact in any order; a NaN counts as 0.
+static inline int64_t units(float weight) {
+  return weight > 0.0f ? static_cast<int64_t>(weight * 0x1p31f) : 0;
+}
+
+static inline __m512i units8(__m256 weights) {
+  const __m256 numbers = _mm256_max_ps(weights, _mm256_setzero_ps());  // of a NaN the second
+  return _mm512_cvttps_epi64(_mm256_mul_ps(numbers, _mm256_set1_ps(0x1p31f)));
+}
+
+// number x total / 2^23, rounded down; the product alone would not fit 64 bits.
+static inline int64_t share(int64_t number, int64_t total) {
+  return (total >> 23) * number + ((total & 0x7FFFFF) * number >> 23);
+}
+
 // A token in proportion to its weight, tokens in their order: the first whose cumulative weight is
-// above u x all. Sums are kept in double and compared in float, as torch's cumsum does.
-static int sample_from_all(const float* logits, int vocab, const SamplingRule& rule, float cap, float u) {
+// above the row's number x all.
+static int sample_from_all(const float* logits, int vocab, const SamplingRule& rule, float cap,
+                           int64_t number) {
   const auto capped = [&](int at) {
     const __m512 x = logits16(logits, at, vocab);
     return cap > 0.0f ? softcap16(x, cap) : x;
@@ -134,49 +152,44 @@ static int sample_from_all(const float* logits, int vocab, const SamplingRule& r
     const int left = vocab - at;
     return left >= 16 ? w : _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << left) - 1), w);
   };
-  double total = 0.0;
-  thread_local std::vector<double> before;  // the cumulative weight before each 16 tokens
+  int64_t total = 0;
+  thread_local std::vector<int64_t> before;  // the cumulative weight before each 16 tokens
   before.clear();
   for (int at = 0; at < vocab; at += 16) {
     before.push_back(total);
     const __m512 w = weigh(at);
-    total += _mm512_reduce_add_pd(_mm512_add_pd(_mm512_cvtps_pd(_mm512_castps512_ps256(w)),
-                                                _mm512_cvtps_pd(_mm512_extractf32x8_ps(w, 1))));
+    total += _mm512_reduce_add_epi64(_mm512_add_epi64(units8(_mm512_castps512_ps256(w)),
+                                                      units8(_mm512_extractf32x8_ps(w, 1))));
   }
-  const float threshold = u * static_cast<float>(total);
-  const auto above = [](float t, double b) { return t < static_cast<float>(b); };
-  const auto after = std::upper_bound(before.begin(), before.end(), threshold, above);
+  const int64_t threshold = share(number, total);
+  const auto after = std::upper_bound(before.begin(), before.end(), threshold);
   const size_t group = after - before.begin() - 1;  // the last to begin at or below the threshold
   alignas(64) float weights[16];
   _mm512_store_ps(weights, weigh(static_cast<int>(group) * 16));
-  double sum = before[group];
-  int last = 0;
-  for (int i = 0; i < 16; ++i) {
-    sum += weights[i];
-    if (weights[i] > 0.0f) last = i;
-    if (static_cast<float>(sum) > threshold) return static_cast<int>(group) * 16 + i;
-  }
-  return static_cast<int>(group) * 16 + last;
+  int64_t sum = before[group];
+  int i = 0;
+  while (i < 15 && (sum += units(weights[i])) <= threshold) ++i;
+  return std::min(static_cast<int>(group) * 16 + i, vocab - 1);  // that if all weights are 0
 }
 
 // The token that comes at `position`. A cap of 0: the logits are capped already.
 static int sample(const float* logits, int vocab, const SamplingRule& rule, int position, float cap,
                 SamplingSpace& space) {
-  const float u = uniform(static_cast<uint64_t>(rule.key), static_cast<uint64_t>(position));
+  const int64_t number =
+      uniform(static_cast<uint64_t>(rule.key), static_cast<uint64_t>(position));
   const bool greedy = rule.temperature == 0.0f;
   if (!greedy && (rule.top_k <= 0 || rule.top_k >= vocab))
-    return sample_from_all(logits, vocab, rule, cap, u);
+    return sample_from_all(logits, vocab, rule, cap, number);
   const int k = greedy ? 1 : rule.top_k;
   likeliest(logits, vocab, k, cap, space);
   if (greedy) return space.candidates[0].token;
-  double sum = 0.0;
-  space.order.clear();
+  int64_t sum = 0;
+  space.sums.clear();
   for (int i = 0; i < k; ++i) {
-    sum += exponential((space.candidates[i].logit - space.candidates[0].logit) / rule.temperature);
-    space.order.push_back(static_cast<float>(sum));
+    const float below = space.candidates[i].logit - space.candidates[0].logit;
+    space.sums.push_back(sum += units(exponential(below / rule.temperature)));
   }
-  const float threshold = u * space.order[k - 1];
-  for (int i = 0; i < k; ++i)
-    if (space.order[i] > threshold) return space.candidates[i].token;
-  return space.candidates[0].token;
+  const int64_t threshold = share(number, sum);
+  const auto chosen = std::upper_bound(space.sums.begin(), space.sums.end(), threshold);
+  return space.candidates[std::min<int64_t>(chosen - space.sums.begin(), k - 1)].token;
 }

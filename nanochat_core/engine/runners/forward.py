@@ -37,11 +37,11 @@ def forward(
     eps, last = weights.numerics.norm_eps, weights.config.depth - 1
     x = _embed(weights, tokens, prev_tokens)
     rotary = weights.rotary[positions]
-    first = None if weights.first is None else weights.first * x  # (depth, N, C)
+    first = None if weights.first is None else weights.first * x  # (depth, N, C) fp32
     middle = x
     for layer, block in enumerate(weights.layers):
         if first is not None and weights.resid is not None:
-            x = torch.addcmul(first[layer], x, weights.resid[layer])
+            x = torch.addcmul(first[layer], x, weights.resid[layer]).to(x.dtype)
         q, k, v = _queries(weights, block, _norm(x, eps), tokens, rotary)
         mixed = attention_fn(layer, q, k, v)
         # Only the last layer can be cut down to the wanted tokens: until there every token's keys

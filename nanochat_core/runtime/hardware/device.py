@@ -39,6 +39,16 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     return torch.device("cuda", local_rank)
 
 
+def use_device(device: torch.device) -> None:
+    """Make a GPU the current device of this thread; each thread begins with the first GPU.
+
+    What a thread starts without naming a device (pinned memory, events, CUDA graphs) is the current
+    device's, and makes a context of 0.5 GB there.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def _keep_freed_memory() -> None:
     """Make glibc's malloc keep freed memory instead of returning it to the system.
 

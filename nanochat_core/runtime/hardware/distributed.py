@@ -11,6 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Before torch 2.13 they have other names, which it deprecates.
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 # Longer than the launcher's `hang_seconds` (runtime/heartbeat.py), which can name the rank that
 # hangs; a collective's timeout cannot.
 PATIENCE = datetime.timedelta(hours=1)
@@ -48,13 +51,13 @@ class World:
         if self.size == 1:
             return None
         own = tensor.chunk(self.size)[self.rank]
-        return dist.reduce_scatter_single(own, tensor, async_op=True)
+        return _REDUCE_SCATTER(own, tensor, async_op=True)
 
     def start_share(self, tensor: torch.Tensor) -> dist.Work | None:
         """Start an all-gather in place: each rank contributes its equal share of dimension 0."""
         if self.size == 1:
             return None
-        return dist.all_gather_single(tensor, tensor.chunk(self.size)[self.rank], async_op=True)
+        return _ALL_GATHER(tensor, tensor.chunk(self.size)[self.rank], async_op=True)
 
     def any_of(self, *flags: bool) -> list[bool]:
         """Return for each flag whether any rank has set it. Collective.

@@ -59,11 +59,13 @@ def open_engine(spec: Spec) -> "tuple[Engine, ModelFacts]":
     from nanochat_core.engine.engine import Engine
     from nanochat_core.engine.runners.choose import Choice
     from nanochat_core.model.checkpoint import load_model
+    from nanochat_core.runtime.hardware.device import use_device
     from nanochat_core.tokenizer.bpe import Tokenizer
 
     torch.set_num_threads(spec.num_threads)
-    directory = Path(spec.directory)
-    model = load_model(directory, torch.device(spec.device))
+    directory, device = Path(spec.directory), torch.device(spec.device)
+    use_device(device)
+    model = load_model(directory, device)
     tokenizer = Tokenizer.load(directory / "tokenizer")
     tokenizer.check_model(model.config.vocab_size)
     chosen = list[Choice]()

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nanochat_core.job import Job
 from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.hardware.device import use_device
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.hardware.gc_disabled import collect
 from nanochat_core.runtime.heartbeat import HEART
@@ -247,11 +248,17 @@ class Staging:
                     tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda
                 )
             self._buffers[key].copy_(tensor.detach(), non_blocking=True)
-        if not any(tensor.is_cuda for tensor in tensors.values()):
+        device = next((t.device for t in tensors.values() if t.is_cuda), None)
+        if device is None:
             return dict(self._buffers), lambda: None
         event = torch.cuda.Event()
         event.record()
-        return dict(self._buffers), event.synchronize
+
+        def wait() -> None:
+            use_device(device)  # of the thread that waits
+            event.synchronize()
+
+        return dict(self._buffers), wait
 
 
 class _Writing:

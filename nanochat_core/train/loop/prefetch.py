@@ -15,6 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from nanochat_core.runtime.hardware.device import use_device
+
 # step -> arrays of one length; ids are u16, u32 or int64
 Take: TypeAlias = Callable[[int], tuple[npt.NDArray[Any], ...]]
 
@@ -28,7 +30,7 @@ def prefetch(
     step is due.
     """
     lanes = [_Lane(device), _Lane(device)]
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed") as thread:
+    with ThreadPoolExecutor(1, "feed", initializer=use_device, initargs=(device,)) as thread:
         following = thread.submit(lanes[start % 2].load, take, start)
         for step in range(start, stop):
             following.result()

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from flows.profiles import Pace, make_placement
 from infra.placement import (
     SETTINGS,
     Placement,
+    count_gpus,
     default_cache_limit,
     default_sinks,
     with_settings,
@@ -141,6 +143,59 @@ def test_sinks_of_the_environment_stand_between_commas(monkeypatch: pytest.Monke
     with pytest.raises(ConfigError, match=f"^{expected}$") as caught:
         default_sinks()
     assert "trackio or wandb" in str(caught.value.hint)
+
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("nvidia", "amd", "visible", "expected"),
+    [
+        (0, 0, {}, 0),
+        (8, 0, {}, 8),
+        (8, 0, {"CUDA_VISIBLE_DEVICES": "2,5"}, 2),  # a share of a node under Slurm
+        (8, 0, {"CUDA_VISIBLE_DEVICES": "GPU-1b2c, GPU-3d4e"}, 2),
+        (8, 0, {"CUDA_VISIBLE_DEVICES": ""}, 0),
+        (8, 0, {"CUDA_VISIBLE_DEVICES": "-1"}, 0),
+        (8, 0, {"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, 2),
+        (1, 0, {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, 1),  # a process sees one MIG instance
+        (0, 0, {"CUDA_VISIBLE_DEVICES": "0,1"}, 0),  # a login node
+        (8, 0, {"HIP_VISIBLE_DEVICES": "0"}, 8),
+        (0, 4, {}, 4),
+        (0, 4, {"HIP_VISIBLE_DEVICES": "1"}, 1),
+        (0, 4, {"ROCR_VISIBLE_DEVICES": "0,1,2", "HIP_VISIBLE_DEVICES": "0,1"}, 2),
+    ],
+)
+def test_gpus_are_those_that_this_process_may_use(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nvidia: int,
+    amd: int,
+    visible: dict[str, str],
+    expected: int,
+):
+    for name in _VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in visible.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{i}" for i in range(nvidia))):
+        (tmp_path / "dev" / name).touch()
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    for i, number in enumerate([0, 0, *(4000 + i for i in range(amd))]):  # two CPUs first
+        (nodes / str(i)).mkdir(parents=True)
+        (nodes / str(i) / "gpu_id").write_text(f"{number}\n")
+    assert count_gpus(tmp_path) == expected
+
+
+def test_the_processes_of_a_machine_share_its_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("flows.profiles.count_threads", lambda: 16)
+    pace = Pace(device_batch_size=1, save_every_seconds=60, eval_every_steps=0, max_gpus=32)
+    for gpus, threads in ((0, 16), (1, 16), (8, 2), (32, 1)):
+        placement = make_placement(pace, home=tmp_path, gpus=gpus)
+        assert placement.resources.threads == threads
 
 
 @pytest.mark.torch

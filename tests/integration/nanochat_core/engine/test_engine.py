@@ -314,3 +314,17 @@ def test_the_runner_and_its_memory_are_told_before_anything_is_asked(make_model,
     [choice] = output
     assert choice.num_slots == 3
     assert choice.pool_bytes > 0
+
+
+def test_its_thread_uses_the_models_device(make_model, tokenizer, monkeypatch):
+    used = []
+
+    def use(device):
+        used.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr("nanochat_core.engine.engine.use_device", use)
+    engine = Engine(make_model(), tokenizer)
+    engine.start()
+    engine.generate_batch([65], max_tokens=1)
+    engine.stop()
+    assert used == [("engine", torch.device("cpu"))]

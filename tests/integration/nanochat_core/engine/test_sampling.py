@@ -1,8 +1,17 @@
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nanochat_core.engine import sampling
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.sampling import SamplingRows, row_keys, sample, sample_rows, uniforms
+from nanochat_core.engine.sampling import (
+    SamplingRows,
+    row_keys,
+    sample,
+    sample_each,
+    sample_rows,
+    uniforms,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -111,3 +120,32 @@ def test_a_temperature_that_fp32_does_not_hold_takes_the_likeliest(temperature, 
     logits = torch.tensor([0.0, 3.0, -1.0, 2.999])
     settings = {"top_k": None, **settings}
     assert set(_sample(logits, 100, temperature=temperature, **settings).tolist()) == {1}
+
+
+class _NoFloatSums(TorchDispatchMode):
+    """Refuses what has no deterministic kernel on a GPU."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.cumsum.default:
+            assert not args[0].is_floating_point()
+        return func(*args, **(kwargs or {}))
+
+
+def test_sampling_adds_no_floats_in_an_order_that_a_gpu_varies():
+    logits, positions = torch.randn(4, 30), torch.arange(4)
+    settings = [{}, {"top_p": 0.7}, {"top_k": 5, "top_p": 0.7}, {"min_p": 0.1}]
+    params = [SamplingParams(temperature=1.0, **some) for some in settings]
+    rows = SamplingRows.of(params, vocab_size=30, device=torch.device("cpu"))
+    with pytest.raises(AssertionError), _NoFloatSums():
+        logits.cumsum(-1)
+    with _NoFloatSums():
+        each = sample_each(logits, _keys(4), positions, params)
+        assert torch.equal(each, sample_rows(logits, _keys(4), positions, rows, num_candidates=30))
+
+
+def test_weights_are_drawn_exactly_in_proportion_to_their_units():
+    # Equal weights and each of the 2^23 numbers: every token has the same share, to the last one.
+    count = 1 << 23
+    numbers = torch.arange(count) / count
+    tokens = sampling._choose(torch.ones(1, 4).expand(count, 4), numbers)
+    assert torch.bincount(tokens).tolist() == [count // 4] * 4

@@ -10,6 +10,7 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.model import fp8
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, is_eligible, quantise
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.loss import softcap_loss
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.scaling import numerics, run_for_depth
@@ -210,3 +211,36 @@ def test_a_gpu_computes_what_the_cpu_does() -> None:
         if name in expected and expected[name].norm() > 0:
             difference = (parameter.grad.cpu().double() - expected[name]).norm()
             assert difference < 0.1 * expected[name].norm(), name
+
+
+def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes() -> None:
+    # A CPU's `_scaled_mm` takes any shape; meta tensors follow the rules of CUDA's.
+    weight = torch.nn.Parameter(torch.empty(256, 128, dtype=torch.bfloat16, device="meta"))
+    quantised = Quantised(weight)
+    grad = torch.empty(111, 256, dtype=E5M2, device="meta")
+    hidden = torch.empty(111, 128, dtype=E4M3, device="meta")
+    with pytest.raises(RuntimeError, match="divisible by 16"):
+        fp8.weight_gradient(grad, quantised.unit, hidden, quantised.unit)
+    for num_tokens in (111, 112):
+        hidden = torch.empty(num_tokens, 128, dtype=torch.bfloat16, device="meta")
+        hidden.requires_grad_()
+        targets = torch.empty(num_tokens, dtype=torch.int64, device="meta")
+        scale = torch.empty(num_tokens, device="meta")
+        loss = softcap_loss(hidden, weight, targets, scale, softcap=15.0, quantised=quantised)
+        loss.backward()
+        assert hidden.grad is not None
+        hidden = hidden.detach().requires_grad_()
+        fp8.linear(hidden, weight, quantised).sum().backward()
+
+
+def test_the_gradient_of_an_odd_number_of_tokens_is_near_that_of_bf16() -> None:
+    weight = torch.nn.Parameter(random(256, 128).bfloat16())
+    quantised = Quantised(weight)
+    quantised.refresh()
+    found: list[Tensor] = []
+    for narrow in (quantised, None):
+        hidden, targets = random(37, 128, seed=2).bfloat16(), torch.arange(37)
+        loss = softcap_loss(hidden, weight, targets, torch.ones(37), softcap=15.0, quantised=narrow)
+        found.extend(torch.autograd.grad(loss, weight))
+    difference = (found[0].double() - found[1].double()).norm() / found[1].double().norm()
+    assert 0 < difference < 0.1

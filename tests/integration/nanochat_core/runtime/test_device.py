@@ -13,7 +13,7 @@ import torch
 from flows.identity.fingerprint import REPOSITORY
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Determinism, Job, Resources
-from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.device import open_device, use_device
 from nanochat_core.worker import set_up_cublas
 
 pytestmark = pytest.mark.torch
@@ -99,3 +99,11 @@ def test_a_gpu_that_is_not_there_is_a_persons_mistake(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="asks for a GPU"):
         open_device(resources("default"))
+
+
+def test_a_thread_takes_its_gpu_and_a_cpu_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.set_device", used.append)
+    use_device(torch.device("cpu"))
+    use_device(torch.device("cuda", 1))
+    assert used == [torch.device("cuda", 1)]

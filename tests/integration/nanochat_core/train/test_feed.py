@@ -89,3 +89,14 @@ def test_on_a_gpu_nothing_overtakes_its_copy() -> None:
         busy = busy @ busy.clamp(-1e-3, 1e-3)
         sums.append(tokens.sum())
     assert [int(s) for s in sums] == [step * 500 * 64 * 2049 for step in range(40)]
+
+
+def test_the_thread_uses_the_device_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[str, torch.device]] = []
+
+    def use(device: torch.device) -> None:
+        used.append((threading.current_thread().name, device))
+
+    monkeypatch.setattr("nanochat_core.train.loop.prefetch.use_device", use)
+    list(prefetch(rows, start=0, stop=2, device=CPU))
+    assert used == [("feed_0", CPU)]
