@@ -138,7 +138,6 @@ def _command(path: Path, processes: int, meeting: Rendezvous | None) -> list[str
         f"--nproc-per-node={processes}",
         "--redirects=3",  # stdout and stderr of each rank to files of its own
         f"--log-dir={path.parent / 'ranks'}",
-        f"--shutdown-timeout={SHUTDOWN_TIMEOUT}",
         "-m",
         "nanochat_core.worker",
         str(path),
@@ -162,6 +161,8 @@ def _environment(
         "PYTHONSAFEPATH": "1",  # do not import a folder `tasks` of the current directory
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
+        # Not torchrun's option: before torch 2.13 there is none, and the limit is 30 s.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_TIMEOUT),
         LAUNCHER_VARIABLE: str(os.getpid()),
         STEPS_VARIABLE: str(steps or ""),
     }
