@@ -227,13 +227,13 @@ def test_memory_does_not_grow_with_the_number_of_requests():
         traces = tracemalloc.take_snapshot().filter_traces([own])
         return sum(trace.size for trace in traces.traces)
 
-    run(9_000)
+    run(8_000)
     tracemalloc.start()
-    run(500)
+    run(1_500)  # what libraries keep is replaced by then, so that the rest counts what is new
     before = allocated()
     run(500)
     grown = allocated() - before
     tracemalloc.stop()
     assert before > 5_000
-    assert grown < 5_000
+    assert grown < 500 * 16  # half of the smallest object that a request could leave
     assert case.scheduler.stats().requests == 10_000
