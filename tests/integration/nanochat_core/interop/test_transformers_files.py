@@ -37,8 +37,8 @@ pytestmark = [
 ]
 JANUARY = "2026-01-05"
 PER_TASK = 8  # conversations
-# Of logits up to 15 in fp32. Kernels, and so their rounding, differ between CPUs: 1.1e-5 was seen; a
-# wrong mask or position is off by a tenth and more.
+# Of logits up to 15 in fp32. Kernels, and so their rounding, differ between CPUs: 1.1e-5 was seen;
+# a wrong mask or position is off by a tenth and more.
 CLOSE = 1e-4
 LATER = [era for era in ERAS if era != JANUARY]
 
