@@ -1,6 +1,5 @@
 import json
 import socket
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -8,7 +7,16 @@ import pytest
 
 from nanochat_core.server.api import openai_api, prompts
 from nanochat_core.server.service import ServerConfig
-from tests.support.nanochat_core.server.live import body, events_of, serving, text_of, wait_until
+from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.live import (
+    PATIENCE,
+    body,
+    events_of,
+    serving,
+    text_of,
+    wait_until,
+)
 
 
 def test_an_answer_is_streamed_as_events(live):
@@ -92,67 +100,57 @@ def test_or_are_refused_with_both_numbers():
     assert "7016 tokens and max_tokens is 512: together 7528, the model's context is 4096" in detail
 
 
-def test_five_hundred_messages_take_no_time_to_fit(live):
-    many = [{"role": ("user", "assistant")[i % 2], "content": "word " * 12} for i in range(499)]
-    with live.client() as http:
-        started = time.monotonic()
-        response = http.post("/chat/completions", json={"messages": many, "max_tokens": 1})
-    assert response.status_code == 200
-    assert time.monotonic() - started < 2.0
-
-
-def test_health_answers_at_once_while_answers_are_written(live):
-    with ThreadPoolExecutor(8) as threads:
-        asks = [threads.submit(live.ask, "long", max_tokens=200) for _ in range(8)]
-        wait_until(lambda: live.health()["running"] == 8)
-        seconds = []
-        with live.client() as http:
-            for _ in range(20):
-                began = time.monotonic()
-                assert http.get("/health").json()["ready"]
-                seconds.append(time.monotonic() - began)
-        assert all(ask.result()[-1] == {"done": True} for ask in asks)
-    assert sorted(seconds)[len(seconds) // 2] < 0.05
+def test_each_of_five_hundred_messages_is_encoded_at_most_twice(monkeypatch):
+    counted: list[str] = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda *given: counted.append("") or encode(*given))
+    many = [(("user", "assistant")[i % 2], "word " * 12) for i in range(499)]
+    options = {"context": 4096, "max_tokens": 1, "overflow": "drop"}
+    prompt = prompts.make_chat_prompt(TOKENIZER, many, **options)
+    assert 4000 < len(prompt) < 4096
+    assert len(counted) <= 2 * len(many)
 
 
 def test_whoever_stops_reading_frees_the_slot_at_once(live):
     with live.client() as http:
-        with http.stream("POST", "/chat/completions", json=body("long")) as response:
+        with http.stream("POST", "/chat/completions", json=body("hold")) as response:
             lines = response.iter_lines()
             next(lines)
-            wait_until(lambda: live.health()["running"] == 1)
-        wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+            assert live.health()["running"] == 1
+        wait_until(lambda: live.health()["running"] == 0)
 
 
-def test_too_many_requests_are_sent_away_and_waiting_ones_are_not():
+def test_too_many_requests_are_sent_away_and_waiting_ones_are_not(tmp_path):
     rules = ServerConfig(log="none", max_waiting=2)
     with serving(rules, num_slots=1) as live, ThreadPoolExecutor(3) as threads:
         asks = []
         for i in range(3):
-            asks.append(threads.submit(live.ask, "long", max_tokens=400))
+            asks.append(threads.submit(live.ask, f"hold {tmp_path / 'go'}"))
             wait_until(lambda i=i: live.health()["waiting"] == i)
         with live.client() as http:
             refused = http.post("/chat/completions", json=body())
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) > 0
             assert "nanochat_waiting 2.0" in http.get("/metrics").text
+        (tmp_path / "go").touch()
         assert all(ask.result()[-1] == {"done": True} for ask in asks)
 
 
 def test_a_waiting_request_whose_client_left_is_never_begun():
     with serving(num_slots=1) as live, live.client() as http:
-        with http.stream("POST", "/chat/completions", json=body("long")) as running:
+        with http.stream("POST", "/chat/completions", json=body("hold")) as running:
             lines = running.iter_lines()
             next(lines)
-            with http.stream("POST", "/chat/completions", json=body("long")):
+            with http.stream("POST", "/chat/completions", json=body()):
                 wait_until(lambda: live.health()["waiting"] == 1)
-            wait_until(lambda: live.health()["waiting"] == 0, seconds=0.5)
-        wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+            wait_until(lambda: live.health()["waiting"] == 0)
+            assert live.health()["running"] == 1
+        wait_until(lambda: live.health()["running"] == 0)
 
 
 def test_an_answer_that_takes_too_long_ends_with_an_error():
     with serving(ServerConfig(log="none", max_seconds=0.3)) as live:
-        *_, error, done = live.ask("long", max_tokens=4000)
+        *_, error, done = live.ask("hold")
         assert error == {"error": "the answer took longer than 0.3 seconds"}
         assert done == {"done": True}
         wait_until(lambda: live.health()["running"] == 0)
@@ -162,11 +160,11 @@ def test_a_silent_stream_is_told_that_it_is_alive():
     with (
         serving(ServerConfig(log="none", ping_seconds=0.05), num_slots=1) as live,
         live.client() as http,
-        http.stream("POST", "/chat/completions", json=body("long")) as running,
+        http.stream("POST", "/chat/completions", json=body("hold")) as running,
     ):
         lines = running.iter_lines()
         next(lines)
-        with http.stream("POST", "/chat/completions", json=body("long")) as waiting:
+        with http.stream("POST", "/chat/completions", json=body()) as waiting:
             assert next(waiting.iter_lines()) == ": ping"
 
 
@@ -177,9 +175,7 @@ def test_a_slow_reader_holds_up_nobody(live):
         head = b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         slow.sendall(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
         wait_until(lambda: live.health()["running"] == 1)
-        began = time.monotonic()
         assert live.ask("echo quick")[-1] == {"done": True}
-        assert time.monotonic() - began < 1.0
     wait_until(lambda: live.health()["running"] == 0)
 
 
@@ -206,11 +202,11 @@ def test_the_page_is_served_with_its_policy(live):
 def test_workers_are_told_as_nanochat_does():
     with serving(num_slots=1) as live, live.client() as http:
         assert live.health().items() >= {"num_gpus": 1, "available_workers": 1}.items()
-        with http.stream("POST", "/chat/completions", json=body("long", max_tokens=2000)) as going:
+        with http.stream("POST", "/chat/completions", json=body("hold")) as going:
             lines = going.iter_lines()  # dropping it would close the connection
             next(lines)
             assert live.health()["available_workers"] == 0
-            stats = httpx.get(f"{live.url}/stats", timeout=30).json()
+            stats = httpx.get(f"{live.url}/stats", timeout=PATIENCE).json()
         assert [stats[f"{kind}_workers"] for kind in ("total", "available", "busy")] == [1, 0, 1]
         assert stats["workers"][0].items() >= {"gpu_id": 0, "device": "cpu"}.items()
 
@@ -219,11 +215,10 @@ def test_a_request_that_finds_no_place_is_refused_before_it_is_tokenised(monkeyp
     def fail(*_args: object, **_options: object) -> None:
         raise AssertionError("it was tokenised")
 
-    long = body("long", max_tokens=4000)
     with (
         serving(ServerConfig(log="none", max_waiting=0), num_slots=1) as live,
         live.client() as http,
-        http.stream("POST", "/chat/completions", json=long) as going,
+        http.stream("POST", "/chat/completions", json=body("hold")) as going,
     ):
         lines = going.iter_lines()  # dropping it would close the connection
         next(lines)

@@ -9,6 +9,7 @@ from nanochat_core.server.launch import read_keys, trusted_hosts
 from tests.support.nanochat_core.server.hostile_http import FOREIGN_HOSTS, TOO_LARGE, post_too_large
 from tests.support.nanochat_core.server.live import (
     NAME,
+    PATIENCE,
     Live,
     body,
     events_of,
@@ -34,7 +35,7 @@ def locked():
 
 
 def get(live: Live, path: str, **headers: str) -> httpx.Response:
-    return httpx.get(live.url + path, headers=headers, timeout=30)
+    return httpx.get(live.url + path, headers=headers, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -166,7 +167,7 @@ def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, mon
     with caplog.at_level("INFO"):
         for method in ("SECRET" * 1000, "GET"):
             with httpx.Client() as http:
-                http.request(method, f"{live.url}/health", timeout=30)
+                http.request(method, f"{live.url}/health", timeout=PATIENCE)
         wait_until(lambda: len(logged()) == 2)
     assert " other /health 405 " in logged()[0]
     assert " GET /health 200 " in logged()[1]

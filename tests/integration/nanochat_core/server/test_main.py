@@ -18,7 +18,7 @@ from nanochat_core.server.__main__ import main
 from nanochat_core.server.launch import open_port
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
-from tests.support.nanochat_core.server.live import body, events_of, text_of, wait_until
+from tests.support.nanochat_core.server.live import PATIENCE, body, events_of, text_of, wait_until
 
 pytestmark = pytest.mark.torch
 
@@ -76,7 +76,7 @@ async def accepted_option(level: int, option: int) -> int:
     listener = open_port("127.0.0.1", 0)
     async with await asyncio.start_server(answer, sock=listener):
         with socket.create_connection(listener.getsockname()):
-            return await asyncio.wait_for(found, 10)
+            return await asyncio.wait_for(found, PATIENCE)
 
 
 def test_an_accepted_connection_sends_each_answer_at_once():
@@ -85,13 +85,13 @@ def test_an_accepted_connection_sends_each_answer_at_once():
 
 def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
     with started(model_dir, "--log", "none") as (server, url):
-        with httpx.Client(base_url=url, timeout=30) as http:
+        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
             stats = http.get("/stats").json()
             assert (stats["model"], stats["context"]) == ("my_model", 4096)
             ask = body("hello", max_tokens=12, temperature=0)
             events = events_of(http.post("/chat/completions", json=ask).text)
         server.send_signal(signal.SIGINT)
-        assert server.wait(timeout=20) == 0
+        assert server.wait(timeout=PATIENCE) == 0
         assert server.stderr is not None
         assert server.stderr.read() == ""
     import torch
@@ -112,7 +112,7 @@ def url(model_dir):
 
 def test_the_same_seed_gives_the_same_answer_in_any_company(url):
     ask = body("hello", max_tokens=24, seed=7)
-    with httpx.Client(base_url=url, timeout=30) as http:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         alone = text_of(events_of(http.post("/chat/completions", json=ask).text))
         with http.stream("POST", "/chat/completions", json=body("x", max_tokens=500)) as company:
             lines = company.iter_lines()
@@ -123,17 +123,18 @@ def test_the_same_seed_gives_the_same_answer_in_any_company(url):
 
 
 def test_whoever_leaves_frees_the_engine(url):
-    with httpx.Client(base_url=url, timeout=30) as http:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         with http.stream("POST", "/chat/completions", json=body("x", max_tokens=4000)) as answer:
             lines = answer.iter_lines()
             next(lines)
             assert http.get("/health").json()["running"] == 1
-        wait_until(lambda: http.get("/health").json()["running"] == 0, seconds=1.0)
+        wait_until(lambda: http.get("/health").json()["running"] == 0)
+        assert 'nanochat_answers_total{reason="cancelled"} 1.0' in http.get("/metrics").text
 
 
 def test_log_probabilities_and_stop_strings_come_from_the_model(url):
     ask = {"prompt": "once", "max_tokens": 12, "temperature": 0, "logprobs": 3, "n": 2}
-    with httpx.Client(base_url=url, timeout=30) as http:
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         answer = http.post("/v1/completions", json=ask).json()
         one, two = answer["choices"]
         stop = one["text"][6:8]
@@ -149,7 +150,7 @@ def test_log_probabilities_and_stop_strings_come_from_the_model(url):
 def test_a_signal_lets_answers_under_way_finish(model_dir):
     with (
         started(model_dir, "--log", "none") as (server, url),
-        httpx.Client(base_url=url, timeout=30) as http,
+        httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
         with http.stream("POST", "/chat/completions", json=body("x", max_tokens=300)) as answer:
             lines = answer.iter_lines()
@@ -158,12 +159,12 @@ def test_a_signal_lets_answers_under_way_finish(model_dir):
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == 'data: {"done": true}'
         assert '"usage"' in rest[-2]
-        assert server.wait(timeout=20) in (0, -signal.SIGTERM)
+        assert server.wait(timeout=PATIENCE) in (0, -signal.SIGTERM)
 
 
 def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
     with started(model_dir) as (server, url):
-        httpx.get(f"{url}/health", timeout=30)
+        httpx.get(f"{url}/health", timeout=PATIENCE)
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert children
         server.kill()

@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
@@ -8,7 +9,8 @@ import pytest
 from nanochat_core.server.api.chat_api import sampling_params
 from nanochat_core.server.service import ServerConfig
 from tests.support.nanochat_core.server.fake_engine import TOKENIZER
-from tests.support.nanochat_core.server.live import NAME, Live, body, serving, wait_until
+from tests.support.nanochat_core.server.hostile_http import HEAD, connect
+from tests.support.nanochat_core.server.live import NAME, PATIENCE, Live, body, serving, wait_until
 
 NOTHING = SimpleNamespace(content=[])
 
@@ -54,7 +56,9 @@ def test_a_streamed_answer_with_its_usage(client):
 
 
 def test_the_stream_ends_with_done_and_tells_no_usage_unasked(live):
-    response = httpx.post(f"{live.url}/v1/chat/completions", json=body(stream=True), timeout=30)
+    response = httpx.post(
+        f"{live.url}/v1/chat/completions", json=body(stream=True), timeout=PATIENCE
+    )
     assert response.text.endswith("data: [DONE]\n\n")
     assert "usage" not in response.text
 
@@ -69,7 +73,7 @@ def test_an_answer_that_is_cut_says_so(client):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
     answer = client.chat.completions.create(
-        model=NAME, messages=ask("long"), stop=["ef", "xy"], stream=stream, max_tokens=4000
+        model=NAME, messages=ask("hold"), stop=["ef", "xy"], stream=stream
     )
     if stream:
         chunks = [chunk.choices[0] for chunk in answer]
@@ -77,7 +81,7 @@ def test_a_stop_string_ends_the_answer_and_the_work(client, live, stream):
     else:
         text, reason = answer.choices[0].message.content, answer.choices[0].finish_reason
     assert (text, reason) == ("abcd", "stop")
-    wait_until(lambda: live.health()["running"] == 0, seconds=1.0)
+    wait_until(lambda: live.running == 0)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -307,12 +311,13 @@ def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client
     [
         ("fail", 500, "server_error", "the engine failed"),
         ("refuse", 400, "invalid_request_error", "this engine does not like it"),
-        ("long", 504, "server_error", "took longer than 0.3 seconds"),
+        ("hold", 504, "server_error", "took longer than 0.3 seconds"),
     ],
 )
 def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, status, kind, says):
+    seconds = 0.3 if text == "hold" else 600.0
     with (
-        serving(ServerConfig(log="none", max_seconds=0.3)) as live,
+        serving(ServerConfig(log="none", max_seconds=seconds)) as live,
         openai.OpenAI(base_url=f"{live.url}/v1", api_key="none") as client,  # it would, by itself
     ):
         asked = {"model": NAME, "messages": ask(text), "max_tokens": 4000}
@@ -324,33 +329,35 @@ def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, s
         with pytest.raises(openai.APIError, match=says) as caught:
             list(client.chat.completions.create(**asked, stream=True))
         assert caught.value.body["type"] == kind
-        requests = httpx.get(f"{live.url}/metrics", timeout=30).text
+        requests = httpx.get(f"{live.url}/metrics", timeout=PATIENCE).text
         assert f'requests_total{{route="/v1/chat/completions",status="{status}"}} 1.0' in requests
 
 
 def test_whoever_leaves_before_a_whole_answer_frees_the_slot(live):
-    with live.client() as http:
-        http.timeout = 0.3
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/chat/completions", json=body("long", max_tokens=4000))
-    wait_until(lambda: live.health()["running"] == 0, seconds=0.5)
+    sent = json.dumps(body("hold")).encode()
+    with connect(live.port) as connection:
+        head = HEAD.replace(b"/chat", b"/v1/chat")
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
+        wait_until(lambda: live.running == 1)
+    wait_until(lambda: live.running == 0)
 
 
-def test_a_full_queue_is_one_that_the_client_retries():
+def test_a_full_queue_is_one_that_the_client_retries(tmp_path):
     rules = ServerConfig(log="none", max_waiting=0)
-    with serving(rules, num_slots=1) as live:
+    route = {"route": "/v1/chat/completions", "status": "503"}
+    with serving(rules, num_slots=1) as live, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
+        wait_until(lambda: live.running == 1)
         base = {"base_url": f"{live.url}/v1", "api_key": "none"}
-        with openai.OpenAI(**base, max_retries=4) as client, live.client() as http:
-            long = body("long", max_tokens=500, stream=True)
-            with http.stream("POST", "/v1/chat/completions", json=long) as response:
-                lines = response.iter_lines()  # dropping it would close the connection
-                next(lines)
-                with (
-                    openai.OpenAI(**base, max_retries=0) as impatient,
-                    pytest.raises(openai.InternalServerError) as caught,
-                ):
-                    impatient.chat.completions.create(model=NAME, messages=ask("echo x"))
-                assert caught.value.status_code == 503
-                assert json.loads(caught.value.response.text)["error"]["type"] == "overloaded_error"
-                answer = client.chat.completions.create(model=NAME, messages=ask("echo x"))
-                assert answer.choices[0].message.content == "x"
+        create = {"model": NAME, "messages": ask("echo x")}
+        with openai.OpenAI(**base, max_retries=0) as impatient:
+            with pytest.raises(openai.InternalServerError) as caught:
+                impatient.chat.completions.create(**create)
+            assert caught.value.status_code == 503
+            assert json.loads(caught.value.response.text)["error"]["type"] == "overloaded_error"
+        with openai.OpenAI(**base, max_retries=100) as client:
+            answer = threads.submit(client.chat.completions.create, **create)
+            wait_until(lambda: live.count("nanochat_requests_total", **route) == 2)
+            (tmp_path / "go").touch()
+            first.result()
+            assert answer.result().choices[0].message.content == "x"

@@ -13,7 +13,7 @@ from nanochat_core.server.api import prompts
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.pool import Pool
 from tests.support.nanochat_core.server.live import (
-    Live,
+    PATIENCE,
     body,
     fake_pool,
     serving,
@@ -22,15 +22,11 @@ from tests.support.nanochat_core.server.live import (
 )
 
 
-def count_of(live: Live, name: str, **labels: str) -> float:
-    return live.service.metrics.registry.get_sample_value(name, labels) or 0.0
-
-
 def test_a_server_that_stops_tells_the_streams_of_a_model_that_leaves():
     rules = ServerConfig(log="none", drain_seconds=0.5)
     with ThreadPoolExecutor(1) as threads, serving(rules) as live:
-        asked = threads.submit(live.ask, "long", max_tokens=4000)
-        wait_until(lambda: live.health()["running"] == 1)
+        asked = threads.submit(live.ask, "hold")
+        wait_until(lambda: live.running == 1)
         live.run(live.service.swap(lambda: fake_pool("newer")))
         live.server.should_exit = True
         assert asked.result()[-2] == {"error": "the server is being stopped"}
@@ -42,14 +38,14 @@ def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(mon
 
     def make_slowly(*given, **options):
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         return make_chat_prompt(*given, **options)
 
     with serving() as live, ThreadPoolExecutor(1) as threads:
         old = live.service.pool
         monkeypatch.setattr(prompts, "make_chat_prompt", make_slowly)
         asked = threads.submit(live.ask, "echo " + "x" * 2500, max_tokens=3)
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         live.run(live.service.swap(lambda: fake_pool("newer")))
         live.run(asyncio.sleep(0.3))
         go_on.set()
@@ -57,11 +53,11 @@ def test_a_request_that_is_being_prepared_when_the_model_changes_is_answered(mon
         wait_until(lambda: old.workers[0].pid is None)
 
 
-def test_no_third_model_is_loaded_while_the_first_one_leaves():
+def test_no_third_model_is_loaded_while_the_first_one_leaves(tmp_path):
     with serving() as live, ThreadPoolExecutor(1) as threads:
         first = live.service.pool
-        asked = threads.submit(live.ask, "long", max_tokens=1500)
-        wait_until(lambda: live.health()["running"] == 1)
+        asked = threads.submit(live.ask, f"hold {tmp_path / 'go'}")
+        wait_until(lambda: live.running == 1)
         live.run(live.service.swap(lambda: fake_pool("second")))
         left: list[int] = []
 
@@ -75,8 +71,9 @@ def test_no_third_model_is_loaded_while_the_first_one_leaves():
         with live.client() as http:
             assert "nanochat_running 1.0" in http.get("/metrics").text
         assert live.service.pool.workers[0].spec.directory == "second"
-        assert asked.result()[-2]["usage"]["completion_tokens"] == 1500
-        third.result(20)
+        (tmp_path / "go").touch()
+        assert text_of(asked.result()) == "abcdefgh"
+        third.result(PATIENCE)
         assert left == [0]
         assert live.service.pool.workers[0].spec.directory == "third"
         assert live.health()["running"] == 0
@@ -94,17 +91,18 @@ def test_restarts_are_counted_across_models():
 
 
 def test_an_answer_ends_once_in_the_counts_however_it_ends():
-    with serving(ServerConfig(log="none", max_seconds=2.0)) as live:
-        assert "longer than 2 seconds" in live.ask("long", max_tokens=4000)[-2]["error"]
+    with serving(ServerConfig(log="none", max_seconds=0.1)) as live:
+        assert "longer than 0.1 seconds" in live.ask("hold")[-2]["error"]
+        live.service.rules = ServerConfig(log="none")
         live.ask("echo a")
         with (
             live.client() as http,
-            http.stream("POST", "/chat/completions", json=body("long", max_tokens=4000)) as answer,
+            http.stream("POST", "/chat/completions", json=body("hold")) as answer,
         ):
             next(answer.iter_lines())
-        wait_until(lambda: live.health()["running"] == 0)
+        wait_until(lambda: live.running == 0)
         reasons = ("failed", "stop", "cancelled", "length")
-        counts = [count_of(live, "nanochat_answers_total", reason=reason) for reason in reasons]
+        counts = [live.count("nanochat_answers_total", reason=reason) for reason in reasons]
     assert counts == [1, 1, 1, 0]
 
 

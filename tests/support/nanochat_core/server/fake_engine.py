@@ -1,7 +1,8 @@
 """An engine without a model, for what must be known of the server and not of an answer.
 
-It does what the last message says: `echo X` writes X, `long` writes until it may not, `call` asks
-the calculator, `die` ends the process, `fail` fails, `token N ...` writes those ids, `salt` writes
+It does what the last message says: `echo X` writes X, `long` writes until it may not, `hold FILE`
+writes eight letters and keeps its slot until FILE exists or it is cancelled, `call` asks the
+calculator, `die` ends the process, `fail` fails, `token N ...` writes those ids, `salt` writes
 the salt of its pages.
 """
 
@@ -9,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 from nanochat_core.engine.requests import EndEvent, LogProbs, Request, TokenEvent
 from nanochat_core.errors import DataError, ModelError
@@ -26,6 +28,8 @@ class Ticket:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.answer = _answer_to(request)
+        text = _last_message(request)
+        self.holds = Path(text.removeprefix("hold ")) if text.startswith("hold") else None
         self.at = [0] * request.num_samples
         self.is_cancelled = False
 
@@ -82,6 +86,8 @@ class FakeEngine:
                 request.sink(EndEvent(sample=sample, reason=reason, error=error))
                 continue
             used += 1
+            if at == len(ticket.answer):
+                continue  # it holds its slot
             ticket.at[sample] += 1
             token = ticket.answer[at]
             told = None
@@ -101,7 +107,8 @@ class FakeEngine:
             is_end = ticket.answer[at] == TOKENIZER.special("<|assistant_end|>")
             full = at >= most or len(ticket.request.prompt) + at >= CONTEXT
             return "length" if full and not is_end else None
-        return "stop"
+        is_held = ticket.holds is not None and not ticket.holds.exists()
+        return None if is_held else "stop"
 
 
 class LeakyEngine(FakeEngine):
@@ -122,6 +129,20 @@ class LeakyEngine(FakeEngine):
         return ticket
 
 
+class BriefEngine(FakeEngine):
+    """Ends its process as soon as the process is ready."""
+
+    def start(self) -> None:
+        """End the process when its sender runs: it has reported by then that it is ready."""
+
+        def end() -> None:
+            while threading.active_count() < 3:
+                time.sleep(SECONDS_PER_STEP)
+            os._exit(9)
+
+        threading.Thread(target=end, daemon=True).start()
+
+
 def open_leaky(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
     """The same with a fault that somebody must notice."""
     _, facts = open_fake(spec)
@@ -138,8 +159,6 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
         os._exit(9)
     if spec.directory.endswith("segfault"):
         signal.raise_signal(signal.SIGSEGV)
-    if spec.directory.endswith("brief"):
-        threading.Timer(0.1, os._exit, [9]).start()
     facts = ModelFacts(
         parameters=12345,
         sequence_len=CONTEXT,
@@ -147,15 +166,21 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
         precision="fp32",
         runner="fake",
     )
+    if spec.directory.endswith("brief"):
+        return BriefEngine(spec.num_slots), facts
     return FakeEngine(spec.num_slots), facts
+
+
+def _last_message(request: Request) -> str:
+    start = TOKENIZER.special("<|user_start|>")
+    prompt = list(request.prompt)
+    last = prompt[len(prompt) - prompt[::-1].index(start) :] if start in prompt else prompt[1:]
+    return TOKENIZER.decode([token for token in last if token < 256])
 
 
 def _answer_to(request: Request) -> list[int]:
     special = TOKENIZER.special
-    start = special("<|user_start|>")
-    prompt = list(request.prompt)
-    last = prompt[len(prompt) - prompt[::-1].index(start) :] if start in prompt else prompt[1:]
-    text = TOKENIZER.decode([token for token in last if token < 256])
+    text = _last_message(request)
     end = special("<|assistant_end|>")
     if text == "die":
         os._exit(9)
@@ -169,6 +194,8 @@ def _answer_to(request: Request) -> list[int]:
         return [*b"it is ", *call, *result, *b"36", end]
     if text == "salt":
         return [*str(request.cache_salt).encode(), end]
+    if text.startswith("hold"):
+        return list(b"abcdefgh")
     if text.startswith("long"):
         return list(b"abcdefgh" * 1024)
     return [*TOKENIZER.encode(text.removeprefix("echo ")), end]

@@ -36,9 +36,9 @@ def post_too_large(url: str, how: str) -> httpx.Response | None:
 
 
 def connect(port: int) -> socket.socket:
-    """Open a connection that waits at most 10 s."""
+    """Open a connection that waits at most a minute."""
     connection = socket.create_connection(("127.0.0.1", port))
-    connection.settimeout(10)
+    connection.settimeout(60)
     return connection
 
 

@@ -22,6 +22,7 @@ from tests.support.nanochat_core.server.fake_engine import TOKENIZER
 
 FAKE = "tests.support.nanochat_core.server.fake_engine:open_fake"
 NAME = "tiny"
+PATIENCE = 120.0  # seconds, which bound a hang
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Live:
 
     def client(self, **options) -> httpx.Client:
         """Of its own connections."""
-        return httpx.Client(base_url=self.url, timeout=30, **options)
+        return httpx.Client(base_url=self.url, timeout=PATIENCE, **options)
 
     def ask(self, text: str, **settings) -> list[dict]:
         """What is streamed in answer to one message."""
@@ -47,11 +48,20 @@ class Live:
 
     def health(self) -> dict:
         """GET /health."""
-        return httpx.get(f"{self.url}/health", timeout=30).json()
+        return httpx.get(f"{self.url}/health", timeout=PATIENCE).json()
+
+    @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        return self.service.running
+
+    def count(self, name: str, **labels: str) -> float:
+        """What the metrics counted."""
+        return self.service.metrics.registry.get_sample_value(name, labels) or 0.0
 
     def run(self, coroutine):
         """A coroutine's result, run in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE)
 
 
 def fake_pool(directory: str = "fake", *, max_waiting: int = 64, **engines) -> Pool:
@@ -85,12 +95,12 @@ def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
     with open_port("127.0.0.1", 0) as listener:
         thread = threading.Thread(target=lambda: asyncio.run(run(listener)))
         thread.start()
-        assert ready.wait(30)
+        assert ready.wait(PATIENCE)
         try:
             yield started[0]
         finally:
             started[0].server.should_exit = True
-            thread.join(40)
+            thread.join(PATIENCE)
             assert not thread.is_alive()
 
 
@@ -113,10 +123,9 @@ def text_of(events: list[dict]) -> str:
     return "".join(event.get("token", "") for event in events)
 
 
-def wait_until(condition: Callable[[], bool], *, seconds: float = 10.0) -> float:
-    """Seconds until `condition()` holds; fails after `seconds`."""
+def wait_until(condition: Callable[[], bool], *, seconds: float = PATIENCE) -> None:
+    """Return when `condition()` holds; fail after `seconds`."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds
         time.sleep(0.005)
-    return time.monotonic() - started

@@ -21,7 +21,7 @@ from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.connection_timeouts import TimedProtocol
 from nanochat_core.server.launch import Engines, trusted_hosts
 from tests.support.nanochat_core.server.fake_engine import TOKENIZER
-from tests.support.nanochat_core.server.live import FAKE, wait_until
+from tests.support.nanochat_core.server.live import FAKE, PATIENCE, wait_until
 
 RECEIVE_SECONDS = 2.0
 
@@ -35,7 +35,7 @@ class Apart:
 
     def get(self, path: str) -> dict:
         """What a route says."""
-        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=30).json()
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=PATIENCE).json()
 
     @property
     def is_idle(self) -> bool:
@@ -63,9 +63,7 @@ def serving_apart(*, slots: int = 16, max_waiting: int = 64, maker: str = FAKE) 
         command.append(maker)
         with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr) as process:
             try:
-                wait_until(
-                    lambda: "\n" in log.read_text() or process.poll() is not None, seconds=120
-                )
+                wait_until(lambda: "\n" in log.read_text() or process.poll() is not None)
                 found = re.fullmatch(r"chat at http://127.0.0.1:(\d+)\n", log.read_text())
                 time.sleep(0.5)
                 assert found is not None, log.read_text()
