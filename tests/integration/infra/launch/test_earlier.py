@@ -88,7 +88,7 @@ def holder(job: Job) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -115,7 +115,7 @@ def test_a_worker_stuck_in_c_code_is_killed_and_the_next_attempt_runs(
 
     assert result.status == "finished"
     assert start_of(worker) is None
-    assert said == [
+    assert list(dict.fromkeys(said)) == [  # one that takes long to end is killed again
         f"waiting for process {worker} of an earlier attempt to save",
         f"killed process {worker} of an earlier attempt: it had not ended after 0.5 s",
     ]
@@ -149,11 +149,18 @@ def test_a_worker_that_cannot_be_killed_from_here_is_named_once_with_how_to_find
     if elsewhere != "no name":
         lock.write_text(json.dumps({"format": 1, "pid": holder.pid, "start": other}))
     name = "" if elsewhere == "no name" else f"process {holder.pid}"
-    stop = threading.Event()
-    timer = threading.Timer(1.0, stop.set)
-    timer.start()
     said: list[str] = []
 
+    class Stop(threading.Event):
+        """Set five looks after the second line."""
+
+        looks = 0
+
+        def wait(self, timeout: float | None = None) -> bool:
+            self.looks += len(said) == 2
+            return self.looks == 5 or super().wait(timeout)
+
+    stop = Stop()
     with earlier_workers_ended(job, said.append, stop, seconds=0.1) as ended:
         assert not ended
 
@@ -182,5 +189,10 @@ def test_stuck_workers_of_several_ranks_are_waited_for_together(
         with earlier_workers_ended(job, said.append, threading.Event(), seconds=0.3) as ended:
             assert ended
 
-        assert [line.split()[0] for line in said] == ["waiting", "waiting", "killed", "killed"]
+        assert [line.split()[0] for line in dict.fromkeys(said)] == [
+            "waiting",
+            "waiting",
+            "killed",
+            "killed",
+        ]
         assert (holder.wait(), second.wait()) == (-signal.SIGKILL, -signal.SIGKILL)

@@ -77,7 +77,7 @@ def in_thread(job: Job, stop: threading.Event) -> tuple[threading.Thread, list[B
 
 def wait_for_events(job: Job) -> None:
     """Until the worker is inside its entry module."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not (job.events.exists() and job.events.stat().st_size):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -191,7 +191,7 @@ def test_a_worker_that_gets_sigterm_is_interrupted(make_job: Any) -> None:
 
     for worker in workers_of(job.directory):
         worker.terminate()
-    thread.join(20)
+    thread.join(120)
 
     assert [type(error) for error in errors] == [StageInterrupted]
 
@@ -203,7 +203,7 @@ def test_setting_stop_interrupts_the_job(make_job: Any) -> None:
     wait_for_events(job)
 
     stop.set()
-    thread.join(20)
+    thread.join(120)
 
     assert [type(error) for error in errors] == [StageInterrupted]
     assert not workers_of(job.directory)
@@ -229,20 +229,27 @@ def test_a_new_attempt_waits_until_the_workers_of_a_killed_one_have_saved(make_j
         [
             sys.executable,
             "-c",
-            "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
-            "print(flush=True); time.sleep(1.0); open(sys.argv[2], 'w').write('stale')",
+            "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
+            "print(flush=True); sys.stdin.read(); open(sys.argv[2], 'w').write('stale')",
             str(job.directory / "worker-0.lock"),
             str(job.directory / "result.json"),
         ],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
     assert holder.stdout is not None
     holder.stdout.readline()
     seen: list[dict[str, Any]] = []
 
-    result = run_job(job, processes=1, on_event=seen.append)
+    def let_it_save(event: dict[str, Any]) -> None:
+        seen.append(event)
+        assert holder.stdin is not None
+        holder.stdin.close()
 
-    holder.communicate()
+    result = run_job(job, processes=1, on_event=let_it_save)
+
+    assert holder.wait() == 0
+    holder.stdout.close()
     assert result.status == "finished"
     assert seen == [{"kind": "message", "text": "waiting for an earlier attempt to save"}]
 
@@ -263,7 +270,7 @@ def test_kill_9_of_the_launcher_leaves_no_worker(make_job: Any, tmp_path: Path) 
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
 
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while workers_of(job.directory):
         assert time.monotonic() < deadline
         time.sleep(0.05)

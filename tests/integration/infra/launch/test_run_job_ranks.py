@@ -113,13 +113,13 @@ def test_kill_9_of_the_launcher_lets_every_rank_save_and_leaves_none(make_job: A
     )
     launcher = subprocess.Popen([sys.executable, "-c", script, str(job.directory / "job.json")])
     files = [job.directory / f"pid-{rank}" for rank in (0, 1)]
-    _until(lambda: all(file.exists() and file.read_text() for file in files), seconds=60)
+    _until(lambda: all(file.exists() and file.read_text() for file in files), seconds=120)
     ranks = [int(file.read_text()) for file in files]
 
     os.kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
 
-    _until(lambda: not any(psutil.pid_exists(pid) for pid in ranks), seconds=30)
+    _until(lambda: not any(psutil.pid_exists(pid) for pid in ranks), seconds=120)
     assert {path.name for path in job.checkpoints.iterdir()} == {"saved-0", "saved-1"}
     result = Result.find(job.directory)
     assert result is not None

@@ -38,7 +38,7 @@ class Receiver:
         self.steps.append(step)
 
 
-def wait_for(condition: object, seconds: float = 5.0) -> None:
+def wait_for(condition: object, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline
@@ -122,12 +122,12 @@ def test_a_checkpoint_stays_whole_while_it_is_sent_though_the_job_drops_it(tmp_p
 
     def send(copy: Path) -> None:
         reached.set()
-        assert go_on.wait(5)
+        assert go_on.wait(120)
         seen.append((copy / "tensors").read_text())
 
     with mirror(tmp_path, send, on_error=lambda error: None, every=0.005):
         directory = save(tmp_path, 1)
-        assert reached.wait(5)
+        assert reached.wait(120)
         shutil.rmtree(directory)
         go_on.set()
     assert seen == ["x1"]
