@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.reliability.races import HOMES, check, open_track, run_races, url_of
 
-FEW = 4
+FEW = 2
 
 
 @pytest.mark.parametrize(
@@ -26,14 +26,12 @@ def test_an_artifact_that_two_want_at_once_is_made_once(
 def test_without_leases_work_is_done_twice_and_one_artifact_wins(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     with open_track(tmp_path, store, ("one", "two"), without=("NO_LEASE",)) as track:
-        outcomes = [track.race(seed, delay=0.0) for seed in range(3)]
-    assert max(len(outcome.bodies) for outcome in outcomes) == 2
-    assert [outcome.wrong() for outcome in outcomes if outcome.wrong()] == []
+        outcome = track.race(0, delay=0.0)
+    assert (len(outcome.bodies), outcome.wrong()) == (2, None)
 
 
 def test_without_put_if_absent_either_racer_has_an_artifact_of_its_own(tmp_path: Path) -> None:
     store = (tmp_path / "store").as_uri()
     without = ("NO_LEASE", "PLAIN_PUT")
     with open_track(tmp_path, store, ("one", "two"), without=without) as track:
-        outcomes = [track.race(seed, delay=0.0) for seed in range(3)]
-    assert "two artifacts" in [outcome.wrong() for outcome in outcomes]
+        assert track.race(0, delay=0.0).wrong() == "two artifacts"

@@ -5,8 +5,8 @@
 ROOT is the repository of a `Toys` with a stage `contested`. Reads one line of JSON for each race:
 the seed that makes its fingerprint, and the moment at which to start. Answers with what was built.
 Everything is the product's own, the workers too; only the times around leases are shorter. Taken
-out for controls, by environment variable: NO_LEASE (each racer has one of its own), PLAIN_PUT
-(a manifest is written over another's).
+out for controls, by environment variable: NO_LEASE (each racer has one of its own, and its
+job waits for the other's), PLAIN_PUT (a manifest is written over another's).
 """
 
 import json
@@ -44,12 +44,16 @@ STAGE = Stage(
 # Every execution makes other files, all marked alike, and notes its mark beside the homes.
 SOURCE = """
 import os
+import time
 
 
 def run(job):
+    bodies = job.directory.parents[3] / f"bodies-{job.config['seed']}"
     mark = os.urandom(8).hex()
-    with (job.directory.parents[3] / f"bodies-{job.config['seed']}").open("a") as file:
+    with bodies.open("a") as file:
         file.write(mark + "\\n")
+    while "NO_LEASE" in os.environ and len(bodies.read_text().split()) < 2:
+        time.sleep(0.01)  # without leases the other one does it too
     for name in ("one", "two", "three"):
         (job.output / name).write_text(mark * 2000)
     return {"mark": mark}
@@ -112,7 +116,7 @@ class Racer:
         assert self._process.stdout
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=120)
 
 
 def fingerprint_of(toys: Toys, seed: int) -> str:
@@ -124,8 +128,8 @@ def fingerprint_of(toys: Toys, seed: int) -> str:
 class _PlainPut:
     """A store that writes manifests over whatever is there."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, notes: Path) -> None:
+        self._store, self._notes = store, notes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -133,7 +137,10 @@ class _PlainPut:
     def put_if_absent(self, key: str, data: bytes) -> bool:
         if not key.endswith("/manifest.json"):
             return self._store.put_if_absent(key, data)
-        time.sleep(0.5)  # both have looked by now, and found none
+        note = f"manifest-{key.replace('/', '-')}"
+        (self._notes / f"{note}-{os.getpid()}").touch()
+        while len(list(self._notes.glob(f"{note}-*"))) < 2:  # both have looked, and found none
+            time.sleep(0.01)
         self._store.put(key, data)
         return True
 
@@ -146,7 +153,7 @@ def main() -> None:
         setattr(ArtifactRef, "lease_key", key)  # noqa: B010 - it has no setter
     store: Any = open_store(url)
     if "PLAIN_PUT" in os.environ:
-        store = _PlainPut(store)
+        store = _PlainPut(store, home.parent)
     toys = Toys(root=root, home=home)
     context = replace(toys.context(f"run-{os.getpid()}"), store=store, terms=TERMS)
     for line in sys.stdin:

@@ -167,7 +167,7 @@ def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: 
     other = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path / "other")})
     try:
         assert end_leftovers(tmp_path, seconds=0) == 1
-        assert ours.wait(10) == -signal.SIGKILL
+        assert ours.wait(120) == -signal.SIGKILL
         assert other.poll() is None
     finally:
         for process in (ours, other):
@@ -195,7 +195,7 @@ def test_what_outlives_its_run_gets_the_time_to_save_and_is_then_killed(
         orphans.look({run.pid})
         assert hanging.poll() is None  # its time begins when it is first seen
         orphans.look({run.pid})
-        assert hanging.wait(10) == -signal.SIGKILL
+        assert hanging.wait(120) == -signal.SIGKILL
         assert run.poll() is None
         assert rank.is_running()
 
@@ -244,7 +244,7 @@ def test_a_run_that_was_asked_to_end_is_killed_once_it_is_asked_to_hurry(tmp_pat
 
         attempt.end(0)
 
-        wait_for(lambda: attempt.is_over, "the end of the run", seconds=10)
+        wait_for(lambda: attempt.is_over, "the end of the run")
     finally:
         run.kill()
         run.wait()
@@ -279,7 +279,7 @@ def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
         assert words[-1] == "False"  # runs that it starts have another launcher
         supervisor.kill()
 
-    wait_for(lambda: not worker.is_running(), "the end of the worker", seconds=20)
+    wait_for(lambda: not worker.is_running(), "the end of the worker")
 
 
 def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_of_two_processes_that_put_if_absent_one_wins_every_time(store: LocalSto
         assert racer.stdin
         racer.stdin.write("\n")
         racer.stdin.flush()
-    answers = [racer.communicate(timeout=30)[0].split() for racer in racers]
+    answers = [racer.communicate(timeout=120)[0].split() for racer in racers]
     for number, (a_won, b_won) in enumerate(zip(*answers, strict=True)):
         assert {a_won, b_won} == {"0", "1"}
         winner = b"a" if a_won == "1" else b"b"

@@ -41,7 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> LocalStore:
     return store
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_what_is_no_plain_file_is_one_line_and_nothing_waits_for_it(
     store: LocalStore, tmp_path: Path
 ) -> None:

@@ -124,7 +124,7 @@ def test_an_upload_that_is_interrupted_is_aborted_on_the_way_out(
     fake: FakeS3, large: Path, small_parts: int
 ) -> None:
     words = [sys.executable, "-c", INTERRUPTED, "s3://fake/x", str(large), str(small_parts)]
-    assert subprocess.run(words, check=False, timeout=30).returncode == 7
+    assert subprocess.run(words, check=False, timeout=120).returncode == 7
     assert fake.uploads == fake.objects == {}
     assert fake.count("PUT partNumber") >= 4
 

@@ -253,11 +253,9 @@ def test_offline_what_is_in_the_cache_is_used_and_nothing_is_asked(hub: HubServe
 def test_offline_without_a_cache_says_so(hub: HubServer, monkeypatch, revision):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(hub_module, "WAITS", (20.0,))
-    began = time.monotonic()
+    monkeypatch.setattr(hub_module, "WAITS", (1000.0,))
     with pytest.raises(DataError, match="is not on this machine, and HF_HUB_OFFLINE is set"):
         list_files(REPOSITORY, revision, ["*"])
-    assert time.monotonic() - began < 10
     assert hub.requests == []
 
 
@@ -291,10 +289,8 @@ def test_a_server_that_never_answers_is_not_waited_for_forever(hub: HubServer, m
     monkeypatch.setattr(hub_module, "SECONDS_FOR_AN_ANSWER", 0.3)
     hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.slow("", 20.0, kind="api")
-    began = time.monotonic()
     with pytest.raises(DataError, match=r"cannot be reached for revision main .*timed out"):
         fetch("a.parquet")
-    assert time.monotonic() - began < 5
     assert len(hub.requests) == 1
 
 
@@ -334,7 +330,7 @@ def test_two_processes_that_want_the_same_file_download_it_once(hub: HubServer):
         )
         for _ in range(2)
     ]
-    answers = [process.communicate(timeout=60)[0].split() for process in processes]
+    answers = [process.communicate(timeout=120)[0].split() for process in processes]
     assert answers[0] == answers[1]
     assert answers[0][0] == commit
     assert Path(answers[0][1]).read_bytes() == BIG
@@ -364,27 +360,24 @@ def test_several_files_come_at_a_time_and_are_counted(hub: HubServer, monkeypatc
 
 def test_the_first_error_ends_the_other_downloads(hub: HubServer):
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(6)})
-    hub.slow("1.parquet", 0.5)
+    hub.slow("1.parquet", 2.0)  # 24 seconds
     hub.fail("0.parquet", 403, times=None)
     files = list_files(REPOSITORY, "main", ["*"])[1]
-    began = time.monotonic()
     with pytest.raises(DataError, match=r"refuses 0\.parquet"):
         list(download_each(commit, files))
-    assert time.monotonic() - began < 4  # 1.parquet would take 6 seconds
+    assert not any(path.read_bytes() == BIG[1:] for path in cached(hub))
     assert not [t for t in threading.enumerate() if t.name.startswith("transfer-")]
 
 
 def test_a_download_that_is_left_ends_soon_and_leaves_no_half_file(hub: HubServer):
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(3)})
-    hub.slow("1.parquet", 0.5)
+    hub.slow("1.parquet", 2.0)  # 24 seconds
     files = list_files(REPOSITORY, "main", ["*"])[1]
     results = download_each(commit, files)
     assert next(results)[0] in ("0.parquet", "2.parquet")
-    assert half_files(hub)
-    began = time.monotonic()
+    while not half_files(hub):
+        time.sleep(0.01)
     results.close()
-    assert time.monotonic() - began < 3
-    deadline = time.monotonic() + 5
-    while half_files(hub) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert half_files(hub) == []
+    while half_files(hub):
+        time.sleep(0.01)
+    assert not any(path.read_bytes() == BIG[1:] for path in cached(hub))

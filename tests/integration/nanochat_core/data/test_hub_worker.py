@@ -37,7 +37,7 @@ def start(job: Job, hub: HubServer) -> subprocess.Popen[bytes]:
 
 
 def wait_until(happened: Callable[[], bool], worker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not happened():
         assert worker.poll() is None, "it ended too soon"
         assert time.monotonic() < deadline
@@ -61,7 +61,7 @@ def test_a_worker_that_is_killed_and_one_that_is_stopped_lose_no_whole_shard(
     job = make_job("shards", {}, shards=config)
     job.write()
 
-    hub.slow(SLOW, 0.5)  # a minute
+    hub.slow(SLOW, 2.0)  # four minutes
     worker = start(job, hub)
     wait_until(lambda: steps(job, 1) == 12, worker)
     worker.kill()
@@ -71,9 +71,7 @@ def test_a_worker_that_is_killed_and_one_that_is_stopped_lose_no_whole_shard(
     worker = start(job, hub)
     wait_until(lambda: steps(job, 2) == 12, worker)
     worker.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    worker.wait(timeout=20)
-    assert time.monotonic() - began < 10
+    worker.wait(timeout=120)
     result = Result.find(job.directory)
     assert result is not None
     assert result.status == "interrupted"

@@ -31,7 +31,7 @@ def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, to
     scheduler.step, scheduler.fail_all = fail, abandon_and_be_asked
     engine.start()
     assert engine._thread is not None
-    engine._thread.join(20)
+    engine._thread.join(120)
     assert asked.ends[0].reason == "failed"
     with pytest.raises(RuntimeError, match="thread has failed") as output:
         engine._next(SimpleQueue())

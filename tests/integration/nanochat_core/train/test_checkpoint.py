@@ -87,7 +87,7 @@ def test_rank_0_commits_only_when_the_last_rank_has_written(tmp_path: Path) -> N
     time.sleep(0.2)
     assert newest_step(tmp_path) is None
     write_pieces(directory, 1, {"b": torch.ones(2)})
-    thread.join(10)
+    thread.join(120)
     assert newest_step(tmp_path) == 5
 
 

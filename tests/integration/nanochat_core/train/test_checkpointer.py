@@ -84,7 +84,7 @@ def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
 ) -> None:
     go = threading.Event()
     write = checkpointer_module.write_pieces
-    monkeypatch.setattr(checkpointer_module, "write_pieces", lambda *a: (go.wait(10), write(*a)))
+    monkeypatch.setattr(checkpointer_module, "write_pieces", lambda *a: (go.wait(120), write(*a)))
     owner = Owner(1.0)
     checkpointer, _ = make_checkpointer(job, owner)
     checkpointer.maybe_save(1, 9, {"first": 2.5})  # the first is always saved
@@ -221,9 +221,9 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
     checkpointer.maybe_save(3, 9, {})
 
     def loop() -> None:
-        for done in range(4, 100):
+        for done in range(4, 12_000):  # two minutes
             time.sleep(0.01)
-            checkpointer.maybe_save(done, 900, {})
+            checkpointer.maybe_save(done, 10**6, {})
 
     with pytest.raises(OSError, match="No space left"):
         loop()

@@ -49,7 +49,7 @@ def test_the_next_steps_rows_are_taken_while_this_one_is_used() -> None:
     for step, _ in prefetch(take, start=0, stop=3, device=CPU):
         assert taken[step].is_set()
         if step < 2:
-            assert taken[step + 1].wait(5)
+            assert taken[step + 1].wait(120)
     assert not taken[3].is_set()
 
 

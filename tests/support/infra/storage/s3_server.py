@@ -25,7 +25,7 @@ from filelock import FileLock
 from infra.containers.local_s3 import free_port, server_environment
 
 RECORD = "server.json"  # of a shared server: address and process
-READY_WITHIN = 30  # seconds; it takes 0.3 on an idle machine
+READY_WITHIN = 120  # seconds; it takes 0.3 on an idle machine
 KEY, SECRET, REGION = "test", "test", "us-east-1"
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -89,7 +89,7 @@ class S3Server:
         """SIGTERM, then SIGKILL."""
         self.process.terminate()
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -129,7 +129,7 @@ def stop_s3(directory: Path) -> None:
     with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
         process = psutil.Process(json.loads(record.read_text())[1])
         process.kill()  # nothing of it is needed any more
-        process.wait(10)
+        process.wait(120)
 
 
 def start_s3(

@@ -3,7 +3,6 @@
 import fcntl
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -164,14 +163,14 @@ def test_a_full_disk_is_a_store_error_that_says_so(
 
 def test_work_is_done_on_every_item_a_few_at_a_time() -> None:
     running, most, done = 0, 0, set[int]()
-    lock = threading.Lock()
+    lock, three = threading.Lock(), threading.Barrier(3)
 
     def work(item: int, _: threading.Event) -> None:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.005)
+        three.wait(120)
         with lock:
             running -= 1
             done.add(item)
@@ -189,10 +188,8 @@ def test_the_first_failure_stops_the_others_and_is_raised() -> None:
         begun.append(item)
         if item == 2:
             raise ValueError("of the third")
-        assert stop.wait(10), "not stopped"
+        assert stop.wait(120), "not stopped"
 
-    started = time.monotonic()
     with ThreadPoolExecutor(4) as pool, pytest.raises(ValueError, match="of the third"):
         run_all(pool, range(1000), work, at_once=4)
     assert len(begun) <= 5
-    assert time.monotonic() - started < 8, "the others were told to end"

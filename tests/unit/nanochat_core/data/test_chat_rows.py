@@ -178,14 +178,14 @@ def test_ranks_that_do_not_write_wait_for_the_one_that_does(talk, tokenizer_dir,
             directory,
             row_len=64,
             writes=number == 0,
-            barrier=lambda: barrier.wait(20),
+            barrier=lambda: barrier.wait(120),
         )
 
     ranks = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
     for thread in ranks:
         thread.start()
     for thread in ranks:
-        thread.join(20)
+        thread.join(120)
     assert [found[number].tokens.tolist() for number in range(3)] == [found[0].tokens.tolist()] * 3
 
 
