@@ -1,8 +1,8 @@
 """Artifacts, runs and tags that tests put into a store without building anything."""
 
+import contextlib
 import hashlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +15,7 @@ from infra.storage.base import ObjectInfo, Store, VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.section import Tree
 
+SECONDS_TO_MEET = 100.0  # of readers that are expected to ask at the same time
 CREATED = "2026-11-21T06:00:00Z"
 # Of an accepted artifact, beside the fingerprint that it comes from.
 ACCEPTED = {"earlier": [], "code": {}, "why": "", "when": CREATED, "who": "me", "proof": None}
@@ -116,30 +117,31 @@ def two_alike(stage: str, digits: int = 4, **provenance: Any) -> tuple[Manifest,
 class Counting(LocalStore):
     """Counts what is asked of the store, and how many readers ask at the same time."""
 
-    def __init__(self, directory: Path, *, seconds: float = 0.0) -> None:
+    def __init__(self, directory: Path) -> None:
         super().__init__(directory)
         self.gets: list[str] = []
         self.lists: list[str] = []
         self.most_at_once = 0
-        self._seconds = seconds  # that an answer takes
         self._at_once = 0
         self._lock = threading.Lock()
+        self._meetings: dict[str, tuple[threading.Barrier, list[str]]] = {}
+
+    def meet(self, readers: int, name: str) -> None:
+        """Have the first reads of objects of this name wait for each other.
+
+        Fails in a reader if fewer of them ever ask at the same time.
+        """
+        self._meetings[name] = (threading.Barrier(readers), [])
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
-        self._count(self.gets, key)
-        try:
+        with self._counted(key):
             return super().get(key, size=size)
-        finally:
-            self._end()
 
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
-        self._count(self.gets, key)
-        try:
+        with self._counted(key):
             return super().get_stored(key)
-        finally:
-            self._end()
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
@@ -152,16 +154,22 @@ class Counting(LocalStore):
         tops = [(key.partition("/")[0], key.rpartition("/")[2]) for key in self.gets]
         return Counter(top if top in ends else last for top, last in tops)
 
-    def _count(self, asked: "list[str]", key: str) -> None:
+    @contextlib.contextmanager
+    def _counted(self, key: str) -> Iterator[None]:
+        barrier, early = self._meetings.get(key.rpartition("/")[2], (None, []))
         with self._lock:
-            asked.append(key)
+            self.gets.append(key)
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
-        time.sleep(self._seconds)
-
-    def _end(self) -> None:
-        with self._lock:
-            self._at_once -= 1
+            is_early = barrier is not None and len(early) < barrier.parties
+            early.append(key)
+        try:
+            if barrier is not None and is_early:
+                barrier.wait(SECONDS_TO_MEET)
+            yield
+        finally:
+            with self._lock:
+                self._at_once -= 1
 
 
 def _provenance(**changes: Any) -> Provenance:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(is_so: Callable[[], bool], *, seconds: float = 20.0) -> None:
+def wait_until(is_so: Callable[[], bool], *, seconds: float = 100.0) -> None:
     """Look again and again; fails when it does not become so."""
     deadline = time.monotonic() + seconds
     while not is_so():

@@ -19,6 +19,7 @@ from flows.leases.lease import (
 )
 from infra.storage.base import Store
 from tests.support.flows.claims import claim
+from tests.support.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
 
@@ -33,7 +34,7 @@ def test_a_lease_goes_from_owner_to_owner(s3_store: Store) -> None:
     renew(s3_store, first, step=1, total=9)
     holder = ask(s3_store, "b")
     assert isinstance(holder, LeaseHolder)
-    assert (holder.record.step, holder.age < 30) == (1, True)
+    assert holder.record.step == 1
     release(s3_store, first)
     second = ask(s3_store, "b")
     assert isinstance(second, LeaseGrant)
@@ -51,7 +52,7 @@ def test_a_lease_goes_from_owner_to_owner(s3_store: Store) -> None:
 def test_a_lease_grows_old_by_the_stores_clock(s3_store: Store) -> None:
     ask(s3_store, "a")
     time.sleep(2.2)
-    assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT), ttl=30.0) is not None
+    assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT), ttl=300.0) is not None
     assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT), ttl=0.9) is None
     assert isinstance(ask(s3_store, "b", ttl=0.9), LeaseGrant)
 
@@ -81,15 +82,18 @@ def test_of_many_that_want_it_at_once_one_gets_it_each_time(s3_store: Store) -> 
 
 
 def test_heartbeats_keep_it(s3_store: Store) -> None:
-    terms = LeaseTimings(ttl=4.0, beat=0.2)
+    terms = LeaseTimings(ttl=60.0, beat=0.1)
     stop = threading.Event()
     with hold_lease(
         s3_store, ArtifactRef("sft", FINGERPRINT), claim("a"), stop=stop, terms=terms
     ) as lease:
         assert isinstance(lease, HeldLease)
-        time.sleep(1.5)
-        holder = find_holder(s3_store, ArtifactRef("sft", FINGERPRINT))
-        assert holder is not None
-        assert holder.record.beat > 2
+
+        def beats() -> int:
+            holder = find_holder(s3_store, ArtifactRef("sft", FINGERPRINT))
+            assert holder is not None
+            return holder.record.beat
+
+        wait_until(lambda: beats() > 3)
         assert not lease.lost.is_set()
     assert find_holder(s3_store, ArtifactRef("sft", FINGERPRINT)) is None

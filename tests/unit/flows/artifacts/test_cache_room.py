@@ -179,26 +179,26 @@ def test_who_waited_for_the_lock_of_a_dropped_copy_takes_the_new_one(
 ):
     fetch(store, manifest, cache)
     cache.close()
-    dropping, waiting = threading.Event(), threading.Event()
+    dropping, waiting, may_drop = threading.Event(), threading.Event(), threading.Event()
     rmtree = shutil.rmtree
 
     def wait_and_remove(path: Path, **options: bool) -> None:
         dropping.set()
-        waiting.wait(5)
+        may_drop.wait(100)
         rmtree(path, ignore_errors=True)
 
     monkeypatch.setattr(module.shutil, "rmtree", wait_and_remove)
     other = Cache(cache.directory, 0)
     dropper = threading.Thread(target=other.make_room)
     dropper.start()
-    assert dropping.wait(5)
-    user = threading.Thread(target=fetch, args=(store, manifest, cache))
+    assert dropping.wait(100)
+    told = {"on_bytes": lambda _: waiting.set()}
+    user = threading.Thread(target=fetch, args=(store, manifest, cache), kwargs=told)
     user.start()
-    user.join(0.2)  # by now it waits for the old lock file
-    assert user.is_alive()
-    waiting.set()
+    assert waiting.wait(100)  # for the old lock file
+    may_drop.set()
     for thread in (dropper, user):
-        thread.join(10)
+        thread.join()
     other.make_room()
     assert cache.find_copy(manifest) is not None
     cache.close()

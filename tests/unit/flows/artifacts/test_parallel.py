@@ -26,7 +26,7 @@ def test_results_come_in_order_and_items_are_taken_as_needed(threads: int):
 
 def test_as_many_threads_work_as_were_asked_for():
     together = threading.Barrier(4)
-    list(in_parallel(lambda _: together.wait(10), range(8), threads=4))
+    list(in_parallel(lambda _: together.wait(100), range(8), threads=4))
 
 
 def test_one_thread_is_the_callers_own():

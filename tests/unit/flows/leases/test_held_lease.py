@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import threading
-import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,21 @@ from tests.support.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
 KEY = f"sft/{FINGERPRINT}/lease.json"
-QUICK = LeaseTimings(ttl=2.0, beat=0.05)
+QUICK = LeaseTimings(ttl=60.0, beat=0.02)
+SHORT = dataclasses.replace(QUICK, ttl=0.2)
+SECONDS = 100.0  # more than a busy machine needs
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
     (tmp_path / "disk").mkdir()
     return LocalStore(tmp_path / "disk" / "store")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow its last heartbeat is, the block waits for it."""
+    monkeypatch.setattr(held_lease, "_SECONDS_TO_END", SECONDS)
 
 
 @contextlib.contextmanager
@@ -92,10 +99,7 @@ def test_the_threads_end_with_the_block_and_the_lease_is_given_back(
         if how == "badly":
             raise ValueError
     assert threading.active_count() == before
-    data = store.get(KEY)
-    assert b'"released": true' in data
-    time.sleep(4 * QUICK.beat)
-    assert store.get(KEY) == data
+    assert b'"released": true' in store.get(KEY)
 
 
 def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> None:
@@ -118,7 +122,7 @@ def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> 
 def test_another_owner_is_noticed_with_the_next_heartbeat(store: LocalStore) -> None:
     with held_by_us(store) as lease:
         take_over(store)
-        assert lease.lost.wait(5)
+        assert lease.lost.wait(SECONDS)
         assert lease.ending.is_set()
         with pytest.raises(LeaseLost, match="lost its lease to run run-b"):
             lease.raise_if_lost()
@@ -127,25 +131,13 @@ def test_another_owner_is_noticed_with_the_next_heartbeat(store: LocalStore) -> 
     assert b'"released": false' in store.get(KEY)  # it is not ours to give back
 
 
-def test_a_store_that_is_away_for_a_while_costs_nothing(
-    store: LocalStore, unplug: Callable[[], Callable[[], None]]
-) -> None:
-    with held_by_us(store) as lease:
-        plug_in = unplug()
-        time.sleep(QUICK.ttl / 4)
-        plug_in()
-        before = beats(store)
-        wait_until(lambda: beats(store) > before)
-        assert not lease.lost.wait(QUICK.ttl / 2)
-
-
 def test_a_store_that_is_away_for_longer_than_a_lease_lives_loses_nothing(
     store: LocalStore, unplug: Callable[[], Callable[[], None]]
 ) -> None:
-    with held_by_us(store) as lease:
+    with held_by_us(store, terms=SHORT) as lease:
         before = beats(store)
         plug_in = unplug()
-        assert not lease.ending.wait(1.5 * QUICK.ttl)
+        assert not lease.ending.wait(1.5 * SHORT.ttl)
         with pytest.raises(StoreError):
             lease.check()
         plug_in()
@@ -180,9 +172,9 @@ def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_con
     with held_by_us(store) as lease:
         plug_in = unplug()
         take_over(LocalStore(tmp_path / "away" / "store"))
-        assert not lease.ending.wait(QUICK.ttl / 2)
+        assert not lease.ending.wait(5 * QUICK.beat)
         plug_in()
-        assert lease.lost.wait(5)
+        assert lease.lost.wait(SECONDS)
         assert lease.ending.is_set()
         with pytest.raises(LeaseLost, match="lost its lease to run run-b"):
             lease.raise_if_lost()
@@ -192,23 +184,25 @@ def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_lease, "_SECONDS_TO_END", 0.1)
-    answer, asked = threading.Event(), threading.Event()
+    answer, may_hang, hangs = threading.Event(), threading.Event(), threading.Event()
 
     class Hanging:
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)
 
         def get_stored(self, key: str) -> Any:
-            if asked.is_set():
-                answer.wait(30)
+            if may_hang.is_set():
+                hangs.set()
+                answer.wait(SECONDS)
             return store.get_stored(key)
 
     stop = threading.Event()
     with held_by_us(Hanging(), stop=stop) as lease:
-        asked.set()
-        assert not lease.ending.wait(QUICK.ttl)
+        may_hang.set()
+        assert hangs.wait(SECONDS)
+        assert not lease.ending.is_set()
         stop.set()
-        assert lease.ending.wait(5)  # though a heartbeat hangs
+        assert lease.ending.wait(SECONDS / 2)  # though a heartbeat hangs
     assert not answer.is_set()
     assert b'"released": false' in store.get(KEY)
     answer.set()
@@ -218,6 +212,6 @@ def test_stopping_the_run_ends_the_job_and_loses_nothing(store: LocalStore) -> N
     stop = threading.Event()
     with held_by_us(store, stop=stop) as lease:
         stop.set()
-        assert lease.ending.wait(5)
+        assert lease.ending.wait(SECONDS)
         assert not lease.lost.is_set()
         lease.raise_if_lost()
