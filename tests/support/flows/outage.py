@@ -1,4 +1,4 @@
-"""A store that falls silent for many leases' time."""
+"""Stores that fall silent for longer than a lease lives."""
 
 import time
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from flows.leases.held_lease import LeaseTimings
 from infra.storage.base import StoreUnavailable
 
-TERMS = LeaseTimings(ttl=0.3, beat=0.05, look=0.05, longest_look=0.1, say=0.2)
-SECONDS = 5 * TERMS.ttl
+TERMS = LeaseTimings(ttl=0.1, beat=0.02, look=0.02, longest_look=0.05, say=0.0)
+SECONDS = 3 * TERMS.ttl
 _VERBS = {
     *("put", "put_if_absent", "put_if_same", "get", "get_stored"),
     *("head", "list", "delete", "upload", "fetch"),
@@ -35,7 +35,7 @@ class Outage:
             if self.until is None and is_first and (not self._data or self._data in words[0]):
                 self.until = time.monotonic() + self._seconds
             if self.until is not None and time.monotonic() < self.until:
-                raise StoreUnavailable("no answer in time")
+                raise StoreUnavailable(f"no answer to {name}")
             return found(key, *words, **options)
 
         return ask

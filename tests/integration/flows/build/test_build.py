@@ -3,7 +3,6 @@
 import os
 import platform
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,16 @@ from flows.leases import file_lock
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError, StoreError
+from tests.support.flows.waiting import wait_until
 
+# Ends when there is a file `go` in its home.
 SLOW = """
 import time
 
 
 def run(job):
-    time.sleep(0.5)
+    while not (job.directory.parents[2] / "go").exists():
+        time.sleep(0.02)
     (job.output / "a").write_text("a")
     return {}
 """
@@ -58,7 +60,7 @@ def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
     (segment,) = manifest.provenance.segments
     assert (segment["first_step"], segment["last_step"]) == (0, 2)
     assert (segment["device"], segment["processes"], segment["threads"]) == ("cpu", 1, 1)
-    assert 0 < segment["ended"] - segment["started"] < 30
+    assert segment["ended"] - segment["started"] > 0
     assert segment["dollars"] == pytest.approx(
         (segment["ended"] - segment["started"]) / 1000, abs=1e-4
     )
@@ -186,13 +188,14 @@ def test_whoever_waits_for_the_lease_reuses_what_was_built(toys: Any) -> None:
     ]
     for thread in threads:
         thread.start()
+    wait_until(lambda: [e["kind"] for _, e in toys.told].count("waiting") >= 2)
+    (toys.home / "go").touch()
     for thread in threads:
         thread.join()
 
     assert sorted(results) == [False, True, True]
     kinds = toys.kinds("first")
     assert kinds.count("building") == 1
-    assert kinds.count("waiting") >= 2
 
 
 def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
@@ -205,6 +208,8 @@ def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
     ]
     for thread in threads:
         thread.start()
+    wait_until(lambda: "building" in [event["kind"] for _, event in toys.told])
+    (toys.home / "go").touch()
     for thread in threads:
         thread.join()
 
@@ -213,7 +218,7 @@ def test_gpu_stages_run_one_at_a_time(toys: Any) -> None:
 
 
 def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None:
-    slow = toys.stage("slow", source="import time\ndef run(job):\n    time.sleep(60)\n")
+    slow = toys.stage("slow", source="import time\ndef run(job):\n    time.sleep(600)\n")
     held = toys.stage("held")
     context = toys.context()
     identity = identify(held, context.run, {}, code=Code(context.root))
@@ -230,14 +235,10 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
         threads = [threading.Thread(target=run, args=(stage,)) for stage in (slow, held)]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 20
-        while len([e for _, e in toys.told if e["kind"] in ("building", "waiting")]) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
+        wait_until(lambda: {"building", "waiting"} <= {event["kind"] for _, event in toys.told})
         context.stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join()
 
     assert len(errors) == 2
     assert find_manifest(context.store, ArtifactRef("held", identity.fingerprint)) is None

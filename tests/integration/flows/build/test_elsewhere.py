@@ -155,7 +155,7 @@ def test_the_last_checkpoint_of_a_job_that_fails_after_it_is_sent(
     with pytest.raises(JobFailed):
         build(stage, replace(context, store=store), {}, force=False)
 
-    assert store.steps() == {"step-0000003"}
+    assert "step-0000003" in store.steps()
 
 
 def test_an_asked_for_rebuild_begins_at_the_beginning(toys: Any, tmp_path: Path) -> None:

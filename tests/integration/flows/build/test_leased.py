@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
@@ -20,15 +19,15 @@ from flows.build.build import build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
-from flows.leases.lease import TTL, LeaseHolder, LeaseLost, try_acquire
+from flows.leases.lease import LeaseHolder, LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
 from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
-QUICK = LeaseTimings(ttl=2.0, beat=0.05, look=0.05, longest_look=0.2)
-ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(60)\n"
+QUICK = LeaseTimings(ttl=60.0, beat=0.05, look=0.05, longest_look=0.2)
+ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(99)\n"
 
 
 def fingerprint_of(context: Any, stage: Any) -> str:
@@ -88,7 +87,7 @@ def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
 
     wait_until(lambda: steps() == (310, 900))
     (toys.home.parent / "go").touch()
-    thread.join(30)
+    thread.join()
 
 
 def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
@@ -98,7 +97,7 @@ def test_a_lost_lease_ends_the_job_and_keeps_what_it_saved(toys: Any) -> None:
     wait_until(lambda: bool(list(toys.home.glob("work/endless/*/checkpoints/kept"))))
 
     take_over(context, stage)
-    thread.join(20)
+    thread.join()
 
     (error,) = errors
     assert isinstance(error, LeaseLost)
@@ -121,7 +120,7 @@ def test_a_run_that_is_stopped_is_interrupted_whatever_its_lease_does(toys: Any)
 
     context.stop.set()
     take_over(context, stage)
-    thread.join(20)
+    thread.join()
 
     assert [type(error) for error in errors] == [StageInterrupted]
 
@@ -205,7 +204,7 @@ def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: P
     for entry in away.store.list("first/"):
         if not entry.key.endswith("lease.json"):
             context.store.put(entry.key, away.store.get(entry.key))
-    thread.join(20)
+    thread.join()
 
     (built,) = results
     assert built.cached
@@ -259,10 +258,8 @@ def test_a_killed_builder_of_this_machine_is_succeeded_at_once(toys: Any, builde
     killed.wait()
     (toys.home.parent / "go").touch()
 
-    began = time.monotonic()
-    events = read_until(builders("one"), "end")
+    events = read_until(builders("one", ttl=1000.0), "end")
 
-    assert time.monotonic() - began < TTL / 2
     assert events[-1]["error"] is None
     assert "waiting" not in [event["kind"] for event in events]
     assert bodies(toys) == ["one", "one"]

@@ -1,5 +1,6 @@
 """Nodes that build one stage together: they meet, lose each other and resume."""
 
+import os
 import shutil
 import threading
 import time
@@ -26,12 +27,14 @@ from flows.build.messages import (
 )
 from flows.build.nodes import build_share
 from flows.build.retry import TransientStageError, is_retryable
+from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError, StageError
+from tests.support.flows.waiting import wait_until
 
 # Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
 ENTRY = """
@@ -108,7 +111,7 @@ def run(job):
     time.sleep(600)
 """
 SAID = NodeStatus(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
-QUICK = LeaseTimings(ttl=20.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
+QUICK = LeaseTimings(ttl=200.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
 
 
 @pytest.fixture(autouse=True)
@@ -184,11 +187,11 @@ def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
     stage = toys.stage("train", source=MISTAKEN, compute="gpu")
     other = start(pool, stage, contexts[1], 1)
     with pytest.raises(StageError, match=r"the text is empty \(on node 1") as caught:
-        start(pool, stage, contexts[0], 0).result(120)
+        start(pool, stage, contexts[0], 0).result()
     assert not is_retryable(caught.value)
     assert caught.value.hint == "fill it"
     with pytest.raises(StageError, match="the text is empty"):
-        other.result(60)
+        other.result()
 
 
 @pytest.mark.torch
@@ -202,8 +205,8 @@ def test_one_run_makes_it_anew_on_both_nodes_once(
     for run in ("second", "second"):
         both = [replace(context, run_id=run) for context in contexts]
         other = start(pool, stage, both[1], 1, force=True)
-        first = start(pool, stage, both[0], 0, force=True).result(120)
-        assert other.result(60).manifest == first.manifest
+        first = start(pool, stage, both[0], 0, force=True).result()
+        assert other.result().manifest == first.manifest
         manifests.append((first.manifest.provenance.run, first.manifest.provenance.owner))
     assert [run for run, _ in manifests] == ["run-a", "second", "second"]
     assert manifests[0] != manifests[1] == manifests[2]  # the third found what the second made
@@ -220,7 +223,7 @@ def test_a_node_that_was_started_again_within_an_attempt_is_lost(
         while who == "one" and (heard := find_start(place, ttl=60.0)[0]) and not heard.endpoint:
             assert not first.done(), first.result()
     with pytest.raises(NodeLost, match="node 1, b, was started again"):
-        first.result(60)
+        first.result()
 
 
 def heard_call(context: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
@@ -253,10 +256,10 @@ def test_of_two_machines_with_one_number_one_ends(
     for node in (1, 2):
         publish_status(place, replace(other, node=node))
     with pytest.raises(StageError, match="node 1 is on host c too"):
-        second.result(60)
+        second.result()
     contexts[0].stop.set()
     with pytest.raises(StageError):  # it was stopped, or saw before that node 1 is another
-        first.result(60)
+        first.result()
 
 
 def _fingerprint(context: BuildContext) -> str:
@@ -288,23 +291,36 @@ def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
     monkeypatch.setattr("flows.artifacts.checkpoints.restore_step", is_full)
     other = start(pool, stage, contexts[1], 1)
     with pytest.raises(NodeLost, match=r"OSError: the disk is full \(on node 1") as caught:
-        start(pool, stage, contexts[0], 0).result(60)
+        start(pool, stage, contexts[0], 0).result()
     assert not is_retryable(caught.value)
     with pytest.raises(OSError, match="the disk is full"):
-        other.result(60)
+        other.result()
 
 
 def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
 ) -> None:
-    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, ttl=16.0, meet=3.0)), 0)
-    place, call = heard_call(contexts[1], first)
-    said = replace(SAID, epoch=call.epoch, state="coming")
-    publish_status(place, said)
-    began = time.monotonic()
+    lines: list[str] = []
+    context = replace(
+        contexts[0],
+        terms=replace(QUICK, meet=0.0, say=0.0),
+        watch=lambda _, event: lines.append(str(event.get("text"))),
+    )
+    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
+    place = MessagePrefix(store=context.store, ref=ArtifactRef("train", fingerprint))
+    publish_status(place, replace(SAID, epoch=1, state="coming"))
+    (status,) = (tmp_path / "shared").glob("train/*/*/nodes/*")
+    set_age(status, -1000.0)  # it is not silent soon
+    first = start(pool, stage, context, 0)
+    wait_until(lambda: lines.count("waiting: for node 1 of 2") > 2)
+    set_age(status, 1000.0)
     with pytest.raises(NodeLost, match="node 1 did not come"):
-        first.result(60)
-    assert time.monotonic() - began > 6.0  # half of a lease after it was heard
+        first.result()
+
+
+def set_age(path: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
 
 
 def test_nodes_that_do_not_come_are_named(stage: Stage, contexts: list[BuildContext]) -> None:
@@ -329,13 +345,13 @@ def test_nodes_that_wait_are_stopped(
         context.stop.set()
     for future in waiting:
         with pytest.raises(StageInterrupted):
-            future.result(60)
+            future.result()
 
 
 def test_nodes_that_were_started_for_different_numbers_refuse(
     stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
-    first = start(pool, stage, replace(contexts[0], terms=replace(QUICK, meet=3.0)), 0)
+    first = start(pool, stage, contexts[0], 0)
     placement = replace(contexts[1].placement, nodes=3)
     with pytest.raises(ConfigError, match=r"calls 2 nodes with 1 processes, this one was .* 3"):
         build_share(stage, replace(contexts[1], placement=placement), {}, node=1, force=False)

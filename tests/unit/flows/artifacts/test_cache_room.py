@@ -192,10 +192,17 @@ def test_who_waited_for_the_lock_of_a_dropped_copy_takes_the_new_one(
     dropper = threading.Thread(target=other.make_room)
     dropper.start()
     assert dropping.wait(100)
-    told = {"on_bytes": lambda _: waiting.set()}
-    user = threading.Thread(target=fetch, args=(store, manifest, cache), kwargs=told)
+    lock = module._lock_shared
+
+    def note_and_lock(path: Path) -> int:
+        waiting.set()
+        return lock(path)
+
+    monkeypatch.setattr(module, "_lock_shared", note_and_lock)
+    user = threading.Thread(target=fetch, args=(store, manifest, cache))
     user.start()
-    assert waiting.wait(100)  # for the old lock file
+    assert waiting.wait(100)
+    user.join(0.1)  # by now it waits for the old lock file
     may_drop.set()
     for thread in (dropper, user):
         thread.join()
