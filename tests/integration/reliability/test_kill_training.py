@@ -168,8 +168,8 @@ def has_begun(job: Job, size: int) -> bool:
 
 
 def wait_for_none(job: Job) -> int:
-    """How many processes of the job are left, when they had a moment to go."""
-    until = time.monotonic() + 5.0
+    """How many processes of the job are left, when they had two minutes to go."""
+    until = time.monotonic() + 120.0
     while (left := count_processes(job)) and time.monotonic() < until:
         time.sleep(0.05)
     return left

@@ -1,6 +1,6 @@
 """A small pipeline against a real S3 server behind the fault proxy: what becomes of each fault.
 
-Three stages are built by flows.build.build, as in a run. Only the launch of jobs is replaced: a toy
+Two stages are built by flows.build.build, as in a run. Only the launch of jobs is replaced: a toy
 job runs in this process, because what is tried here is every request to the store, and processes
 would take most of the time. A run waits for a store that does not answer; it is stopped a moment
 later. Its output follows from all bytes of its inputs, so that damage which is not found changes
@@ -258,8 +258,7 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
         }
         first = toys.stage("first")
         second = toys.stage("second", first)
-        third = toys.stage("third", first, second)
-        pipeline = Pipeline(directory, proxy, clients, (first, second, third))
+        pipeline = Pipeline(directory, proxy, clients, (first, second))
         calm = {tries: pipeline.run(tries_conditions=tries) for tries in (False, True)}
         assert all(outcome.is_good and outcome.ended == "same" for outcome in calm.values()), calm
         pipeline.calm = {tries: outcome.methods for tries, outcome in calm.items()}

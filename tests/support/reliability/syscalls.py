@@ -162,7 +162,7 @@ def _traced(pid: int, order: Order, *expressions: str) -> Generator[Callable[[],
                 time.sleep(0.001)
             os.kill(pid, signal.SIGUSR1)
             yield lambda: log.read_text(errors="replace").splitlines()
-            strace.wait(10)
+            strace.wait(120)
         finally:
             strace.kill()
 

@@ -68,24 +68,22 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_differs_from_a_started_process_in_its_numbers_alone(
     start: Any, fresh: Any, tmp_path: Path
 ) -> None:
-    seeds: set[int] = set()
+    def describe(**options: Any) -> tuple[int, dict[str, Any], str]:
+        process = start(**options)
+        said, error = process.communicate(timeout=120)
+        described = json.loads(said)
+        assert process.returncode == 0
+        assert described.pop("pid") == process.pid
+        return described.pop("seed"), described, error
 
-    def both() -> list[tuple[dict[str, Any], str]]:
-        found = []
-        for options in ({}, {"cwd": tmp_path, "start_new_session": True}):
-            process = start(**options)
-            said, error = process.communicate(timeout=120)
-            described = json.loads(said)
-            assert process.returncode == 0
-            assert described.pop("pid") == process.pid
-            seeds.add(described.pop("seed"))
-            found.append((described, error))
-        return found
-
-    forked = both()
+    elsewhere = {"cwd": tmp_path, "start_new_session": True}
+    first, here, _ = describe()
+    assert (here["own session"], here["directory"]) == (False, os.getcwd())
+    second, *forked = describe(**elsewhere)
     fresh()
-    assert forked == both()
-    assert len(seeds) == 4
+    third, *started = describe(**elsewhere)
+    assert forked == started
+    assert len({first, second, third}) == 3
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,6 @@ def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("way", "name", "state", "says", "remedy"),
     [
-        (Quirk.RACY_IF_NONE_MATCH, "create", "fail", "same If-None-Match win", "a directory"),
         (Quirk.REFUSES_IF_MATCH, "swap", "fail", "refuses If-Match", "a directory"),
         (Quirk.CHECKS_NO_CHECKSUMS, "checksum", "warn", "damaged body is accepted", "https"),
         (Quirk.CHECKS_NO_MD5, "checksum", "warn", "accepted", "NANOCHAT_S3_CHECKSUM=sha256"),
@@ -71,10 +70,6 @@ def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) ->
         (
             Fault(kind=Kind.REFUSE, verb="POST uploads", status=501, code="NotImplemented"),
             *("parts", "fail", "NotImplemented", "needs this"),
-        ),
-        (
-            Fault(kind=Kind.REFUSE, verb="PUT partNumber", status=404, code="NoSuchUpload"),
-            *("parts", "fail", "cannot put", "needs this"),
         ),
         (
             Fault(kind=Kind.REFUSE, verb="GET list-type", status=403, code="AccessDenied"),

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -19,7 +20,7 @@ from xml.sax.saxutils import escape
 from tests.support.infra.storage.fake_http import serve
 from tests.support.infra.storage.misbehaviour import Answer, FakeError, Fault, Quirk, Request
 
-RACE = 0.02  # seconds between looking and writing of a store that is not atomic
+RACE = 1.0  # seconds, between looking and writing, for which a racy store waits for a second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,10 @@ class FakeS3:
         self.bucket = bucket
         self.now: Callable[[], float] = time.time
         self._lock = threading.RLock()
+        self._together = threading.Condition()
+        self._looked: Counter[tuple[str, str | None]] = (
+            Counter()
+        )  # a racy store's conditional writes
         self._server = serve(self)
 
     @property
@@ -107,7 +112,11 @@ class FakeS3:
         )
         if racy:
             self._check_conditions(request)
-            time.sleep(RACE)
+            with self._together:
+                moment = (request.key, request.headers.get("if-match"))
+                self._looked[moment] += 1
+                self._together.notify_all()
+                self._together.wait_for(lambda: self._looked[moment] > 1, RACE)
         with self._lock:
             if not racy:
                 self._check_conditions(request)
