@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 # Where `make s3` listens.
 PORT ?= 4566
 
-.PHONY: help setup torch demo check fix test fast campaigns s3 s3-docker lock sbom clean
+.PHONY: help setup torch demo check fix test fast gpu campaigns s3 s3-docker lock sbom clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
@@ -24,6 +24,7 @@ help:
 	@echo "make check   format, lint, types, import contracts, fast tests, docs"
 	@echo "make test    all tests but the campaigns"
 	@echo "make fast    unit tests: they need neither torch nor Prefect"
+	@echo "make gpu     the tests that need a GPU"
 	@echo "make campaigns   kills, power cuts, faults, attacks, with today's seed; a table; hours"
 	@echo "make s3      an S3-compatible server on this machine, to try object storage with"
 	@echo "make s3-docker   the same in docker"
@@ -86,6 +87,9 @@ fast: setup
 
 test: setup
 	$(TEST_ENV) $(BIN)/pytest -q -n 4 -m "not gpu" tests/integration tests/unit
+
+gpu: setup
+	$(TEST_ENV) $(BIN)/pytest -q -m gpu $$(cat tests/gpu.txt)
 
 campaigns: setup
 	$(TEST_ENV) $(BIN)/pytest -q tests/campaigns

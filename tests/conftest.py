@@ -128,6 +128,14 @@ class FileScheduling(LoadScopeScheduling):
         return "registered" if nodeid.startswith(REGISTERED) else nodeid.partition("::")[0]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let tests on a GPU warn: warnings of torch's compiler or of a kernel's package, raised as
+    errors, would make a backend seem unable to run."""
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
     """Have files scheduled, not tests; pytest-xdist's own groups need an older pytest."""

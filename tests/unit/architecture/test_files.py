@@ -116,6 +116,12 @@ def test_every_stage_of_the_table_has_its_module(stage: Stage) -> None:
     assert "run" in functions
 
 
+def test_the_files_with_tests_for_a_gpu_are_listed() -> None:
+    listed = (ROOT / "tests" / "gpu.txt").read_text().split()
+    marked = re.compile(r"^(@|pytestmark = .*)pytest\.mark\.gpu", re.MULTILINE)
+    assert listed == [named(p) for p in python_files("tests") if marked.search(p.read_text())]
+
+
 def test_one_function_takes_the_digest_of_a_file() -> None:
     sources = [path for package in ("flows", "infra") for path in (ROOT / package).rglob("*.py")]
     digesting = {p.name for p in sources if "file_digest(" in p.read_text()}

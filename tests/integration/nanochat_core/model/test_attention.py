@@ -112,6 +112,16 @@ def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_told() -> None:
     assert attention_backend() == "sdpa"
 
 
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_back_to_sdpa")
+def test_auto_on_a_hopper_gpu_is_faster_than_sdpa() -> None:
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("no GPU of compute capability 9 here")
+    device = torch.device("cuda")
+    reasons = {b.name: b.unable(device, torch.bfloat16) for b in BACKENDS}
+    assert choose("auto", device, torch.bfloat16) is not SDPA, reasons
+
+
 @pytest.mark.usefixtures("_back_to_sdpa")
 def test_a_backend_that_cannot_run_is_refused_with_its_reason() -> None:
     with pytest.raises(ConfigError, match="'fa3' cannot run here: it needs a GPU") as caught:

@@ -40,6 +40,10 @@ def test_a_step_never_waits_for_the_device(
     optimizer = Optimizer(model, rates, precision=precision, world=ALONE)
     train(optimizer, model, ALONE, range(2))
     tokens = torch.randint(60, (2, 17), device=device)
+    # Kernels are compiled for the first pass of a shape, and compiling may wait for the device.
+    optimizer.backward(model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum(), last=True)
+    optimizer.start_reduce_scatter()
+    optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
     loss = model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
     torch.cuda.set_sync_debug_mode("error")
     try:
