@@ -1,19 +1,23 @@
 """What each attention backend costs beside torch's SDPA, forward and backward.
 
-    python bench/attention.py [--depths 12 24] [--rows 4] [--seconds 1]
+    python bench/attention.py [--depths 12 24] [--rows 4] [--seconds 1] [--references]
 
 Per depth one row of the table for the short and the full window, with nanochat's shapes: sequences
 of 2048 tokens, heads of 128 channels. A backend that cannot run here is named with the reason. On a
 CPU the shapes are depth 4's in fp32 unless given, and the mask that SDPA would need for a window is
-measured too, as SDPA works in bands there.
+measured too, as SDPA works in bands there. With --references also what torch has beside our
+backends, and the largest error of each output and gradient beside SDPA in fp32, relative to the
+largest value. Not run on a GPU yet.
 """
 
 import argparse
 import json
+import math
 import time
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Call, band, mixed
@@ -21,6 +25,7 @@ from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import run_for_depth
 
 Times = dict[str, float]  # backend -> milliseconds
+Problem = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, v and the output's gradient
 
 
 def main() -> None:
@@ -29,26 +34,53 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Attention backends beside SDPA.")
     parser.add_argument("--depths", type=int, nargs="+", default=[12, 24] if on_gpu else [4])
     parser.add_argument("--rows", type=int, default=16 if on_gpu else 1)
+    parser.add_argument("--sequence-len", type=int, default=2048)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each measurement")
+    parser.add_argument("--references", action="store_true", help="torch's other ways, and errors")
     options = parser.parse_args()
     device = torch.device("cuda" if on_gpu else "cpu")
     dtype = torch.bfloat16 if on_gpu else torch.float32
     calls = able(device, dtype)
     if not on_gpu:
         calls["sdpa with a mask"] = with_mask
+    if options.references:
+        calls |= references(device)
+    forward: dict[str, Times] = {}
     found: dict[str, Times] = {}
+    errors: dict[str, Times] = {}
     for depth in options.depths:
-        model = run_for_depth(depth).model
+        model = run_for_depth(depth, sequence_len=options.sequence_len).model
         shape = (options.rows, model.sequence_len, model.num_heads, head_dim(model))
         for window in sorted({min(w, model.sequence_len - 1) for w in model.windows}):
-            times = {
-                name: milliseconds(call, shape, window, device, dtype, options.seconds)
-                for name, call in calls.items()
+            case = f"d{depth}, window {window}"
+            problem = make_problem(shape, device, dtype)
+            able_calls = {n: c for n, c in calls.items() if sees(n, window, shape[1])}
+            timings = {
+                name: times(call, problem, window, options.seconds)
+                for name, call in able_calls.items()
             }
-            found[f"d{depth}, window {window}"] = times
+            forward[case] = {name: of[0] for name, of in timings.items()}
+            found[case] = {name: of[1] for name, of in timings.items()}
+            if options.references:
+                errors[case] = {n: error(c, problem, window) for n, c in able_calls.items()}
+    print("forward alone")
+    report(forward)
+    print("forward and backward")
     report(found)
+    for case, of in errors.items():
+        print(f"errors, {case}: " + ", ".join(f"{n} {value:.1e}" for n, value in of.items()))
     machine = torch.cuda.get_device_name() if on_gpu else f"cpu, {torch.get_num_threads()} threads"
-    print(json.dumps({"bench": "attention", "machine": machine, "milliseconds": found}))
+    print(
+        json.dumps(
+            {
+                "bench": "attention",
+                "machine": machine,
+                "milliseconds": found,
+                "forward": forward,
+                "errors": errors,
+            }
+        )
+    )
 
 
 def able(device: torch.device, dtype: torch.dtype) -> dict[str, Call]:
@@ -70,21 +102,72 @@ def with_mask(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return mixed(q, k, v, mask).transpose(1, 2)
 
 
-def milliseconds(
-    call: Call,
-    shape: tuple[int, ...],
-    window: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    seconds: float,
-) -> float:
-    """The fastest forward and backward pass within `seconds`, after one that warms up."""
+def references(device: torch.device) -> dict[str, Call]:
+    """Return torch's other attention: causal SDPA, which has no window, and varlen_attn."""
+
+    def causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+
+    found: dict[str, Call] = {"causal": causal}
+    if device.type == "cpu":
+        print(json.dumps({"name": "varlen_attn", "needs": "a GPU"}))
+        return found
+    from torch.nn.attention.varlen import varlen_attn
+
+    def varlen(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        rows, length = q.shape[:2]
+        ends = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
+        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+        # Of torch 2.11 to 2.13: -1 is no window to the left, and 0 to the right is causal.
+        size = (window if window < length - 1 else -1, 0)
+        out = varlen_attn(q, k, v, ends, ends, length, length, window_size=size)
+        assert isinstance(out, Tensor)
+        return out.unflatten(0, (rows, length))
+
+    return found | {"varlen_attn": varlen}
+
+
+def sees(name: str, window: int, length: int) -> bool:
+    """Return whether a call computes with this window: causal SDPA has the whole one alone."""
+    return name != "causal" or window >= length - 1
+
+
+def make_problem(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Problem:
+    """Return random q, k, v, which need gradients, and the output's gradient."""
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-    grad = torch.randn(shape, device=device, dtype=dtype)
+    return q, k, v, torch.randn(shape, device=device, dtype=dtype)
 
-    def once() -> None:
-        torch.autograd.grad(call(q, k, v, window), (q, k, v), grad)
 
+def both(call: Call, problem: Problem, window: int) -> list[Tensor]:
+    """Compute the output and the gradients of q, k and v."""
+    q, k, v, grad = problem
+    out = call(q, k, v, window)
+    return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
+
+
+def error(call: Call, problem: Problem, window: int) -> float:
+    """Return the largest error beside SDPA in fp32 on the first row, over the largest value."""
+    first = [t.detach()[:1].requires_grad_() for t in problem[:3]]
+    wide = [t.detach()[:1].float().requires_grad_() for t in problem[:3]]
+    grad = problem[3][:1]
+    found = both(call, (first[0], first[1], first[2], grad), window)
+    exact = both(with_mask, (wide[0], wide[1], wide[2], grad.float()), window)
+    errors = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, exact, strict=True)]
+    return max(errors, key=lambda e: math.inf if math.isnan(e) else e)
+
+
+def times(call: Call, problem: Problem, window: int, seconds: float) -> tuple[float, float]:
+    """Return the milliseconds of a forward pass, and of one with its backward pass."""
+    q, k, v, _ = problem
+    return (
+        fastest(lambda: call(q, k, v, window), q.device, seconds / 2),
+        fastest(lambda: both(call, problem, window), q.device, seconds),
+    )
+
+
+def fastest(once: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the milliseconds of the fastest call within `seconds`, after one that warms up."""
     timed(once, device)
     best, until = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < until:
@@ -92,7 +175,7 @@ def milliseconds(
     return best
 
 
-def timed(once: Callable[[], None], device: torch.device) -> float:
+def timed(once: Callable[[], object], device: torch.device) -> float:
     """Milliseconds of one call; of this process's CPU where there is no GPU."""
     if device.type == "cpu":
         began = time.process_time()
@@ -108,10 +191,13 @@ def timed(once: Callable[[], None], device: torch.device) -> float:
 
 def report(found: dict[str, Times]) -> None:
     """Milliseconds, and how many times as fast as SDPA."""
-    names = list(next(iter(found.values())))
+    names = list(dict.fromkeys(name for times in found.values() for name in times))
     print("".join(f"{title:>24}" for title in ("", *names)))
     for case, times in found.items():
-        cells = [f"{times[n]:.2f} ms ({times['sdpa'] / times[n]:.2f}x)" for n in names]
+        cells = [
+            f"{times[n]:.2f} ms ({times['sdpa'] / times[n]:.2f}x)" if n in times else "-"
+            for n in names
+        ]
         print("".join(f"{cell:>24}" for cell in (case, *cells)))
 
 

@@ -9,7 +9,6 @@ time between two saves. On a busy machine believe `cpu_share`.
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from nanochat_core import scaling
+from nanochat_core.engine.speed import wait_for_gpu
 from nanochat_core.job import Job, Resources
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
@@ -39,21 +39,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--saves", type=int, default=5, help="among the steps; 2 more beside none")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as directory:
         found = measure(options, Path(directory))
-    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    for name, value in found.items():
+        print(f"{name:28}{value}")
+    print(json.dumps(found))
 
 
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Steps with and without saves, in blocks that take turns."""
     device = torch.device(options.device)
     config = scaling.model_for_depth(options.depth, sequence_len=options.sequence_len)
-    model = GPT(config, scaling.numerics("fp32")).to(device)
+    model = GPT(config, scaling.numerics(options.precision)).to(device)
     model.init_weights(1)
     rates = scaling.run_for_depth(12).optimizer
-    optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
+    optimizer = Optimizer(model, rates, precision=options.precision, world=ALONE)
     job = make_job(directory, options)
     progress = Progress(job.events)
     tokens = torch.randint(
@@ -71,6 +75,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         metrics.record(done, loss)
         optimizer.step(lr_multiplier=1e-3, momentum=0.9, weight_decay=0.0)
         metrics.flush()
+        wait_for_gpu()  # or the time would be that of starting kernels
         return time.perf_counter() - began
 
     def save(done: int) -> float:
@@ -84,16 +89,16 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         first = save(3)
         checkpointer.close()
         alone: list[float] = []  # CPU seconds of a whole save with nothing beside it
-        for done in range(4, 7):
+        for done in range(4, 6):
             cpu = time.process_time()
             save(done)
             checkpointer.close()
             alone.append(time.process_time() - cpu)
         quiet, beside = [], []
-        done = 7
-        while len(quiet) < options.steps:
+        done = 6
+        for _ in range(options.saves):
             # A block: some steps with nothing beside them, a save, the steps while it is written.
-            for _ in range(options.steps // 5):
+            for _ in range(options.steps // options.saves):
                 done += 1
                 quiet.append(step(done))
             stood, began = save(done), time.perf_counter()
@@ -111,6 +116,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in model.parameters()),
         "megabytes": round(size / 1e6 / len(list(job.checkpoints.glob("step-*")))),
         "step_seconds": round(usual, 4),
+        "pinned_megabytes": round(pinned_bytes(device) / 1e6),
         "first_save_stands_seconds": round(first, 4),
         "later_saves_stand_seconds": round(statistics.mean(stood for stood, _ in saves), 4),
         "written_after_seconds": round(statistics.mean(took for _, took in saves), 2),
@@ -121,6 +127,11 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "cpu_seconds_of_a_save": round(statistics.median(alone), 4),
         "cpu_share": round(statistics.median(alone) / options.every, 5),
     }
+
+
+def pinned_bytes(device: torch.device) -> int:
+    """Return the host memory that is pinned for copies from a GPU."""
+    return torch.cuda.host_memory_stats()["allocated_bytes.peak"] if device.type == "cuda" else 0
 
 
 def make_job(directory: Path, options: argparse.Namespace) -> Job:

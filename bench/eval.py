@@ -4,9 +4,10 @@ Both sides evaluate one random model on synthetic questions, case after case in 
 seven shapes of question that CORE's tasks have, prompts with lettered choices as MMLU has, and
 answers to be written as GSM8K has. What is timed is all that a question costs, its text to begin
 with. The peer computes in `--peer-dtype`; ours is timed in fp32, and in bf16, to which nothing but
-the model's precision is different. A table goes to stderr, one line of JSON to stdout.
+the model's precision is different. A table, and one line of JSON.
 
-"core" is the rate over one question of each shape. On a busy machine believe CPU seconds.
+"core" is the rate over one question of each shape. On a busy machine believe CPU seconds; on a GPU
+(--device cuda, not run there yet) seconds of the clock.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from safetensors.torch import save_file
 
 from nanochat_core import scaling
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.speed import wait_for_gpu
 from nanochat_core.evaluate import core
 from nanochat_core.evaluate.core_questions import make_question
 from nanochat_core.evaluate.core_tasks import OPTIONS, CoreTask
@@ -44,6 +46,7 @@ from tasks.kinds import multiple_choice
 
 VOCAB = 32768
 SINGLE, PAIRS = 256, VOCAB - 256 - len(SPECIAL_TOKENS)
+LAST_LINES = 15  # of a peer that failed, to print
 POOL = 16  # examples of a task at least: shots are drawn from them
 MC, SCHEMA, LM = "multiple_choice", "schema", "language_modeling"
 
@@ -96,12 +99,13 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--peer-dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     options = parser.parse_args()
-    open_device(  # as the workers of the stages do
+    device = open_device(  # as the workers of the stages do
         Resources(
-            device="cpu",
+            device=options.device,
             threads=options.threads,
             device_batch_size=1,
             save_every_seconds=0.0,
@@ -117,7 +121,7 @@ def main() -> None:
         for name, shape in SHAPES.items()
     }
     chats = make_chats(options)
-    models = {p: make_model(options.depth, tokenizer, p) for p in options.precisions}
+    models = {p: make_model(options.depth, tokenizer, p).to(device) for p in options.precisions}
     runs = {
         f"ours {precision}": our_cases(model, tokenizer, tasks, chats, options)
         for precision, model in models.items()
@@ -133,7 +137,8 @@ def main() -> None:
             names = next(iter(runs.values()))
             runs = {peer: {name: functools.partial(ask, name) for name in names}, **runs}
         found = measure(runs, options.rounds)
-    report = summarise(found, compared=checkout is not None)
+    unit = "cpu" if options.device == "cpu" else "wall"
+    report = summarise(found, compared=checkout is not None, unit=unit)
     settings = {"settings": vars(options), "torch": torch.__version__}
     print(json.dumps({**settings, **report}))
 
@@ -148,8 +153,10 @@ def measure(runs: dict[str, dict[str, Run]], rounds: int) -> dict[str, Any]:
     for number in range(rounds + 1):
         for case in cases:
             for side, of_side in runs.items():
+                wait_for_gpu()
                 wall, cpu = time.perf_counter(), time.process_time()
                 answers = of_side[case]()
+                wait_for_gpu()
                 reported = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
                 if isinstance(answers, Reported):  # another process took the time
                     reported, answers = {"wall": answers.wall, "cpu": answers.cpu}, answers.answers
@@ -161,16 +168,16 @@ def measure(runs: dict[str, dict[str, Run]], rounds: int) -> dict[str, Any]:
     return found
 
 
-def summarise(found: dict[str, Any], *, compared: bool) -> dict[str, Any]:
-    """Rates, ratios and how many answers agree; the table goes to stderr."""
+def summarise(found: dict[str, Any], *, compared: bool, unit: str) -> dict[str, Any]:
+    """Print a table by "cpu" or "wall" seconds; return rates, ratios, how many answers agree."""
     names = list(next(iter(found.values()))["cpu"])
     rates: dict[str, dict[str, float]] = {}
     for case, of_case in found.items():
         count = len(of_case["answers"][names[0]])
         rates[case] = {
-            f"{side} per {unit} second": count / statistics.median(of_case[unit][side])
+            f"{side} per {kind} second": count / statistics.median(of_case[kind][side])
             for side in names
-            for unit in ("cpu", "wall")
+            for kind in ("cpu", "wall")
         }
     if set(SHAPES) <= set(rates):
         rates["core"] = {
@@ -181,10 +188,10 @@ def summarise(found: dict[str, Any], *, compared: bool) -> dict[str, Any]:
     for case, of_case in rates.items():
         line = [f"{case:12}"]
         for side in names:
-            rate = of_case[f"{side} per cpu second"]
+            rate = of_case[f"{side} per {unit} second"]
             line.append(f"{side} {rate:8.2f}/s")
             if compared and side != names[0]:
-                ratio = rate / of_case[f"{names[0]} per cpu second"]
+                ratio = rate / of_case[f"{names[0]} per {unit} second"]
                 report["ratios"].setdefault(side, {})[case] = round(ratio, 2)
                 line.append(f"{ratio:5.1f}x")
                 if case in found:
@@ -193,7 +200,7 @@ def summarise(found: dict[str, Any], *, compared: bool) -> dict[str, Any]:
                     total = len(found[case]["answers"][side])
                     report["equal"].setdefault(side, {})[case] = [equal, total]
                     line.append(f"{equal}/{total} equal")
-        print("  ".join(line), file=sys.stderr)
+        print("  ".join(line))
     return report
 
 
@@ -230,14 +237,15 @@ def open_peer(
     checkout: Path, folder: Path, options: argparse.Namespace
 ) -> Iterator[Callable[[str], Reported]]:
     """Another process, which is asked for a case by name."""
+    log = folder / "log"
     process = subprocess.Popen(
         [
             *(sys.executable, Path(__file__).with_name("peer_eval.py"), checkout, folder),
-            str(options.threads),
+            *(str(options.threads), options.device),
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=log.open("w"),
         text=True,
         env={**os.environ, "NANOCHAT_DTYPE": options.peer_dtype, "OMP_NUM_THREADS": "1"},
     )
@@ -248,7 +256,8 @@ def open_peer(
     def read() -> str:
         line = stdout.readline()
         if not line:
-            sys.exit(f"the peer ended with {process.wait()}: try `python bench/peer_eval.py`")
+            lines = [line for line in log.read_text().splitlines() if line.strip()]
+            sys.exit("\n".join([f"the peer ended with {process.wait()}:", *lines[-LAST_LINES:]]))
         return line
 
     def ask(case: str) -> Reported:

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from train_gate import Gate, open_gate
 
+from bench.train_gate import Gate, open_gate
 from nanochat_core import scaling
 from nanochat_core.data import row_files
 from nanochat_core.job import Job, Resources
 from nanochat_core.model import gpt
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.progress import Progress
+from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.train import pretrain
 from nanochat_core.train.loop.checkpointer import Checkpointer
 
@@ -35,8 +36,13 @@ def main() -> None:
     pretrain.run(make_job(case, directory))
 
 
-def make_job(case: dict[str, Any], directory: Path) -> Job:
-    """A pretraining job of the case's shape that never comes to its end."""
+def make_job(
+    case: dict[str, Any], directory: Path, *, num_steps: int = 10**6, **resources: Any
+) -> Job:
+    """Return a pretraining job of the case's shape on random rows, with its inputs written.
+
+    case: the fields of bench/train.py's Case, and `threads`. resources: fields to replace.
+    """
     run = scaling.run_for_depth(
         case["depth"],
         precision=case["precision"],
@@ -45,7 +51,7 @@ def make_job(case: dict[str, Any], directory: Path) -> Job:
     )
     batch = case["rows"] * case["accumulate"] * case["sequence_len"]
     section = dataclasses.replace(
-        run.pretrain, num_steps=10**6, total_batch_size=batch, eval_tokens=case["sequence_len"]
+        run.pretrain, num_steps=num_steps, total_batch_size=batch, eval_tokens=case["sequence_len"]
     )
     job = Job(
         directory=directory,
@@ -59,38 +65,50 @@ def make_job(case: dict[str, Any], directory: Path) -> Job:
             "optimizer": run.optimizer.tree(),
             "pretrain": section.tree(),
         },
-        inputs={"rows": directory / "rows", "tokenizer": directory},
-        resources=Resources(
-            device=case["device"],
-            threads=case["threads"],
-            device_batch_size=case["rows"],
-            save_every_seconds=NEVER,
-            eval_every_steps=0,
-            dollars_per_hour=0.0,
-            retry_smaller_batch=False,
-            attention="sdpa" if case["attention"] == "sdpa" else "auto",
-            compile=case["compile"],
-        ),
+        inputs={"rows": directory / "rows", "tokenizer": directory / "tokenizer"},
+        resources=dataclasses.replace(make_resources(case), **resources),
     )
     job.output.mkdir(parents=True)
     job.checkpoints.mkdir()
-    write_random_rows(directory / "rows", case["sequence_len"], case["vocab_size"])
+    write_inputs(directory, case["sequence_len"], case["vocab_size"])
     return job
 
 
-def write_random_rows(directory: Path, sequence_len: int, vocab_size: int) -> None:
-    """Both splits of a rows artifact, every id drawn alike."""
-    directory.mkdir()
-    ids = np.random.default_rng(1).integers(vocab_size, size=(NUM_ROWS, sequence_len + 1))
+def make_resources(case: dict[str, Any]) -> Resources:
+    """Return the placement of the case: nothing is saved but on request."""
+    return Resources(
+        device=case["device"],
+        threads=case["threads"],
+        device_batch_size=case["rows"],
+        save_every_seconds=NEVER,
+        eval_every_steps=0,
+        dollars_per_hour=0.0,
+        retry_smaller_batch=False,
+        attention=case["attention"],
+        compile=case["compile"],
+    )
+
+
+def write_inputs(directory: Path, sequence_len: int, vocab_size: int) -> None:
+    """Write a tokenizer and both splits of a rows artifact, each id of its vocabulary alike often.
+
+    vocab_size: 265 (the bytes and the special tokens) at least.
+    """
+    tokenizer = make_tokenizer(vocab_size)
+    (directory / "tokenizer").mkdir(parents=True)
+    tokenizer.save(directory / "tokenizer")
+    rows = directory / "rows"
+    rows.mkdir()
+    ids = random_rows(sequence_len, vocab_size)
     for split in row_files.SPLITS:
-        ids.astype("<u2").tofile(directory / f"{split}.rows")
+        ids.tofile(rows / f"{split}.rows")
     row_files.write_index(
-        directory,
+        rows,
         {
             "sequence_len": sequence_len,
             "dtype": "uint16",
             "vocab_size": vocab_size,
-            "tokenizer": RandomTokens.digest(),
+            "tokenizer": tokenizer.digest(),
             "policy": "default",
             "num_train": NUM_ROWS,
             "num_val": NUM_ROWS,
@@ -98,32 +116,23 @@ def write_random_rows(directory: Path, sequence_len: int, vocab_size: int) -> No
             "waste": 0.0,
         },
     )
-    RandomTokens.vocab_size = vocab_size
 
 
-class RandomTokens:
-    """Stands for the tokenizer of random ids: one byte a token."""
+def make_tokenizer(vocab_size: int) -> Tokenizer:
+    """Return a tokenizer of the bytes, as many pairs of them as wanted, and the special tokens."""
+    ranks = {bytes([i]): i for i in range(256)}
+    pairs = vocab_size - 256 - len(SPECIAL_TOKENS)
+    return Tokenizer(ranks | {bytes(divmod(i, 256)): 256 + i for i in range(pairs)})
 
-    vocab_size = 0
 
-    @classmethod
-    def load(cls, directory: Path) -> "RandomTokens":
-        """There is nothing to load."""
-        return cls()
-
-    @staticmethod
-    def digest() -> str:
-        """What the rows say they were made with."""
-        return "random"
-
-    def token_bytes(self) -> np.ndarray[Any, Any]:
-        """(V,) int32."""
-        return np.ones(self.vocab_size, dtype=np.int32)
+def random_rows(sequence_len: int, vocab_size: int) -> np.ndarray[Any, Any]:
+    """Return (NUM_ROWS, sequence_len + 1) ids, little-endian u16, always the same."""
+    ids = np.random.default_rng(1).integers(vocab_size, size=(NUM_ROWS, sequence_len + 1))
+    return ids.astype("<u2")
 
 
 def instrument(gate: Gate) -> None:
     """Name the sections of our loop, and let it save when the driver asks."""
-    pretrain.Tokenizer = RandomTokens  # pyright: ignore[reportAttributeAccessIssue]
     report, feed, loss, is_due = (
         Progress.step,
         pretrain.prefetch,

@@ -1,8 +1,8 @@
 """The peer's side of `bench/eval.py`: nanochat's own functions on the same model and questions.
 
-A process of its own, since both have a package `tasks`. Its arguments are a checkout of nanochat
-and a folder with model.safetensors, shape.json, tokenizer/ and questions.json; it reads a line with
-a case's name and answers with one of JSON: {"cpu", "wall", "answers"}.
+A process of its own, since both have a package `tasks`. Its arguments are a checkout of nanochat, a
+folder with model.safetensors, shape.json, tokenizer/ and questions.json, a number of threads, and a
+device; it reads a line with a case's name and answers with one of JSON: {"cpu", "wall", "answers"}.
 """
 
 import base64
@@ -20,8 +20,10 @@ Run = Callable[[], list[Any]]
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    checkout, folder, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    sys.path[0] = checkout
+    checkout, folder, threads, device = sys.argv[1:]
+    # Without our repository, whose `tasks` would come before the checkout's: that has no __init__.
+    ours = Path(__file__).resolve().parents[1]
+    sys.path[:] = [checkout, *(p for p in sys.path[1:] if Path(p).resolve() != ours)]
     # Its scripts name datasets that are not loaded here; what is not installed is not needed.
     for name, attribute in (("datasets", "load_dataset"), ("wandb", "init")):
         if not installed(name):
@@ -29,15 +31,17 @@ def main() -> None:
             setattr(sys.modules[name], attribute, None)
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(int(threads))
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):  # its scripts print what they do
-        cases = open_cases(folder)
+        cases = open_cases(Path(folder), device)
         print("ready", file=answers, flush=True)
         for line in sys.stdin:
             run = cases[line.strip()]
             wall, cpu = time.perf_counter(), time.process_time()
             found = run()
+            if device == "cuda":
+                torch.cuda.synchronize()
             reported = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
             print(json.dumps({**reported, "answers": found}), file=answers, flush=True)
 
@@ -49,7 +53,7 @@ def installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def open_cases(folder: Path) -> dict[str, Run]:
+def open_cases(folder: Path, device: str) -> dict[str, Run]:
     """What can be asked for, by name."""
     # A checkout is not a package of ours: nothing can be said of its types.
     from nanochat.core_eval import evaluate_example  # pyright: ignore[reportMissingImports]
@@ -59,7 +63,7 @@ def open_cases(folder: Path) -> dict[str, Run]:
         run_generative_eval,
     )
 
-    tokenizer, model = open_tokenizer(folder / "tokenizer"), open_model(folder)
+    tokenizer, model = open_tokenizer(folder / "tokenizer"), open_model(folder, device)
     questions = json.loads((folder / "questions.json").read_text())
     cases: dict[str, Run] = {}
 
@@ -73,7 +77,7 @@ def open_cases(folder: Path) -> dict[str, Run]:
         def run() -> list[Any]:
             places = range(task["asked"])
             data = task["items"]
-            return [evaluate_example(i, model, tokenizer, data, "cpu", meta) for i in places]
+            return [evaluate_example(i, model, tokenizer, data, device, meta) for i in places]
 
         cases[name] = run
 
@@ -134,7 +138,7 @@ def open_tokenizer(folder: Path) -> Any:
     return RustBPETokenizer(encoding, "<|bos|>")
 
 
-def open_model(folder: Path) -> Any:
+def open_model(folder: Path, device: str) -> Any:
     """Its model with our weights."""
     import torch
     from nanochat.gpt import GPT, GPTConfig  # pyright: ignore[reportMissingImports]
@@ -143,7 +147,7 @@ def open_model(folder: Path) -> Any:
     shape = json.loads((folder / "shape.json").read_text())
     with torch.device("meta"):
         model = GPT(GPTConfig(**shape))
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     model.init_weights()  # tables that are no parameters
     model.load_state_dict(load_file(folder / "model.safetensors"))
     return model.eval()

@@ -1,13 +1,14 @@
 """The peer's side of `bench/train.py` and `bench/parity.py`: nanochat's own script, unchanged.
 
 `peer_train.py OPTIONS` with JSON: `checkout`, `arguments` of scripts/base_train.py, `threads`,
-`seed`, and perhaps `case` (the bench: random tokens, held by the gate) or `rows` (a file of batches
-instead of its loader's). The script is run as the program; all else is its own. Where the module
-wandb is not installed, which it imports and does not use here, an empty one takes its place.
+`seed`, and perhaps `case` (the bench: random tokens, held by the gate), or `rows` (a file of
+batches instead of its loader's) with `device`. The script is run as the program; all else is its
+own, but for its attention where the case names a backend of ours for it (`peer_attention`). Where
+the module wandb is not installed, which it imports and does not use here, an empty one takes its
+place.
 """
 
 import json
-import os
 import runpy
 import sys
 import types
@@ -36,7 +37,7 @@ def main() -> None:
     if (case := options.get("case")) is not None:
         prepare(case)
     if (rows := options.get("rows")) is not None:
-        give_rows(rows)
+        give_rows(rows, options["device"])
     runpy.run_module("scripts.base_train", run_name="__main__")
 
 
@@ -49,21 +50,19 @@ def installed(module: str) -> bool:
 
 def prepare(case: dict[str, Any]) -> None:
     """Random tokens, sections and the gate."""
-    sys.path.insert(1, os.path.dirname(os.path.abspath(__file__)))
-    from train_gate import open_gate
+    from bench.train_gate import open_gate
 
     gate = open_gate(case["device"], "peer")
     # A checkout is not a package of ours: nothing can be said of its types.
     import nanochat.common as common  # pyright: ignore[reportMissingImports]
     import nanochat.dataloader as dataloader  # pyright: ignore[reportMissingImports]
-    import nanochat.flash_attention as attention  # pyright: ignore[reportMissingImports]
     import nanochat.gpt as gpt  # pyright: ignore[reportMissingImports]
     import nanochat.optim as optim  # pyright: ignore[reportMissingImports]
     import nanochat.tokenizer as tokenizer  # pyright: ignore[reportMissingImports]
     import torch
 
-    if case["attention"] == "sdpa":
-        attention.USE_FA3 = False
+    if case["peer_attention"] != "shipped":
+        use_our_attention(case["peer_attention"], case["device"])
     vocabulary = types.SimpleNamespace(get_vocab_size=lambda: case["vocab_size"])
     tokenizer.get_tokenizer = lambda: vocabulary
     tokenizer.get_token_bytes = lambda device: torch.ones(case["vocab_size"], device=device)
@@ -84,7 +83,24 @@ def prepare(case: dict[str, Any]) -> None:
         mark_loss(gpt.GPT, gate)
 
 
-def give_rows(path: str) -> None:
+def use_our_attention(name: str, device: str) -> None:
+    """Make the peer's model call our attention backend `name`, under the peer's interface."""
+    import nanochat.common as common  # pyright: ignore[reportMissingImports]
+    import nanochat.flash_attention as peer  # pyright: ignore[reportMissingImports]
+    import torch
+
+    from nanochat_core.model.attention import attend, choose
+
+    choose(name, torch.device(device), common.COMPUTE_DTYPE)
+
+    def call(q: Any, k: Any, v: Any, *, causal: bool, window_size: tuple[int, int]) -> Any:
+        length = q.size(1)
+        return attend(q, k, v, window=window_size[0] if window_size[0] >= 0 else length)
+
+    peer.flash_attn.flash_attn_func = call
+
+
+def give_rows(path: str, device: str) -> None:
     """The loader gives the batches of a file, (steps, B, T+1), again and again."""
     import nanochat.dataloader as dataloader  # pyright: ignore[reportMissingImports]
     import numpy as np
@@ -95,7 +111,7 @@ def give_rows(path: str) -> None:
     def batches(*_: Any, **__: Any) -> Iterator[Any]:
         while True:
             for step in steps:
-                tokens = torch.from_numpy(step)
+                tokens = torch.from_numpy(step).to(device)
                 yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), STATE
 
     setattr(dataloader, LOADER, batches)

@@ -6,7 +6,8 @@ another, its engine's `generate_batch` with so many samples at a time. Of a rand
 ever ends: those are the even lengths. For the ragged ones a direction that every hidden state
 shares, and the end token's row along it, make an answer end with about `--end-chance` at each
 token; where the draws fall differs, so answers are many and rates are per token. Tokens are those
-of answers, without their end. On a busy machine believe the ratio of CPU seconds.
+of answers, without their end. On a busy machine believe the ratio of CPU seconds; on a GPU
+(--device cuda, where both sides compute in bf16) that of the clock. Not run on a GPU yet.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import torch
 
 from nanochat_core import scaling
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.speed import wait_for_gpu
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
@@ -48,6 +50,7 @@ def main() -> None:
     parser.add_argument("--end-chance", type=float, default=0.02)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", default="bf16", help="our weights': model, bf16 or int8")
     parser.add_argument(
         "--cases", nargs="+", choices=("even", "ragged"), default=("even", "ragged")
@@ -55,6 +58,8 @@ def main() -> None:
     parser.add_argument("--at-least", type=float, help="exit 1 when a ratio is smaller")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if options.device == "cuda":  # before the peer is imported
+        os.environ.setdefault("NANOCHAT_DTYPE", "bfloat16")
     checkout = os.environ.get("NANOCHAT_DIR")
     if checkout is None:
         print("NANOCHAT_DIR is not set: there is no peer to compare with", file=sys.stderr)
@@ -62,8 +67,11 @@ def main() -> None:
     found: dict[str, Any] = {"settings": settings, "torch": torch.__version__}
     for case in options.cases:
         found[case] = measure(options, case, checkout)
-    print(json.dumps(found, indent=1))
-    ratios = [found[case].get("ratio_tokens_per_cpu_second", math.inf) for case in options.cases]
+        for name, of in found[case].items():
+            print(f"{case}, {name}: {of}")
+    print(json.dumps(found))
+    ratio = "ratio_tokens_per_cpu_second" if options.device == "cpu" else "ratio_tokens_per_second"
+    ratios = [found[case].get(ratio, math.inf) for case in options.cases]
     if options.at_least is not None and min(ratios) < options.at_least:
         sys.exit(1)
 
@@ -71,7 +79,8 @@ def main() -> None:
 def measure(options: argparse.Namespace, case: str, checkout: str | None) -> dict[str, Any]:
     """Rates of both sides on one kind of lengths, medians over the rounds."""
     tokenizer = make_tokenizer()
-    model = make_model(options.depth, tokenizer, options.end_chance if case == "ragged" else None)
+    chance = options.end_chance if case == "ragged" else None
+    model = make_model(options.depth, tokenizer, chance, torch.device(options.device))
     prompts = make_prompts(options.prompts, tokenizer)
     tokens = options.ragged_tokens if case == "ragged" else options.even_tokens
     sides = {"ours": ours(model, tokenizer, prompts, options, tokens)}
@@ -81,8 +90,10 @@ def measure(options: argparse.Namespace, case: str, checkout: str | None) -> dic
     rates: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
     for number in range(options.rounds + 1):
         for name, run in sides.items():
+            wait_for_gpu()
             wall, cpu = time.perf_counter(), time.process_time()
             made = run(number)
+            wait_for_gpu()
             seconds = time.perf_counter() - wall
             rate = {
                 "tokens_per_second": made / seconds,
@@ -113,10 +124,12 @@ def make_tokenizer() -> Tokenizer:
     return Tokenizer(ranks)
 
 
-def make_model(depth: int, tokenizer: Tokenizer, end_chance: float | None) -> GPT:
+def make_model(
+    depth: int, tokenizer: Tokenizer, end_chance: float | None, device: torch.device
+) -> GPT:
     """Random weights, of which an answer ends with `end_chance` at each token; None: never."""
     config = scaling.model_for_depth(depth, vocab_size=VOCAB)
-    model = GPT(config, scaling.numerics("fp32"))
+    model = GPT(config, scaling.numerics("bf16" if device.type == "cuda" else "fp32"))
     model.init_weights(1)
     direction = torch.full((config.width,), config.width**-0.5)
     with torch.no_grad():
@@ -131,7 +144,7 @@ def make_model(depth: int, tokenizer: Tokenizer, end_chance: float | None) -> GP
             others = 3 * 0.001 * math.sqrt(config.width)
             logit = others + math.log(end_chance / (1 - end_chance) * (TOP_K - 1))
             head[tokenizer.special("<|assistant_end|>")] = logit / along * direction
-    return model.eval()
+    return model.eval().to(device)
 
 
 def make_prompts(count: int, tokenizer: Tokenizer) -> list[list[int]]:
@@ -155,7 +168,10 @@ def ours(
     engine = Engine(model, tokenizer, precision=options.precision)
 
     def run(number: int) -> int:
+        began = time.perf_counter()
         engine.refresh()
+        wait_for_gpu()
+        print(f"refresh: {1e3 * (time.perf_counter() - began):.1f} ms", flush=True)
         groups = engine.complete(
             prompts,
             num_samples=options.samples,
@@ -206,7 +222,7 @@ def peer(
                 n_embd=c.width,
             )
         )
-    theirs.to_empty(device="cpu")
+    theirs.to_empty(device=options.device)
     theirs.init_weights()  # tables that are no parameters
     theirs.load_state_dict(model.state_dict())
     theirs.eval()
@@ -234,8 +250,9 @@ def peer(
 @torch.no_grad()
 def check_same(model: GPT, theirs: Any, prompt: list[int]) -> None:
     """Both compute the same logits."""
-    tokens = torch.tensor([prompt])
-    torch.testing.assert_close(model(tokens), theirs(tokens), rtol=1e-4, atol=1e-4)
+    tokens = torch.tensor([prompt], device=model.lm_head.weight.device)
+    bound = 1e-4 if model.dtype == torch.float32 else 0.1
+    torch.testing.assert_close(model(tokens), theirs(tokens).float(), rtol=bound, atol=bound)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
     NANOCHAT_JAN_DIR=/path/to/nanochat python bench/serve.py [--depth 4] [--clients 16]
 
-Both serve the same random weights on this machine's CPU, each by its own command and with as many
-threads as it takes, in alternating rounds: one client asks several times, then so many clients ask
-at once, while another connection asks /health without a break. Connections are kept alive. No two
-prompts begin alike. At the end a client leaves in the middle of an answer, and it is timed until
-the slot is free. Random weights never end an answer, so every answer has all its tokens. The last
-line is JSON. Exit 1: a limit that was given (--at-least, --at-least-first-token,
---most-first-token-ms, --most-health-ms, --most-slot-free-ms) was exceeded.
+Both serve the same random weights on this machine's CPU (or --device cuda: not run there yet), each
+by its own command and with as many threads as it takes, in alternating rounds: one client asks
+several times, then so many clients ask at once, while another connection asks /health without a
+break. Connections are kept alive. No two prompts begin alike. At the end a client leaves in the
+middle of an answer, and it is timed until the slot is free. Random weights never end an answer, so
+every answer has all its tokens. The last line is JSON. Exit 1: a limit that was given (--at-least,
+--most-health-ms and others) was exceeded.
 """
 
 import argparse
@@ -18,12 +18,13 @@ import json
 import os
 import random
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -37,6 +38,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling_january import january_model
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
+ROOT = str(Path(__file__).resolve().parents[1])
 ERA = "2026-01-05"
 VOCAB = 65536
 TAG = "random"
@@ -46,8 +48,6 @@ HOST = "127.0.0.1"
 LEAVERS = {"ours": 15, "peer": 3}  # the peer writes on to the end, which takes a while
 ALONE = 8  # questions of one client, one after the other
 QUESTION = "What is the name of a river that flows through seven towns and into a lake"
-
-
 Wire: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # a kept connection
 
 
@@ -56,7 +56,8 @@ class Side:
     """A running server."""
 
     port: int
-    is_free: Callable[[dict[str, Any]], bool]  # what /health says where nothing is under way
+    clients: int  # at once
+    free: tuple[str, int]  # a field of /health, and its value while nothing is under way
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ def main() -> None:
         model_dir, base = write_models(options.depth, Path(scratch))
         sides = {"ours": running.enter_context(ours(model_dir, options))}
         if checkout is not None:
-            sides["peer"] = running.enter_context(peer(Path(checkout), base))
+            sides["peer"] = running.enter_context(peer(Path(checkout), base, options))
         found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
         for number in range(options.rounds + 1):
             for name, side in sides.items():
@@ -92,12 +93,14 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--precision", default="fp32", help="of our weights; the peer's are fp32")
     add = parser.add_argument
+    add("--depth", type=int, default=4)
+    add("--clients", type=int, default=16)
+    add("--peer-clients", type=int, help="of the peer, if other than --clients")
+    add("--tokens", type=int, default=64, help="of each answer")
+    add("--rounds", type=int, default=3)
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--precision", default="fp32", help="of our weights; the peer's are fp32")
     add("--at-least", type=float, help="exit 1 when tokens/s are fewer times more")
     add("--at-least-first-token", type=float, help="exit 1 when it comes fewer times sooner")
     add("--most-first-token-ms", type=float, help="exit 1 when our one client's takes longer")
@@ -111,11 +114,11 @@ def write_models(depth: int, scratch: Path) -> tuple[Path, Path]:
     tokenizer = make_tokenizer()
     model = make_model(depth, tokenizer)
     ours, base = scratch / TAG, scratch / "base"
-    (ours / "tokenizer").mkdir(parents=True)
+    checkpoint = base / "chatsft_checkpoints" / TAG
+    for directory in (ours / "tokenizer", checkpoint):
+        directory.mkdir(parents=True)
     tokenizer.save(ours / "tokenizer")
     save_model(ours, model, tokenizer=ours / "tokenizer", optimizer={}, made_by="sft")
-    checkpoint = base / "chatsft_checkpoints" / TAG
-    checkpoint.mkdir(parents=True)
     write_checkpoint(checkpoint, model, tokenizer, step=1, extra={})
     shutil.copytree(checkpoint / "tokenizer", base / "tokenizer")
     return ours, base
@@ -151,31 +154,41 @@ def make_model(depth: int, tokenizer: Tokenizer) -> GPT:
 def ours(directory: Path, options: argparse.Namespace) -> Iterator[Side]:
     """`python -m nanochat_core.server`, as it comes."""
     port = free_port()
-    command = ["nanochat_core.server", str(directory), "--device", "cpu", "--port", str(port)]
+    command = [
+        "nanochat_core.server",
+        str(directory),
+        "--device",
+        options.device,
+        "--port",
+        str(port),
+    ]
     command += ["--precision", options.precision, "--log", "none", "--max-seconds", "3600"]
     with server(command, port, Path.cwd(), {}):
-        yield Side(port=port, is_free=lambda health: health["running"] == 0)
+        yield Side(port=port, clients=options.clients, free=("running", 0))
 
 
 @contextlib.contextmanager
-def peer(checkout: Path, base: Path) -> Iterator[Side]:
+def peer(checkout: Path, base: Path, options: argparse.Namespace) -> Iterator[Side]:
     """Its scripts/chat_web.py, as it comes."""
     port = free_port()
     command = ["scripts.chat_web", "-i", "sft", "-g", TAG, "-p", str(port), "--host", HOST]
     environment = {"NANOCHAT_BASE_DIR": str(base)}
-    with server([*command, "--device-type", "cpu"], port, checkout, environment):
-        yield Side(port=port, is_free=lambda health: health["available_workers"] == 1)
+    with server([*command, "--device-type", options.device], port, checkout, environment):
+        clients = options.peer_clients or options.clients
+        yield Side(port=port, clients=clients, free=("available_workers", 1))
 
 
 @contextlib.contextmanager
 def server(command: list[str], port: int, cwd: Path, environment: dict[str, str]) -> Iterator[None]:
     """`python -m command` until it is ready, and as long as the block lasts."""
     kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    # Not our repository, whose `tasks` would come before the peer's: that has no __init__.
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p not in ("", ROOT)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=cwd,
-            env={**kept, "PYTHONPATH": str(cwd), **environment},
+            env={**kept, "PYTHONPATH": os.pathsep.join([str(cwd), *paths]), **environment},
             stdout=subprocess.DEVNULL,
             stderr=log,
         )
@@ -194,18 +207,16 @@ def server(command: list[str], port: int, cwd: Path, environment: dict[str, str]
 
 def is_ready(port: int) -> bool:
     """Whether the server there has loaded its model."""
+
+    async def ask() -> bool:
+        wire = await asyncio.open_connection(HOST, port)
+        with contextlib.closing(wire[1]):
+            return (await get_health(wire))["ready"]
+
     try:
-        return asyncio.run(is_loaded(port))
+        return asyncio.run(ask())
     except (OSError, ValueError, AssertionError):
         return False
-
-
-async def is_loaded(port: int) -> bool:
-    """What the server there says of itself."""
-    wire = await asyncio.open_connection(HOST, port)
-    found = await get_health(wire)
-    wire[1].close()
-    return found["ready"]
 
 
 async def measure(side: Side, number: int, options: argparse.Namespace) -> dict[str, float]:
@@ -216,7 +227,7 @@ async def measure(side: Side, number: int, options: argparse.Namespace) -> dict[
     wire[1].close()
     return {
         "one_first_token_ms": 1e3 * statistics.median(answer.first for answer in alone),
-        **await load(side, [make_prompt(next(prompts)) for _ in range(options.clients)], options),
+        **await load(side, [make_prompt(next(prompts)) for _ in range(side.clients)], options),
     }
 
 
@@ -236,17 +247,18 @@ async def load(side: Side, prompts: list[str], options: argparse.Namespace) -> d
     for _, writer in wires:
         writer.close()
     assert all(answer.tokens in (None, options.tokens) for answer in answers), "an answer ended"
+    firsts = sorted(answer.first for answer in answers)
     return {
-        "tokens_per_second": options.clients * options.tokens / seconds,
-        "first_token_ms": 1e3 * statistics.median(answer.first for answer in answers),
+        "tokens_per_second": len(prompts) * options.tokens / seconds,
+        "first_token_ms": 1e3 * statistics.median(firsts),
+        "first_token_p99_ms": 1e3 * firsts[int(0.99 * len(firsts))],
         "health_ms": 1e3 * statistics.median(healths) if healths else 1e3 * seconds,
     }
 
 
 async def leave(side: Side, times: int, options: argparse.Namespace) -> float:
     """Milliseconds, the median, from a client's leaving until nothing is under way."""
-    seconds = list[float]()
-    watch = await connect(side)
+    seconds, watch = list[float](), await connect(side)
     for number in range(times):
         reader, writer = await connect(side)
         send(writer, make_prompt(-1 - number), 4 * options.tokens)
@@ -254,7 +266,7 @@ async def leave(side: Side, times: int, options: argparse.Namespace) -> float:
         await asyncio.sleep(random.Random(number).uniform(0.0, 0.02))
         began = time.perf_counter()
         writer.transport.abort()
-        while not side.is_free(await get_health(watch)):
+        while (await get_health(watch))[side.free[0]] != side.free[1]:
             await asyncio.sleep(0.002)
         seconds.append(time.perf_counter() - began)
     watch[1].close()
@@ -286,14 +298,9 @@ async def ask(wire: Wire, prompt: str, tokens: int) -> Answer:
 
 def send(writer: asyncio.StreamWriter, prompt: str, tokens: int) -> None:
     """Ask for an answer."""
-    body = json.dumps(
-        {
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": tokens,
-            "temperature": 0.8,
-            "top_k": 50,
-        }
-    )
+    messages = [{"role": "user", "content": prompt}]
+    asked = {"messages": messages, "max_tokens": tokens, "temperature": 0.8, "top_k": 50}
+    body = json.dumps(asked)
     head = f"POST /chat/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Content-Type: application/json\r\n\r\n{body}".encode())
 
@@ -307,8 +314,7 @@ async def first_token(reader: asyncio.StreamReader) -> None:
 async def ask_health(side: Side, seconds: list[float]) -> None:
     """Time /health again and again; `seconds` gets them."""
     wire = await connect(side)
-    while True:
-        began = time.perf_counter()
+    while began := time.perf_counter():
         await get_health(wire)
         seconds.append(time.perf_counter() - began)
         await asyncio.sleep(0.02)
@@ -334,9 +340,7 @@ def make_prompt(number: int) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    import socket
-
+    """A port that no process listens on."""
     with socket.create_server((HOST, 0)) as listener:
         return listener.getsockname()[1]
 
@@ -359,9 +363,8 @@ def report(
     result: dict[str, Any] = {"settings": vars(options), "torch": torch.__version__, **rows}
     if "peer" in rows:
         a, b = rows["ours"], rows["peer"]
-        result["ratio_tokens_per_second"] = round(
-            a["tokens_per_second"] / b["tokens_per_second"], 2
-        )
+        of = "tokens_per_second"
+        result[f"ratio_{of}"] = round(a[of] / b[of], 2)
         for name in ("first_token", "one_first_token"):
             result[f"ratio_{name}"] = round(b[f"{name}_ms"] / a[f"{name}_ms"], 1)
     print(json.dumps(result))
@@ -371,18 +374,15 @@ def report(
 
 def broken_limits(options: argparse.Namespace, result: dict[str, Any]) -> list[str]:
     """What is not as it was to be, a line for each; without a peer no ratio counts."""
+    ours, ratio = result["ours"], result.get
     least = [
-        ("tokens/s", result.get("ratio_tokens_per_second"), options.at_least),
-        ("first token", result.get("ratio_first_token"), options.at_least_first_token),
+        ("tokens/s", ratio("ratio_tokens_per_second"), options.at_least),
+        ("first token", ratio("ratio_first_token"), options.at_least_first_token),
     ]
     most = [
-        (
-            "one client's first token",
-            result["ours"]["one_first_token_ms"],
-            options.most_first_token_ms,
-        ),
-        ("/health", result["ours"]["health_ms"], options.most_health_ms),
-        ("slot free", result["ours"]["slot_free_ms"], options.most_slot_free_ms),
+        ("one client's first token", ours["one_first_token_ms"], options.most_first_token_ms),
+        ("/health", ours["health_ms"], options.most_health_ms),
+        ("slot free", ours["slot_free_ms"], options.most_slot_free_ms),
     ]
     broken = [
         f"{name}: {ratio} times, at least {limit:g} wanted"

@@ -1,12 +1,12 @@
 """How fast pretraining runs: ours beside nanochat's own script, in turn, in the same run.
 
-    NANOCHAT_DIR=/path/to/nanochat python bench/train.py [--cases d4 d12 d24-fp8] [--json FILE]
+    NANOCHAT_DIR=/path/to/nanochat python bench/train.py [--only compiled] [--json FILE]
 
 Each side is a process of its own that runs its own loop, stage `pretrain` and scripts/base_train.py
 unchanged, on random tokens; it is held between rounds, so that the two alternate. What counts is
 the ratio of the medians. Sections are timed in a round of their own, since timing them takes time.
-Without NANOCHAT_DIR we run alone; cases for a GPU are skipped where there is none (they have not
-been run yet: no GPU was at hand). Exit 1: a case was slower than --at-least.
+Without NANOCHAT_DIR we run alone. On a GPU: bench/gpu. Exit 1: a case was slower than --at-least,
+or our side failed.
 """
 
 import argparse
@@ -15,22 +15,20 @@ import dataclasses
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
-from nanochat_core.scaling import flops_per_token, run_for_depth
-
-PEAK_FLOPS = 989e12  # of one H100 or H200 in bf16; fp8 runs are held against it too
 SIDES = ("ours", "peer")
 HERE = Path(__file__).resolve().parent
+LAST_LINES = 15  # of a failed process, to print
 Round: TypeAlias = dict[str, Any]  # what the gate answers
 
 
@@ -46,13 +44,16 @@ class Case:
     accumulate: int  # micro-steps in a step
     sequence_len: int = 2048
     vocab_size: int = 32768
-    attention: str = "sdpa"  # "sdpa": the same for both; "best": each what it takes by itself
+    attention: str = "sdpa"  # the backend of our side
+    # The peer's attention: as shipped, or our backend of that name in place of its own.
+    peer_attention: str = "shipped"
+    window_pattern: str | None = None  # the peer's option; None: its default
     compile: bool = True
 
     @property
     def title(self) -> str:
-        """What tells it from other variants of the case."""
-        return f"{self.name} {self.attention} {'compiled' if self.compile else 'eager'}"
+        """The name and the variant."""
+        return f"{self.name} {'compiled' if self.compile else 'eager'}"
 
     @property
     def tokens(self) -> int:
@@ -60,28 +61,8 @@ class Case:
         return self.rows * self.accumulate * self.sequence_len
 
 
-def variants(case: Case, *pairs: tuple[str, bool]) -> list[Case]:
-    """The case with each (attention, compile)."""
-    return [dataclasses.replace(case, attention=a, compile=c) for a, c in pairs]
-
-
-def gpu_case(name: str, depth: int, precision: str, rows: int) -> Case:
-    """Eight micro-steps a step: the share of the optimizer is about that of real training."""
-    return Case(name=name, depth=depth, device="cuda", precision=precision, rows=rows, accumulate=8)
-
-
-COMPILED = (("sdpa", True), ("best", True))
-CASES = {
-    "d4": variants(
-        Case(name="d4", depth=4, device="cpu", precision="fp32", rows=2, accumulate=2),
-        ("sdpa", False),
-        ("sdpa", True),
-    ),
-    "d12": variants(gpu_case("d12", 12, "bf16", 32), ("sdpa", False), *COMPILED),
-    "d20": variants(gpu_case("d20", 20, "bf16", 16), *COMPILED),
-    "d24": variants(gpu_case("d24", 24, "bf16", 16), *COMPILED),
-    "d24-fp8": variants(gpu_case("d24-fp8", 24, "fp8", 16), *COMPILED),
-}
+D4 = Case(name="d4", depth=4, device="cpu", precision="fp32", rows=2, accumulate=2)
+CASES = (dataclasses.replace(D4, compile=False), D4)
 
 
 class SideFailed(Exception):
@@ -89,10 +70,12 @@ class SideFailed(Exception):
 
 
 class Side:
-    """One side's process."""
+    """One side's process. It compiles and takes its first step as soon as it is started."""
 
     def __init__(self, command: Sequence[str], directory: Path, *, eager: bool) -> None:
         self._log = directory / "log"
+        self._ready = False
+        paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *command],
@@ -101,38 +84,63 @@ class Side:
                 stderr=log,
                 text=True,
                 cwd=directory,
+                process_group=0,  # so that `hold` reaches the processes that it starts, too
                 # Waiting threads sleep soon, as in our product: there is another side.
                 env={"GOMP_SPINCOUNT": "1000"}
                 | os.environ
-                | {"NANOCHAT_BASE_DIR": str(directory), "TORCHDYNAMO_DISABLE": str(int(eager))},
+                | {
+                    "NANOCHAT_BASE_DIR": str(directory),
+                    "PYTHONPATH": os.pathsep.join(paths),
+                    "TORCHDYNAMO_DISABLE": str(int(eager)),
+                },
             )
 
+    def wait_ready(self) -> None:
+        """Wait until its first step is done. Raises SideFailed."""
+        if not self._ready:
+            self._read()
+            self._ready = True
+
     def run(self, steps: int, how: str = "run") -> Round:
-        """Let it train so many steps; `how` is one of the gate's words."""
+        """Run this many steps; `how` is one of the gate's words. Raises SideFailed."""
+        self.wait_ready()
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(f"{how} {steps}\n")
             self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            reported = self._log.read_text().splitlines() or ["without a word"]
-            raise SideFailed(f"ended with {self._process.wait()}: {reported[-1]}")
-        return json.loads(line)
+        return self._read()
+
+    def hold(self) -> None:
+        """Stop its processes, so that they take neither CPU nor GPU time."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def release(self) -> None:
+        """Continue its processes."""
+        os.killpg(self._process.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """End the process."""
-        self._process.kill()
+        """End its processes."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
+
+    def _read(self) -> Round:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        code = self._process.wait()
+        # torch's errors end with empty lines and advice: the reason is some lines above.
+        lines = [line for line in self._log.read_text().splitlines() if line.strip()]
+        raise SideFailed("\n    ".join([f"ended with {code}:", *lines[-LAST_LINES:]]))
 
 
 def main() -> None:
     """Measure, print a table."""
     parser = argparse.ArgumentParser(description="How fast pretraining runs, beside nanochat's.")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--only", choices=("eager", "compiled"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, help="in a round; 2 on a CPU, 10 on a GPU")
+    parser.add_argument("--steps", type=int, default=2, help="in a round")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--at-least", type=float, default=1.0, help="our speed / the peer's")
     parser.add_argument("--json", type=Path, help="write every measurement here")
@@ -142,7 +150,9 @@ def main() -> None:
         print("the peer is skipped: NANOCHAT_DIR names no checkout of nanochat")
     print(describe_machine(options.threads))
     results: list[dict[str, Any]] = []
-    for case in find_cases(options.cases, options.only):
+    for case in CASES:
+        if options.only not in (None, "compiled" if case.compile else "eager"):
+            continue
         print(f"\n{case.title}: {case.tokens:,} tokens a step, {case.rows} rows at a time")
         rounds = measure(
             case, checkout, rounds=options.rounds, steps=options.steps, threads=options.threads
@@ -159,30 +169,17 @@ def main() -> None:
     sys.exit(1 if failures else 0)
 
 
-def find_cases(names: Sequence[str], only: str | None) -> Iterator[Case]:
-    """The cases this machine can run; says which are skipped."""
-    for name in names:
-        for case in CASES[name]:
-            if case.device == "cuda" and not torch.cuda.is_available():
-                print(f"{case.title} is skipped: torch sees no GPU")
-            elif only is None or case.compile == (only == "compiled"):
-                yield case
-
-
 def measure(
-    case: Case, checkout: str | None, *, rounds: int, steps: int | None, threads: int
+    case: Case, checkout: str | None, *, rounds: int, steps: int, threads: int
 ) -> dict[str, list[Round]]:
     """Side -> its rounds, the sections' round last; a side that fails has none.
 
     "saving" is one more round of ours, with a checkpoint in it.
     """
-    steps = steps or (2 if case.device == "cpu" else 10)
     commands = {"ours": our_command(case, threads)}
     if checkout is not None:
         commands["peer"] = peer_command(case, Path(checkout), threads)
     found: dict[str, list[Round]] = {name: [] for name in commands}
-    # Two training states do not fit one GPU: there a side begins anew with each round.
-    keep = case.device == "cpu"
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}
         for number in range(rounds + 1):
@@ -197,10 +194,8 @@ def measure(
                     found[name].append(sides[name].run(steps, how))
                     if how == "sections" and name == "ours":
                         found["saving"] = [sides[name].run(steps, "save")]
-                    if not keep:
-                        sides.pop(name).close()
                 except SideFailed as error:
-                    print(f"{name} {error}")
+                    print(f"{name} {error}", flush=True)
                     found[name] = []
                     del commands[name]
     return found
@@ -214,7 +209,7 @@ def our_command(case: Case, threads: int) -> list[str]:
 
 def peer_command(case: Case, checkout: Path, threads: int) -> list[str]:
     """nanochat's script, with nothing but training steps."""
-    arguments = {
+    arguments: dict[str, str | int] = {
         "device-type": case.device,
         "depth": case.depth,
         "max-seq-len": case.sequence_len,
@@ -225,6 +220,8 @@ def peer_command(case: Case, checkout: Path, threads: int) -> list[str]:
         "core-metric-every": -1,
         "sample-every": -1,
     }
+    if case.window_pattern is not None:
+        arguments["window-pattern"] = case.window_pattern
     words = [f"--{name}={value}" for name, value in arguments.items()]
     if case.precision == "fp8":
         words.append("--fp8")
@@ -241,7 +238,7 @@ def peer_command(case: Case, checkout: Path, threads: int) -> list[str]:
 def table(case: Case, rounds: dict[str, list[Round]]) -> Iterator[str]:
     """A line for each side that came through, and the ratio of both."""
     speeds = {name: speed(case, rounds[name][:-1]) for name in SIDES if rounds.get(name)}
-    yield f"{'':<6}{'tokens/s':>10}{'per CPU s':>10}{'MFU':>7}{'GB':>7}{'ms/step':>9}  a step"
+    yield f"{'':<6}{'tokens/s':>10}{'per CPU s':>10}{'GB':>7}{'ms/step':>9}  a step"
     for name, tokens_per_second in speeds.items():
         *timed, split = rounds[name]
         per_cpu = statistics.median(tokens_of(case, r) / r["cpu_seconds"] for r in timed)
@@ -249,7 +246,7 @@ def table(case: Case, rounds: dict[str, list[Round]]) -> Iterator[str]:
         step = 1000 * case.tokens / tokens_per_second
         yield (
             f"{name:<6}{tokens_per_second:>10,.0f}{per_cpu:>10,.0f}"
-            f"{mfu(case, tokens_per_second):>7}{peak:>7.2f}{step:>9,.0f}  {shares(split)}"
+            f"{peak:>7.2f}{step:>9,.0f}  {shares(split)}"
         )
     if saving := rounds.get("saving"):
         split = rounds["ours"][-1]
@@ -272,20 +269,6 @@ def tokens_of(case: Case, measured: Round) -> int:
 def speed(case: Case, rounds: Sequence[Round]) -> float:
     """Median over rounds of tokens per second."""
     return statistics.median(tokens_of(case, r) / r["seconds"] for r in rounds)
-
-
-def mfu(case: Case, tokens_per_second: float) -> str:
-    """The share of the GPU's peak that is used; nothing to say of a CPU."""
-    if case.device == "cpu":
-        return "-"
-    run = run_for_depth(
-        case.depth,
-        precision=case.precision,
-        sequence_len=case.sequence_len,
-        vocab_size=case.vocab_size,
-    )
-    flops = flops_per_token(run.model, run.numerics)
-    return f"{tokens_per_second * flops / PEAK_FLOPS:.1%}"
 
 
 def shares(split: Round) -> str:
@@ -315,10 +298,9 @@ def describe_machine(threads: int) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         name = next(iter(names), name)
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return (
-        f"{name}, {os.cpu_count()} cores, {threads} threads a side, {gpu}, "
-        f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
+        f"{name}, {os.cpu_count()} cores, {threads} threads a side, "
+        f"torch {version('torch')}, load {os.getloadavg()[0]:.1f}"
     )
 
 

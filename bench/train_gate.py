@@ -4,8 +4,9 @@ A training loop calls `after_step` at the end of each step, and is held there un
 for more: two loops can take turns on one machine although neither knows of the other. What is
 wrapped as a section is timed when the driver asks for it.
 
-The driver writes `run STEPS`, `sections STEPS` or `save STEPS`, a line each, to the process's
-stdin; each is answered with a line of JSON on its former stdout. `save` is `sections` with one
+After the first step, in which kernels are compiled, it writes a line {"ready": true} to its former
+stdout. The driver writes `run STEPS`, `sections STEPS` or `save STEPS`, a line each, to the
+process's stdin; each is answered with another line of JSON. `save` is `sections` with one
 checkpoint, begun before the first step. At the end of stdin the process ends.
 """
 
@@ -40,12 +41,15 @@ class Gate:
         self._sections: dict[str, float] = {}
 
     def after_step(self) -> None:
-        """A step is done. The first one is the loop's warm-up and answers to nothing."""
+        """Count a step; after a round's last one, report it and wait for the next round."""
         self._left -= 1
         if self._left > 0:
             return
         if self._steps:
             self._answer()
+        else:
+            self._synchronize()
+            self._write({"ready": True})
         self._next_round()
 
     def wrap(self, function: Callable[..., Any], section: str) -> Callable[..., Any]:
@@ -101,6 +105,9 @@ class Gate:
             "peak_bytes": self._peak_bytes(),
             "sections": self._sections,
         }
+        self._write(answer)
+
+    def _write(self, answer: dict[str, Any]) -> None:
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
 

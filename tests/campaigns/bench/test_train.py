@@ -1,14 +1,12 @@
 """The bench of training runs, alone and beside a checkout of nanochat."""
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 from bench.train import measure
-from tests.integration.bench.test_train import ROOT, TINY
+from tests.integration.bench.test_train import TINY
 
 pytestmark = pytest.mark.torch
 
@@ -30,17 +28,3 @@ def test_the_peer_s_own_script_runs_under_the_gate() -> None:
     assert len(rounds["peer"]) == 2
     sections = {"forward", "loss", "backward", "optimizer"}
     assert sections <= rounds["peer"][-1]["sections"].keys()
-
-
-def test_the_bench_runs_as_a_script_without_a_peer() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "NANOCHAT_DIR"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "train.py"), "--cases", "d24-fp8"],
-        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the peer is skipped: NANOCHAT_DIR names no checkout" in done.stdout
-    assert "d24-fp8 sdpa compiled is skipped: torch sees no GPU" in done.stdout
