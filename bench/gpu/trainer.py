@@ -1,0 +1,78 @@
+"""Our training loop without a stage around it: no validation, no checkpoints, random rows.
+
+As the peer's side of `pairs.py`: `trainer.py CASE`, the fields of bench/train.py's Case and
+`threads` as JSON, held by the gate (bench/train_gate.py).
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from bench.our_train import make_resources, random_rows
+from bench.train_gate import open_gate
+from nanochat_core import scaling
+from nanochat_core.model.attention import attention_backend, choose
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.runtime.hardware.device import open_device
+from nanochat_core.runtime.hardware.distributed import ALONE
+from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
+from nanochat_core.train.loop.prefetch import prefetch
+from nanochat_core.train.loop.step import accumulate_gradients
+
+SCHEDULE = {"lr_multiplier": 1e-3, "momentum": 0.95, "weight_decay": 0.1}
+
+
+def main() -> None:
+    """Train until the driver has enough."""
+    case = json.loads(sys.argv[1])
+    gate = open_gate(case["device"], "ours")
+    with gc_disabled():
+        for number, _ in enumerate(train(case)):
+            if number == 0:
+                print(f"attention: {attention_backend()}", file=sys.stderr, flush=True)
+            gate.after_step()
+
+
+def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Train without an end; yield each step's loss, a scalar on the device, which may be late."""
+    device = open_device(make_resources(case))
+    run = scaling.run_for_depth(
+        case["depth"],
+        precision=case["precision"],
+        sequence_len=case["sequence_len"],
+        vocab_size=case["vocab_size"],
+    )
+    model = make_model(run, device)
+    choose(case["attention"], device, model.dtype)
+    optimizer = Optimizer(model, run.optimizer, precision=run.numerics.precision, world=ALONE)
+    if case["compile"]:
+        model.compile_passes()
+    rows = random_rows(case["sequence_len"], case["vocab_size"])
+    count = case["rows"] * case["accumulate"]
+
+    def take(step: int) -> tuple[npt.NDArray[Any]]:
+        return (rows.take(range(step * count, (step + 1) * count), axis=0, mode="wrap"),)
+
+    for _, (tokens,) in prefetch(take, start=0, stop=sys.maxsize, device=device):
+        compute = accumulate_gradients(model, optimizer, tokens, None, world=ALONE)
+        loss = compute(device_batch_size=case["rows"])
+        optimizer.step(**SCHEDULE)
+        yield loss
+
+
+def make_model(run: Any, device: torch.device) -> GPT:
+    """Return a model with initial weights, in training mode. `run`: a RunConfig."""
+    with torch.device("meta"):
+        model = GPT(run.model, run.numerics)
+    model.to_empty(device=device)
+    model.init_weights(run.seed)
+    return model
+
+
+if __name__ == "__main__":
+    main()
