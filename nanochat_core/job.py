@@ -31,7 +31,7 @@ CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/l
 Status: TypeAlias = Literal["finished", "interrupted"]
 Determinism: TypeAlias = Literal["default", "strict"]
 # The names in nanochat_core/model/attention_backends.py, for callers that do not load torch.
-Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "sdpa"]
+Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call
+from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call, preferred
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 
 _chosen: Backend = SDPA
@@ -46,7 +46,9 @@ def choose(
             f"there is no attention backend '{name}'", hint=f"one of: auto, {', '.join(names)}"
         )
     reason: str | None = None
-    for backend in BACKENDS:
+    on_gpu = device.type == "cuda" and torch.cuda.is_available()
+    major = torch.cuda.get_device_capability(device)[0] if on_gpu else None
+    for backend in preferred(BACKENDS, major):
         if name in ("auto", backend.name):
             fault = backend.unable(device, dtype, strict=strict)
             if fault is not None and world.size > 1:

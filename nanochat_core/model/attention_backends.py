@@ -7,9 +7,12 @@ has no backward pass on CPUs); the others are written to their documented interf
 been run on a GPU. `Backend.unable` detects a backend that cannot run or computes something else.
 """
 
-from collections.abc import Callable
+import contextlib
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from nanochat_core.model.attention_cudnn import attention as cudnn_attention
 from nanochat_core.model.attention_cudnn import frontend
+from nanochat_core.runtime.user_cache import user_cache
 
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -33,6 +37,7 @@ class Backend:
     capabilities: tuple[int, ...]  # major compute capabilities of GPUs it runs on; (): any device
     dtypes: tuple[torch.dtype, ...]
     load: Callable[[], Call]  # imports its package
+    is_compiled: bool = False  # by torch.compile: what was found on a machine once is kept
     repeats: bool = False  # whether the same input always gives the same gradients, to the bit
 
     def unable(
@@ -53,7 +58,17 @@ class Backend:
                 return f"it is for compute capability {majors}, this GPU has {major}.{minor}"
         if dtype not in self.dtypes:
             return f"it does not compute in {str(dtype).removeprefix('torch.')}"
-        return None if self is SDPA else self._fault(device, dtype)
+        if self is SDPA:
+            return None
+        if not self.is_compiled or device.type != "cuda":
+            return self._fault(device, dtype)
+        note = _note(self.name, device, dtype)
+        fault = None if note.exists() else self._fault(device, dtype)
+        if fault is None:
+            with contextlib.suppress(OSError):  # a cache that cannot be written: tried again
+                note.parent.mkdir(parents=True, exist_ok=True)
+                note.touch()
+        return fault
 
     def _fault(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return how it fails on a small problem or differs from SDPA. None means no fault."""
@@ -65,6 +80,13 @@ class Backend:
             # failure means that the backend is not used, and the reason is reported.
             first = str(error).partition("\n")[0]
             return f"{type(error).__name__} on a small problem: {first}"
+
+
+def _note(name: str, device: torch.device, dtype: torch.dtype) -> Path:
+    """Return the file that says: on this kind of GPU the backend agrees with SDPA."""
+    kind = torch.cuda.get_device_name(device)
+    words = (name, torch.__version__, kind, str(dtype).removeprefix("torch."))
+    return user_cache() / "attention" / re.sub(r"[^\w.+-]", "_", "-".join(words))
 
 
 def difference(call: Call, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -160,6 +182,32 @@ def _load_fa2() -> Call:
     return _flash(flash_attn_func, -1)
 
 
+def load_varlen() -> Call:
+    """Return torch's own FlashAttention 2, by its call for sequences of different lengths: the only
+    one that takes a window."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+        rows, length = q.shape[:2]
+        ends = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
+        # Each query head its key head: torch 2.11 knows no groups here.
+        groups = q.size(2) // k.size(2)
+        mixed = varlen_attn(
+            q.flatten(0, 1),
+            k.repeat_interleave(groups, dim=2).flatten(0, 1),
+            v.repeat_interleave(groups, dim=2).flatten(0, 1),
+            ends,
+            ends,
+            length,
+            length,
+            window_size=(window if window < length - 1 else -1, 0),
+        )
+        assert isinstance(mixed, Tensor)  # a tuple only with `return_aux`
+        return mixed.unflatten(0, (rows, length))
+
+    return call
+
+
 def _load_cudnn() -> Call:
     frontend()
     return cudnn_attention
@@ -216,16 +264,31 @@ FLEX = Backend(
     capabilities=(8, 9, 10, 11, 12),
     dtypes=_HALVES,
     load=load_flex,
+    is_compiled=True,
     repeats=True,
 )
+_AMPERE = 8  # and Ada
 
-# In the order of preference of "auto". FlashAttention and cuDNN accumulate dq by atomic additions,
-# whose order varies. Some have a deterministic option, which has not been tried.
+# In the order of preference of "auto", but see `preferred`. FlashAttention and cuDNN accumulate dq
+# by atomic additions, whose order varies. Some have a deterministic option, which has not been
+# tried.
 BACKENDS = (
     Backend(name="fa3", capabilities=(9,), dtypes=_HALVES, load=_load_fa3),
     Backend(name="cudnn", capabilities=(9, 10), dtypes=_HALVES, load=_load_cudnn),
     Backend(name="fa4", capabilities=(9, 10, 11), dtypes=_HALVES, load=_load_fa4),
     FLEX,
     Backend(name="fa2", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=_load_fa2),
+    Backend(name="varlen", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=load_varlen),
     SDPA,
 )
+
+
+def preferred(backends: Sequence[Backend], major: int | None) -> Sequence[Backend]:
+    """Return the backends in the order of "auto" on a GPU of this major compute capability.
+
+    FlashAttention 2 was written for Ampere and Ada and comes first there, the package's before
+    torch's own, which is older. None: there is no GPU.
+    """
+    if major != _AMPERE:
+        return backends
+    return sorted(backends, key=lambda backend: backend.name not in ("fa2", "varlen"))

@@ -2,16 +2,28 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import varlen
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.model import attention, attention_backends
 from nanochat_core.model.attention import attend, attention_backend, choose
-from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, difference, load_flex
+from nanochat_core.model.attention_backends import (
+    BACKENDS,
+    FLEX,
+    SDPA,
+    Backend,
+    difference,
+    load_flex,
+    load_varlen,
+    preferred,
+)
 from nanochat_core.runtime.hardware.distributed import World
 
 pytestmark = pytest.mark.torch
@@ -176,7 +188,7 @@ def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-@pytest.mark.parametrize("name", ["fa2", "fa3", "fa4", "cudnn"])
+@pytest.mark.parametrize("name", ["fa2", "fa3", "fa4", "cudnn", "varlen"])
 def test_strict_refuses_by_name_what_adds_up_in_any_order(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' cannot run here: determinism=strict"):
         choose(name, CPU, torch.bfloat16, strict=True)
@@ -229,3 +241,66 @@ def test_a_wrong_gradient_alone_is_noticed() -> None:
     reason = difference(call, CPU, torch.float32)
     assert reason is not None
     assert reason.startswith("its dk at window 100 is off by")
+
+
+def test_on_ampere_and_ada_flash_attention_2_comes_first() -> None:
+    assert [backend.name for backend in preferred(BACKENDS, 8)][:2] == ["fa2", "varlen"]
+    for major in (None, 9, 10):
+        assert preferred(BACKENDS, major) is BACKENDS
+
+
+def test_what_was_compiled_and_found_right_is_not_compiled_to_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, tries = torch.device("cuda", 0), list[str]()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    faults = iter(["its o at window 100 is off by 0.500", None, "it is not tried"])
+
+    def try_it(self: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
+        tries.append(self.name)
+        return next(faults)
+
+    monkeypatch.setattr(Backend, "_fault", try_it)
+    assert "off by" in str(FLEX.unable(gpu, torch.bfloat16))
+    assert [FLEX.unable(gpu, torch.bfloat16) for _ in range(3)] == [None] * 3
+    assert tries == ["flex"] * 2
+    assert FLEX.unable(gpu, torch.float16) == "it is not tried"  # of another dtype
+
+
+def _of_sequences(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _: Tensor, *lengths: int, window_size: Any
+) -> Tensor:
+    """What torch documents of `varlen_attn`, written out: -1 is no limit."""
+    assert ends.dtype == torch.int32
+    assert set(lengths) == set(ends.diff().tolist())
+    left, right = window_size
+    assert right == 0
+    rows: list[Tensor] = []
+    for first, last in pairwise(ends.tolist()):
+        one = [t[None, first:last] for t in (q, k, v)]
+        rows.append(written_out(*one, last - first if left < 0 else left)[0])
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
+def test_torchs_flash_attention_gets_whole_rows_and_the_window(
+    monkeypatch: pytest.MonkeyPatch, length: int, window: int
+) -> None:
+    q, k, v, _ = problem(length)
+    expected = written_out(q, k, v, window)
+    monkeypatch.setattr(varlen, "varlen_attn", _of_sequences)
+    got = load_varlen()(q, k, v, min(window, length - 1))
+    torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_torchs_flash_attention_takes_these_arguments_and_has_gradients() -> None:
+    # On meta tensors torch checks the call and computes the shapes alone.
+    shapes = [(2, 50, heads, 32) for heads in (4, 2, 2)]
+    leaves = [torch.empty(shape, device="meta", requires_grad=True) for shape in shapes]
+    for window in (10, 49):
+        mixed = load_varlen()(*leaves, window)
+        assert mixed.shape == leaves[0].shape
+        gradients = torch.autograd.grad(mixed.sum(), leaves)
+        assert [g.shape for g in gradients] == [leaf.shape for leaf in leaves]
