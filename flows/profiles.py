@@ -60,6 +60,7 @@ class Pace:
     save_every_seconds: float
     eval_every_steps: int
     max_gpus: int
+    compile: bool = True  # with torch.compile on GPUs: not worth minutes for a small model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +177,13 @@ def tiny(depth: int = 3) -> Profile:
                 prompts=scaling.CHAT_PROMPTS,
             ),
         ),
-        pace=Pace(device_batch_size=8, save_every_seconds=5.0, eval_every_steps=100, max_gpus=1),
+        pace=Pace(
+            device_batch_size=8,
+            save_every_seconds=5.0,
+            eval_every_steps=100,
+            max_gpus=1,
+            compile=False,
+        ),
     )
 
 
@@ -287,7 +294,7 @@ def make_placement(
         device_batch_size=pace.device_batch_size,
         save_every_seconds=pace.save_every_seconds,
         eval_every_steps=pace.eval_every_steps,
-        compile=gpus > 0,
+        compile=gpus > 0 and pace.compile,
         sinks=default_sinks(),
     )
     return Placement(

@@ -31,6 +31,7 @@ from nanochat_core.evaluate.generate import complete_greedily
 from nanochat_core.evaluate.intervals import Interval, metrics_of, ratio_of
 from nanochat_core.evaluate.records import write_samples, write_table
 from nanochat_core.job import Job, write_json
+from nanochat_core.model.attention import choose
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.device import open_device
@@ -59,6 +60,15 @@ def run(job: Job) -> dict[str, Any]:
     device = open_device(job.resources, local_rank=world.local_rank)
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
+    choose(
+        job.resources.attention,
+        device,
+        model.dtype,
+        strict=job.resources.determinism == "strict",
+        world=world,
+    )
+    if job.resources.compile:
+        model.compile_passes()
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
     _check_length(job, model, progress)
     failed: Mapping[str, str] = {}

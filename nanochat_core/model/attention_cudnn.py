@@ -54,7 +54,8 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, stats: Tensor, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v."""
-    grad = grad.contiguous()
+    if grad.stride(-1) != 1:  # any other order of its dimensions is described by strides
+        grad = grad.contiguous()
     gradients = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     plan = _backward_plan(
         _layout(q), _layout(k), _layout(v), _layout(out), _layout(grad), q.dtype, window

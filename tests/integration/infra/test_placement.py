@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.profiles import Pace, make_placement
+from flows.profiles import PROFILES, Pace, make_placement
 from infra.placement import (
     SETTINGS,
     Placement,
@@ -194,8 +194,10 @@ def test_the_processes_of_a_machine_share_its_cores(
     monkeypatch.setattr("flows.profiles.count_threads", lambda: 16)
     pace = Pace(device_batch_size=1, save_every_seconds=60, eval_every_steps=0, max_gpus=32)
     for gpus, threads in ((0, 16), (1, 16), (8, 2), (32, 1)):
-        placement = make_placement(pace, home=tmp_path, gpus=gpus)
-        assert placement.resources.threads == threads
+        resources = make_placement(pace, home=tmp_path, gpus=gpus).resources
+        assert (resources.threads, resources.compile) == (threads, gpus > 0)
+    small = make_placement(PROFILES["tiny"]().pace, home=tmp_path, gpus=1)
+    assert not small.resources.compile  # it would take longer than the training
 
 
 @pytest.mark.torch

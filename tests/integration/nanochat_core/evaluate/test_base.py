@@ -8,6 +8,7 @@ from nanochat_core.data.row_files import Rows, write_index
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
+from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
 
@@ -57,6 +58,17 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
     assert [sample["prompt"] for sample in samples] == ["one", "the \u00e9"]
     assert all(sample["text"] for sample in samples)
     assert [e["step"] for e in read_events(job.events) if e["kind"] == "step"] == [1, 2, 3]
+
+
+def test_bits_per_byte_use_the_attention_and_the_kernels_of_training(make, monkeypatch):
+    def compiled(model):
+        chosen.append("compiled")
+
+    chosen = []
+    monkeypatch.setattr(base, "choose", lambda name, *args, **rest: chosen.append(name))
+    monkeypatch.setattr(GPT, "compile_passes", compiled)
+    base.run(make(attention="sdpa", compile=True))
+    assert chosen == ["sdpa", "compiled"]
 
 
 def test_two_runs_leave_the_same_bytes(make):
