@@ -18,7 +18,7 @@ pytestmark = [
 
 # A process of its own: who may not have more address space cannot run tests.
 LIMITED = """
-import resource, sys
+import resource
 from pathlib import Path
 from nanochat_core.engine.native.runner import NativeRunner
 import tests.support.nanochat_core.engine.native_models as models
@@ -26,7 +26,7 @@ import tests.support.nanochat_core.engine.native_models as models
 open_engine = NativeRunner._open
 
 def open_limited(self):
-    self._spec.max_rows = int(sys.argv[2])
+    self._spec.max_rows = max_rows
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + 2**26, -1))
     return open_engine(self)
@@ -36,37 +36,27 @@ def answer(runner):
 
 print(answer(models.make_runner(models.make_gpt(), num_threads=1)))
 NativeRunner._open = open_limited
-try:
-    runner = models.make_runner(models.make_gpt(), num_threads=int(sys.argv[1]))
-except MemoryError as error:
-    print(error)
-else:
-    print(answer(runner))
-    print(len(list(Path("/proc/self/task").iterdir())))
+for num_threads, max_rows in ((65, 256), (1, 2**20)):  # 64 stacks are more than there may be
+    resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+    try:
+        runner = models.make_runner(models.make_gpt(), num_threads=num_threads)
+    except MemoryError as error:
+        print(error)
+    else:
+        print(answer(runner))
+        print(len(list(Path("/proc/self/task").iterdir())))
 """
 
 
-def run_limited(*, threads: int, rows: int) -> list[str]:
+def test_fewer_threads_give_the_same_answer_and_too_large_buffers_an_error_and_no_crash() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(threads), str(rows)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=False
     )
     assert found.returncode == 0, (found.returncode, found.stderr)
-    return found.stdout.splitlines()
-
-
-def test_with_fewer_threads_than_asked_for_the_answers_are_the_same() -> None:
-    # 64 stacks are more than the process may have.
-    alone, crowd, threads = run_limited(threads=65, rows=256)
+    alone, crowd, threads, too_large = found.stdout.splitlines()
     assert crowd == alone
     assert int(threads) < 64
-
-
-def test_buffers_that_do_not_fit_are_an_error_and_no_crash() -> None:
-    _, output = run_limited(threads=1, rows=2**20)
-    assert output == "the kernels' buffers do not fit into memory"
+    assert too_large == "the kernels' buffers do not fit into memory"
 
 
 @pytest.mark.parametrize("threads", [1, 3])
