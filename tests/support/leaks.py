@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE = 5.0  # seconds for what was told to end
+PATIENCE = 60.0  # seconds for what is ending
 # Threads of libraries, one a process, that are started by their first use and serve the next test.
 OF_LIBRARIES = (
     "AnyIO worker thread",

@@ -48,7 +48,7 @@ def test_stopping_frees_the_slot(page: Page, live: Live):
     expect(answers(page)).not_to_be_empty()
     assert live.health()["running"] == 1
     page.keyboard.press("Escape")
-    wait_until(lambda: live.health()["running"] == 0, seconds=10)
+    wait_until(lambda: live.health()["running"] == 0)
     expect(page.get_by_text("Stopped.", exact=True).last).to_be_visible()
 
 

@@ -154,7 +154,7 @@ def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
     """The filter refuses that; without it, the others are graded nevertheless."""
     backend = backend_of("landlock")
     monkeypatch.setattr(backends, "syscall_filter", allow_all)
-    monkeypatch.setattr(process, "_GONE_AFTER", 1.0)
+    monkeypatch.setattr(process, "_GONE_AFTER", 5.0)
     monkeypatch.setattr(run, "run_untrusted", lambda *a, **rest: run_in(backend, *a, **rest))
     right = "def add(a, b): return a + b"
     check = Check(setup="", test="def check(add): assert add(1, 2) == 3", entry_point="add")
@@ -170,7 +170,7 @@ def test_a_program_that_gives_its_pipe_away_fails_alone(monkeypatch, folder):
         runs = [(program, check) for program in programs]
         verdicts = run.run_all(runs, seconds=60, memory_mb=512)
         assert [verdict.passed for verdict in verdicts] == [True, False, False, True]
-        assert verdicts[1].reason == "its pipes are still open 1 s after its processes were killed"
+        assert verdicts[1].reason == "its pipes are still open 5 s after its processes were killed"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces of processes")
