@@ -38,6 +38,7 @@ BUDGET, DRY_BUDGET = 560.0, 300.0  # seconds
 # Estimates of what a step takes may be wrong: it is stopped after so many times its seconds.
 PATIENCE = 2.0
 LAST_LINES = 15  # of a failed step
+SECONDS_TO_READ = 10.0  # what a step wrote before it ended
 NEEDS_GPU = "needs a GPU"
 
 
@@ -154,7 +155,7 @@ def run_step(
             env=environment(Path(scratch), dry=dry),
             start_new_session=True,
         )
-        reader = threading.Thread(target=read, args=(process, outcome, record, log))
+        reader = threading.Thread(target=read, args=(process, outcome, record, log), daemon=True)
         reader.start()
         try:
             code = process.wait(limit)
@@ -164,9 +165,7 @@ def run_step(
             # Also what a program has left behind: it would take the next one's time and memory.
             kill_session(process.pid)
             process.wait()
-        reader.join()
-        assert process.stdout is not None
-        process.stdout.close()
+        reader.join(SECONDS_TO_READ)
     outcome.seconds = time.monotonic() - began
     if code != 0:
         outcome.status = "failed"
@@ -179,21 +178,27 @@ def run_step(
 def read(
     process: "subprocess.Popen[str]", outcome: Outcome, record: Callable[..., None], log: Any
 ) -> None:
-    """Sort a program's output until it ends: results to `record`, other lines to the outcome."""
+    """Read a program's output until it ends: results for `record`, other lines for the outcome."""
     assert process.stdout is not None
-    for line in process.stdout:
-        row = None
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-        if not isinstance(row, dict):
-            outcome.lines.append(line.rstrip())
-            log.write(line)
-            log.flush()  # the program's stderr goes there, too
-            continue
-        record(result=row)
-        if row.get("needs") == "a GPU":
-            outcome.status = NEEDS_GPU
-            outcome.why.append(row["name"])
+    with process.stdout as lines:
+        for line in lines:
+            take(line, outcome, record, log)
+
+
+def take(line: str, outcome: Outcome, record: Callable[..., None], log: Any) -> None:
+    """Record a line that is a result; keep any other for the table and the log."""
+    row = None
+    with contextlib.suppress(ValueError):
+        row = json.loads(line)
+    if not isinstance(row, dict):
+        outcome.lines.append(line.rstrip())
+        log.write(line)
+        log.flush()  # the program's stderr goes there, too
+        return
+    record(result=row)
+    if row.get("needs") == "a GPU":
+        outcome.status = NEEDS_GPU
+        outcome.why.append(row["name"])
 
 
 def kill_session(leader: int) -> None:

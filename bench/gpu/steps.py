@@ -107,7 +107,7 @@ TRAIN = (
     ),
     Step(
         name="checkpoint",
-        seconds=40,
+        seconds=60,
         program="bench/checkpoint.py",
         options="--device cuda --depth 24 --precision bf16 --rows 4 "
         "--sequence-len 2048 --steps 20 --saves 2",
