@@ -56,9 +56,10 @@ def loop(tmp_path: Path):
 
 
 def test_a_loop_is_held_between_rounds_and_its_sections_are_told(loop: Side) -> None:
+    began = time.monotonic()
     first = loop.run(3)
     assert (first["steps"], first["peak_bytes"], first["sections"]) == (3, 7, {})
-    assert 0.3 <= first["seconds"] < 3.0
+    assert 0.3 <= first["seconds"] <= time.monotonic() - began
     second = loop.run(2, "sections")
     split = second["sections"]
     assert split.keys() == {"sleep", "other"}

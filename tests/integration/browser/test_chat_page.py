@@ -94,7 +94,7 @@ def test_a_stopped_answer_stays_and_the_server_is_told(page: Page, server: Scrip
     send(page, "a story")
     expect(answers(page)).to_have_text("It was a dark and")
     page.get_by_role("button", name="Stop", exact=True).click()  # Escape: test_page_on_server
-    assert server.left.wait(10)
+    assert server.left.wait(100)
     expect(page.get_by_text("Stopped.", exact=True).last).to_be_visible()
     expect(answers(page)).to_have_text("It was a dark and")
     ask(page, "go on")

@@ -259,7 +259,7 @@ def test_deleting_a_conversation_stops_its_answer(page: Page, server: ScriptedSe
     send(page, "go")
     expect(answers(page)).to_have_text("endless")
     page.get_by_role("button", name='Delete "go"').click()
-    assert server.left.wait(10)
+    assert server.left.wait(100)
     expect(page.locator("#list li")).to_have_count(0)
     page.reload()
     expect(page.locator("#list li")).to_have_count(0)

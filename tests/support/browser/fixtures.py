@@ -57,7 +57,7 @@ class Complaints:
         return [t for t in self.heard if not any(part in t for part in self._expected)]
 
 
-PATIENCE = 20_000  # milliseconds for what comes at once, unless the machine is busy
+PATIENCE = 100_000  # milliseconds for what comes at once, unless the machine is busy
 NOT_LOADED = "Failed to load resource"  # the browser's own line about a refusal or a broken stream
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}

@@ -121,7 +121,7 @@ class RunningServer:
     def close(self) -> None:
         """Stop, and wait until it has, or until nobody should: it holds nothing of anybody's."""
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
-        self._thread.join(timeout=10)
+        self._thread.join()
         self._listener.close()
 
 

@@ -23,7 +23,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line() -> None:
     command = f"{sys.executable} -m flows.cli.app profiles --json > /dev/full"
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         "error: no space left on device",
@@ -34,7 +34,7 @@ def test_a_full_disk_is_one_line() -> None:
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     command = f"{sys.executable} -m flows.cli.app --help | true"
-    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.stderr == ""
 
 
@@ -45,7 +45,6 @@ def test_colour_is_left_out_when_asked(home: Path) -> None:
             env={**os.environ, "FORCE_COLOR": "1", **environment},
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
         ).stderr
 
     assert "\x1b[" in said()

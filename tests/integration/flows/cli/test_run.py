@@ -1,6 +1,7 @@
 """`nanochat run` as a person meets it when the run cannot go on. Starts a Prefect server."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,13 @@ from infra.prefect.server import find_server, stop_server
 
 pytestmark = pytest.mark.prefect
 
-SECONDS = 240
-
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home whose Prefect server is stopped in the end."""
+def home(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> Iterator[Path]:
+    """A home whose Prefect server has a history, and is stopped in the end."""
     directory = tmp_path_factory.mktemp("home")
+    (directory / "prefect").mkdir()
+    shutil.copy(prefect_database, directory / "prefect" / "prefect.db")
     yield directory
     stop_server(directory)
 
@@ -40,7 +41,7 @@ def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) 
     shard = tmp_path / "a.parquet"
     shard.write_text("not parquet")
     with start_run(home, "--set", "shards.source=local", "--set", f"shards.path={tmp_path}") as run:
-        out, err = run.communicate(timeout=SECONDS)
+        out, err = run.communicate()
 
     assert run.returncode == 1
     error, hint = err.splitlines()
@@ -62,7 +63,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(
         while not run.stdout.readline().startswith("shards "):
             assert run.poll() is None
         run.send_signal(signal.SIGINT)
-        out, err = run.communicate(timeout=SECONDS)
+        out, err = run.communicate()
 
     assert run.returncode == 130
     assert err.splitlines() == [

@@ -1,9 +1,7 @@
 """Models judged again on a real Prefect server: alerts, schedules, and what costs nothing."""
 
-import http.server
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,9 +12,12 @@ import pytest
 from flows.evals.suite import Rule
 from infra.prefect.records import Server
 from infra.storage.base import Store
-from tests.support.flows.pools import client
+from tests.support.deployments.fixtures import posted
+from tests.support.flows.pools import SECONDS, client, wait_until
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
+
+__all__ = ["posted"]
 
 pytestmark = pytest.mark.prefect
 
@@ -69,7 +70,7 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
     return judge
 
 
-def events(name: str, model: str, count: int, *, seconds: float = 30) -> list[dict[str, Any]]:
+def events(name: str, model: str, count: int, *, seconds: float = SECONDS) -> list[dict[str, Any]]:
     """Events of a name about a model, oldest first, once there are so many; or what there is."""
     wanted = {
         "event": {"name": [name]},
@@ -90,36 +91,25 @@ def label(event: dict[str, Any], name: str) -> str:
     return event["resource"][name]
 
 
-@pytest.fixture
-def posted() -> Iterator[tuple[str, list[Any]]]:
-    """An address, and what was posted to it."""
-    bodies: list[Any] = []
+def forget_alert() -> None:
+    """As before there was an address: other tests register the same automation."""
+    from deployments.alerts import EVAL_REGRESSED
 
-    class Keeps(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeps)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", bodies
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with client() as asking:
+        for automation in asking.read_automations_by_name(EVAL_REGRESSED):
+            asking.delete_automation(automation.id)
 
 
 def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
-    judge_model: Callable[..., Any], posted: tuple[str, list[Any]]
+    judge_model: Callable[..., Any],
+    posted: tuple[str, list[Any]],
+    request: pytest.FixtureRequest,
 ) -> None:
     from deployments.alerts import EVAL_REGRESSED, ensure_regressions_are_posted
     from tests.integration.flows.orchestration.test_pipeline import artifacts
 
     url, bodies = posted
+    request.addfinalizer(forget_alert)
     assert ensure_regressions_are_posted(f"{url}/old")
     assert not ensure_regressions_are_posted(url)  # another address is not another automation
     with client() as asking:
@@ -152,11 +142,7 @@ def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
     assert [row["chatcore"] for row in json.loads(table.data)] == [0.5, 0.8, 0.8]
     assert "worse by more than 0.02" in table.description
 
-    deadline = time.monotonic() + 30
-    while not (its := [b["text"] for b in bodies if "sft@main" in b["text"]]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    [text] = its
+    [text] = wait_until(lambda: [b["text"] for _, b in bodies if "sft@main" in b["text"]])
     assert text.startswith("sft@main got worse: chatcore 0.5 (0.49 to 0.51), -0.3 against 0.8")
 
 
@@ -230,15 +216,12 @@ def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 
     prefect_terminal.said("evals", "schedule", "main", "--cron", "* * * * *")
-    deadline = time.monotonic() + 90
     with client() as asking:
         deployment = asking.read_deployment_by_name("nanochat-eval/main")
         assert deployment.work_pool_name == "cpu"
         assert deployment.entrypoint == "flows.evals.flow.nanochat_eval"
         of_it = FlowRunFilter(deployment_id=FlowRunFilterDeploymentId(any_=[deployment.id]))
-        while not (runs := asking.read_flow_runs(flow_run_filter=of_it)):
-            assert time.monotonic() < deadline, "the scheduler created no run"
-            time.sleep(0.5)
+        runs = wait_until(lambda: asking.read_flow_runs(flow_run_filter=of_it))
         assert all(run.auto_scheduled and run.parameters["model"] == "main" for run in runs)
 
         prefect_terminal.said("evals", "schedule", "main", "--remove")

@@ -17,6 +17,7 @@ from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError, StageError, StoreError
 from tests.support.flows.fixtures import ENTRY
+from tests.support.flows.pools import SECONDS
 
 pytestmark = pytest.mark.prefect
 
@@ -136,7 +137,7 @@ def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> No
     results = [first.send(), second.send()]
     [run] = first.wait_for_runs(1)
     # Whoever comes later finds the stage built, or has a worker look whether it is.
-    assert all(caller.follows.wait(60) for caller in (first, second))
+    assert all(caller.follows.wait(SECONDS) for caller in (first, second))
     assert {first.tag, "node:0"} < set(run.tags)
     assert run.parameters["stage"] == "gpu"
     first.carry_out()
@@ -157,7 +158,7 @@ def test_a_caller_that_comes_back_goes_on_with_its_order(
     caller.context.stop.clear()
     caller.follows.clear()
     again = caller.send()
-    assert caller.follows.wait(60)
+    assert caller.follows.wait(SECONDS)
     caller.carry_out()
     end(run, "COMPLETED")
     assert not again.result().cached

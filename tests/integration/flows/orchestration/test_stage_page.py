@@ -14,6 +14,7 @@ from infra.prefect.records import Server
 from tests.support.deployments.fixtures import api
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.house import make_run
+from tests.support.flows.pools import SECONDS
 
 __all__ = ["api"]
 
@@ -56,7 +57,7 @@ class Pages:
     def task_run(self, flow_run: str, stage: str) -> dict[str, Any]:
         """A stage's task run in its last state, which the server learns of a moment later."""
         chosen = {"flow_runs": {"name": {"any_": [flow_run]}}}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while True:
             found = {run["name"]: run for run in self._filter("task_runs", chosen)}
             run = found.get(stage)
@@ -74,7 +75,7 @@ class Pages:
     def logs(self, flow_run: str, text: str) -> list[dict[str, Any]]:
         """The lines of a flow run once `text` is among them: they are sent in bundles."""
         chosen = {"logs": {"flow_run_id": {"any_": [self.flow_run(flow_run)["id"]]}}}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + SECONDS
         while True:
             found = self._filter("logs", chosen)
             if any(text in line["message"] for line in found):
