@@ -6,7 +6,8 @@ from flows.cli.app import main, make_app
 from infra.placement import SETTINGS
 
 APP = make_app()
-COMMANDS = [name for name in APP if not name.startswith("-") and APP[name].default_command]
+NAMES = [name for name in APP if not name.startswith("-")]
+COMMANDS = [name for name in NAMES if APP[name].default_command]
 
 
 def test_there_are_commands() -> None:
@@ -27,6 +28,12 @@ def test_the_usage_calls_every_word_by_its_name(
     assert usage[:3] == ["Usage:", "nanochat", command]
     named = [word.strip("[].") for word in usage[3:]]
     assert [word for word in named if word != "OPTIONS"][-len(words) or len(named) :] == words
+
+
+@pytest.mark.parametrize("group", sorted({*NAMES} - {*COMMANDS}))
+def test_a_group_says_its_usage(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([group, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: nanochat {group}")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -36,16 +36,18 @@ def run_again(found: Reproduction) -> RunConfig:
     return open_profile(profile, depth=depth, overrides=sets).run
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("depth", [None, 8])
+OVERRIDES = (
+    (),
+    ("seed=7", "pretrain.schedule.warmup_steps=3", "optimizer.muon_lr=1e-05"),
+    (f"sft.mixture={MIXTURE}", "optimizer.grad_clip=1.0", "rl.baseline=leave_one_out"),
+    ("shards.revision=a 'b'", 'base_eval.prompts=["it\'s", "\\u00e9"]'),
+)
+
+
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        (),
-        ("seed=7", "pretrain.schedule.warmup_steps=3", "optimizer.muon_lr=1e-05"),
-        (f"sft.mixture={MIXTURE}", "optimizer.grad_clip=1.0", "rl.baseline=leave_one_out"),
-        ("shards.revision=a 'b'", 'base_eval.prompts=["it\'s", "\\u00e9"]'),
-    ],
+    ("profile", "depth", "overrides"),
+    [(name, 8, OVERRIDES[1]) for name in PROFILES]
+    + [("tiny", depth, overrides) for depth in (None, 8) for overrides in OVERRIDES],
 )
 def test_the_command_asks_for_the_same_settings(
     profile: str, depth: int | None, overrides: tuple[str, ...]
