@@ -13,35 +13,30 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from bench.infer import PEER, advance, find_failures
+from bench.infer import PEER, advance, find_failures, main
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.torch
 
 
-def test_without_a_checkout_of_nanochat_it_says_so_and_measures_nothing() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "NANOCHAT_DIR"}
-    found = subprocess.run(
-        [sys.executable, "bench/infer.py"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout == "bench infer is skipped: NANOCHAT_DIR names no checkout of nanochat\n"
+def test_without_a_checkout_of_nanochat_it_says_so_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NANOCHAT_DIR", raising=False)
+    monkeypatch.setattr(sys, "argv", ["infer"])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert said == "bench infer is skipped: NANOCHAT_DIR names no checkout of nanochat\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so_and_measures_nothing() -> None:
-    found = subprocess.run(
-        [sys.executable, "bench/infer.py", "--device", "cuda", "--at-least", "1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert found.stdout == "bench infer is skipped: --device cuda, and torch sees no GPU\n"
+def test_without_a_gpu_it_says_so_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["infer", "--device", "cuda", "--at-least", "1"])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert said == "bench infer is skipped: --device cuda, and torch sees no GPU\n"
 
 
 def row(side: str, ratio: float) -> dict[str, Any]:
