@@ -16,6 +16,7 @@ from infra.launch.rendezvous import (
 )
 from infra.launch.torchrun import JobFailed, run_job
 from nanochat_core.job import Job, Resources
+from tests.support.infra.ports import quiet_port
 
 ENTRY = """
 import json
@@ -83,7 +84,7 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
 
     for name in ("good", "broken"):
         stops = [threading.Event() for _ in jobs]
-        endpoint = own_endpoint()
+        endpoint = f"127.0.0.1:{quiet_port()}"
         with ThreadPoolExecutor(2) as pool:
             results = list(pool.map(lambda node: run(node, endpoint, name), (0, 1)))  # noqa: B023
         if name == "good":

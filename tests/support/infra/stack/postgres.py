@@ -3,7 +3,6 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Generator
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.infra.ports import quiet_port
 
 PASSWORD = "never-on-a-command-line"
 _PLACES = "/usr/lib/postgresql/*/bin"
@@ -63,9 +64,7 @@ def running_postgres(password: str = PASSWORD) -> Generator[Postgres]:
     if user is not None:
         for path in (directory, word):
             shutil.chown(path, user)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = quiet_port()
 
     def run(*command: str | Path) -> None:
         done = subprocess.run(

@@ -22,7 +22,8 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
-from infra.containers.local_s3 import free_port, server_environment
+from infra.containers.local_s3 import server_environment
+from tests.support.infra.ports import quiet_port
 
 RECORD = "server.json"  # of a shared server: address and process
 READY_WITHIN = 120  # seconds; it takes 0.3 on an idle machine
@@ -141,7 +142,7 @@ def start_s3(
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "server.log"
-    port = port or free_port()
+    port = port or quiet_port()
     with log.open("ab") as file:
         process = subprocess.Popen(
             [Path(sys.executable).parent / "ministack"],
