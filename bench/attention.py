@@ -5,8 +5,8 @@
 Per depth one row of the table for the short and the full window, with nanochat's shapes: sequences
 of 2048 tokens, heads of 128 channels. A backend that cannot run here is named with the reason. On a
 CPU the shapes are depth 4's in fp32 unless given, and the mask that SDPA would need for a window is
-measured too, as SDPA works in bands there. With --references also what torch has beside our
-backends, and the largest error of each output and gradient beside SDPA in fp32, relative to the
+measured too, as SDPA works in bands there. With --references also torch's causal SDPA, which has
+no window, and the largest error of each output and gradient beside SDPA in fp32, relative to the
 largest value. Not run on a GPU yet.
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
     if not on_gpu:
         calls["sdpa with a mask"] = with_mask
     if options.references:
-        calls |= references(device)
+        calls["causal"] = causal
     forward: dict[str, Times] = {}
     found: dict[str, Times] = {}
     errors: dict[str, Times] = {}
@@ -90,6 +90,8 @@ def able(device: torch.device, dtype: torch.dtype) -> dict[str, Call]:
         reason = backend.unable(device, dtype)
         if reason is not None:
             print(f"{backend.name} is left out: {reason}")
+            if backend.capabilities and device.type == "cpu":
+                print(json.dumps({"name": backend.name, "needs": "a GPU"}))
         elif backend is not SDPA:
             calls[backend.name] = backend.load()
     return calls
@@ -102,30 +104,10 @@ def with_mask(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
     return mixed(q, k, v, mask).transpose(1, 2)
 
 
-def references(device: torch.device) -> dict[str, Call]:
-    """Return torch's other attention: causal SDPA, which has no window, and varlen_attn."""
-
-    def causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-
-    found: dict[str, Call] = {"causal": causal}
-    if device.type == "cpu":
-        print(json.dumps({"name": "varlen_attn", "needs": "a GPU"}))
-        return found
-    from torch.nn.attention.varlen import varlen_attn
-
-    def varlen(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-        rows, length = q.shape[:2]
-        ends = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
-        q, k, v = (t.flatten(0, 1) for t in (q, k, v))
-        # Of torch 2.11 to 2.13: -1 is no window to the left, and 0 to the right is causal.
-        size = (window if window < length - 1 else -1, 0)
-        out = varlen_attn(q, k, v, ends, ends, length, length, window_size=size)
-        assert isinstance(out, Tensor)
-        return out.unflatten(0, (rows, length))
-
-    return found | {"varlen_attn": varlen}
+def causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """SDPA of the whole row, as torch has it: it knows no window."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def sees(name: str, window: int, length: int) -> bool:

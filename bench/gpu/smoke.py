@@ -36,8 +36,8 @@ from nanochat_core.scaling import run_for_depth
 from nanochat_core.train import pretrain
 from nanochat_core.train.policy import Rollout, policy_gradients_of
 
-BACKENDS, PRECISIONS = ("flex", "cudnn", "sdpa"), ("bf16", "fp8")
-FOR_GPUS = ("flex", "cudnn")
+BACKENDS, PRECISIONS = ("flex", "cudnn", "varlen", "sdpa"), ("bf16", "fp8")
+FOR_GPUS = ("flex", "cudnn", "varlen")
 STEPS = 3
 CLOSE = 0.02  # relative, of the losses of two backends
 Values = dict[str, Any]

@@ -41,7 +41,7 @@ RIGHT = (
     ),
     Step(
         name="smoke",
-        seconds=90,
+        seconds=110,
         program="-m bench.gpu.smoke",
         options="--device cuda --at-once 3",
         dry="--device cpu",

@@ -27,10 +27,20 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.timeout(900)  # its twenty programs share two cores with other tests
 def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")}
     done = subprocess.run(
-        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(tmp_path)],
+        [
+            sys.executable,
+            "bench/gpu/main.py",
+            "all",
+            "--dry",
+            "--budget",
+            "800",
+            "--out",
+            str(tmp_path),
+        ],
         cwd=ROOT,
         env=environment,
         capture_output=True,
