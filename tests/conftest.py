@@ -91,6 +91,7 @@ def server(shared: Path, prefect_database: Path) -> Iterator[Server]:
             temporary_settings,
         )
 
+        patch.setattr("flows.orchestration.client.SECONDS", 100.0)  # it may be busy
         settings = {
             PREFECT_API_URL: server.api_url,
             PREFECT_API_AUTH_STRING: auth(),

@@ -1,19 +1,17 @@
 """A run's record says what the run uses before it is used, and after a collection once more."""
 
 import dataclasses
-import threading
 from typing import Any
 
 import pytest
 
 from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import Run, RunRecord, find_run
-from flows.build.build import build
+from flows.build.build import BuildContext, build
 from flows.gc.collect import make_claim
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.launch.torchrun import StageInterrupted
-from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from tests.support.reliability.memory_store import MemoryStore
 
@@ -56,12 +54,11 @@ def test_the_last_record_says_how_it_ended_and_what_there_is():
 
 
 class Collection:
-    """Begins when the run first says what it uses, and ends some moments later."""
+    """Begins when the run first says what it uses, and ends when the run waits for it."""
 
-    def __init__(self, store: Store, *, deletes: str = "", seconds: float = 0.5) -> None:
-        self.store = store
+    def __init__(self, toys: Any, *, deletes: str = "") -> None:
+        self.store = toys.context().store
         self.deletes = deletes
-        self.seconds = seconds
         self.said: list[ArtifactRef] = []
         self.held: lease.LeaseGrant | lease.LeaseHolder | None = None
 
@@ -71,20 +68,25 @@ class Collection:
             self.held = lease.try_acquire(self.store, SWEEP, make_claim(), ttl=lease.TTL)
             if self.deletes:
                 self.store.delete(f"{ref.prefix}/{self.deletes}")
-            if self.seconds:
-                threading.Timer(self.seconds, self.end).start()
 
-    def end(self) -> None:
-        assert isinstance(self.held, lease.LeaseGrant)
-        lease.release(self.store, self.held)
+    def context(self, toys: Any) -> BuildContext:
+        """A run that the collection meets."""
+        context = toys.context("toy-2")
+
+        def watch(stage: str, event: dict[str, Any]) -> None:
+            context.watch(stage, event)
+            if event["kind"] == "waiting" and isinstance(self.held, lease.LeaseGrant):
+                lease.release(self.store, self.held)
+
+        return dataclasses.replace(context, record=self.record, watch=watch)
 
 
 def test_a_run_waits_for_a_collection_and_says_again_what_it_uses(toys: Any):
     stage = toys.stage("first")
     made = build(stage, toys.context(), {}, force=False).manifest
     toys.told.clear()
-    collection = Collection(toys.context().store)
-    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    collection = Collection(toys)
+    context = collection.context(toys)
     built = build(stage, context, {}, force=False)
     assert built.cached
     assert built.manifest == made
@@ -96,8 +98,8 @@ def test_a_run_builds_what_was_collected_while_it_waited(toys: Any):
     stage = toys.stage("first")
     made = build(stage, toys.context(), {}, force=False).manifest
     toys.told.clear()
-    collection = Collection(toys.context().store, deletes="manifest.json")
-    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    collection = Collection(toys, deletes="manifest.json")
+    context = collection.context(toys)
     built = build(stage, context, {}, force=False)
     assert not built.cached
     assert built.manifest.provenance.run == "toy-2"
@@ -112,8 +114,8 @@ def test_a_given_artifact_is_recorded_again_after_a_collection(toys: Any):
 
     made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
     toys.told.clear()
-    collection = Collection(toys.context().store)
-    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    collection = Collection(toys)
+    context = collection.context(toys)
     assert _reused(context, made).manifest == made
     assert collection.said == [("first", made.fingerprint)] * 2
     assert toys.kinds("first") == ["waiting", "cached"]
@@ -123,8 +125,8 @@ def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(
     from flows.orchestration.pipeline import _reused
 
     made = build(toys.stage("first"), toys.context(), {}, force=False).manifest
-    collection = Collection(toys.context().store, deletes="manifest.json")
-    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
+    collection = Collection(toys, deletes="manifest.json")
+    context = collection.context(toys)
     with pytest.raises(ArtifactError, match=f"{made.name} was deleted from .* by a garbage"):
         _reused(context, made)
 
@@ -132,8 +134,12 @@ def test_a_given_artifact_that_was_collected_before_it_was_recorded_is_an_error(
 def test_a_run_that_is_stopped_does_not_wait_for_the_collections_end(toys: Any):
     stage = toys.stage("first")
     build(stage, toys.context(), {}, force=False)
-    collection = Collection(toys.context().store, seconds=0)
-    context = dataclasses.replace(toys.context("toy-2"), record=collection.record)
-    threading.Timer(0.3, context.stop.set).start()
+    collection = Collection(toys)
+    context = toys.context("toy-2")
+    context = dataclasses.replace(
+        context,
+        record=collection.record,
+        watch=lambda _, event: context.stop.set() if event["kind"] == "waiting" else None,
+    )
     with pytest.raises(StageInterrupted, match="the run is being stopped"):
         build(stage, context, {}, force=False)

@@ -27,7 +27,7 @@ from tests.support.flows.repository import commit_all, git
 
 RUN = open_profile("tiny").run
 
-# Goes on for half a minute unless it is stopped.
+# Goes on for a quarter of an hour unless it is stopped.
 TRAINS = """
 import time
 
@@ -44,7 +44,7 @@ def run(job):
     for step in range(1, 1001):
         loss = loss * RATE + 0.1
         progress.step(step, loss=loss, tokens_per_second=time.time(), seconds=time.time())
-        time.sleep(0.03)
+        time.sleep(0.03 if step < 20 else 1)
     return {}
 """
 REFACTORED = (
