@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from infra.storage.base import Store
 from infra.storage.files import sha256_of
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
+from tests.support.flows.waiting import wait_until
 
 NOON = 1_795_435_200.0  # 12:00 UTC
 STEPS: list[dict[str, Any]] = [
@@ -95,11 +95,14 @@ def test_a_run_is_followed_until_it_has_ended(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    counted = Counting(tmp_path / "home" / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     run = put_run(store, "tiny-1", status="running")
     events = work_directory(tmp_path / "home" / "work", REF) / "events.jsonl"
     write_events(events, STEPS[:1])
 
     def work() -> None:
+        wait_until(lambda: counted.gets.count("runs/tiny-1.json") > 2)
         write_events(tmp_path / "more", STEPS)
         with events.open("a", encoding="utf-8") as file:
             for line in (tmp_path / "more").read_text(encoding="utf-8").splitlines()[1:]:
@@ -107,7 +110,7 @@ def test_a_run_is_followed_until_it_has_ended(
                 file.flush()
         write_run(store, replace(run, status="failed"))
 
-    worker = threading.Timer(0.3, work)
+    worker = threading.Thread(target=work)
     worker.start()
     lines = terminal.said("logs", "tiny", "-f")
     worker.join()
@@ -126,8 +129,7 @@ def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
     run = put_run(store, "tiny-1", made, status="running")
 
     def end_after_some_looks() -> None:
-        while counted.gets.count("runs/tiny-1.json") < 10:
-            time.sleep(0.01)
+        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 10)
         write_run(store, replace(run, status="failed"))
 
     ending = threading.Thread(target=end_after_some_looks, daemon=True)
@@ -170,8 +172,7 @@ def test_following_continues_while_a_silent_stage_is_being_built(
     write_events(work_directory(work, REF) / "events.jsonl", STEPS[:1])
 
     def end_after_some_looks() -> None:
-        while counted.gets.count("runs/tiny-1.json") < 5:
-            time.sleep(0.01)
+        wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
         write_run(store, replace(run, status="failed"))
 
     with file_lock.try_hold(file_lock.lock_path(work, REF)) as is_held:
