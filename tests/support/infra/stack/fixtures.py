@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.infra.ports import quiet_port
 from tests.support.infra.stack.live import LiveStack, make_code
 
 
@@ -15,8 +16,8 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
     stack = LiveStack(directory / "home", code=make_code(directory / "code"))
     try:
         with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            stack.taken_port = taken.getsockname()[1]
+            stack.taken_port = quiet_port()  # the stack takes one that follows
+            taken.bind(("127.0.0.1", stack.taken_port))
             done = stack.nanochat("up", "--port", str(stack.taken_port))
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         stack.deploy_toy()
