@@ -241,6 +241,16 @@ def count_gpus(root: Path = Path("/")) -> int:
     return min(nvidia or amd, *counts) if counts else nvidia or amd
 
 
+def gpu_name(root: Path = Path("/")) -> str | None:
+    """Return the name of this machine's first NVIDIA GPU, as torch has it, or None."""
+    for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key == "Model":
+                return value.strip()
+    return None
+
+
 def _count_visible(devices: str) -> int:
     """Return how many devices a value of CUDA_VISIBLE_DEVICES names: numbers or UUIDs."""
     names = [name.strip() for name in devices.split(",")]

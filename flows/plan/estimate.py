@@ -6,13 +6,15 @@ from typing import Any, cast
 
 from flows.identity.manifest import Manifest
 from flows.stages import PRETRAIN, Stage
-from infra.placement import Placement
+from infra.placement import Placement, gpu_name
 from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig, RunConfig
 from nanochat_core.errors import ConfigError
+from nanochat_core.runtime.hardware.gpu_specs import peak_flops
 from nanochat_core.scaling import flops_per_token
 
-_H100_FLOPS = 989e12  # a second; bf16, dense: NVIDIA's data sheet of the H100 SXM
-_H100_MFU = 0.4  # of a d12; larger models do better
+_ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
+_MFU = 0.4  # of a d12; larger models do better
+_H100_DOLLARS = 3.0  # an hour: an eighth of the $24 that nanochat counts for a node of 8, 2026-11
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
 
 
@@ -21,8 +23,9 @@ class Estimate:
     """Time and money for what is left of a stage."""
 
     seconds: float
-    dollars: float
+    dollars: float  # 0: no price is known
     source: str  # where the numbers come from
+    on_gpus: bool
 
 
 def estimate(
@@ -42,8 +45,13 @@ def estimate(
         seconds, source = _seconds(known[0]), "last time"
     if seconds is None:
         return None
-    dollars = seconds / 3600 * placement.resources.dollars_per_hour
-    return Estimate(seconds=seconds, dollars=dollars, source=source)
+    price, assumed = _price(stage, placement)
+    return Estimate(
+        seconds=seconds,
+        dollars=seconds / 3600 * price,
+        source=source + assumed,
+        on_gpus=_device_for(stage, placement) == "cuda",
+    )
 
 
 def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | None:
@@ -56,17 +64,37 @@ def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | No
 
 def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -> tuple[float, str]:
     flops = _training_flops(run.model, run.numerics, run.pretrain)
-    processes = max(placement.gpus, 1)
+    processes = max(placement.gpus, 1) * placement.nodes
     for manifest in known:
         # FLOPs a second and process, evaluations and checkpoints included: assumed to scale.
         if past := _past_flops(manifest):
             rate = past / _seconds(manifest) / _processes(manifest)
             return flops / rate / processes, f"at the pace of {manifest.name}"
     if placement.gpus:
-        rate = placement.gpus * _H100_FLOPS * _H100_MFU
-        return flops / rate, f"if H100s, at {_H100_MFU:.0%} MFU"
+        name = _gpu_of(placement)
+        peak = peak_flops(name or _ASSUMED)
+        assert peak is not None
+        kind = f"{processes} x {name}" if name else "if H100s"
+        return flops / (processes * peak * _MFU), f"{kind}, at {_MFU:.0%} MFU"
     rate = placement.resources.threads * _CPU_THREAD_FLOPS
     return flops / rate, f"no GPU: a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
+
+
+def _gpu_of(placement: Placement) -> str | None:
+    """Return the name of the GPUs that a run on this machine takes; None if it is not known, or its
+    FLOP/s are not."""
+    name = None if placement.pool else gpu_name()
+    return name if name and peak_flops(name) else None
+
+
+def _price(stage: Stage, placement: Placement) -> tuple[float, str]:
+    """Return dollars an hour, 0 if there is no price, and the words for an assumed one."""
+    price = placement.resources.dollars_per_hour
+    is_h100 = "H100" in (_gpu_of(placement) or _ASSUMED)
+    if price or not is_h100 or _device_for(stage, placement) == "cpu":
+        return price, ""
+    gpus = placement.gpus * placement.nodes
+    return gpus * _H100_DOLLARS, f", ${_H100_DOLLARS:.0f} an hour each"
 
 
 def _training_flops(

@@ -8,9 +8,10 @@ from typing import Any
 from flows.artifacts.revocations import Revoked
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
-from flows.render.text import duration, visible
+from flows.render.text import duration, money, visible
 
 _FORMAT = 1  # of the JSON
+_TOO_LONG = 30 * 86400.0  # seconds
 _SUMMARY: dict[State, str] = {
     "x": "revoked",
     "+": "to build",
@@ -33,7 +34,17 @@ def render(plan: Plan) -> list[str]:
         # Reasons hold text from the store, which others can write: `visible` escapes control
         # characters, so that it cannot move a terminal's cursor.
         lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
-    return [*lines, "", totals(plan)["summary"]]
+    return [*lines, "", totals(plan)["summary"], *_warning(plan)]
+
+
+def _warning(plan: Plan) -> list[str]:
+    """Return a line for each stage that the CPU of this machine is too slow for."""
+    return [
+        f"warning: this machine cannot train this model: {item.stage.name} would take "
+        f"{duration(item.estimate.seconds)} on its CPU; --pool names machines with GPUs"
+        for item in plan.stages
+        if item.estimate and item.estimate.seconds > _TOO_LONG and not item.estimate.on_gpus
+    ]
 
 
 def to_json(plan: Plan) -> str:
@@ -95,7 +106,7 @@ def totals(plan: Plan) -> dict[str, Any]:
     if plan.exit_code == 0:
         summary = f"nothing to run: {len(plan.stages)} stages up to date"
     elif known:
-        summary += f"; about {duration(seconds)}, ${dollars:.2f}"
+        summary += f"; about {duration(seconds)}" + (f", {money(dollars)}" if dollars else "")
         summary += f" without {unknown} stages that never ran" if unknown else ""
     return {
         "summary": summary,

@@ -17,7 +17,7 @@ from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.render import to_json
 from flows.render.table import columns
-from flows.render.text import duration
+from flows.render.text import duration, money
 from infra.storage.base import Store
 
 
@@ -108,7 +108,7 @@ def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
     yield "inputs", ", ".join(source.name for source in stage.inputs) or "none"
     if item.estimate:
         took = duration(item.estimate.seconds)
-        yield "estimate", f"{took}, ${item.estimate.dollars:.2f} ({item.estimate.source})"
+        yield "estimate", f"{took}, {money(item.estimate.dollars)} ({item.estimate.source})"
 
 
 def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ from infra.placement import (
     count_gpus,
     default_cache_limit,
     default_sinks,
+    gpu_name,
     with_settings,
 )
 from nanochat_core.errors import ConfigError
@@ -186,6 +187,14 @@ def test_gpus_are_those_that_this_process_may_use(
         (nodes / str(i)).mkdir(parents=True)
         (nodes / str(i) / "gpu_id").write_text(f"{number}\n")
     assert count_gpus(tmp_path) == expected
+
+
+def test_a_gpu_has_the_name_that_its_driver_gives(tmp_path: Path):
+    assert gpu_name(tmp_path) is None
+    folder = tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0"
+    folder.mkdir(parents=True)
+    (folder / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t 45\n")
+    assert gpu_name(tmp_path) == "NVIDIA H100 80GB HBM3"
 
 
 def test_the_processes_of_a_machine_share_its_cores(

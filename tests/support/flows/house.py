@@ -34,9 +34,9 @@ PLACEMENT = Placement(
 )
 
 
-def on_gpus(count: int) -> Placement:
-    """The same place with GPUs."""
-    resources = dataclasses.replace(PLACEMENT.resources, device="cuda")
+def on_gpus(count: int, **changes: Any) -> Placement:
+    """The same place with GPUs, and changed resources."""
+    resources = dataclasses.replace(PLACEMENT.resources, device="cuda", **changes)
     return dataclasses.replace(PLACEMENT, gpus=count, resources=resources)
 
 

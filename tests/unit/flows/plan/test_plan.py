@@ -296,11 +296,39 @@ def test_without_history_only_pretraining_has_an_estimate(house: House):
     estimates = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
     assert set(estimates) == {"pretrain"}
     assert estimates["pretrain"].source == "no GPU: a guess, 30 GFLOP/s a thread"
-    gpu = on_gpus(8)
+    gpu = on_gpus(8, dollars_per_hour=0.0)
     faster = house.plan(placement=gpu).of("pretrain").estimate
     assert faster is not None
-    assert "MFU" in faster.source
+    assert faster.source == "if H100s, at 40% MFU, $3 an hour each"
     assert faster.seconds < estimates["pretrain"].seconds
+    assert faster.dollars == pytest.approx(faster.seconds / 3600 * 8 * 3)
+    two = house.plan(placement=dataclasses.replace(gpu, nodes=2)).of("pretrain").estimate
+    assert two is not None
+    assert (two.seconds, two.dollars) == pytest.approx((faster.seconds / 2, faster.dollars))
+
+
+def test_the_gpu_of_this_machine_is_what_pretraining_is_estimated_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+):
+    gpu = on_gpus(8, dollars_per_hour=0.0)
+    assumed = house.plan(placement=gpu).of("pretrain").estimate
+    monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA A100-SXM4-80GB")
+    known = house.plan(placement=gpu).of("pretrain").estimate
+    pooled = dataclasses.replace(gpu, pool="gpu")  # another machine's GPUs
+    assert house.plan(placement=pooled).of("pretrain").estimate == assumed
+    assert assumed is not None
+    assert known is not None
+    assert known.source == "8 x NVIDIA A100-SXM4-80GB, at 40% MFU"
+    assert (known.dollars, known.on_gpus) == (0, True)  # no price is known
+    assert known.seconds == pytest.approx(assumed.seconds * 989 / 312)
+
+
+def test_a_machine_that_would_take_months_is_named_and_has_no_price(house: House):
+    gpu = on_gpus(8, dollars_per_hour=0.0)
+    assert "warning" not in "\n".join(render(house.plan(placement=gpu)))
+    lines = render(house.plan(scaling.run_for_depth(24), placement=PLACEMENT))
+    assert lines[-1].startswith("warning: this machine cannot train this model: pretrain would")
+    assert "--pool" in lines[-1]
 
 
 def test_a_time_on_another_kind_of_device_tells_nothing(full_house: House):
