@@ -96,7 +96,7 @@ _FOUND = {
     "device_batch_size": "the profile's",
     "save_every_seconds": "the profile's",
     "eval_every_steps": "the profile's",
-    "compile": "`true` on a GPU, else `false`",
+    "compile": "`true` on a GPU but for `tiny`, else `false`",
     "sinks": "`NANOCHAT_SINKS`, else none",
 }
 
@@ -115,7 +115,7 @@ def placement() -> str:
         for name in SETTINGS
     ]
     pace = [
-        (f"`{name}`", *(f"{value:g}" for value in vars(make().pace).values()))
+        (f"`{name}`", *(json.dumps(value) for value in vars(make().pace).values()))
         for name, make in PROFILES.items()
     ]
     return _page(

@@ -1,6 +1,8 @@
 """The placement of a run: its store, machine and pace, which never change a result's identity."""
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -23,7 +25,8 @@ SINKS = ("trackio", "wandb")
 _OPTIONAL = {
     "trackio": ("trackio", "pip install 'nanochat-flows[trackers]'"),
     "wandb": ("wandb", "pip install 'nanochat-flows[trackers]'"),
-    "fa2": ("flash_attn", "pip install 'nanochat-flows[gpu]'"),
+    "fa2": ("flash_attn", "pip install 'nanochat-flows[flash-attn]'"),
+    "cudnn": ("cudnn", "pip install 'nanochat-flows[gpu]'"),
     "fa3": ("flash_attn_interface", "build FlashAttention 3 from its sources"),
     "fa4": ("flash_attn", "install FlashAttention 4"),
 }
@@ -226,19 +229,17 @@ def default_cache_limit() -> int:
 
 
 def count_gpus(root: Path = Path("/")) -> int:
-    """Return the number of NVIDIA or AMD GPUs that this process may use, without loading torch.
+    """Return the number of NVIDIA GPUs that this process may use, or of AMD GPUs where torch is
+    built for ROCm. torch is not loaded.
 
     Slurm and other schedulers share a machine by CUDA_VISIBLE_DEVICES (AMD: also
-    HIP_VISIBLE_DEVICES), in which an empty or negative entry ends the list, as for CUDA. `root` is
-    the root of the file system.
+    HIP_VISIBLE_DEVICES). `root` is the root of the file system.
     """
-    nvidia = len(list(root.glob("dev/nvidia[0-9]*")))
-    # Each CPU has a node here too, with the number 0.
-    nodes = root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id")
-    amd = sum(node.read_text().strip() not in ("", "0") for node in nodes)
-    variables = ("CUDA_VISIBLE_DEVICES",) if nvidia else _AMD_VISIBLE
-    counts = [_count_visible(os.environ[name]) for name in variables if name in os.environ]
-    return min(nvidia or amd, *counts) if counts else nvidia or amd
+    present, variables = len(list(root.glob("dev/nvidia[0-9]*"))), ("CUDA_VISIBLE_DEVICES",)
+    if not present:
+        present, variables = _count_amd(root), _AMD_VISIBLE
+    values = [os.environ[name] for name in variables if name in os.environ]
+    return min([present, *(_count_visible(value, present) for value in values)])
 
 
 def gpu_name(root: Path = Path("/")) -> str | None:
@@ -251,10 +252,39 @@ def gpu_name(root: Path = Path("/")) -> str | None:
     return None
 
 
-def _count_visible(devices: str) -> int:
-    """Return how many devices a value of CUDA_VISIBLE_DEVICES names: numbers or UUIDs."""
-    names = [name.strip() for name in devices.split(",")]
-    return next((i for i, name in enumerate(names) if not name or name[0] == "-"), len(names))
+def _count_amd(root: Path) -> int:
+    """Return the number of AMD GPUs; 0 if torch cannot use them, as beside an integrated one."""
+    nodes = list(root.glob("sys/class/kfd/kfd/topology/nodes/*/gpu_id"))
+    if not nodes or not _has_rocm():
+        return 0
+    count = 0
+    for node in nodes:
+        with contextlib.suppress(OSError):  # in a container: the GPU of another one
+            count += node.read_text().strip() not in ("", "0")  # 0: a CPU
+    return count
+
+
+def _has_rocm() -> bool:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return "rocm" in importlib.metadata.version("torch")
+    return False
+
+
+def _count_visible(devices: str, present: int) -> int:
+    """Return how many devices CUDA shows for a value of CUDA_VISIBLE_DEVICES.
+
+    Entries are numbers or UUIDs. The first that names no device ends the list, and of the instances
+    of divided GPUs (MIG) a process sees one.
+    """
+    count = 0
+    for name in (name.strip() for name in devices.split(",")):
+        if name.startswith("MIG-"):
+            return 1
+        is_device = int(name) < present if name.isdecimal() else name.startswith("GPU-")
+        if not is_device:
+            break
+        count += 1
+    return count
 
 
 def count_threads() -> int:

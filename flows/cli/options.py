@@ -251,7 +251,8 @@ class PlacementOptions(OnMachine, DeviceOptions):
         Attention | None, Parameter(help="Attention backend; default the best one the device has.")
     ] = None
     compile: Annotated[
-        bool | None, Parameter(help="Let torch.compile make kernels; default on a GPU only.")
+        bool | None,
+        Parameter(help="Let torch.compile make kernels; default on a GPU, but not for tiny."),
     ] = None
 
     @property

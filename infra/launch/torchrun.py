@@ -161,7 +161,9 @@ def _environment(
         "PYTHONSAFEPATH": "1",  # do not import a folder `tasks` of the current directory
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
-        # Not torchrun's option: before torch 2.13 there is none, and the limit is 30 s.
+        # Not torchrun's option: before torch 2.13 there is none and the limit is 30 s, longer than
+        # SECONDS_TO_STOP, so that a rank that ignores SIGTERM is left to the next attempt, which
+        # kills it.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_TIMEOUT),
         LAUNCHER_VARIABLE: str(os.getpid()),
         STEPS_VARIABLE: str(steps or ""),

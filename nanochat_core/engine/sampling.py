@@ -340,8 +340,8 @@ def _cumulative(weights: Tensor) -> Tensor:
 
 
 def _finite(logits: Tensor) -> Tensor:
-    """Replace NaN by the least logit, so that a token is sampled whatever the model gives; if all
-    are NaN, any token."""
+    """Replace NaN by the least logit and infinities by finite ones, so that a token is sampled
+    whatever the model gives; if all are NaN, any token."""
     return logits.nan_to_num(nan=torch.finfo(logits.dtype).min)
 
 

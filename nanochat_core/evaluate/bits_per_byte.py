@@ -62,9 +62,12 @@ def row_sums(
     sums = torch.zeros(6, dtype=torch.float64, device=device)
     for first in range(0, len(share), batch_size):
         HEART.beat("evaluating")
-        tokens = torch.from_numpy(rows.take(share[first : first + batch_size])).to(device)
-        targets = tokens[:, 1:]  # (B, T)
-        nats = model.token_losses(tokens[:, :-1], targets)  # (B, T)
+        at = share[first : first + batch_size]
+        # Kernels for the shape of a smaller last batch would take minutes to compile.
+        filled = np.resize(at, batch_size) if first and model.is_compiled else at
+        tokens = torch.from_numpy(rows.take(filled)).to(device)
+        nats = model.token_losses(tokens[:, :-1], tokens[:, 1:])[: len(at)]  # (B, T)
+        targets = tokens[: len(at), 1:]
         num_bytes = lengths[targets]
         # A special token has no bytes, so its loss must not count either.
         n = (nats.double() * (num_bytes > 0)).sum(dim=1)  # (B,)

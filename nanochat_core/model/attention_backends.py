@@ -8,6 +8,7 @@ been run on a GPU. `Backend.unable` detects a backend that cannot run or compute
 """
 
 import contextlib
+import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Backend:
     capabilities: tuple[int, ...]  # major compute capabilities of GPUs it runs on; (): any device
     dtypes: tuple[torch.dtype, ...]
     load: Callable[[], Call]  # imports its package
-    is_compiled: bool = False  # by torch.compile: what was found on a machine once is kept
+    is_compiled: bool = False  # by torch.compile, for minutes: that it is right is cached
     repeats: bool = False  # whether the same input always gives the same gradients, to the bit
 
     def unable(
@@ -62,12 +63,15 @@ class Backend:
             return None
         if not self.is_compiled or device.type != "cuda":
             return self._fault(device, dtype)
-        note = _note(self.name, device, dtype)
-        fault = None if note.exists() else self._fault(device, dtype)
+        verdict = _verdict_file(self.name, device, dtype)
+        with contextlib.suppress(OSError):  # a cache that cannot be read
+            if verdict.exists():
+                return None
+        fault = self._fault(device, dtype)
         if fault is None:
-            with contextlib.suppress(OSError):  # a cache that cannot be written: tried again
-                note.parent.mkdir(parents=True, exist_ok=True)
-                note.touch()
+            with contextlib.suppress(OSError):
+                verdict.parent.mkdir(parents=True, exist_ok=True)
+                verdict.touch()
         return fault
 
     def _fault(self, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -82,11 +86,17 @@ class Backend:
             return f"{type(error).__name__} on a small problem: {first}"
 
 
-def _note(name: str, device: torch.device, dtype: torch.dtype) -> Path:
-    """Return the file that says: on this kind of GPU the backend agrees with SDPA."""
-    kind = torch.cuda.get_device_name(device)
-    words = (name, torch.__version__, kind, str(dtype).removeprefix("torch."))
-    return user_cache() / "attention" / re.sub(r"[^\w.+-]", "_", "-".join(words))
+def _verdict_file(name: str, device: torch.device, dtype: torch.dtype) -> Path:
+    """Return the file whose existence means that the backend agrees with SDPA on this GPU."""
+    # The host too: machines that share a home may lack a compiler.
+    parts = (
+        platform.node(),
+        torch.cuda.get_device_name(device),
+        torch.__version__,
+        name,
+        str(dtype).removeprefix("torch."),
+    )
+    return user_cache() / "attention" / re.sub(r"[^\w.+-]", "_", "-".join(parts))
 
 
 def difference(call: Call, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -190,12 +200,12 @@ def load_varlen() -> Call:
     def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         rows, length = q.shape[:2]
         ends = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=q.device)
-        # Each query head its key head: torch 2.11 knows no groups here.
-        groups = q.size(2) // k.size(2)
+        if q.size(2) != k.size(2):  # varlen_attn of torch 2.11 has no groups of query heads
+            k, v = (t.repeat_interleave(q.size(2) // k.size(2), dim=2) for t in (k, v))
         mixed = varlen_attn(
             q.flatten(0, 1),
-            k.repeat_interleave(groups, dim=2).flatten(0, 1),
-            v.repeat_interleave(groups, dim=2).flatten(0, 1),
+            k.flatten(0, 1),
+            v.flatten(0, 1),
             ends,
             ends,
             length,

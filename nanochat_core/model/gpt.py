@@ -180,6 +180,11 @@ class GPT(nn.Module):
         self._rotary_table(self.config.sequence_len, self.lm_head.weight.device)
         self._compiled = torch.compile(self._trunk, dynamic=False)
 
+    @property
+    def is_compiled(self) -> bool:
+        """True after `compile_passes`."""
+        return self._compiled is not None
+
     @torch.no_grad()
     def init_weights(self, seed: int) -> None:
         """Initialise every parameter, equally on every device and machine."""

@@ -48,17 +48,22 @@ static inline float exponential(float x) {
   return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x)));
 }
 
+constexpr float LARGEST = std::numeric_limits<float>::max();
+
+// As sampling.py's `_finite`: NaN counts as the least logit.
 static inline float finite(float x) {
-  return x == x ? x : -std::numeric_limits<float>::infinity();
+  return x == x ? std::clamp(x, -LARGEST, LARGEST) : -LARGEST;
 }
 
-// The 16 logits from `at` on; beyond the vocabulary, and what is not a number, -infinity.
+// The 16 logits from `at` on, finite; beyond the vocabulary -infinity.
 static inline __m512 logits16(const float* logits, int at, int vocab) {
   const int left = vocab - at;
   const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
   const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   const __m512 x = _mm512_mask_loadu_ps(least, mask, logits + at);
-  return _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), least);
+  // Of a NaN, max gives its second operand.
+  const __m512 above = _mm512_mask_max_ps(x, mask, x, _mm512_set1_ps(-LARGEST));
+  return _mm512_min_ps(above, _mm512_set1_ps(LARGEST));
 }
 
 // All logits from `least` on, in the order of tokens.
@@ -119,14 +124,11 @@ static void likeliest(const float* logits, int vocab, int k, float cap, Sampling
                     });
 }
 
-// Weights are counted in units of 2^-31, so that sums are exact in any order; a NaN counts as 0.
-static inline int64_t units(float weight) {
-  return weight > 0.0f ? static_cast<int64_t>(weight * 0x1p31f) : 0;
-}
+// Weights, from 0 to 1, are counted in units of 2^-31, so that sums are exact in any order.
+static inline int64_t units(float weight) { return static_cast<int64_t>(weight * 0x1p31f); }
 
 static inline __m512i units8(__m256 weights) {
-  const __m256 numbers = _mm256_max_ps(weights, _mm256_setzero_ps());  // of a NaN the second
-  return _mm512_cvttps_epi64(_mm256_mul_ps(numbers, _mm256_set1_ps(0x1p31f)));
+  return _mm512_cvttps_epi64(_mm256_mul_ps(weights, _mm256_set1_ps(0x1p31f)));
 }
 
 // number x total / 2^23, rounded down; the product alone would not fit 64 bits.
@@ -169,7 +171,7 @@ static int sample_from_all(const float* logits, int vocab, const SamplingRule& r
   int64_t sum = before[group];
   int i = 0;
   while (i < 15 && (sum += units(weights[i])) <= threshold) ++i;
-  return std::min(static_cast<int>(group) * 16 + i, vocab - 1);  // that if all weights are 0
+  return static_cast<int>(group) * 16 + i;
 }
 
 // The token that comes at `position`. A cap of 0: the logits are capped already.
@@ -191,5 +193,5 @@ static int sample(const float* logits, int vocab, const SamplingRule& rule, int 
   }
   const int64_t threshold = share(number, sum);
   const auto chosen = std::upper_bound(space.sums.begin(), space.sums.end(), threshold);
-  return space.candidates[std::min<int64_t>(chosen - space.sums.begin(), k - 1)].token;
+  return space.candidates[chosen - space.sums.begin()].token;
 }

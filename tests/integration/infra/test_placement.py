@@ -156,10 +156,12 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
         (8, 0, {}, 8),
         (8, 0, {"CUDA_VISIBLE_DEVICES": "2,5"}, 2),  # a share of a node under Slurm
         (8, 0, {"CUDA_VISIBLE_DEVICES": "GPU-1b2c, GPU-3d4e"}, 2),
+        (2, 0, {"CUDA_VISIBLE_DEVICES": "0,9,1"}, 1),  # there is no 9: the list ends
+        (2, 0, {"CUDA_VISIBLE_DEVICES": "none"}, 0),
         (8, 0, {"CUDA_VISIBLE_DEVICES": ""}, 0),
         (8, 0, {"CUDA_VISIBLE_DEVICES": "-1"}, 0),
         (8, 0, {"CUDA_VISIBLE_DEVICES": "0,1,-1,2"}, 2),
-        (1, 0, {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, 1),  # a process sees one MIG instance
+        (8, 0, {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, 1),  # a process sees one MIG instance
         (0, 0, {"CUDA_VISIBLE_DEVICES": "0,1"}, 0),  # a login node
         (8, 0, {"HIP_VISIBLE_DEVICES": "0"}, 8),
         (0, 4, {}, 4),
@@ -179,6 +181,7 @@ def test_gpus_are_those_that_this_process_may_use(
         monkeypatch.delenv(name, raising=False)
     for name, value in visible.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+rocm7.0")
     (tmp_path / "dev").mkdir()
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{i}" for i in range(nvidia))):
         (tmp_path / "dev" / name).touch()
@@ -187,6 +190,20 @@ def test_gpus_are_those_that_this_process_may_use(
         (nodes / str(i)).mkdir(parents=True)
         (nodes / str(i) / "gpu_id").write_text(f"{number}\n")
     assert count_gpus(tmp_path) == expected
+    if amd:  # an integrated one, beside a torch that cannot use it
+        monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+cpu")
+        assert count_gpus(tmp_path) == 0
+
+
+def test_a_gpu_of_another_container_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in _VISIBLE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "2.13.0+rocm7.0")
+    nodes = tmp_path / "sys/class/kfd/kfd/topology/nodes"
+    (nodes / "1" / "gpu_id").mkdir(parents=True)  # reading it is an OSError, as for another's GPU
+    (nodes / "2").mkdir()
+    (nodes / "2" / "gpu_id").write_text("4001\n")
+    assert count_gpus(tmp_path) == 1
 
 
 def test_a_gpu_has_the_name_that_its_driver_gives(tmp_path: Path):

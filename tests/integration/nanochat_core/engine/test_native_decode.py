@@ -100,8 +100,8 @@ def test_every_step_draws_what_sampling_draws_from_its_logits() -> None:
 
 
 def native_sample(logits: Tensor, params: SamplingParams, seed: int, position: int) -> list[int]:
-    """One token for each row of logits (n, VOCAB), whose sample is the row's index."""
-    runner = make_runner(make_gpt(), num_slots=len(logits))
+    """One token for each row of logits (n, V), whose sample is the row's index."""
+    runner = make_runner(make_gpt({"vocab_size": logits.size(1)}), num_slots=len(logits))
     for slot in range(len(logits)):
         runner.start(slot, params, key=row_key(seed, slot), num_log_probs=None)
     at = [position] * len(logits)
@@ -184,10 +184,17 @@ def test_the_lowest_of_equal_tokens_is_likeliest() -> None:
     assert native_sample(logits, SamplingParams(temperature=0.0), 1, 1) == [64]
 
 
-def test_logits_that_are_no_numbers_do_no_harm() -> None:
-    logits = torch.full((2, VOCAB), float("nan"))
+@pytest.mark.parametrize("vocab", [33, 47, 48, 100])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
+def test_logits_that_are_no_numbers_do_no_harm(vocab: int, value: float) -> None:
+    every, one = torch.full((2, vocab), value), torch.zeros(2, vocab)
+    one[:, 5] = value
     for params in (SamplingParams(temperature=0.0), DRAW, SamplingParams(temperature=1.0)):
-        assert all(0 <= token < VOCAB for token in native_sample(logits, params, 1, 1))
+        for logits in (every, one):
+            tokens = native_sample(logits, params, 1, 1)
+            assert all(0 <= token < vocab for token in tokens)
+            if logits is one:
+                assert all((token == 5) == (value > 0) for token in tokens)
 
 
 @pytest.mark.parametrize(

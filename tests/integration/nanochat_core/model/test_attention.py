@@ -249,14 +249,16 @@ def test_on_ampere_and_ada_flash_attention_2_comes_first() -> None:
         assert preferred(BACKENDS, major) is BACKENDS
 
 
-def test_what_was_compiled_and_found_right_is_not_compiled_to_be_tried_again(
+def test_a_cached_verdict_of_flex_skips_the_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu, tries = torch.device("cuda", 0), list[str]()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
-    faults = iter(["its o at window 100 is off by 0.500", None, "it is not tried"])
+    faults = iter(
+        ["its o at window 100 is off by 0.500", None, "of another dtype", "of another GPU"]
+    )
 
     def try_it(self: Backend, device: torch.device, dtype: torch.dtype) -> str | None:
         tries.append(self.name)
@@ -266,7 +268,22 @@ def test_what_was_compiled_and_found_right_is_not_compiled_to_be_tried_again(
     assert "off by" in str(FLEX.unable(gpu, torch.bfloat16))
     assert [FLEX.unable(gpu, torch.bfloat16) for _ in range(3)] == [None] * 3
     assert tries == ["flex"] * 2
-    assert FLEX.unable(gpu, torch.float16) == "it is not tried"  # of another dtype
+    assert FLEX.unable(gpu, torch.float16) == "of another dtype"
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    assert FLEX.unable(gpu, torch.bfloat16) == "of another GPU"
+
+
+def test_without_a_cache_flex_is_probed_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nanochat-flows").write_text("a file where the cache should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    faults = iter([None, "probed"])
+    monkeypatch.setattr(Backend, "_fault", lambda self, device, dtype: next(faults))
+    found = [FLEX.unable(torch.device("cuda", 0), torch.bfloat16) for _ in range(2)]
+    assert found == [None, "probed"]
 
 
 def _of_sequences(

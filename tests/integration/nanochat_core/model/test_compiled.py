@@ -1,13 +1,18 @@
 """What torch.compile compiles of a model, and how often."""
 
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from nanochat_core.config import ModelConfig
+from nanochat_core.evaluate.bits_per_byte import row_sums
 from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics
 
 pytestmark = pytest.mark.torch
@@ -22,7 +27,7 @@ CONFIG = ModelConfig(
 )
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call")  # of a mask that is kept
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")  # of a cached mask
 def test_passes_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tracing alone shows it: generating code would take most of the time.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
@@ -39,4 +44,30 @@ def test_passes_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(3):
         model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
     assert counters["stats"]["unique_graphs"] == 2
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    model = GPT(CONFIG, numerics("fp32"))
+    model.init_weights(1)
+    with torch.no_grad():
+        model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(1))
+    taken = np.random.default_rng(1).integers(256, size=(21, 17), dtype=np.int64)
+    rows: Any = SimpleNamespace(num_rows=21, sequence_len=16, take=lambda at: taken[at])
+
+    def sums() -> tuple[float, ...]:
+        return row_sums(
+            model, rows, np.ones(256, np.int32), num_tokens=21 * 16, batch_size=8, world=ALONE
+        )
+
+    expected = sums()
+    model.compile_passes()
+    torch._dynamo.reset()
+    counters.clear()
+    assert sums() == pytest.approx(expected, rel=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
