@@ -26,6 +26,8 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEART
 from nanochat_core.train.loop.step import IGNORE
 
+GPU_LENGTHS = 128  # a block of attention kernels
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
@@ -117,7 +119,7 @@ def _add_policy_gradients(
         HEART.beat("gradients")
         ids = useful[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
-        tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
+        tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
         advantage_R1 = torch.tensor([[r.advantage] for r in batch], device=device)
         if anchors is None:
             value = model.summed_loss(tokens_RT, targets_RT, advantage_R1)
@@ -183,7 +185,7 @@ def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int
         HEART.beat("log-probabilities")
         ids = order[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
-        tokens_RT, targets_RT = (t.to(device) for t in pad(batch, model.config.sequence_len))
+        tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
         logp_RT = -model.token_losses(tokens_RT, targets_RT).cpu()
         for row, (i, r) in enumerate(zip(ids, batch, strict=True)):
             begin = len(r.prompt) - 1  # where the first token of the answer is predicted
@@ -204,11 +206,22 @@ def place(
     return placed.to(like.device)
 
 
-def pad(batch: Sequence[Rollout], longest: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets (R, T) int64, padded on the right; targets are sampled tokens."""
+def pad_for(model: GPT, batch: Sequence[Rollout]) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of `pad` in few lengths where each new one has a cost: on a GPU
+    attention is compiled or planned for a length."""
+    is_on_cpu = model.lm_head.weight.device.type == "cpu"
+    return pad(batch, model.config.sequence_len, multiple=1 if is_on_cpu else GPU_LENGTHS)
+
+
+def pad(batch: Sequence[Rollout], longest: int, *, multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets (R, T) int64, padded on the right; targets are sampled tokens.
+
+    T is a multiple of `multiple`, unless that is more than `longest`.
+    """
     # The last token predicts nothing, so a row is one shorter than prompt and answer.
     length = max(len(r.prompt) + len(r.answer) for r in batch) - 1
     assert length <= longest, f"an answer and its prompt are {length + 1} tokens, not {longest}"
+    length = min(-(-length // multiple) * multiple, longest)
     tokens_RT = torch.zeros(len(batch), length, dtype=torch.int64)
     targets_RT = torch.full((len(batch), length), IGNORE, dtype=torch.int64)
     for i, r in enumerate(batch):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
@@ -34,7 +35,8 @@ def accumulate_gradients(
     `tokens` are this rank's rows of the step.
     """
     # Position t predicts token t+1.
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    # Contiguous like a padded micro-step: kernels are compiled for strides too.
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:]
     if mask is not None:
         targets = targets.masked_fill(mask[:, 1:] == 0, IGNORE)
     # Ranks count their targets together here, before the first try: later one may be out of memory.
@@ -56,8 +58,13 @@ def _add_gradients(
     for first in range(0, len(inputs), device_batch_size):
         HEART.beat("gradients")  # a whole step may take longer than a rank may be silent
         rows = slice(first, first + device_batch_size)
+        tokens, wanted = inputs[rows], targets[rows]
+        missing = device_batch_size - len(tokens)
+        if missing and model.is_compiled:  # kernels for another shape would take minutes to compile
+            tokens = F.pad(tokens, (0, 0, 0, missing))
+            wanted = F.pad(wanted, (0, 0, 0, missing), value=IGNORE)
         # Divided by all targets of the step, so that gradients of micro-steps and ranks just add.
-        loss = model.summed_loss(inputs[rows], targets[rows]) / count
+        loss = model.summed_loss(tokens, wanted) / count
         # At the last one the optimizer starts to sum a layer's gradients while others are computed.
         optimizer.backward(loss, last=first + device_batch_size >= len(inputs))
         total += loss.detach()

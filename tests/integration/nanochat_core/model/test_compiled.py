@@ -12,8 +12,10 @@ from torch._dynamo.utils import counters
 from nanochat_core.config import ModelConfig
 from nanochat_core.evaluate.bits_per_byte import row_sums
 from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
-from nanochat_core.scaling import numerics
+from nanochat_core.scaling import numerics, run_for_depth
+from nanochat_core.train.loop.step import accumulate_gradients
 
 pytestmark = pytest.mark.torch
 CONFIG = ModelConfig(
@@ -70,4 +72,27 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
     counters.clear()
     assert sums() == pytest.approx(expected, rel=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(CONFIG.vocab_size, (5, 17), generator=generator)
+    mask = torch.randint(2, (5, 17), generator=generator)
+    found: list[dict[str, torch.Tensor]] = []
+    for is_compiled in (False, True):
+        model = GPT(CONFIG, numerics("fp32"))
+        model.init_weights(1)
+        optimizer = Optimizer(model, run_for_depth(2).optimizer, precision="fp32", world=ALONE)
+        if is_compiled:
+            model.compile_passes()
+        torch._dynamo.reset()
+        counters.clear()
+        accumulate_gradients(model, optimizer, tokens, mask, world=ALONE)(device_batch_size=2)
+        assert counters["stats"]["unique_graphs"] == int(is_compiled)
+        found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
+    for name, expected in found[0].items():
+        torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6)
     torch._dynamo.reset()

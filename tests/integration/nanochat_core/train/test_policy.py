@@ -2,6 +2,7 @@
 are held against a model and an objective written from their formulas in float64."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from nanochat_core.config import ModelConfig
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
+from nanochat_core.train import policy
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
     Rollout,
     advantages_of,
     drop_equal_groups,
     log_probs,
+    pad,
     policy_gradients_of,
 )
 from tests.support.nanochat_core.train import recipe_reference
@@ -203,6 +206,34 @@ def test_the_micro_batch_does_not_change_the_gradient() -> None:
         )
         for name in one:
             torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
+
+
+def test_rows_that_are_padded_to_a_gpus_lengths_give_the_same_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes: list[torch.Size] = []
+
+    def padded(model: GPT, batch: Sequence[Rollout]) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, targets = pad(batch, model.config.sequence_len, multiple=8)
+        shapes.append(tokens.shape)
+        return tokens, targets
+
+    logp = log_probs(small_model(3), ROLLOUTS, device_batch_size=2)
+    anchors = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
+    plain = gradients_of(small_model(), anchors, device_batch_size=2)[0]
+    monkeypatch.setattr(policy, "pad_for", padded)
+    wider = gradients_of(small_model(), anchors, device_batch_size=2)[0]
+    assert {shape[1] % 8 for shape in shapes} == {0}
+    for name in plain:
+        torch.testing.assert_close(wider[name], plain[name], rtol=1e-4, atol=1e-6)
+
+
+def test_a_length_is_padded_to_the_models_at_most() -> None:
+    rollout = ROLLOUTS[0]
+    length = len(rollout.prompt) + len(rollout.answer) - 1
+    for longest in (length, length + 3, 200):
+        tokens, targets = pad([rollout], longest, multiple=128)
+        assert tokens.shape == targets.shape == (1, min(longest, 128))
 
 
 def test_log_probs_are_those_of_the_answers_tokens_in_their_order() -> None:
