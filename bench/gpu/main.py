@@ -155,7 +155,7 @@ def run_step(
             env=environment(Path(scratch), dry=dry),
             start_new_session=True,
         )
-        reader = threading.Thread(target=read, args=(process, outcome, record, log), daemon=True)
+        reader = threading.Thread(target=read, args=(process, outcome, record), daemon=True)
         reader.start()
         try:
             code = process.wait(limit)
@@ -175,25 +175,21 @@ def run_step(
     return outcome
 
 
-def read(
-    process: "subprocess.Popen[str]", outcome: Outcome, record: Callable[..., None], log: Any
-) -> None:
+def read(process: "subprocess.Popen[str]", outcome: Outcome, record: Callable[..., None]) -> None:
     """Read a program's output until it ends: results for `record`, other lines for the outcome."""
     assert process.stdout is not None
     with process.stdout as lines:
         for line in lines:
-            take(line, outcome, record, log)
+            take(line, outcome, record)
 
 
-def take(line: str, outcome: Outcome, record: Callable[..., None], log: Any) -> None:
-    """Record a line that is a result; keep any other for the table and the log."""
+def take(line: str, outcome: Outcome, record: Callable[..., None]) -> None:
+    """Record a line that is a result; keep any other for the table."""
     row = None
     with contextlib.suppress(ValueError):
         row = json.loads(line)
     if not isinstance(row, dict):
         outcome.lines.append(line.rstrip())
-        log.write(line)
-        log.flush()  # the program's stderr goes there, too
         return
     record(result=row)
     if row.get("needs") == "a GPU":

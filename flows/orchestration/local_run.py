@@ -9,6 +9,7 @@ import functools
 import importlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +28,7 @@ from infra.prefect.supervisor.control import wait_for_own_server
 if TYPE_CHECKING:
     from flows.orchestration.pipeline import Outcome
 
+SECONDS_FOR_AN_IMPORT = 0.05  # after which it is looked again whether it has ended
 INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
 
 
@@ -108,22 +110,42 @@ def check_pool_exists(home: Path, pool: str) -> None:
         raise unknown_pool(pool)
 
 
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether the frame or a caller of it is of the import system."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib."):
+            return True
+        frame = frame.f_back
+    return False
+
+
 @contextlib.contextmanager
 def stoppable(display: Display) -> Generator[None]:
     """Handle SIGTERM like Ctrl-C: the first raises KeyboardInterrupt, the second exits at once.
 
     Workers of a process that exits at once still save: the kernel signals them (PDEATHSIG).
     """
-    count = 0
+    count, is_repeated = 0, False
+
+    def repeat(signum: int) -> None:
+        nonlocal is_repeated
+        is_repeated = True
+        os.kill(os.getpid(), signum)
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        nonlocal count
-        count += 1
-        # A person who presses again does not want to wait for workers and stores.
-        if count > 1:
-            _leave(display)
-        display.say("stopping: waiting until the workers have saved (again to leave at once)")
-        raise KeyboardInterrupt
+        nonlocal count, is_repeated
+        is_new, is_repeated = not is_repeated, False
+        if is_new:
+            count += 1
+            # A person who presses again does not want to wait for workers and stores.
+            if count > 1:
+                _leave(display)
+            display.say("stopping: waiting until the workers have saved (again to leave at once)")
+        # An exception inside the import system can leave its lock taken: other threads would wait
+        # for it for ever, and the exit of this process for them.
+        if not _is_importing(frame):
+            raise KeyboardInterrupt
+        threading.Timer(SECONDS_FOR_AN_IMPORT, repeat, (signum,)).start()
 
     # Restored at the end, so that a program that calls this keeps its own handlers.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -1,5 +1,6 @@
 """`nanochat run` as a person meets it when the run cannot go on. Starts a Prefect server."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,15 +27,21 @@ def home(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> It
     stop_server(directory)
 
 
-def start_run(home: Path, *options: str) -> subprocess.Popen[str]:
+@contextlib.contextmanager
+def start_run(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A run in a process, which ends with the block."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT", "NANOCHAT"))}
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "flows.cli.app", "run", "tiny", "--home", str(home), *options],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-    )
+    ) as run:
+        try:
+            yield run
+        finally:
+            run.kill()
 
 
 def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from nanochat_core.data.hub import client as hub_module
+from nanochat_core.data.hub import transfers
 from nanochat_core.data.hub.client import HubFile, download, list_files
 from nanochat_core.data.hub.errors import explain
 from nanochat_core.data.hub.transfers import run_transfers
@@ -358,7 +359,8 @@ def test_several_files_come_at_a_time_and_are_counted(hub: HubServer, monkeypatc
     assert "of 1 MB" in told[0]
 
 
-def test_the_first_error_ends_the_other_downloads(hub: HubServer):
+def test_the_first_error_ends_the_other_downloads(hub: HubServer, monkeypatch):
+    monkeypatch.setattr(transfers, "_SECONDS_TO_END", 120.0)  # its thread looks every 2 seconds
     commit = hub.add(REPOSITORY, {f"{i}.parquet": BIG[i:] for i in range(6)})
     hub.slow("1.parquet", 2.0)  # 24 seconds
     hub.fail("0.parquet", 403, times=None)

@@ -1,11 +1,13 @@
 """What the command line answers, above all to mistakes: one line, one hint, exit code 1."""
 
 import contextlib
+import importlib
 import json
 import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -293,3 +295,26 @@ def test_a_command_that_exits_at_once_prints_how_to_resume(
 
     assert left.value.code == 130
     assert capsys.readouterr().err == "error: interrupted\nhint: resume with: nanochat run tiny\n"
+
+
+def test_an_import_that_is_interrupted_is_finished_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Left in the middle it can hold the lock of all imports, for which other threads then wait.
+    (tmp_path / "interrupted.py").write_text(
+        "import signal, time\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "time.sleep(0.2)\n"  # the signal comes again meanwhile
+        "done = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def stop() -> None:
+        with resumable("nanochat run tiny", stages=["sft"]) as display, stoppable(display):
+            importlib.import_module("interrupted")
+            while True:  # until the signal comes once more
+                time.sleep(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        stop()
+    assert sys.modules.pop("interrupted").done
