@@ -1,4 +1,4 @@
-"""A chat server that answers as a test tells it to, byte by byte; the page cannot tell it apart."""
+"""A chat server that answers byte by byte as a test says; the page sees no difference."""
 
 import asyncio
 import json
@@ -119,7 +119,7 @@ class RunningServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop, and wait until it has, or until nobody should: it holds nothing of anybody's."""
+        """Stop, without waiting for answers under way, and wait for the end of the thread."""
         self._uvicorn.should_exit = self._uvicorn.force_exit = True
         self._thread.join()
         self._listener.close()

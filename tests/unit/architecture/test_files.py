@@ -122,6 +122,15 @@ def test_the_files_with_tests_for_a_gpu_are_listed() -> None:
     assert listed == [named(p) for p in python_files("tests") if marked.search(p.read_text())]
 
 
+def test_no_test_replaces_a_clock_that_other_threads_wait_by() -> None:
+    """An event loop that meets such a time while it waits, waits on for hours afterwards."""
+    everywhere = re.compile(
+        r"""setattr\((time, "|\w+\.time, "|"[\w.]*\.?time\.)(monotonic|sleep)"""
+    )
+    sources = {named(path): path.read_text() for path in python_files("tests")}
+    assert [name for name, text in sources.items() if everywhere.search(text)] == []
+
+
 def test_one_function_takes_the_digest_of_a_file() -> None:
     sources = [path for package in ("flows", "infra") for path in (ROOT / package).rglob("*.py")]
     digesting = {p.name for p in sources if "file_digest(" in p.read_text()}

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -135,7 +136,7 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: now[0]))
     pause = Backoff()
     waits: list[float] = []
     for _ in range(7):

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,7 +118,8 @@ def test_what_keeps_a_server_from_starting_again_is_waited_for(
 ) -> None:
     own = servers.supervise()
     now = [0.0]
-    monkeypatch.setattr(processes.time, "monotonic", lambda: now[0])
+    clock = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr(processes, "time", clock)
     servers.problem = "the disk is full"
     servers.started[0].kill()
     servers.started[0].wait()

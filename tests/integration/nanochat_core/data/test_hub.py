@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import constants, snapshot_download
+from huggingface_hub.utils import _http
 
 from nanochat_core.data.hub import client as hub_module
 from nanochat_core.data.hub import transfers
@@ -46,6 +48,13 @@ def cached(server: HubServer) -> list[Path]:
 
 def half_files(server: HubServer) -> list[Path]:
     return list((server.home / "hub").rglob("*.incomplete"))
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let neither the client nor we wait before the next attempt."""
+    for module in (_http, hub_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 def asked(server: HubServer) -> int:
@@ -212,8 +221,8 @@ def test_a_file_that_is_gone_from_its_commit_is_named(hub: HubServer):
         (403, r"refuses a.parquet of me/data \(status 403\)"),
     ],
 )
-def test_a_server_that_goes_on_refusing_is_named(hub: HubServer, monkeypatch, status, complaint):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+@pytest.mark.usefixtures("no_pauses")
+def test_a_server_that_goes_on_refusing_is_named(hub: HubServer, status, complaint):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.fail("a.parquet", status, times=None)
     with pytest.raises(DataError, match=complaint) as error:
@@ -224,8 +233,8 @@ def test_a_server_that_goes_on_refusing_is_named(hub: HubServer, monkeypatch, st
     assert fetch("a.parquet").read_bytes() == BIG
 
 
-def test_the_clients_own_patience_is_not_multiplied(hub: HubServer, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+@pytest.mark.usefixtures("no_pauses")
+def test_the_clients_own_patience_is_not_multiplied(hub: HubServer):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.fail("a.parquet", 500, kind="head", times=None)
     with pytest.raises(DataError, match=r"answers 500 for a\.parquet of me/data"):

@@ -1,6 +1,7 @@
 import hashlib
 import random
 import socket
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +24,7 @@ def web():
 def waits(monkeypatch):
     """What was waited for, without waiting."""
     slept = []
-    monkeypatch.setattr(web_file.time, "sleep", slept.append)
+    monkeypatch.setattr(web_file, "time", SimpleNamespace(sleep=slept.append))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     return slept
 

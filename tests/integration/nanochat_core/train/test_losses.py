@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pytest
@@ -65,7 +66,7 @@ def test_a_step_is_told_with_its_speed_use_and_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 10.0, 12.0, 12.0, 99.0, 103.0, 103.0])
-    monkeypatch.setattr(losses_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(losses_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     metrics = TrainMetrics(Progress(tmp_path / "events.jsonl"), PACE, late=False)
     metrics.resume({"losses": [3.0]}, 50.0)
     metrics.start_timer()

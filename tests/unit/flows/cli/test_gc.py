@@ -5,6 +5,7 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -212,7 +213,7 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
             store.delete("runs/tiny-1.json")
         lease.release(store, held)
 
-    monkeypatch.setattr("flows.cli.artifacts.tag.time.sleep", end_collection)
+    monkeypatch.setattr("flows.cli.artifacts.tag.time", SimpleNamespace(sleep=end_collection))
     where = ["--home", str(tmp_path / "home"), "--store", store.url]
     assert main(["tag", "main", "tiny-1", *where]) == int(forgotten)
     said = capsys.readouterr()
