@@ -28,7 +28,7 @@ from flows.identity.ref import ArtifactRef, short
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.render.text import duration
 from infra.launch.background import run_in_background
-from infra.launch.rendezvous import Rendezvous, own_endpoint, store_host
+from infra.launch.rendezvous import Rendezvous, find_port, own_address, store_host
 from infra.launch.torchrun import SECONDS_TO_STOP, SHUTDOWN_TIMEOUT, JobFailed, StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
@@ -59,10 +59,12 @@ class Coordinator:
         call: StartMessage,
         lease: HeldLease,
         *,
+        address: str | None,
         terms: LeaseTimings,
         log: Callable[[str], None],
         warn: Callable[[NanochatError], None],
     ) -> None:
+        self._address = address
         self.ending = threading.Event()  # the lease is lost, the run is stopped, or a node is lost
         self.parts: list[File] = []  # uploaded shards of the checkpoint that is being written
         self._job = job
@@ -118,7 +120,8 @@ class Coordinator:
                 self._log(f"waiting: for node {names} of {self._call.nodes}")
         # From here on another `who` under the same number is a restarted process without ranks.
         self._who = {node: status.who for node, status in fresh.items()}
-        endpoint = own_endpoint(toward=store_host(self._place.store.url))
+        address = self._address or own_address(toward=store_host(self._place.store.url))
+        endpoint = f"{address}:{find_port()}"
         # The endpoint is published only now: a follower starts its ranks as soon as it reads one.
         self._call = replace(self._call, endpoint=endpoint)
         self._announce()
@@ -289,6 +292,7 @@ def lead(
     *,
     nodes: int,
     processes: int,
+    address: str | None,
     terms: LeaseTimings,
     log: Callable[[str], None],
     warn: Callable[[NanochatError], None],
@@ -312,7 +316,7 @@ def lead(
         endpoint=None,
     )
     place = MessagePrefix(store=store, ref=ArtifactRef(job.stage, job.fingerprint))
-    leader = Coordinator(job, place, call, lease, terms=terms, log=log, warn=warn)
+    leader = Coordinator(job, place, call, lease, address=address, terms=terms, log=log, warn=warn)
     leader.assemble()
     with leader.watching():
         yield leader

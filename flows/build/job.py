@@ -206,6 +206,7 @@ def _lead(
         lease,
         nodes=nodes_of(stage, context),
         processes=processes_of(stage, context),
+        address=context.placement.address,
         terms=context.terms,
         log=lambda text: context.watch(job.stage, {"kind": "waiting", "text": text}),
         warn=warn,

@@ -42,6 +42,7 @@ from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Pins, moving_names, recorded_pins
 from flows.run_request import STRICT
 from flows.stages import Stage, stage_named
+from infra.launch.rendezvous import Gang, find_gang
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, NanochatError, StoreError
@@ -59,11 +60,28 @@ def stage(
     /,
     *,
     node: Annotated[
-        int, Parameter(group=_NODES, help="Which of the machines this one is; 0 is the first.")
-    ] = 0,
+        int | None,
+        Parameter(
+            group=_NODES,
+            help="Which of the machines this one is; 0 is the first. Default as for --nodes.",
+        ),
+    ] = None,
     nodes: Annotated[
-        int, Parameter(group=_NODES, help="Machines that build the stage together.")
-    ] = 1,
+        int | None,
+        Parameter(
+            group=_NODES,
+            help="Machines that build the stage together. Default what Slurm, SkyPilot, a JobSet "
+            "or torchrun's PET_NNODES says; else 1.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        Parameter(
+            group=_NODES,
+            help="Address at which the other machines reach the first. Default NANOCHAT_ADDRESS, "
+            "or the scheduler's; else one that the first finds itself.",
+        ),
+    ] = None,
     wait: Annotated[
         float,
         Parameter(group=_NODES, help="Seconds that the machines wait for each other at first."),
@@ -93,11 +111,11 @@ def stage(
     where.check_gpus()
     profile, what = read_recipe(profile, what)
     built_stage = stage_named(check_stage(stage))
-    _check_nodes(built_stage, node=node, nodes=nodes)
+    gang = _find_gang(built_stage, nodes=nodes, node=node, address=address)
     # Nodes agree on what counts as built again by the run's id, and each would make up its own.
-    if force and nodes > 1 and run_id is None:
+    if force and gang.nodes > 1 and run_id is None:
         raise ConfigError(
-            f"--force on {nodes} nodes needs --run: by its id they know what is new",
+            f"--force on {gang.nodes} nodes needs --run: by its id they know what is new",
             hint="give all nodes the same one, not used before, such as --run again-1",
         )
     check_name(run_id or profile)
@@ -112,7 +130,7 @@ def stage(
     chosen, pins = pinned_profile(
         profile, what, where.home_path, plan=False, known=known, pinned=pinned
     )
-    placement = replace(where.placement(chosen), nodes=nodes)
+    placement = replace(where.placement(chosen), nodes=gang.nodes, address=gang.address)
     # Planned without placement: only the states are used, and no estimate.
     plan = make_plan(chosen.run, store, where.work, pinned=pinned)
     # The options without `nanochat run`: hints give them to `nanochat stage`.
@@ -132,8 +150,8 @@ def stage(
 
     # The retry must have the same run id: by it the record and the --force of this run are found.
     again = f"nanochat stage {stage} {words}"
-    if nodes > 1:
-        again += f" --node {node} --nodes {nodes}"
+    if gang.nodes > 1:
+        again += f" --node {gang.node} --nodes {gang.nodes}"
     if run_id is not None:
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
     with (
@@ -152,10 +170,10 @@ def stage(
         )
         # One record per run: node 0 writes it, the others only build their share.
         recorded = (
-            contextlib.nullcontext(context) if node else _recorded(run, plan, context, inputs)
+            contextlib.nullcontext(context) if gang.node else _recorded(run, plan, context, inputs)
         )
         with recorded as context:
-            built: Built = build_share(built_stage, context, inputs, node=node, force=force)
+            built: Built = build_share(built_stage, context, inputs, node=gang.node, force=force)
         display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     return ended.code
 
@@ -246,18 +264,16 @@ def _up_to_date(plan: Plan) -> dict[str, str]:
     return {item.stage.name: item.fingerprint or "" for item in items}
 
 
-def _check_nodes(stage: Stage, *, node: int, nodes: int) -> None:
-    if nodes < 1:
-        raise ConfigError(f"--nodes is {nodes}", hint="at least 1")
-    if not 0 <= node < nodes:
-        raise ConfigError(
-            f"--node is {node}, --nodes is {nodes}", hint=f"numbers are 0 to {nodes - 1}"
-        )
-    if nodes > 1 and stage.compute == "cpu":
-        raise ConfigError(
-            f"{stage.name} is built by one machine, --nodes is {nodes}",
-            hint="leave --nodes out, and start it once",
-        )
+def _find_gang(stage: Stage, *, nodes: int | None, node: int | None, address: str | None) -> Gang:
+    gang = find_gang(nodes=nodes, node=node, address=address)
+    if gang.nodes == 1 or stage.compute == "gpu":
+        return gang
+    if nodes is None and gang.node == 0:  # a scheduler's machines: the first builds it alone
+        return replace(gang, nodes=1)
+    raise ConfigError(
+        f"{stage.name} is built by one machine, --nodes is {gang.nodes}",
+        hint="leave --nodes out, and start it once",
+    )
 
 
 def _find_inputs(plan: Plan, stage: Stage, words: str) -> Mapping[str, Manifest]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.launch.rendezvous import Gang, find_gang
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, mistake
 
@@ -61,6 +62,7 @@ JOBSET = documents("jobset/jobset.yaml")[0]
 WORKERS = documents("workers.yaml")
 STAGE_JOB = JOBSET["spec"]["replicatedJobs"][0]["template"]["spec"]
 STAGE = STAGE_JOB["template"]["spec"]["containers"][0]
+ENVIRONMENT = {item["name"]: item["value"] for item in STAGE["env"]}
 PARAMETERS = documents("jobset/parameters.yaml")[0]["data"]
 
 
@@ -155,16 +157,15 @@ def test_flow_runs_say_that_they_live_as_often_as_is_waited_for(pool: str) -> No
 
 
 def test_the_stage_of_several_nodes_is_a_command_that_there_is() -> None:
-    words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in STAGE["args"]]
-    assert mistake(words) is None
-    assert "$(JOB_COMPLETION_INDEX)" in STAGE["args"]
+    assert mistake(STAGE["args"]) is None
 
 
 def test_the_jobset_says_what_its_parameters_say() -> None:
     words = STAGE["args"]
     told = dict(zip(words[4::2], words[5::2], strict=True))
     assert words[2:4] == [PARAMETERS["stage"], PARAMETERS["profile"]]
-    assert (told["--nodes"], told["--gpus"]) == (PARAMETERS["nodes"], PARAMETERS["gpus"])
+    assert told["--gpus"] == PARAMETERS["gpus"]
+    assert ENVIRONMENT["NANOCHAT_NODES"] == PARAMETERS["nodes"]
     assert STAGE_JOB["parallelism"] == STAGE_JOB["completions"] == int(PARAMETERS["nodes"])
     for kind in ("requests", "limits"):
         assert STAGE["resources"][kind]["nvidia.com/gpu"] == int(PARAMETERS["gpus"])
@@ -195,14 +196,13 @@ def _at(tree: Any, path: str) -> Any:
     return tree
 
 
-def test_every_pod_of_the_jobset_is_called_by_a_name_that_stays() -> None:
-    variables = [item["name"] for item in STAGE["env"]]
-    address = next(item for item in STAGE["env"] if item["name"] == "NANOCHAT_ADDRESS")["value"]
+def test_the_pods_of_the_jobset_find_each_other_by_a_name_that_stays() -> None:
     job, name = JOBSET["spec"]["replicatedJobs"][0]["name"], JOBSET["metadata"]["name"]
-    assert address == f"{name}-{job}-0-$(JOB_COMPLETION_INDEX).{name}"
-    # A variable can be used in another one only when it stands before it.
-    assert variables.index("JOB_COMPLETION_INDEX") < variables.index("NANOCHAT_ADDRESS")
     assert JOBSET["spec"]["network"]["enableDNSHostnames"] is True
+    assert STAGE_JOB["completionMode"] == "Indexed"
+    # What Kubernetes itself adds in the pods of an indexed Job.
+    found = find_gang(environment=ENVIRONMENT | {"JOB_COMPLETION_INDEX": "1"})
+    assert found == Gang(nodes=2, node=1, address=f"{name}-{job}-0-0.{name}")
 
 
 def test_a_lost_node_restarts_the_jobset_and_an_eviction_costs_nothing() -> None:
