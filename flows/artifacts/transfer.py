@@ -87,6 +87,8 @@ def fetch_verified(
     def fetch_one(place: Place, on_bytes: OnBytes) -> None:
         file, path = place
         staged = scratch / scratch_name(file)
+        if private and staged.exists():  # of a transfer that died before it made the file its own
+            _own(staged)
         if cached is not None and _copy_whole(file, cached / file.path, staged):
             on_bytes(file.size)
         elif find_fault(file, staged) is not None:  # else an earlier transfer has left it whole

@@ -18,6 +18,7 @@ from flows.artifacts.transfer import (
     fetch_verified,
     find_fault,
     find_missing,
+    scratch_name,
     transfer_each,
 )
 from flows.identity.manifest import File
@@ -169,13 +170,17 @@ def test_a_private_copy_is_writable_and_shares_nothing_with_the_store(
     manifest = publish_rows(store, tmp_path).manifest
     own_as_user(tmp_path / "store", monkeypatch)
     file = manifest.files[2]
-    fetch_file(store, manifest, file, tmp_path / "mine", private=True)
     fetch_file(store, manifest, file, tmp_path / "shared")
     assert (tmp_path / "shared").stat().st_nlink == 2
-    assert (tmp_path / "mine").stat().st_nlink == 1
-    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o644
-    (tmp_path / "mine").write_bytes(b"mine")
-    assert store.get(file.key) == b"123456"
+    for name in ("mine", "resumed"):
+        if name == "resumed":  # a process that was killed left the store's own file in scratch
+            fetch_file(store, manifest, file, tmp_path / "scratch" / scratch_name(file))
+        places = [(file, tmp_path / name)]
+        fetch_verified(store, manifest, places, scratch=tmp_path / "scratch", private=True)
+        assert (tmp_path / name).stat().st_nlink == 1
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
+        (tmp_path / name).write_bytes(b"mine")
+        assert store.get(file.key) == b"123456"
 
 
 def test_what_lies_whole_elsewhere_on_this_machine_is_copied_and_the_rest_fetched(
