@@ -12,7 +12,6 @@ import json
 import os
 import socket
 import time
-import uuid
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,6 @@ from typing import IO
 from flows.identity.ref import ArtifactRef
 from infra.storage.files import writing
 from nanochat_core.errors import StageError
-from nanochat_core.job import sync_directory
 from nanochat_core.runtime.process_start import boot_id
 
 _SECONDS_BETWEEN_TRIES = 0.2
@@ -34,7 +32,6 @@ class Owner:
 
     pid: int
     host: str
-    since: float  # unix seconds
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -53,27 +50,16 @@ def work_directory(work: Path, ref: ArtifactRef) -> Path:
 def home_id(home: Path) -> str:
     """Return the id of `home`; two processes have the same id only if its locks exclude each other.
 
-    Makes the id if there is none. 32 hex digits. Raises StageError if it cannot be written.
+    Makes the directory if there is none. 32 hex digits. Raises StageError if it cannot be made.
     """
-    if (found := find_home_id(home)) is None:
-        with writing(home / "id", StageError):
-            _make_id(home / "id")
-        found = find_home_id(home)
-    assert found is not None, home
-    return found
-
-
-def find_home_id(home: Path) -> str | None:
-    """Return the id of `home`. None means that nothing was built in it yet."""
-    with writing(home / "id", StageError):
-        try:
-            with (home / "id").open(encoding="ascii") as file:
-                random, status = file.read().strip(), os.fstat(file.fileno())
-        except FileNotFoundError:
-            return None
+    with writing(home, StageError):
+        home.mkdir(parents=True, exist_ok=True)
+        status = home.stat()
     # A copied home has another inode, and a home on a network disk is seen from another kernel.
-    # Neither shares flock with this one, so neither may have the same id.
-    parts = (random, boot_id(), status.st_dev, status.st_ino)
+    # Neither shares flock with this one, so neither may have the same id. Without a boot id (macOS)
+    # the time at which the directory was made distinguishes two machines of one name.
+    made = getattr(status, "st_birthtime", 0)
+    parts = (boot_id(), status.st_dev, status.st_ino, made)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
@@ -154,7 +140,7 @@ def _try_lock(file: IO[str], kind: int) -> bool:
 
 
 def _write_owner(file: IO[str]) -> None:
-    owner = Owner(pid=os.getpid(), host=socket.gethostname(), since=time.time())
+    owner = Owner(pid=os.getpid(), host=socket.gethostname())
     file.truncate(0)
     json.dump(asdict(owner), file)
     file.flush()
@@ -166,20 +152,3 @@ def _read_owner(path: Path) -> Owner | None:
         return Owner(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError):
         return None
-
-
-def _make_id(path: Path) -> None:
-    """Write a new id, whole, unless another process has written one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".id.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("x", encoding="ascii") as file:
-            file.write(f"{uuid.uuid4().hex}\n")
-            file.flush()
-            os.fsync(file.fileno())  # before the link: a crash must not leave an empty id
-        # A link, unlike a rename, never replaces an id under which another process holds a lease.
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, path)
-        sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)

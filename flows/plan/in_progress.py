@@ -30,7 +30,8 @@ def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
     owner = file_lock.find_owner(file_lock.lock_path(work, ref))
     # A builder holds the kernel lock as long as it lives. If the lock is free, a lease that names
     # this home belongs to a process that was killed, and does not count.
-    dead = None if owner else file_lock.find_home_id(work.parent)
+    is_dead = owner is None and work.parent.is_dir()
+    dead = file_lock.home_id(work.parent) if is_dead else None
     builder = find_holder(store, ref, dead=dead) or owner
     return str(builder) if builder else None
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import subprocess
 import threading
@@ -281,22 +280,6 @@ def test_a_killed_builder_of_another_machine_is_succeeded_when_its_lease_has_run
     assert events[-1]["error"] is None
     assert "waiting" in [event["kind"] for event in events]
     assert bodies(toys) == ["one", "two"]
-
-
-def test_a_copy_of_a_home_on_the_same_machine_takes_nothing_over(toys: Any, builders: Any) -> None:
-    """Its kernel locks are others, so they say nothing about the owner's life."""
-    alive = builders("one", beat=0.2)
-    read_until(alive, "step")
-    (toys.home.parent / "two").mkdir()
-    shutil.copy(toys.home.parent / "one" / "id", toys.home.parent / "two" / "id")
-
-    waiter = builders("two", beat=0.2)
-    read_until(waiter, "waiting")
-    (toys.home.parent / "go").touch()
-
-    assert read_until(alive, "end")[-1]["error"] is None
-    assert read_until(waiter, "end")[-1]["cached"]
-    assert bodies(toys) == ["one"]
 
 
 def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys: Any) -> None:

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.file_lock import (
     Owner,
-    find_home_id,
     find_owner,
     hold,
     home_id,
@@ -43,7 +40,6 @@ def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path: Path):
             owner = find_owner(path)
             assert owner is not None
             assert owner.pid == os.getpid()
-            assert abs(owner.since - time.time()) < 60
         assert find_owner(path) is None
 
 
@@ -84,37 +80,10 @@ def test_a_lock_is_held_only_if_it_is_free(tmp_path: Path):
         assert again
 
 
-def test_a_home_has_one_id_for_good(tmp_path: Path):
-    home = tmp_path / "home"
-    assert find_home_id(home) is None
-    made = home_id(home)
-    assert home_id(home) == made == find_home_id(home)
-    assert home_id(tmp_path / "other") != made
-    assert [path.name for path in home.iterdir()] == ["id"]
-
-
-def test_processes_that_make_the_id_at_once_agree(tmp_path: Path):
-    found: set[str] = set()
-    for number in range(20):
-        barrier = threading.Barrier(4)
-
-        def ask(home: Path, barrier: threading.Barrier) -> None:
-            barrier.wait()
-            found.add(home_id(home))
-
-        home = tmp_path / str(number)
-        threads = [threading.Thread(target=ask, args=(home, barrier)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert len(found) == 20
-
-
 def test_a_copied_home_is_another_one_because_its_locks_are(tmp_path: Path):
     made = home_id(tmp_path / "home")
     shutil.copytree(tmp_path / "home", tmp_path / "copy")
-    assert home_id(tmp_path / "copy") != made
+    assert home_id(tmp_path / "copy") != made == home_id(tmp_path / "home")
 
 
 def test_a_home_seen_from_another_kernel_is_another_one(
@@ -123,10 +92,3 @@ def test_a_home_seen_from_another_kernel_is_another_one(
     made = home_id(tmp_path)
     monkeypatch.setattr(file_lock, "boot_id", lambda: "another")
     assert home_id(tmp_path) != made
-
-
-def test_a_home_that_cannot_be_written_is_explained(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StageError, match=r"file/id cannot be written: ") as caught:
-        home_id(tmp_path / "file")
-    assert "NANOCHAT_HOME" in (caught.value.hint or "")
