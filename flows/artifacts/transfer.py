@@ -50,6 +50,26 @@ def find_fault(file: File, path: Path) -> str | None:
     return None
 
 
+def read_file(store: Store, manifest: Manifest, name: str) -> bytes | None:
+    """Return the bytes of a small file or log of an artifact, verified. None means it has none.
+
+    Raises ArtifactError if it is gone or damaged.
+    """
+    file = next((f for f in (*manifest.files, *manifest.logs) if f.path == name), None)
+    if file is None:
+        return None
+    where = f"{name} of {manifest.name}"
+    try:
+        data = store.get(file.key, size=file.size)
+    except ObjectNotFound as error:
+        raise ArtifactError(f"{where} is gone from {store.url}") from error
+    except BadObject as error:
+        raise ArtifactError(f"{where} {error.fault}", hint=error.hint) from error
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise ArtifactError(f"{where} is damaged: its bytes are not those of the manifest")
+    return data
+
+
 def files_below(directory: Path) -> Iterator[Path]:
     """Yield everything below but directories; of a link to a directory the link itself."""
     for folder, directories, names in os.walk(directory):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
+from cyclopts.validators import Number
 
 from flows.artifacts.cache import Cache
 from flows.cli.output import print_warning
@@ -62,6 +63,8 @@ def parameter_of(option: Option, kind: Any = str) -> Parameter:
         help=" ".join(filter(None, [option.help, option.more, *repeats])),
         negative="" if repeats or kind is bool else None,
         show_default=False if repeats else None,
+        # Only the least: the most is that of a form, and a machine may have more.
+        validator=Number(gte=option.rules["minimum"]) if "minimum" in option.rules else (),
     )
 
 
@@ -94,6 +97,8 @@ def words_of(options: Any) -> list[str]:
     return words
 
 
+Positive: TypeAlias = Annotated[int, Parameter(validator=Number(gte=1))]
+NotNegative: TypeAlias = Annotated[int, Parameter(validator=Number(gte=0))]
 ProfileName: TypeAlias = Annotated[str, parameter_of(PROFILE)]
 ModelName: TypeAlias = Annotated[
     str,
@@ -105,6 +110,14 @@ ModelName: TypeAlias = Annotated[
 AsJson: TypeAlias = Annotated[
     bool, Parameter(name="--json", negative="", help="Print JSON for programs.")
 ]
+
+
+def make_group(name: str, *commands: Callable[..., int], about: str, **place: Any) -> App:
+    """Return a group of commands, in this order, for `flows.cli.app`."""
+    app = App(name=name, help=about, group_commands=Group("Commands"), **place)
+    for number, command in enumerate(commands):
+        app.command(command, sort_key=number)
+    return app
 
 
 @as_options(WHAT)
@@ -226,16 +239,11 @@ class DeviceOptions(OnGpus, StoreOptions):
 
         elsewhere: the work runs on other machines, whose GPUs cannot be counted from here.
         """
-        self._check_sign()
-        if not elsewhere and self.gpus is not None and self.gpus > count_gpus():
+        if not elsewhere and self.gpus is not None and not 0 <= self.gpus <= count_gpus():
             raise ConfigError(
                 f"--gpus is {self.gpus}, this machine has {count_gpus()}",
                 hint="run `nanochat doctor`, or give --gpus 0",
             )
-
-    def _check_sign(self) -> None:
-        if self.gpus is not None and self.gpus < 0:
-            raise ConfigError(f"--gpus is {self.gpus}", hint="0 is the CPU")
 
 
 @as_options(WHERE)
@@ -278,8 +286,6 @@ class PlacementOptions(OnMachine, DeviceOptions):
 
     def placement(self, profile: Profile) -> Placement:
         """Return the placement of a run of `profile`: where and how fast it executes."""
-        # Only the sign: `plan` may be asked about a machine with more GPUs than this one.
-        self._check_sign()
         placement = make_placement(
             profile.pace,
             home=self.open_home(),
@@ -304,9 +310,7 @@ class WorkerOptions(OnNodes):
         return words_of(self)
 
     def check(self) -> None:
-        """Raise ConfigError for invalid numbers, and for a pool that runs no GPU stages."""
-        if self.nodes < 1:
-            raise ConfigError(f"--nodes is {self.nodes}", hint="at least 1")
+        """Raise ConfigError for nodes without a pool, and for a pool that runs no GPU stages."""
         if self.nodes > 1 and self.pool is None:
             raise ConfigError(
                 f"--nodes is {self.nodes}, but this command is on one machine",
@@ -315,8 +319,6 @@ class WorkerOptions(OnNodes):
         # A wrong pool would otherwise be found only when the first GPU stage is due, hours later.
         if self.pool is not None:
             check_gpu_pool(self.pool)
-        if self.retries < 0:
-            raise ConfigError(f"--retries is {self.retries}", hint="0 tries each stage once")
 
 
 def profile_of(name: str, what: RunOptions) -> Profile:

@@ -8,6 +8,7 @@ from cyclopts.exceptions import (
     UnknownCommandError,
     UnknownOptionError,
     UnusedCliTokensError,
+    ValidationError,
 )
 
 from nanochat_core.errors import ConfigError
@@ -47,6 +48,10 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         if name.startswith("-"):
             return ConfigError(f"{name} needs a value", hint=help_hint)
         return ConfigError(f"{' '.join(error.command_chain or ())} needs {name}", hint=help_hint)
+    if isinstance(error, ValidationError) and error.argument is not None:
+        values = ", ".join(token.value for token in error.argument.tokens)
+        hint = error.exception_message.rstrip(".").replace("Must be >=", "at least")
+        return ConfigError(f"{error.argument.name} is {values}", hint=hint)
     # cyclopts writes sentences; our errors begin in lower case and have no full stop.
     text = " ".join(str(error).split()).rstrip(".")
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)

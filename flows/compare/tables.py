@@ -4,7 +4,6 @@ Only the tables that a query needs are read: each artifact's manifest is an obje
 steps and examples are one more file each. Missing or damaged objects are skipped and reported.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,10 +13,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from flows.artifacts.publish import find_manifest, indexed
 from flows.artifacts.runs import Run, find_run, read_all
+from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
-from infra.storage.base import BadObject, ObjectNotFound, Store
+from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
 METRICS = "metrics.parquet"  # see nanochat_core.runtime.metrics
@@ -107,20 +107,9 @@ def write_file(store: Store, manifest: Manifest, name: str, path: Path) -> bool:
 
     Raises ArtifactError if the file is missing or damaged.
     """
-    for file in (*manifest.files, *manifest.logs):
-        if file.path == name:
-            break
-    else:
+    data = read_file(store, manifest, name)
+    if data is None:
         return False
-    where = f"{file.path} of {manifest.name}"
-    try:
-        data = store.get(file.key, size=file.size)
-    except ObjectNotFound as error:
-        raise ArtifactError(f"{where} is gone from {store.url}") from error
-    except BadObject as error:
-        raise ArtifactError(f"{where} {error.fault}", hint=error.hint) from error
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise ArtifactError(f"{where} is damaged: its bytes are not those of the manifest")
     path.write_bytes(data)
     return True
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import find_run
+from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.stages import REPORT, stage_named
@@ -136,10 +137,10 @@ def _report(store: Store, manifest: Manifest) -> list[str]:
     run = find_run(store, manifest.provenance.run)
     fingerprint = run.stages.get(REPORT.name) if run else None
     report = find_manifest(store, ArtifactRef(REPORT.name, fingerprint)) if fingerprint else None
-    file = next((f for f in report.files if f.path == "report.md"), None) if report else None
-    if file is None:
+    data = read_file(store, report, "report.md") if report else None
+    if data is None:
         return []
-    text = store.get(file.key, size=file.size).decode("utf-8", errors="replace")
+    text = data.decode("utf-8", errors="replace")
     # Its headings move one level down, below the model card's own.
     return ["## Report card", "", *(f"#{x}" if x.startswith("#") else x for x in text.splitlines())]
 

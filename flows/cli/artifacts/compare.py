@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import AsJson, NotNegative, StoreOptions
 from flows.cli.output import print_result, screen
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
@@ -33,7 +33,7 @@ def compare(
         ),
     ],
     answers: Annotated[
-        int, Parameter(help="Changed answers that are printed of each task; 0 for none.")
+        NotNegative, Parameter(help="Changed answers that are printed of each task; 0 for none.")
     ] = 0,
     html: Annotated[
         Path | None,
@@ -62,8 +62,6 @@ def compare(
             else "nothing to compare is given",
             hint="nanochat compare main mine, or nanochat compare sft@main sft@mine",
         )
-    if answers < 0:
-        raise ConfigError(f"--answers is {answers}", hint="give 0 or more")
     store = place.open_store()
     found = [_by_stage(store, item) for item in open_alike(store, references)]
     names = in_order({stage for each in found for stage in each})

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Parameter
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import is_artifact, open_usable
 from flows.cli.artifacts.data_show import show
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import AsJson, StoreOptions, make_group
 from flows.cli.output import print_result, print_warning
 from flows.cli.progress import count_of, show_bytes
 from flows.render.table import columns
@@ -57,18 +57,9 @@ def stats(
     return 0
 
 
-def make_data_app(*, about: str, group: Group, sort_key: int) -> App:
+def make_data_app(**place: Any) -> App:
     """Return the group of commands."""
-    app = App(
-        name="data",
-        help=about,
-        group=group,
-        group_commands=Group("Commands"),
-        sort_key=sort_key,
-    )
-    app.command(stats, sort_key=0)
-    app.command(show, sort_key=1)
-    return app
+    return make_group("data", stats, show, **place)
 
 
 def _find_path(what: str) -> Path | None:
@@ -102,14 +93,14 @@ def _fetch_shards(store: Store, name: str, cache: Cache) -> Path:
 
 
 def _tree(found: "TextStats") -> dict[str, Any]:
-    totals = {name: getattr(found, name) for name in ("documents", "characters", "bytes")}
-    return totals | asdict(found)
+    return found.totals | asdict(found)
 
 
 def _lines(found: "TextStats") -> Iterator[str]:
+    totals = found.totals
     yield (
-        f"{count_of(len(found.files), 'file')}: {count_of(found.documents, 'document')}, "
-        f"{count(found.characters)} characters, {size(found.bytes)} of text"
+        f"{count_of(len(found.files), 'file')}: {count_of(totals['documents'], 'document')}, "
+        f"{count(totals['characters'])} characters, {size(totals['bytes'])} of text"
     )
     yield ""
     yield from _file_table(found.files)

@@ -6,7 +6,7 @@ Shards are shuffled, so this is as good as a random sample.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +46,7 @@ FROM (
         CASE WHEN characters = 0 THEN -1 ELSE length(bin(characters)) - 1 END AS bin
     FROM read_parquet($paths, filename = true)
 )
-GROUP BY ALL
+GROUP BY GROUPING SETS (filename, bin)
 """
 _SAMPLE = """
 SELECT left(text, $characters) AS text FROM read_parquet($path, file_row_number = true)
@@ -60,7 +60,7 @@ GROUP BY character
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class FileStats:
     """One file's documents."""
 
@@ -92,19 +92,10 @@ class TextStats:
     sampled_characters: int
 
     @property
-    def documents(self) -> int:
-        """Of all files."""
-        return sum(file.documents for file in self.files)
-
-    @property
-    def characters(self) -> int:
-        """Of all files."""
-        return sum(file.characters for file in self.files)
-
-    @property
-    def bytes(self) -> int:
-        """Of all files' text."""
-        return sum(file.bytes for file in self.files)
+    def totals(self) -> dict[str, int]:
+        """Documents, characters and bytes of text of all files."""
+        names = ("documents", "characters", "bytes")
+        return {name: sum(getattr(file, name) for file in self.files) for name in names}
 
 
 @dataclass(frozen=True)
@@ -162,40 +153,25 @@ def measure_text(files: Sequence[TextFile]) -> TextStats:
             hint="check that nothing else writes to them, then run again",
         ) from error
     return TextStats(
-        files=tuple(_file_stats(file, rows) for file in files),
-        lengths=tuple(_bins(rows)),
+        files=tuple(
+            FileStats(
+                file.name, file.split, *next(row[2:] for row in rows if row[0] == str(file.path))
+            )
+            for file in files
+        ),
+        lengths=tuple(_bins({row[1]: row[2:4] for row in rows if row[1] is not None})),
         scripts=scripts,
         sampled_documents=sum(count for size in sizes for _, count in _places(size)),
         sampled_characters=characters.total(),
     )
 
 
-# File, bin, documents, characters, bytes, characters of the longest.
-_Row = tuple[str, int, int, int, int, int]
-
-
-def _file_stats(file: TextFile, rows: Sequence[_Row]) -> FileStats:
-    own = [row for row in rows if row[0] == str(file.path)]
-    return FileStats(
-        name=file.name,
-        split=file.split,
-        documents=sum(row[2] for row in own),
-        characters=sum(row[3] for row in own),
-        bytes=sum(row[4] for row in own),
-        longest=max(row[5] for row in own),
-    )
-
-
-def _bins(rows: Sequence[_Row]) -> Iterator[LengthBin]:
+def _bins(found: Mapping[int, tuple[int, int]]) -> Iterator[LengthBin]:
     # Empty bins between the first and the last are kept, so that the table reads as a histogram.
-    found = {row[1] for row in rows}
     for number in range(min(found), max(found) + 1):
-        own = [row for row in rows if row[1] == number]
-        yield LengthBin(
-            least=0 if number < 0 else 2**number,
-            documents=sum(row[2] for row in own),
-            characters=sum(row[3] for row in own),
-        )
+        documents, characters = found.get(number, (0, 0))
+        least = 0 if number < 0 else 2**number
+        yield LengthBin(least=least, documents=documents, characters=characters)
 
 
 def _places(size: int) -> Iterator[tuple[int, int]]:

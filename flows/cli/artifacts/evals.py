@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
 
@@ -14,6 +14,7 @@ from flows.cli.options import (
     PlacementOptions,
     StoreOptions,
     as_options,
+    make_group,
     parameter_of,
     words_of,
 )
@@ -174,19 +175,10 @@ def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) 
 _HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
 
 
-def make_evals_app(*, about: str, group: Group, sort_key: int) -> App:
+def make_evals_app(**place: Any) -> App:
     """Return the group of commands."""
-    app = App(
-        name="evals",
-        help=about,
-        group=group,
-        group_commands=Group("Commands"),
-        sort_key=sort_key,
-    )
+    app = make_group("evals", schedule, run, history, **place)
     app.default(scheduled)
-    app.command(schedule, sort_key=0)
-    app.command(run, sort_key=1)
-    app.command(history, sort_key=2)
     return app
 
 

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import print_result
 from flows.identity.ref import short
 from flows.render.table import columns
 from flows.render.text import with_interval
-from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
     from flows.evals.history import Entry, History
@@ -30,7 +29,7 @@ def history(
             help="core, chatcore, val_bpb or a task's name; default chatcore, core or val_bpb."
         ),
     ] = None,
-    limit: Annotated[int, Parameter(help="Evaluations that are shown at most.")] = 20,
+    limit: Annotated[Positive, Parameter(help="Evaluations that are shown at most.")] = 20,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
@@ -40,8 +39,6 @@ def history(
     """
     from flows.evals.history import read_metric
 
-    if limit < 1:
-        raise ConfigError(f"--limit is {limit}", hint="give 1 or more")
     found = read_metric(place.open_store(), name, metric=metric, limit=limit)
     print_result(lambda: _tree(name, found), _lines(name, found), as_json=as_json)
     return 0

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.runs import timestamp
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
@@ -48,10 +48,12 @@ def gc(
         Parameter(negative="", help="Mark garbage, and delete what was marked long enough ago."),
     ] = False,
     keep_days: Annotated[
-        int, Parameter(help="How long what only an old run refers to is kept, and unfinished work.")
+        Positive,
+        Parameter(help="How long what only an old run refers to is kept, and unfinished work."),
     ] = 30,
+    # Positive: with no grace a collection could delete files of an upload in progress.
     grace_hours: Annotated[
-        int, Parameter(help="How old garbage gets, and how long it is marked, before it goes.")
+        Positive, Parameter(help="How old garbage gets, and how long it is marked, before it goes.")
     ] = 24,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
@@ -67,10 +69,6 @@ def gc(
     # --plan is the default, spelled out for scripts.
     if plan and apply:
         raise ConfigError("--plan and --apply are both given", hint="give one of them")
-    # At least 1: with no grace a collection could delete files of an upload in progress.
-    for name, value in (("--keep-days", keep_days), ("--grace-hours", grace_hours)):
-        if value < 1:
-            raise ConfigError(f"{name} is {value}", hint="give 1 or more")
     rules = Rules(keep=keep_days * _DAY, grace=grace_hours * _HOUR)
     store = place.open_store()
     # collect() plans by itself: a plan of its own would list the store twice.

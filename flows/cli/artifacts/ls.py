@@ -10,7 +10,7 @@ from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_n
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import print_result, print_unread
 from flows.cli.progress import count_of
 from flows.identity.manifest import File, Manifest
@@ -35,15 +35,13 @@ def ls(
     /,
     *,
     stage: Annotated[str | None, Parameter(help="Only artifacts of this stage.")] = None,
-    limit: Annotated[int, Parameter(help="How many of each stage, without REF.")] = 3,
+    limit: Annotated[Positive, Parameter(help="How many of each stage, without REF.")] = 3,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """List artifacts: the newest of the store, those of a run, or the files of one."""
     if stage is not None:
         check_stage(stage)
-    if limit < 1:
-        raise ConfigError(f"--limit is {limit}", hint="give 1 or more")
     store = place.open_store()
     if reference is not None and is_artifact(reference):
         # An artifact is of one stage, so --stage is either superfluous or a mistake.

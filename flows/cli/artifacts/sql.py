@@ -7,10 +7,9 @@ from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
 
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import AsJson, NotNegative, StoreOptions
 from flows.cli.output import print_result, print_warning
 from flows.render.table import columns
-from nanochat_core.errors import ConfigError
 
 _MAX_CELL = 64  # characters of a value in a table
 
@@ -22,7 +21,9 @@ def sql(
     ] = None,
     /,
     *,
-    limit: Annotated[int, Parameter(help="Rows that are printed at most; 0 for all.")] = 1000,
+    limit: Annotated[
+        NotNegative, Parameter(help="Rows that are printed at most; 0 for all.")
+    ] = 1000,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
@@ -36,8 +37,6 @@ def sql(
     from flows.compare.query import columns_of, select, views_in
     from flows.compare.tables import VIEWS, write_tables
 
-    if limit < 0:
-        raise ConfigError(f"--limit is {limit}", hint="give 0 for all rows, or more")
     store = place.open_store()
     # Without a query: only the files of these two know all their columns.
     views = views_in(query or "steps examples")

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Parameter
+from cyclopts.validators import Number
 
 from flows.artifacts.names import open_model
-from flows.cli.options import DeviceOptions
-from flows.cli.output import print_warning, screen
+from flows.cli.options import DeviceOptions, Positive, make_group
+from flows.cli.output import print_lines, print_warning, screen
+from flows.render.table import columns
 from flows.render.text import size
 from nanochat_core.errors import ConfigError
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:  # torch is slow to import, and every command imports this mod
     from nanochat_core.engine.scheduler import Scheduler
     from nanochat_core.engine.speed import Speed
     from nanochat_core.model.gpt import GPT
+
+_HEAD = ("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth")
 
 
 def infer(
@@ -35,24 +39,28 @@ def infer(
     /,
     *,
     depth: Annotated[
-        int | None, Parameter(help="Random weights of this many layers, in place of a model.")
+        Positive | None, Parameter(help="Random weights of this many layers, in place of a model.")
     ] = None,
     batch_sizes: Annotated[
-        tuple[int, ...],
+        tuple[Positive, ...],
         Parameter(
             consume_multiple=True, negative="", help="Answers at a time, one row of the table each."
         ),
     ] = (1, 2, 4, 8, 16, 32),
-    prompt_len: Annotated[int, Parameter(help="Tokens of the prompt.")] = 64,
-    tokens: Annotated[int, Parameter(help="Tokens of an answer, at least 2.")] = 64,
-    rounds: Annotated[int, Parameter(help="Medians are of so many.")] = 3,
+    prompt_len: Annotated[Positive, Parameter(help="Tokens of the prompt.")] = 64,
+    tokens: Annotated[
+        int, Parameter(validator=Number(gte=2), help="Tokens of an answer, at least 2.")
+    ] = 64,
+    rounds: Annotated[Positive, Parameter(help="Medians are of so many.")] = 3,
     precision: Annotated[
         str, Parameter(help="Precision of the weights: model (its own), fp32, bf16 or int8.")
     ] = "model",
     runner: Annotated[
         str | None, Parameter(help="native, or torch; default the fastest there is.")
     ] = None,
-    threads: Annotated[int | None, Parameter(help="Of the CPU; default torch's choice.")] = None,
+    threads: Annotated[
+        Positive | None, Parameter(help="Of the CPU; default torch's choice.")
+    ] = None,
     where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Measure how fast a model answers here, for each batch size.
@@ -65,16 +73,6 @@ def infer(
 
     The last line is JSON.
     """
-    for name, value, least in (
-        ("--depth", depth, 1),
-        ("--prompt-len", prompt_len, 1),
-        ("--tokens", tokens, 2),
-        ("--rounds", rounds, 1),
-        ("--threads", threads, 1),
-        *(("--batch-sizes", rows, 1) for rows in batch_sizes),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{name} is {value}, expected at least {least}")
     most = os.cpu_count() or 1
     if threads is not None and threads > most:
         raise ConfigError(f"--threads is {threads}, this machine has {most}")
@@ -102,14 +100,13 @@ def infer(
     scheduler, choice = _open(
         gpt, precision, runner, threads, max(batch_sizes), prompt_len + tokens
     )
-    console = screen()
-    console.print(str(choice))
+    print_lines([str(choice)])
     speeds, bandwidth = _measure(gpt, scheduler, choice, batch_sizes, prompt_len, tokens, rounds)
     _show(speeds, bandwidth)
     tree = {
         "bench": "infer",
         "model": model or f"depth {depth}, random weights",
-        "device": _name(device),
+        "device": "cpu" if device == "cpu" else torch.cuda.get_device_name(),
         "prompt_tokens": prompt_len,
         "answer_tokens": tokens,
         "bandwidth": bandwidth,
@@ -120,17 +117,9 @@ def infer(
     return 0
 
 
-def make_bench_app(*, about: str, group: Group, sort_key: int) -> App:
+def make_bench_app(**place: Any) -> App:
     """Return the group of commands."""
-    app = App(
-        name="bench",
-        help=about,
-        group=group,
-        group_commands=Group("Commands"),
-        sort_key=sort_key,
-    )
-    app.command(infer, sort_key=0)
-    return app
+    return make_group("bench", infer, **place)
 
 
 def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
@@ -230,13 +219,8 @@ def _measure(
 
 
 def _show(speeds: "list[Speed]", bandwidth: float) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth"):
-        table.add_column(title, justify="right")
-    for speed in speeds:
-        table.add_row(
+    rows = [
+        (
             str(speed.batch_size),
             f"{speed.first_token * 1e3:,.1f} ms",
             f"{speed.step * 1e3:,.2f} ms",
@@ -244,17 +228,9 @@ def _show(speeds: "list[Speed]", bandwidth: float) -> None:
             size(speed.bytes_per_step),
             f"{speed.bandwidth_share:.0%}",
         )
-    console = screen()
-    console.print(table)
-    console.print(f"reading gets {size(round(bandwidth))}/s out of this machine's memory")
+        for speed in speeds
+    ]
+    print_lines(columns([_HEAD, *rows], right=range(len(_HEAD))))
+    print_lines([f"reading gets {size(round(bandwidth))}/s out of this machine's memory"])
     # rich and `sys.stdout.write` below have buffers of their own; the JSON must be the last line.
     sys.stdout.flush()
-
-
-def _name(device: str) -> str:
-    if device == "cpu":
-        return "cpu"
-    import torch
-
-    name: Any = torch.cuda.get_device_name()
-    return str(name)

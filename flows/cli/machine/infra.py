@@ -4,11 +4,12 @@ import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Parameter
 
 import infra
+from flows.cli.options import make_group
 from flows.cli.output import screen
 from nanochat_core.errors import ConfigError
 
@@ -75,14 +76,6 @@ def _check_free(target: Path, files: Iterable[str]) -> None:
             raise ConfigError(f"{path} is not a file", hint=hint)
 
 
-def make_infra_app(*, about: str, group: Group, sort_key: int) -> App:
+def make_infra_app(**place: Any) -> App:
     """Return the group of commands."""
-    app = App(
-        name="infra",
-        help=about,
-        group=group,
-        group_commands=Group("Commands"),
-        sort_key=sort_key,
-    )
-    app.command(write, sort_key=0)
-    return app
+    return make_group("infra", write, **place)

@@ -10,7 +10,14 @@ from flows.artifacts.names import check_stage, open_artifact
 from flows.artifacts.pins import pin
 from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
-from flows.cli.options import PlacementOptions, Planned, ProfileName, RunOptions, plan_profile
+from flows.cli.options import (
+    PlacementOptions,
+    Planned,
+    Positive,
+    ProfileName,
+    RunOptions,
+    plan_profile,
+)
 from flows.cli.output import print_lines
 from flows.cli.recipes import read_recipe
 from flows.identity.fingerprint import REPOSITORY
@@ -18,7 +25,6 @@ from flows.identity.ref import short
 from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.plan.accept import accept as accept_offer
 from flows.plan.prove import STEPS, Proof
-from nanochat_core.errors import ConfigError
 
 
 def accept(
@@ -43,7 +49,7 @@ def accept(
         ),
     ] = False,
     steps: Annotated[
-        int, Parameter(help="With --prove: steps of training that are compared.")
+        Positive, Parameter(help="With --prove: steps of training that are compared.")
     ] = STEPS,
     what: RunOptions = RunOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
@@ -55,8 +61,6 @@ def accept(
     """
     check_stage(stage)
     one_line(why)
-    if steps < 1:
-        raise ConfigError(f"--steps is {steps}", hint="at least 1")
     where.check_gpus()
     profile, what = read_recipe(profile, what)
     planned = plan_profile(profile, what, where)

@@ -1,6 +1,5 @@
 """`nanochat logs`: print what the stages of a run logged, and follow those that are being built."""
 
-import hashlib
 import os
 import tempfile
 import time
@@ -15,16 +14,17 @@ from cyclopts import Parameter
 from flows.artifacts.names import check_stage, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
+from flows.artifacts.transfer import read_file
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_note
+from flows.cli.output import print_lines, print_note, print_warning
 from flows.cli.train.status import find_builders, pinned_of, plan_again
-from flows.identity.manifest import EVENTS, File, Manifest
+from flows.identity.manifest import EVENTS, Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
 from flows.plan.plan import Plan
 from flows.render.text import number
 from flows.stages import STAGES
-from infra.storage.base import ObjectNotFound, Store
+from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.runtime.progress import read_events
 
@@ -220,16 +220,8 @@ def _read(store: Store, work: Path, ref: ArtifactRef, name: str) -> bytes | None
 
 
 def _stored(store: Store, manifest: Manifest, name: str) -> bytes | None:
-    file: File | None = next((log for log in manifest.logs if log.path == name), None)
-    if file is None:
-        return None
     try:
-        data = store.get(file.key, size=file.size)
-    except ObjectNotFound:
+        return read_file(store, manifest, name)
+    except ArtifactError as error:  # those of the other stages are printed
+        print_warning(str(error))
         return None
-    if hashlib.sha256(data).hexdigest() != file.sha256:
-        raise ArtifactError(
-            f"{name} of {manifest.name} has other bytes than its manifest says",
-            hint=f"logs decide nothing; `nanochat fetch {manifest.name}` says what else is damaged",
-        )
-    return data

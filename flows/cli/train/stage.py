@@ -4,7 +4,7 @@ import contextlib
 import shlex
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from cyclopts import Group, Parameter
@@ -19,7 +19,7 @@ from flows.artifacts.runs import (
     new_run_id,
     timestamp,
 )
-from flows.build.build import BuildContext, Built, reserve_found
+from flows.build.build import BuildContext, reserve_found
 from flows.build.nodes import build_share
 from flows.build.retry import is_retryable
 from flows.cli.options import (
@@ -154,48 +154,32 @@ def stage(
         again += f" --node {gang.node} --nodes {gang.nodes}"
     if run_id is not None:
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
-    with (
-        _exit_code_of_lost() as ended,
-        resumable(again, stages=[stage]) as display,
-        stoppable(display),
-    ):
-        context = BuildContext(
-            run=chosen.run,
-            run_id=run.run,
-            placement=placement,
-            store=store,
-            watch=display.watch,
-            strict=strict,
-            terms=replace(_TERMS, meet=wait),
-        )
-        # One record per run: node 0 writes it, the others only build their share.
-        recorded = (
-            contextlib.nullcontext(context) if gang.node else _recorded(run, plan, context, inputs)
-        )
-        with recorded as context:
-            built: Built = build_share(built_stage, context, inputs, node=gang.node, force=force)
-        display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
-    return ended.code
-
-
-@dataclass
-class _Ended:
-    """The exit code of the command if nothing is raised."""
-
-    code: int = 0
-
-
-@contextlib.contextmanager
-def _exit_code_of_lost() -> Generator[_Ended]:
-    """Print a retryable error and set exit code 75, so that scripts retry. Others are raised."""
-    ended = _Ended()
     try:
-        yield ended
+        with resumable(again, stages=[stage]) as display, stoppable(display):
+            context = BuildContext(
+                run=chosen.run,
+                run_id=run.run,
+                placement=placement,
+                store=store,
+                watch=display.watch,
+                strict=strict,
+                terms=replace(_TERMS, meet=wait),
+            )
+            # One record per run: node 0 writes it, the others only build their share.
+            recorded = (
+                contextlib.nullcontext(context)
+                if gang.node
+                else _recorded(run, plan, context, inputs)
+            )
+            with recorded as context:
+                built = build_share(built_stage, context, inputs, node=gang.node, force=force)
+            display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     except NanochatError as error:
         if not is_retryable(error):
             raise
         print_mistake(error)
-        ended.code = LOST
+        return LOST
+    return 0
 
 
 def _known_pins(

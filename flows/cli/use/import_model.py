@@ -67,7 +67,7 @@ def import_model(
         step=step,
         era=era,
         scratch=place.open_home(),
-        log=_log,
+        log=print_note,
         watch=partial(show_bytes, what=called),
     )
     reference = f"{done.model.stage}@{called}"
@@ -81,7 +81,3 @@ def import_model(
     ]
     print_lines(lines)
     return 0
-
-
-def _log(text: str) -> None:
-    print_note(text)

@@ -70,7 +70,7 @@ def push(
                 chosen,
                 scratch=scratch,
                 watch=_watch,
-                log=_log,
+                log=print_note,
                 pause=time.sleep,
                 verify=verify,
             )
@@ -85,10 +85,6 @@ def _watch(what: str, size: int) -> contextlib.AbstractContextManager[OnBytes]:
     return show_bytes(size, what=what)
 
 
-def _log(text: str) -> None:
-    print_note(text)
-
-
 @contextlib.contextmanager
 def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Path]:
     """Yield a directory for files in transit between these two stores, under a file lock.
@@ -100,7 +96,7 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
     scratch = place.home_path / "push" / ways
 
     def say_who(owner: file_lock.Owner | None) -> None:
-        _log(f"waiting: {owner or 'another process'} pushes to {target.url}")
+        print_note(f"waiting: {owner or 'another process'} pushes to {target.url}")
 
     with file_lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
         yield scratch

@@ -201,7 +201,7 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
         (["schedule", "main", "--cron", "nightly"], "'nightly' is not a schedule"),
         (["schedule", "main", "--timezone", "Mars/Olympus"], "there is no time zone"),
         (["schedule", "main", "--metric", "core"], "chat_eval_sft does not measure 'core'"),
-        (["schedule", "main", "--drop", "-1"], "drop is -1.0, below 0"),
+        (["schedule", "main", "--drop", "-1"], "--drop is -1"),
         (["schedule", "main", "--webhook", "chat"], "'chat' is not an address"),
         (["run", "main", "--set", "sft.num_epochs=2"], "sft.num_epochs does not change how"),
     ],

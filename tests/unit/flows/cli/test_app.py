@@ -129,11 +129,15 @@ def test_a_wrong_setting_is_answered_with_the_right_form(
     assert hint in said[1]
 
 
-@pytest.mark.parametrize("depth", ["0", "-3", "1000"])
-def test_a_depth_that_cannot_be(depth: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("depth", "way_out"), [("0", "at least 1"), ("-3", "at least 1"), ("1000", "number of layers")]
+)
+def test_a_depth_that_cannot_be(
+    depth: str, way_out: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     error, hint = fails(["plan", "tiny", "--depth", depth], capsys)
     assert depth in error
-    assert "number of layers" in hint
+    assert way_out in hint
 
 
 @pytest.mark.parametrize(
@@ -144,6 +148,8 @@ def test_a_depth_that_cannot_be(depth: str, home: Path, capsys: pytest.CaptureFi
         ("plan tiny --attention nope", 'invalid value "nope" for --attention'),
         ("plan tiny --place attention=nope", "attention is 'nope'"),
         ("plan tiny --gpus -1", "--gpus is -1"),
+        ("run tiny --nodes 0", "--nodes is 0"),
+        ("run tiny --retries -1", "--retries is -1"),
         ("chat tiny --gpus -1", "--gpus is -1"),
         ("status --store file:///not/mounted/store", "cannot be reached"),
         ("fetch sft@tiny --store file:///not/mounted/store", "cannot be reached"),

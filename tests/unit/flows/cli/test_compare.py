@@ -123,7 +123,7 @@ def test_pairs_narrow_the_interval_of_a_difference():
             "one stage",
         ),
         (["one", "nobody"], "nobody", ""),
-        (["one", "two", "--answers", "-1"], "--answers is -1", "0 or more"),
+        (["one", "two", "--answers", "-1"], "--answers is -1", "at least 0"),
     ],
 )
 def test_mistakes_are_answered_in_a_line(

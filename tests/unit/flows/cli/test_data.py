@@ -79,8 +79,8 @@ def test_every_document_is_counted_and_measured(tmp_path: Path):
     texts = ["a" * 3, "\u4e2d" * 5, "\U0001f926\u0301", "x" * 1024]
     directory = write_shards(tmp_path / "shards", texts[:3], texts[3:])
     found = measure_text(find_text_files(directory))
-    assert (found.documents, found.characters) == (4, 3 + 5 + 2 + 1024)
-    assert found.bytes == 3 + 15 + 6 + 1024
+    totals = {"documents": 4, "characters": 3 + 5 + 2 + 1024, "bytes": 3 + 15 + 6 + 1024}
+    assert found.totals == totals
     first, last = found.files
     assert (first.name, first.split, first.longest) == ("shard_00000.parquet", "train", 5)
     assert (last.split, last.documents, last.characters) == ("validation", 1, 1024)
@@ -101,7 +101,7 @@ def test_a_bin_begins_at_a_power_of_two(tmp_path: Path, number: int):
 
 def test_null_and_empty_documents_are_counted_apart(tmp_path: Path):
     found = measure_text(find_text_files(write(tmp_path / "a.parquet", ["", None, "ab"])))
-    assert (found.documents, found.characters) == (3, 2)
+    assert found.totals == {"documents": 3, "characters": 2, "bytes": 2}
     assert [(b.least, b.documents) for b in found.lengths] == [(0, 2), (1, 0), (2, 1)]
 
 

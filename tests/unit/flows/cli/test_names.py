@@ -30,7 +30,7 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("ls sft@../../x", "'../../x' cannot be the name of a run or a tag", "letters"),
         ("ls ../sft", "there is no stage '..'", "one of: shards"),
         ("ls --stage sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
-        ("ls --limit 0", "--limit is 0", "give 1 or more"),
+        ("ls --limit 0", "--limit is 0", "at least 1"),
         ("ls sft@tiny --stage sft", "--stage sft is given with the artifact", "leave it out"),
         ("tag main", "there is no tag main in", "make it: nanochat tag main RUN"),
         ("tag main tnyi", "there is no run 'tnyi' in", "did you mean 'tiny'?"),

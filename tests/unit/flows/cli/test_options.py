@@ -83,9 +83,7 @@ def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        (WorkerOptions(nodes=0, pool="gpu"), "--nodes is 0"),
         (WorkerOptions(nodes=2), "--nodes is 2, but this command is on one machine"),
-        (WorkerOptions(retries=-1), "--retries is -1"),
         (WorkerOptions(pool="a b"), "'a b' cannot be the name of a work pool"),
         (WorkerOptions(pool="a/b"), "'a/b' cannot be the name of a work pool"),
         (WorkerOptions(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),

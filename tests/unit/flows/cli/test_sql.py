@@ -190,13 +190,6 @@ def test_what_does_not_read_the_views_is_refused_in_one_line(
     assert list(folder.iterdir()) == []
 
 
-def test_a_limit_below_nothing_is_a_mistake(store: Store, terminal: Terminal):
-    assert terminal.fails("sql", "select 1", "--limit", "-1") == (
-        "--limit is -1",
-        "give 0 for all rows, or more",
-    )
-
-
 def test_a_value_cannot_move_the_cursor_or_fill_the_screen(store: Store, terminal: Terminal):
     lines = terminal.said("sql", "select chr(27) || '[2J' as a, repeat('x', 500) as b")
     assert "\x1b" not in "".join(lines)
