@@ -29,12 +29,13 @@ def with_snapshots(config: TaskDataConfig) -> TaskDataConfig:
 def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
     """Return the snapshot of a text source on this machine; empty for one with revisions.
 
-    Raises ConfigError for a path that the source cannot have.
+    Raises ConfigError for a path that the source cannot have, DataError for text that cannot be
+    read.
     """
-    if shards.column is not None and shards.source not in ("local", "hub"):
+    if shards.column is not None and shards.source not in ("local", "hub", "s3"):
         raise ConfigError(
             f"shards.column is '{shards.column}', but the text source is '{shards.source}'",
-            hint="only the sources local and hub have columns of any name",
+            hint="only the sources local, hub and s3 have columns of any name",
         )
     match shards.source:
         case "local":
@@ -44,6 +45,11 @@ def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
         case "hub":
             split_path(shards.path)
             return ()
+        case "s3":
+            # Imported here: it loads pyarrow, which no other plan needs.
+            from nanochat_core.data.text.s3_text import s3_snapshot
+
+            return s3_snapshot(shards.path)
         case _:
             return ()
 

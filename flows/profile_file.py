@@ -3,7 +3,7 @@
     profile = "tiny"        # the profile whose settings hold where the file has none
     name = "mine"           # of the run
     depth = 4
-    data = "letters"        # text to pretrain on: a folder, relative to the file, or hf://owner/name
+    data = "letters"        # text to pretrain on: a folder, relative to the file, hf://... or s3://...
 
     [pretrain]
     num_steps = 100
@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from flows.overrides import changed_settings, single_settings
 from flows.profiles import open_profile
-from flows.run_request import HUB, NamedRecipe, Recipe, text_settings
+from flows.run_request import SOURCES, NamedRecipe, Recipe, text_settings
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.section import Section, Tree
@@ -148,7 +148,7 @@ def _text(changed: Mapping[str, Tree], data: str, folder: Path) -> dict[str, str
                 f"{name} is set twice: by data, and to {changed[name]}",
                 hint="leave one of them out",
             )
-    return text_settings(data if data.startswith(HUB) else _absolute(folder, data))
+    return text_settings(data if data.startswith(tuple(SOURCES)) else _absolute(folder, data))
 
 
 def _type_of(dotted: str) -> Any:

@@ -31,7 +31,7 @@ RETRIES = 5
 NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _SETTING = r"^\s*[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)*\s*="
 _NULL = {"type": "null"}
-HUB = "hf://"  # begins the name of a dataset on the Hugging Face Hub
+SOURCES = {"hf://": "hub", "s3://": "s3"}  # what begins the address of a text -> shards.source
 _STAGES = [stage.name for stage in STAGES]
 _USABLE = "|".join(name for name in _STAGES if name != REPORT.name)
 
@@ -284,9 +284,10 @@ class OnNodes(OnPool):
 
 
 def text_settings(data: str) -> dict[str, str]:
-    """Return the settings that choose a text: a folder's path, or hf://owner/name."""
-    is_hub = data.startswith(HUB)
-    return {"shards.path": data.removeprefix(HUB), "shards.source": "hub" if is_hub else "local"}
+    """Return the settings that choose a text: a folder's path, hf://owner/name or s3://bucket/..."""
+    source = SOURCES.get(data[:5])
+    path = data if source is None else data[5:]
+    return {"shards.path": path, "shards.source": source or "local"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,12 +308,12 @@ class RunRequest(InStore, OnNodes, OnMachine, NamedRecipe, Redo):
         str | None,
         Option(
             label="Text to pretrain on",
-            help="A folder's absolute path, or hf://owner/name of the Hub; by default the "
-            "profile's text.",
+            help="A folder's absolute path, hf://owner/name of the Hub, or s3://bucket/prefix; by "
+            "default the profile's text.",
             group="settings",
             rules={
-                "pattern": "^(/.|hf://[^/]+/.)",
-                "examples": ["/data/letters", "hf://owner/name"],
+                "pattern": "^(/.|hf://[^/]+/.|s3://.)",
+                "examples": ["/data/letters", "hf://owner/name", "s3://bucket/letters/*.parquet"],
             },
         ),
     ] = None

@@ -109,11 +109,12 @@ def check_channels(model: ModelConfig, numerics: NumericsConfig) -> None:
 class ShardsConfig(Section):
     """The source of pretraining text. The last shard is validation."""
 
-    source: str  # "pydocs" | "local" | "hub" | "climbmix" | "fineweb-edu"
-    # Source "local": a folder of .parquet, .jsonl or .txt. "hub": owner/name, or owner/name/FILES
+    source: str  # "pydocs" | "local" | "hub" | "s3" | "climbmix" | "fineweb-edu"
+    # Source "local": a folder of .parquet, .jsonl or .txt. "hub": owner/name, or owner/name/FILES.
+    # "s3": bucket/prefix, or bucket/prefix/FILES
     path: str | None
     num_shards: int  # training shards, without the validation shard
-    snapshot: tuple[str, ...]  # "name==version" of each package whose text is read
+    snapshot: tuple[str, ...]  # of packages' text "name==version", of a folder or bucket its state
     revision: str | None  # of a hub dataset
     column: str | None = neutral(None)  # of the text in .parquet and .jsonl; None means "text"
 

@@ -170,6 +170,9 @@ def _needs(wanted: Settings) -> Iterator[str]:
             )
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"
+        case "s3":
+            state = " ".join(snapshot)
+            yield f"the text is s3://{wanted['shards.path']} as it was then: {state}"
         case "hub":
             yield f"the text is {wanted['shards.path']} of the Hub at {wanted['shards.revision']}"
         case _:

@@ -17,7 +17,7 @@ from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.data.hub.shards import fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
-from nanochat_core.data.text import hub_text, local_text, pydocs
+from nanochat_core.data.text import hub_text, local_text, pydocs, s3_text
 from nanochat_core.data.text.counted_text import CountedText
 from nanochat_core.data.text.documents import Document
 from nanochat_core.errors import ConfigError, DataError
@@ -28,11 +28,13 @@ from nanochat_core.runtime.seeding import seed_for
 
 MAX_VALIDATION_SHARE = 0.04  # of the groups of documents; less if there are many shards
 
-TextSource: TypeAlias = Callable[[ShardsConfig, Progress], Iterator[Document]]
+# A source may leave files in the folder, which the next attempt finds again.
+TextSource: TypeAlias = Callable[[ShardsConfig, Progress, Path], Iterator[Document]]
 TEXT_SOURCES: dict[str, TextSource] = {
     "pydocs": pydocs.documents,
     "local": local_text.documents,
     "hub": hub_text.documents,
+    "s3": s3_text.documents,
 }
 
 
@@ -46,7 +48,7 @@ def run(job: Job) -> dict[str, Any]:
     scratch.mkdir(exist_ok=True)
     origin = None
     if config.source in TEXT_SOURCES:
-        documents = TEXT_SOURCES[config.source](config, progress)
+        documents = TEXT_SOURCES[config.source](config, progress, scratch)
         counted = CountedText(documents)
         shards, blanks = _write_shards(
             counted, config, job.output, seed=job.config["seed"], scratch=scratch

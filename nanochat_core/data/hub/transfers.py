@@ -1,13 +1,16 @@
 """Parallel downloads with common progress, which stop at once when the job is interrupted."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.progress import Progress
 
 THREADS = 8  # the default of the Hub's own client
 SECONDS_BETWEEN_LINES = 10.0
@@ -99,6 +102,28 @@ def run_transfers(
     finally:
         stop.set()
         _join([thread for thread in threads if thread.ident is not None])
+
+
+def fetch_files(
+    fetch: Callable[[int, OnBytes], Path], sizes: Sequence[int], progress: Progress
+) -> list[Path]:
+    """Return `fetch(number, on_bytes)` for each of the files of these sizes (bytes), in order.
+
+    They are fetched in parallel; `progress` counts files and bytes. Errors as in `run_transfers`.
+    """
+    progress.start(len(sizes), unit="file")
+    paths: dict[int, Path] = {}
+    transfers = run_transfers(
+        lambda number, on_bytes: (number, fetch(number, on_bytes)),
+        range(len(sizes)),
+        size=sum(sizes),
+        log=progress.message,
+    )
+    with contextlib.closing(transfers) as results:
+        for number, path in results:
+            paths[number] = path
+            progress.step(len(paths), bytes=sum(sizes[i] for i in paths))
+    return [paths[number] for number in range(len(sizes))]
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:

@@ -1,6 +1,5 @@
 """Read text from any dataset on the Hugging Face Hub: its .parquet, .jsonl and .txt files."""
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
@@ -8,19 +7,20 @@ from pathlib import Path, PurePath
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.client import HubFile, download, list_files
 from nanochat_core.data.hub.datasets import split_path
-from nanochat_core.data.hub.transfers import OnBytes, run_transfers
+from nanochat_core.data.hub.transfers import OnBytes, fetch_files
 from nanochat_core.data.text.documents import Document
 from nanochat_core.data.text.text_files import KINDS, documents_of
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
 
-def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
+def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterator[Document]:
     """Download the files that `config.path` names at its revision; yield every document.
 
     Without a pattern only the first of KINDS that the dataset has is read: the others are most
     often the same text again. The files are read in order of their path. Raises ConfigError if the
-    path names no dataset, DataError naming what cannot be downloaded or read.
+    path names no dataset, DataError naming what cannot be downloaded or read. The files lie in the
+    cache of the Hub's client, nothing in `scratch`.
     """
     repository, pattern = split_path(config.path)
     commit, files = list_files(repository, config.revision or "main", ["*"])
@@ -35,19 +35,12 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     progress.message(
         f"{repository} at commit {commit[:12]}: {len(wanted)} files, {size / 1e6:,.0f} MB"
     )
-    progress.start(len(wanted), unit="file")
 
-    def fetch(number: int, on_bytes: OnBytes) -> tuple[int, Path]:
-        return number, download(repository, commit, wanted[number], on_bytes=on_bytes)
+    def fetch(number: int, on_bytes: OnBytes) -> Path:
+        return download(repository, commit, wanted[number], on_bytes=on_bytes)
 
-    paths: dict[int, Path] = {}
-    transfers = run_transfers(fetch, range(len(wanted)), size=size, log=progress.message)
-    with contextlib.closing(transfers) as results:
-        for number, path in results:
-            paths[number] = path
-            progress.step(len(paths), bytes=sum(wanted[i].size for i in paths))
-    for number in range(len(wanted)):
-        yield from documents_of(paths[number], column=config.column)
+    for path in fetch_files(fetch, [file.size for file in wanted], progress):
+        yield from documents_of(path, column=config.column)
 
 
 def _choose(files: Sequence[HubFile], pattern: str) -> list[HubFile]:

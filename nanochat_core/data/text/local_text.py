@@ -6,12 +6,12 @@ from pathlib import Path
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.text.documents import Document
 from nanochat_core.data.text.text_files import KINDS, documents_of
-from nanochat_core.data.text.text_folder import files_below, folder_snapshot
+from nanochat_core.data.text.text_folder import check_snapshot, files_below, folder_snapshot
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 
 
-def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
+def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterator[Document]:
     """Yield every document under `config.path`, files in order of their path.
 
     Equal documents form one group. Raises DataError naming the file (and line) that cannot be used,
@@ -23,7 +23,7 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     folder = Path(config.path)
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", hint="shards.path names a folder of text")
-    _check_snapshot(folder, config.snapshot)
+    check_snapshot(folder, folder_snapshot(folder), config.snapshot)
     paths = sorted(path for path in files_below(folder) if path.suffix in KINDS)
     if not paths:
         raise DataError(
@@ -33,15 +33,5 @@ def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
     for i, path in enumerate(paths, start=1):
         yield from documents_of(path, column=config.column)
         progress.step(i)
-    _check_snapshot(folder, config.snapshot)  # a file may have been written while others were read
-
-
-def _check_snapshot(folder: Path, planned: tuple[str, ...]) -> None:
-    """Raise DataError if the folder has changed since the run was planned."""
-    found = folder_snapshot(folder)
-    if found != planned:
-        raise DataError(
-            f"{folder} has changed since the run was planned: it holds {', '.join(found)}, "
-            f"the plan has {', '.join(planned) or 'no snapshot'}",
-            hint="run again: a new plan uses the current text",
-        )
+    # A file may have been written while others were read.
+    check_snapshot(folder, folder_snapshot(folder), config.snapshot)

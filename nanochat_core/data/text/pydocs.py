@@ -57,7 +57,7 @@ def installed_snapshot() -> tuple[str, ...]:
     return (f"{PYTHON}=={platform.python_version()}", *found)
 
 
-def documents(config: ShardsConfig, progress: Progress) -> Iterator[Document]:
+def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterator[Document]:
     """Yield the documentation of everything in `config.snapshot`, always in the same order.
 
     Raises DataError if the installed versions are not the snapshot's.

@@ -1,4 +1,4 @@
-"""The state of a folder of text, which a plan records and a job compares.
+"""The state of a folder or bucket of text, which a plan records and a job compares.
 
 It is computed from names, sizes and times: reading the content would make plans take minutes.
 """
@@ -19,7 +19,22 @@ def folder_snapshot(folder: Path) -> tuple[str, ...]:
     for path in sorted(files_below(folder)):
         status = _status(path)
         facts.append(f"{path.relative_to(folder)} {status.st_size} {status.st_mtime_ns}")
+    return snapshot_of(facts)
+
+
+def snapshot_of(facts: list[str]) -> tuple[str, ...]:
+    """Return the snapshot of files of which these are the facts, one line a file."""
     return (f"{len(facts)} files {hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}",)
+
+
+def check_snapshot(where: object, found: tuple[str, ...], planned: tuple[str, ...]) -> None:
+    """Raise DataError if the text at `where` has changed since the run was planned."""
+    if found != planned:
+        raise DataError(
+            f"{where} has changed since the run was planned: it holds {', '.join(found)}, "
+            f"the plan has {', '.join(planned) or 'no snapshot'}",
+            hint="run again: a new plan uses the current text",
+        )
 
 
 def files_below(folder: Path) -> list[Path]:

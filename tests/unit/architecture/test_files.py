@@ -19,6 +19,7 @@ MAX_LINES = 400
 MAX_MODULES = 12
 READ_THE_ENVIRONMENT = (
     "infra/",
+    "nanochat_core/data/text/s3_text.py",
     "nanochat_core/runtime/hardware/distributed.py",
     "nanochat_core/runtime/tiktoken_cache.py",
     "nanochat_core/runtime/user_cache.py",

@@ -51,7 +51,9 @@ def config(*snapshot):
 
 def documents(tmp_path, *snapshot):
     return list(
-        pydocs.documents(config(*snapshot), Progress(tmp_path / "events.jsonl", active=False))
+        pydocs.documents(
+            config(*snapshot), Progress(tmp_path / "events.jsonl", active=False), tmp_path
+        )
     )
 
 

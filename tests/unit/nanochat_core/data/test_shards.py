@@ -205,7 +205,8 @@ def test_text_edited_between_plan_and_job_is_refused_in_one_line(make_job, folde
 
 
 def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
-    documents = local_text.documents(config(path=str(folder)), Progress(tmp_path / "events.jsonl"))
+    progress = Progress(tmp_path / "events.jsonl")
+    documents = local_text.documents(config(path=str(folder)), progress, tmp_path)
     next(documents)
     (folder / "c.txt").write_text("another text")
     with pytest.raises(DataError, match="has changed since the run was planned"):
