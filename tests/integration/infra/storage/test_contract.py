@@ -328,7 +328,10 @@ def test_nothing_is_left_half_written(place: Place, tmp_path: Path) -> None:
 def test_a_key_that_not_every_store_can_hold_is_refused(place: Place, tmp_path: Path) -> None:
     store, source = place.store, tmp_path / "source"
     source.write_bytes(b"")
-    for key in ("", "/a", "../a", "a//b", "a/", ".tmp/a", "a b", "x" * 201):
+    for key in (
+        *("", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".tmp/x", "a/.hidden", "a\\b", "a b"),
+        *("a\n", "-x", "a/" + "x" * 201, "a\0", "\u00e9"),
+    ):
         uses: list[Callable[[], object]] = [
             functools.partial(store.put, key, b""),
             functools.partial(store.put_if_absent, key, b""),

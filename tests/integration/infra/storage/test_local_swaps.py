@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,22 +27,6 @@ def temporary(tmp_path: Path) -> Path:
 
 def swap(store: LocalStore, key: str, data: bytes) -> bool:
     return store.put_if_same(key, data, version=store.get_stored(key).version)
-
-
-def test_of_many_swaps_of_one_version_one_succeeds(store: LocalStore) -> None:
-    store.put("a", b"0")
-    version = store.get_stored("a").version
-    won: list[bool] = []
-
-    def run(name: bytes) -> None:
-        won.append(store.put_if_same("a", name, version=version))
-
-    threads = [threading.Thread(target=run, args=(b"%d" % n,)) for n in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert won.count(True) == 1
 
 
 def test_swaps_leave_nothing_behind(store: LocalStore, temporary: Path) -> None:
@@ -84,15 +67,6 @@ def start(program: str, store: LocalStore, name: str, count: int = 100) -> "subp
     assert process.stdout
     assert process.stdout.readline() == "ready\n"
     return process
-
-
-def test_processes_that_count_together_lose_no_step(store: LocalStore, temporary: Path) -> None:
-    store.put("a", b"0 nobody")
-    counters = [start(COUNTER, store, name) for name in ("one", "two", "three")]
-    for counter in counters:
-        counter.communicate("\n", timeout=120)
-    assert store.get("a").split()[0] == b"300"
-    assert list(temporary.iterdir()) == []
 
 
 def test_processes_that_are_stopped_in_the_midst_lose_no_step_and_keep_nobody_waiting(

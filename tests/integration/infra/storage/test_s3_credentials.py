@@ -1,6 +1,5 @@
 """Who may not is told so, in one line, by a server that really checks; secrets are never told."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,30 +123,6 @@ def test_a_wrong_secret_is_not_tried_eight_times(fake: FakeS3) -> None:
     with pytest.raises(StoreError, match="does not accept the signature"):
         store_on(fake).get("a")
     assert len(fake.requests) == 1
-
-
-def test_a_clock_that_is_wrong_is_told_by_how_much(fake: FakeS3) -> None:
-    fake.now = lambda: time.time() + 1000
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", status=403, code="RequestTimeTooSkewed"))
-    for ask in (store_on(fake).get, store_on(fake).head):
-        with pytest.raises(StoreError, match="clock is 17 min behind the store's") as caught:
-            ask("a")
-        assert "NTP" in (caught.value.hint or "")
-
-
-def test_a_bucket_in_another_region_is_told_with_its_name(fake: FakeS3) -> None:
-    fake.faults.append(
-        Fault(
-            kind=Kind.REFUSE,
-            verb="*",
-            status=400,
-            code="IllegalLocationConstraintException",
-            headers={"x-amz-bucket-region": "eu-west-1"},
-        )
-    )
-    with pytest.raises(StoreError, match="is in region eu-west-1") as caught:
-        store_on(fake).put("a", b"x")
-    assert "AWS_REGION=eu-west-1" in (caught.value.hint or "")
 
 
 def test_no_error_tells_a_secret(

@@ -201,14 +201,6 @@ def test_an_answer_that_never_comes_is_asked_for_again(
     assert fake.count("PUT") >= 2  # more on a busy machine
 
 
-def test_a_body_damaged_on_its_way_in_is_refused_and_sent_again(fake: FakeS3) -> None:
-    fake.faults.append(Fault(kind=Kind.FLIP_REQUEST, verb="PUT", times=2))
-    store = store_on(fake)
-    store.put("a", b"whole")
-    assert store.get("a") == b"whole"
-    assert fake.count("PUT") == 3
-
-
 def test_control_without_a_checksum_the_damage_is_stored(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,25 +233,6 @@ def test_the_checksum_is_the_one_asked_for(
     for request in bodies:
         kinds = {"content-md5", "x-amz-checksum-sha256", "x-amz-checksum-crc32"}
         assert kinds & set(request.headers) == {header}
-
-
-def test_an_answer_that_was_cut_off_is_asked_for_again(fake: FakeS3) -> None:
-    store = store_on(fake)
-    store.put("a", b"0123456789")
-    fake.faults.append(Fault(kind=Kind.CUT, verb="GET", times=3))
-    assert store.get("a") == b"0123456789"
-    assert fake.count("GET") == 4
-
-
-def test_a_lost_answer_to_a_put_that_decided_is_not_a_defeat(fake: FakeS3) -> None:
-    store = store_on(fake)
-    store.check_conditions()
-    for kind in (Kind.LOSE, Kind.REFUSE_AFTER):
-        fake.faults[:] = [Fault(kind=kind, verb="PUT", times=1)]
-        assert store.put_if_absent(f"won-{kind.name}", b"ours")
-        version = store.get_stored(f"won-{kind.name}").version
-        fake.faults[:] = [Fault(kind=kind, verb="PUT", times=1)]
-        assert store.put_if_same(f"won-{kind.name}", b"ours too", version=version)
 
 
 def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(
