@@ -28,7 +28,6 @@ from infra.prefect.server import (
     wait_for_server,
 )
 from nanochat_core.runtime.process_start import start_of, this_process
-from tests.support.infra.stack.live import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -84,34 +83,6 @@ def test_a_server_is_found_by_its_record(tmp_path: Path, foreign_port: int) -> N
     assert server.api_url == f"http://127.0.0.1:{foreign_port}/api"
 
 
-def test_no_second_server_is_started_after_the_clock_was_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as server:
-        write_record(tmp_path, port=1, pid=server.pid, start=start_of(server.pid))
-        set_clock(monkeypatch, by=2.0)
-
-        assert start_server(tmp_path).pid == server.pid
-        assert stop_server(tmp_path) is True
-
-
-def set_clock(monkeypatch: pytest.MonkeyPatch, *, by: float) -> None:
-    """Have psutil report starts as it does after the wall clock was set by so many seconds."""
-    read = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + by)
-
-
-def test_a_dead_process_is_no_server_even_if_another_one_answers(
-    tmp_path: Path, foreign_port: int
-) -> None:
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    start = start_of(dead.pid)
-    dead.wait()
-    write_record(tmp_path, port=foreign_port, pid=dead.pid, start=start)
-
-    assert find_server(tmp_path) is None
-
-
 def test_a_process_that_took_over_the_number_is_no_server_and_is_not_stopped(
     tmp_path: Path, foreign_port: int
 ) -> None:
@@ -129,14 +100,6 @@ def test_a_live_process_whose_port_another_one_serves_is_no_server(
 
         assert find_server(tmp_path) is None
         other.kill()
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "port": 1}'])
-def test_a_record_that_is_not_one_is_no_server(tmp_path: Path, text: str) -> None:
-    (tmp_path / "prefect").mkdir()
-    (tmp_path / "prefect" / "server.json").write_text(text)
-
-    assert find_server(tmp_path) is None
 
 
 @pytest.fixture
@@ -210,24 +173,6 @@ def test_a_server_without_a_password_is_had_by_asking_for_it(tmp_path: Path, sil
     assert server.is_guarded
     assert server.process is not None
     assert server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"] == find_password(home)
-
-
-def test_a_server_that_another_version_started_is_not_joined_by_a_second_one(
-    tmp_path: Path,
-) -> None:
-    waiting = [sys.executable, "-c", "input()", "prefect", "server"]
-    with subprocess.Popen(waiting, stdin=subprocess.PIPE) as other:
-        record = {"format": FORMAT - 1, "port": 1, "pid": other.pid, "created": 1.0}
-        (tmp_path / "prefect").mkdir()
-        (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
-        # The kernel shows a command line a moment after Popen returns.
-        wait_for(lambda: "server" in psutil.Process(other.pid).cmdline(), "its words")
-
-        with pytest.raises(ServerError, match="started by another version") as caught:
-            ensure_server(tmp_path)
-        other.kill()
-
-    assert f"kill {other.pid}" in (caught.value.hint or "")
 
 
 def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from flows.cli.machine.checks import check_store
-from flows.identity.ref import ArtifactRef
-from flows.leases import lease
 from infra.storage.local import LocalStore
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
@@ -16,7 +14,6 @@ from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import Quirk
 from tests.support.infra.storage.s3_server import client_environment
 
-ME = lease.Claimant(owner="me", run="r", host="h", pid=1, home="here", since="")
 WEAK = (Quirk.IGNORES_IF_NONE_MATCH, Quirk.REFUSES_IF_MATCH)
 REFUSED = r"^store s3://fake/x has .* it ignores If-None-Match and refuses If-Match$"
 
@@ -28,14 +25,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS3]:
         monkeypatch.setenv(name, value)
     yield fake
     fake.stop()
-
-
-def test_a_lease_is_refused_there(fake: FakeS3) -> None:
-    ref = ArtifactRef("pretrain", "f" * 64)
-    with pytest.raises(StoreError, match=REFUSED) as caught:
-        lease.try_acquire(S3Store("s3://fake/x"), ref, ME, ttl=lease.TTL)
-    assert "use a server whose PUT applies" in (caught.value.hint or "")
-    assert fake.objects == {}
 
 
 def test_a_push_is_refused_before_a_file_is_sent(fake: FakeS3, tmp_path: Path) -> None:

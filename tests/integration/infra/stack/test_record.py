@@ -17,7 +17,7 @@ import pytest
 from infra.prefect.access import ServerError
 from infra.prefect.logs import MOST_BYTES, last_line, rotate
 from infra.prefect.records import FORMAT, find_stack, my_stack, read_stack, write_record
-from infra.prefect.server import stop_server
+from infra.prefect.server import start_server, stop_server
 from infra.prefect.supervisor import processes
 from infra.prefect.supervisor.control import (
     check_adoptable,
@@ -60,17 +60,6 @@ def test_the_record_of_a_supervisor_that_is_gone_is_no_stack(tmp_path: Path) -> 
 
     assert read_stack(tmp_path) is not None
     assert find_stack(tmp_path) is None
-
-
-def test_a_supervisor_is_found_after_the_clock_was_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack = my_stack()
-    write_record(tmp_path, stack)
-    read = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda process: read(process) + 2.0)
-
-    assert find_stack(tmp_path) == stack
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "pid": 1}'])
@@ -311,10 +300,10 @@ def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
     ],
     ids=["stack.json", "server.json"],
 )
-@pytest.mark.parametrize("stop", [stop_stack, stop_server, check_adoptable])
+@pytest.mark.parametrize("use", [stop_stack, stop_server, check_adoptable, start_server])
 def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
     tmp_path: Path,
-    stop: Callable[[Path], object],
+    use: Callable[[Path], object],
     record: dict[str, object],
     words: list[str],
 ) -> None:
@@ -333,7 +322,7 @@ def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
         wait_for(lambda: words[-1] in psutil.Process(other.pid).cmdline(), "its words")
 
         with pytest.raises(ServerError, match=f"process {other.pid} is .* by another version") as e:
-            stop(tmp_path)
+            use(tmp_path)
 
         assert (other.poll(), run.poll()) == (None, None)
         other.kill()

@@ -185,28 +185,6 @@ def _with_another_constant(source: str) -> str:
     return ast.unparse(tree) if transformer.done else source + "\nCHANGED = 1\n"
 
 
-@pytest.mark.parametrize(
-    ("rule", "other"),
-    [
-        ("vocab_size // 64) * 64", "vocab_size // 128) * 128"),
-        ("(last - i) % 2", "(last - i) % 3"),
-        ("width // model.num_heads", "width // model.num_kv_heads"),
-    ],
-)
-def test_what_a_models_shape_is_worked_out_by_decides_every_stage_with_a_model(
-    copy: Path, before: dict[str, dict[str, str]], rule: str, other: str
-):
-    path = path_of(copy, "nanochat_core.model.shape")
-    source = path.read_text()
-    assert source.count(rule) == 1
-    with edited({path: source.replace(rule, other)}):
-        changed = changed_stages(before, copy)
-    assert changed == _stages_with("nanochat_core.model.shape", before)
-    assert changed == _stages_with("nanochat_core.model.gpt", before) | {"report"}
-    assert "pretrain" in changed
-    assert "rows" not in changed
-
-
 @pytest.fixture(scope="module")
 def edits(copy: Path) -> dict[str, tuple[Path, str]]:
     """The file of each name in a closure, and another text for it."""
@@ -260,28 +238,6 @@ def test_every_file_beside_the_code_is_hashed_or_known_to_decide_nothing():
     assert sorted(set(files) - set(unhashed) - hashed) == []
     assert set(unhashed) & hashed == set()
     assert [name for name in UNHASHED if not any(f.startswith(name) for f in unhashed)] == []
-
-
-KERNELS = [path.name for path in (REPOSITORY / "nanochat_core/engine/native").glob("kernels*")]
-assert KERNELS
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_native_source_decides_every_stage_with_the_engine(
-    copy: Path, before: dict[str, dict[str, str]], name: str
-):
-    path = copy / "nanochat_core/engine/native" / name
-    source = path.read_text()
-    with edited({path: f"// Other words.\n\n{source}  // and more\n"}):
-        assert changed_stages(before, copy) == set()
-    with edited({path: f"{source}\nstatic int changed = 1;\n"}):
-        assert changed_stages(before, copy) == _stages_with("nanochat_core.engine.engine", before)
-
-
-def _stages_with(name: str, closures: dict[str, dict[str, str]]) -> set[str]:
-    stages = {stage for stage, closure in closures.items() if name in closure}
-    assert stages
-    return stages
 
 
 # Another tool's opinion.
