@@ -99,8 +99,9 @@ def copy_files(
 def _unfinished(files: Sequence[File], directory: Path) -> list[Place]:
     """Return the files that an interrupted download lacks; remove files that are not part of it."""
     places = [(file, directory / file.path) for file in files]
-    for stranger in set(files_below(directory)) - {path for _, path in places}:
-        stranger.unlink()
+    if directory.is_dir():
+        for stranger in set(files_below(directory)) - {path for _, path in places}:
+            stranger.unlink()
     return find_missing(places)
 
 

@@ -12,7 +12,6 @@ index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, d
 """
 
 import contextlib
-import os
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
-from flows.artifacts.transfer import transfer_each
+from flows.artifacts.transfer import files_below, transfer_each
 from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
@@ -254,7 +253,7 @@ def find_or_note(store: Store, ref: ArtifactRef, unread: list[str] | None) -> Ma
 
 
 def _files_of(stage: str, output: Path) -> list[Path]:
-    found = list(_walk(output)) if output.is_dir() else []
+    found = list(files_below(output)) if output.is_dir() else []
     if not found:
         raise ArtifactError(
             f"{stage} left no files in {output}", hint="a job has to write one file at least"
@@ -266,18 +265,6 @@ def _files_of(stage: str, output: Path) -> list[Path]:
                 f"{stage} left {path}, which is not a plain file", hint="artifacts hold files only"
             )
     return sorted(found, key=lambda path: path.relative_to(output).as_posix())
-
-
-def _walk(directory: Path) -> Iterator[Path]:
-    """Return everything below a directory but the directories."""
-    # Not rglob, which skips a directory without permission: files would be missing silently.
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            path = directory / entry.name
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(path)
-            else:
-                yield path
 
 
 @contextlib.contextmanager

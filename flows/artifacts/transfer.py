@@ -72,8 +72,15 @@ def read_file(store: Store, manifest: Manifest, name: str) -> bytes | None:
 
 
 def files_below(directory: Path) -> Iterator[Path]:
-    """Yield everything below but directories; of a link to a directory the link itself."""
-    for folder, directories, names in os.walk(directory):
+    """Yield everything below but directories; of a link to a directory the link itself.
+
+    Raises OSError: a directory that cannot be read must not look empty.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for folder, directories, names in os.walk(directory, onerror=fail):
         for name in directories:
             if (path := Path(folder, name)).is_symlink():
                 yield path

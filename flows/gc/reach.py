@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from flows.artifacts.pins import PINS, Pin, find_pin
+from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run, find_run, find_tag, tag_names
@@ -21,7 +21,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.storage.base import Store
 
-_Item = TypeVar("_Item")
+_Item = TypeVar("_Item", str, ArtifactRef)
 _Result = TypeVar("_Result")
 
 
@@ -102,17 +102,17 @@ class Records:
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
-    ) -> list[_Result]:
+    ) -> dict[_Item, _Result]:
         """Return what `function` finds for each item, without those that are gone meanwhile."""
 
-        def look(item: _Item) -> _Result | None:
-            return function(self.store, item)
+        def look(item: _Item) -> tuple[_Item, _Result | None]:
+            return item, function(self.store, item)
 
-        found: list[_Result] = []
-        for result in in_parallel(look, items, threads=self._threads):
+        found: dict[_Item, _Result] = {}
+        for item, result in in_parallel(look, items, threads=self._threads):
             self._beat()
             if result is not None:
-                found.append(result)
+                found[item] = result
         return found
 
     def edges(self, places: Iterable[ArtifactRef]) -> dict[ArtifactRef, Edges]:
@@ -139,7 +139,7 @@ class Records:
 
     def add_older(self, pieces: Iterable[Piece], reached: Reachable) -> None:
         """Add what superseded manifests name: their files stay, their inputs need not."""
-        for edges in self.read(_find_older, [piece.name for piece in pieces]):
+        for edges in self.read(_find_older, [piece.name for piece in pieces]).values():
             reached.add(edges)
 
 
@@ -154,15 +154,15 @@ def read_referrers(records: Records) -> Referrers:
     # superseded/ before it replaces it: one that is gone here is in the list as that copy.
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
-    pins = dict(records.read(_find_pin, list(written)))
+    pins = records.read(find_pin, written)
     listed = [
         entry.key.removeprefix("runs/").removesuffix(".json") for entry in store.list("runs/")
     ]
-    tagged = records.read(find_tag, tag_names(store))
-    runs = {run.run: run for run in records.read(find_run, sorted({*listed, *tagged}))}
+    tagged = frozenset(records.read(find_tag, tag_names(store)).values())
+    runs = records.read(find_run, sorted({*listed, *tagged}))
     found = Referrers(
         runs=runs,
-        tagged=frozenset(tagged),
+        tagged=tagged,
         pins={key: (written[key], pin.refs) for key, pin in pins.items()},
     )
     # Called for its cache: the manifests are read now, before the list.
@@ -184,14 +184,15 @@ def find_roots(
     young = {p.name for p in pieces if now - p.newest <= rules.grace}
     # An older lease needs no request: it has expired, since the grace is an hour at least.
     leased = records.read(
-        _find_lease, [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young]
+        lease.find_holder,
+        [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young],
     )
     pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]
-    whole = {place for place, _ in leased} | {place for places in pins for place in places}
-    active = {run for _, run in leased}
+    whole = leased.keys() | {place for places in pins for place in places}
+    active = {holder.record.run for holder in leased.values()}
     active |= {run_of(p) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep}
     later = sorted(active - referrers.runs.keys())  # they began after the others were read
-    runs = [*referrers.runs.values(), *records.read(find_run, later)]
+    runs = [*referrers.runs.values(), *records.read(find_run, later).values()]
     kept = active | referrers.tagged | _newest_finished(runs)
     artifacts = {run.run: run.refs for run in runs}
     # The run that made an artifact may not have recorded it yet.
@@ -223,19 +224,9 @@ def _newest_finished(runs: Iterable[Run]) -> set[str]:
     return {run.run for run in newest.values()}
 
 
-def _find_lease(store: Store, place: ArtifactRef) -> tuple[ArtifactRef, str] | None:
-    holder = lease.find_holder(store, place)
-    return None if holder is None else (place, holder.record.run)
-
-
-def _find_pin(store: Store, key: str) -> tuple[str, Pin] | None:
-    pin = find_pin(store, key)
-    return None if pin is None else (key, pin)
-
-
-def _find_edges(store: Store, place: ArtifactRef) -> tuple[ArtifactRef, Edges] | None:
+def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
     manifest = find_manifest(store, place)
-    return None if manifest is None else (place, _edges_of(manifest))
+    return None if manifest is None else _edges_of(manifest)
 
 
 def _find_older(store: Store, key: str) -> Edges | None:
