@@ -44,6 +44,7 @@ from infra.prefect.records import (
     server_path,
     write_record,
 )
+from infra.storage.files import writing
 from nanochat_core.runtime.process_start import start_of
 from nanochat_core.runtime.user_cache import user_cache
 
@@ -84,7 +85,7 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
     False. This process uses the same from then on.
     """
     directory = _directory(home)
-    try:
+    with writing(directory, ServerError):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)  # the history holds the webhook's address and its key
         if home.stat().st_uid == os.geteuid():
@@ -100,11 +101,6 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
                     remove_password(home)
                 adopt_password(home)
                 return _spawn_on_free_port(home, port)
-    except OSError as error:
-        raise ServerError(
-            f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="point NANOCHAT_HOME at a directory of yours with some free space",
-        ) from error
     adopt_password(home)
     check_wanted(server)
     return server

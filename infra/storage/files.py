@@ -3,9 +3,10 @@
 import contextlib
 import hashlib
 from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import NanochatError, StoreError
 
 
 def sha256_of(path: Path) -> str:
@@ -20,12 +21,23 @@ def reason_of(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def writing(path: Path, kind: type[NanochatError]) -> Generator[None]:
-    """Convert an OSError of the block, which writes below NANOCHAT_HOME, to a `kind` of error."""
+def writing(
+    path: Path,
+    kind: type[NanochatError],
+    *,
+    hint: str = "check that NANOCHAT_HOME is a directory of yours on a disk with free space",
+) -> Generator[None]:
+    """Convert an OSError of the block, which writes to `path`, to a `kind` of error."""
     try:
         yield
     except OSError as error:
         raise kind(
             f"{path} cannot be written: {reason_of(error)}",
-            hint="check that NANOCHAT_HOME is a directory of yours on a disk with free space",
+            hint=hint,
         ) from error
+
+
+# Of the file that a store fetches to.
+writing_to = partial(
+    writing, kind=StoreError, hint="free some space, or check who owns the directory"
+)

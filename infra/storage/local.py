@@ -26,7 +26,8 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from infra.storage.parts import open_part_file, writing_to
+from infra.storage.files import reason_of, writing_to
+from infra.storage.parts import open_part_file
 from infra.storage.plain_files import check_folder, open_plain, read_plain
 from nanochat_core.errors import StoreError
 from nanochat_core.job import sync_directory
@@ -286,7 +287,7 @@ class LocalStore:
             is_away = isinstance(error, _OF_THE_WAY) or error.errno in _AWAY
             kind = StoreUnavailable if is_away else StoreError
             raise kind(
-                f"store {self.url} refuses: {(error.strerror or str(error)).lower()}{where}",
+                f"store {self.url} refuses: {reason_of(error)}{where}",
                 hint=_HINTS.get(error.errno or 0, "check the disk, then run the command again"),
             ) from error
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from nanochat_core.errors import StoreError
+from infra.storage.files import writing_to
 from nanochat_core.runtime.process_start import boot_id
 
 PART = 16 << 20  # bytes
@@ -164,18 +164,6 @@ def open_part_file(final: Path, *, source: str, version: str, size: int) -> Gene
         yield PartFile(descriptor, path, parts=parts, mark=mark.encode())
     finally:
         os.close(descriptor)
-
-
-@contextlib.contextmanager
-def writing_to(path: Path) -> Generator[None]:
-    """Turn an OSError about a local file into a StoreError."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="free some space, or check who owns the directory",
-        ) from error
 
 
 def _open_alone(final: Path, tag: str) -> tuple[int, Path]:

@@ -27,6 +27,7 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
+from infra.storage.files import writing_to
 from infra.storage.parts import (
     PART,
     THREADS,
@@ -34,7 +35,6 @@ from infra.storage.parts import (
     PartFile,
     open_part_file,
     run_all,
-    writing_to,
 )
 from infra.storage.s3 import conditional
 from infra.storage.s3.bucket import Bucket
