@@ -19,7 +19,7 @@ from nanochat_core.engine.answer import Completion, end_tokens
 from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runners.choose import Choice, open_runner
 from nanochat_core.engine.scheduler import Scheduler
-from nanochat_core.engine.sequences import RequestHandle, Stats
+from nanochat_core.engine.sequences import RequestHandle
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.device import use_device
@@ -45,7 +45,6 @@ class Engine:
         *,
         precision: str = "model",
         num_slots: int = 128,
-        max_queue: int | None = None,
         context: int | None = None,
         memory: int | None = None,
         runner: str | None = None,
@@ -53,8 +52,7 @@ class Engine:
     ) -> None:
         """Set the engine up. `precision`, `memory`, `runner`, `on_choice`: see `open_runner`.
 
-        `num_slots`: answers that are written at a time. `max_queue`: requests that may wait; None:
-        any number.
+        `num_slots`: answers that are written at a time.
         `context`: tokens that prompt and answer may hold, the model's sequence_len at most.
         """
         self.model = model
@@ -69,7 +67,6 @@ class Engine:
             runner=runner,
             on_choice=on_choice,
         )
-        self._max_queue = max_queue
         longest = model.config.sequence_len
         self._context = longest if context is None else min(context, longest)
         self._opening = threading.Lock()
@@ -111,10 +108,6 @@ class Engine:
         self._check_thread()
         return handle
 
-    def stats(self) -> Stats:
-        """Return the scheduler's numbers."""
-        return self.scheduler.stats()
-
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler of all requests; opened, with the runner, on first use."""
@@ -129,7 +122,6 @@ class Engine:
                     tools,
                     ends=self.ends,
                     context=self._context,
-                    max_queue=self._max_queue,
                 )
             return self._scheduler
 
@@ -229,17 +221,21 @@ class Engine:
         """
         assert len(seeds) == len(prompts), f"{len(seeds)} seeds for {len(prompts)} prompts"
         for prompt in prompts:  # all before the first is submitted: a refusal leaves none behind
-            self.limit_for(prompt, max_tokens)
+            self.scheduler.limit_for(prompt, max_tokens)
         if self._thread is None:
             self.scheduler.forget()
         done: SimpleQueue[EndEvent] = SimpleQueue()
-        found = [_Answers(num_samples, done) for _ in prompts]
         handles: list[RequestHandle] = []
+
+        def sink(event: Event) -> None:
+            if isinstance(event, EndEvent):
+                done.put(event)
+
         try:
-            for prompt, answers, seed in zip(prompts, found, seeds, strict=True):
+            for prompt, seed in zip(prompts, seeds, strict=True):
                 request = Request(
                     prompt=prompt,
-                    sink=answers.take,
+                    sink=sink,
                     num_samples=num_samples,
                     max_tokens=max_tokens,
                     params=SamplingParams(temperature=temperature, top_k=top_k),
@@ -253,11 +249,7 @@ class Engine:
                 handle.cancel()
             self.scheduler.drain_inbox()
             raise
-        return [answers.completions() for answers in found]
-
-    def limit_for(self, prompt: Sequence[int], max_tokens: int | None) -> int:
-        """Return how many tokens may follow `prompt`; see `Scheduler.limit_for`."""
-        return self.scheduler.limit_for(prompt, max_tokens)
+        return [[seq.answer.completion() for seq in handle.seqs] for handle in handles]
 
     def _next(self, queue: "SimpleQueue[_T]") -> _T:
         """Return the next item of a queue that a sink fills; without an engine thread, run steps
@@ -308,31 +300,3 @@ class Engine:
             raise event.cause or RuntimeError(event.error)
         if event.reason == "cancelled":
             raise RuntimeError("the request was cancelled by another caller")
-
-
-class _Answers:
-    """Collects the samples of one prompt."""
-
-    def __init__(self, num_samples: int, done: "SimpleQueue[EndEvent]") -> None:
-        self._ids: list[list[int]] = [[] for _ in range(num_samples)]
-        self._masks: list[list[int]] = [[] for _ in range(num_samples)]
-        self._finished = [False] * num_samples
-        self._done = done
-
-    def take(self, event: Event) -> None:
-        """Take an event, as a request's sink."""
-        if isinstance(event, EndEvent):
-            self._finished[event.sample] = event.reason == "stop"
-            self._done.put(event)
-        else:
-            self._ids[event.sample].append(event.token)
-            self._masks[event.sample].append(int(event.sampled))
-
-    def completions(self) -> list[Completion]:
-        """Return the answers, without the tokens that ended them."""
-        return [
-            Completion(ids=ids[:-1], mask=mask[:-1], finished=True)
-            if finished
-            else Completion(ids=ids, mask=mask, finished=False)
-            for ids, mask, finished in zip(self._ids, self._masks, self._finished, strict=True)
-        ]

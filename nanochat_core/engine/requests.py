@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from nanochat_core.errors import DataError, NanochatError
+from nanochat_core.errors import DataError
 
 # The only error text that a client gets for a runner's exception: the exception's own message may
 # quote a prompt or a path.
@@ -15,10 +15,6 @@ ENGINE_FAILED = "the engine failed"
 MOST_SAMPLES = 4096  # of a request
 MOST_TEMPERATURE = 1000.0
 MOST_PENALTY = 100.0  # and its inverse the least: beyond, logits leave fp32
-
-
-class QueueFull(NanochatError):
-    """The limit of waiting requests is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)

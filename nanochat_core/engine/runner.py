@@ -19,7 +19,7 @@ depend on (seed, sample, position) only.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -78,82 +78,15 @@ class Capacity:
     max_len: int  # tokens of the longest sequence
 
 
-class Runner(Protocol):
+class Runner:
     """A model's executor, see the module's docstring. Not thread-safe: only the thread that runs
-    the scheduler's steps may call it."""
+    the scheduler's steps may call it.
 
-    page_size: int
-    groups: tuple[PageGroup, ...]
-    num_slots: int
-    vocab_size: int
+    Here every slot's state is on the host, which controls each step.
+    """
+
     # True if decode returns before its work is done; then the scheduler launches the next steps
     # before it reads the results of the last ones.
-    is_asynchronous: bool
-
-    def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
-        """Set entries `first` and on of the slot's page table. Entries not set are scratch."""
-        ...
-
-    def clear_table(self, slot: int) -> None:
-        """Set all of the slot's entries in all groups to scratch."""
-        ...
-
-    def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy all layers of a page, for a fork in the middle of one."""
-        ...
-
-    def start(
-        self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
-    ) -> None:
-        """Assign the slot to a new sequence with these sampling parameters; key: see `row_key`. No
-        token counts as seen for its repetition penalty yet, and the slot is stopped until
-        `sample_first`."""
-        ...
-
-    def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """Count tokens as seen for the slot's repetition penalty: a prompt, forced tokens."""
-        ...
-
-    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Read chunks of any lengths in one pass and set the slots' length and prev_token. Returns
-        logits (R, V) fp32 of the chunks that want them, in their order, on the runner's device."""
-        ...
-
-    def sample_first(
-        self,
-        slots: Sequence[int],
-        logits: Tensor,
-        lengths: Sequence[int],
-        prev_tokens: Sequence[int],
-    ) -> DecodeOutput:
-        """Sample one token for each slot from its row of logits (n, V), set the slot's state
-        (length, prev_token, token) and resume it unless the token stops it (see `decode`). Returns
-        the output of one step."""
-        ...
-
-    def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
-        """Run `num_steps` steps of the slots given: each reads its token and samples the next one.
-
-        A slot stops itself if the sampled token is one of the stop tokens (the ends of an answer
-        and <|python_end|>, given at construction), or if with it prompt and answer hold limits[i]
-        tokens: that token is returned, but not read. A stopped slot changes no state. The tables
-        hold the pages of every position that will be read: up to
-        min(length + num_steps, limits[i] - 1) - 1.
-        """
-        ...
-
-    def release(self, slot: int) -> None:
-        """Stop the slot. A decode call under way for it may still finish and write its pages."""
-        ...
-
-    def refresh(self) -> None:
-        """Load the model's current weights, in place."""
-        ...
-
-
-class HostRunner:
-    """What runners share that have every slot's state on the host, and control each step."""
-
     is_asynchronous = False
     # That the logits of `_step` have yet to go through: sampling may need only a few capped.
     _step_softcap: float | None = None
@@ -176,16 +109,35 @@ class HostRunner:
         self.stopped = np.ones(self.num_slots, np.int32)
         self.sampler = SlotSampler(self.num_slots, vocab_size, device)
 
+    def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
+        """Set entries `first` and on of the slot's page table. Entries not set are scratch."""
+        raise NotImplementedError
+
+    def clear_table(self, slot: int) -> None:
+        """Set all of the slot's entries in all groups to scratch."""
+        raise NotImplementedError
+
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy all layers of a page, for a fork in the middle of one."""
+        raise NotImplementedError
+
     def start(
         self, slot: int, params: SamplingParams, *, key: int, num_log_probs: int | None
     ) -> None:
-        """See `Runner`."""
+        """Assign the slot to a new sequence with these sampling parameters; key: see `row_key`. No
+        token counts as seen for its repetition penalty yet, and the slot is stopped until
+        `sample_first`."""
         self.stopped[slot] = 1
         self.sampler.start(slot, params, key=key, num_log_probs=num_log_probs)
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:
-        """See `Runner`."""
+        """Count tokens as seen for the slot's repetition penalty: a prompt, forced tokens."""
         self.sampler.remember(slot, tokens)
+
+    def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Read chunks of any lengths in one pass and set the slots' length and prev_token. Returns
+        logits (R, V) fp32 of the chunks that want them, in their order, on the runner's device."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def sample_first(
@@ -195,7 +147,9 @@ class HostRunner:
         lengths: Sequence[int],
         prev_tokens: Sequence[int],
     ) -> DecodeOutput:
-        """See `Runner`."""
+        """Sample one token for each slot from its row of logits (n, V), set the slot's state
+        (length, prev_token, token) and resume it unless the token stops it (see `decode`). Returns
+        the output of one step."""
         tokens, log_probs = self._sample(slots, logits, lengths)
         at = list(slots)
         self.length[at], self.prev_token[at], self.token[at] = lengths, prev_tokens, tokens
@@ -204,7 +158,14 @@ class HostRunner:
 
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
-        """See `Runner`."""
+        """Run `num_steps` steps of the slots given: each reads its token and samples the next one.
+
+        A slot stops itself if the sampled token is one of the stop tokens (the ends of an answer
+        and <|python_end|>, given at construction), or if with it prompt and answer hold limits[i]
+        tokens: that token is returned, but not read. A stopped slot changes no state. The tables
+        hold the pages of every position that will be read: up to
+        min(length + num_steps, limits[i] - 1) - 1.
+        """
         limit_of = dict(zip(slots, limits, strict=True))
         # A slot at its limit has no token left to read; no step must write beyond its pages.
         for slot, limit in limit_of.items():
@@ -231,8 +192,12 @@ class HostRunner:
         return lambda: output
 
     def release(self, slot: int) -> None:
-        """See `Runner`."""
+        """Stop the slot. A decode call under way for it may still finish and write its pages."""
         self.stopped[slot] = 1
+
+    def refresh(self) -> None:
+        """Load the model's current weights, in place."""
+        raise NotImplementedError
 
     def _step(self, slots: list[int]) -> Tensor:
         """Read the token of each slot, add 1 to its length and return its row of logits (n, V)."""

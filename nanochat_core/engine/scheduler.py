@@ -12,13 +12,12 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
 
 from nanochat_core.engine.answer import Answer
-from nanochat_core.engine.requests import QueueFull, Request, check_request
+from nanochat_core.engine.requests import Request, check_request
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.runners.device_runner import MOST_LOG_PROBS
-from nanochat_core.engine.sequences import Phase, RequestHandle, Stats, TokenSequence
+from nanochat_core.engine.sequences import Phase, RequestHandle, TokenSequence
 from nanochat_core.engine.slots import Slots
 from nanochat_core.engine.steps import StepRunner
 from nanochat_core.engine.tools import ToolTokens
@@ -26,8 +25,8 @@ from nanochat_core.errors import DataError
 
 
 class Scheduler:
-    """A queue of requests and the sequences that run. `submit`, `cancel` and `stats` may be called
-    from any thread; `step` too, one at a time: its caller's thread does the work."""
+    """A queue of requests and the sequences that run. `submit` and `cancel` may be called from any
+    thread; `step` too, one at a time: its caller's thread does the work."""
 
     def __init__(
         self,
@@ -36,19 +35,18 @@ class Scheduler:
         *,
         ends: frozenset[int],
         context: int,
-        max_queue: int | None = None,
         prefill_tokens: int = 512,
         max_steps: int = 8,
         slice_seconds: float | None = None,
     ) -> None:
         """Set an empty scheduler up. `context`: tokens that prompt and answer may hold.
 
-        `max_queue`: requests that may wait; None: any number. `prefill_tokens`: the most that are
-        prefilled per step. A decode call is up to `max_steps` steps, and with `slice_seconds` no
-        longer than about that: new and cancelled requests wait for it to end.
+        `prefill_tokens`: the most that are prefilled per step. A decode call is up to `max_steps`
+        steps, and with `slice_seconds` no longer than about that: new and cancelled requests wait
+        for it to end.
         """
         self.runner = runner
-        self._slots = Slots(
+        self.slots = Slots(
             runner,
             context=context,
             prefill_tokens=prefill_tokens,
@@ -56,7 +54,7 @@ class Scheduler:
             on_leave=self._note_left,
         )
         self._steps = StepRunner(
-            self._slots,
+            self.slots,
             call_end=tools.python_end,
             max_steps=max_steps,
             slice_seconds=slice_seconds,
@@ -64,16 +62,14 @@ class Scheduler:
         self._tools = tools
         self._ends = ends
         self._context = context
-        self._max_queue = max_queue
         self._waiting: list[tuple[tuple[int, int, int], TokenSequence]] = []  # a heap
-        # Shared with other threads. `_changed` guards the counts and wakes `wait`; the deques are
+        # Shared with other threads. `_changed` guards the count and wakes `wait`; the deques are
         # atomic. `_stepping` serialises steps, and is reentrant because `refresh` calls `forget`.
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
         self._arrived: deque[RequestHandle] = deque()
         self._cancelled: deque[RequestHandle] = deque()
         self._num_requests = 0
-        self._num_queued = 0
 
     # ---- for any thread
 
@@ -81,17 +77,12 @@ class Scheduler:
         """Queue a request. Its sink is called on the thread that calls `step`.
 
         Raises DataError if the prompt is empty, too long, not of this model's tokens or more than
-        all pages hold, or if a number is out of range; QueueFull if `max_queue` requests wait.
+        all pages hold, or if a number is out of range.
         """
         check_request(request, most_log_probs=min(MOST_LOG_PROBS, self.runner.vocab_size))
         limit = self.limit_for(request.prompt, request.max_tokens)
         self._check_fits(len(request.prompt) + limit)
         with self._changed:
-            if self._max_queue is not None and self._num_queued >= self._max_queue:
-                raise QueueFull(
-                    f"{self._num_queued} requests are waiting, at most {self._max_queue} may",
-                    hint="try again in a moment",
-                )
             handle = RequestHandle(
                 request=request,
                 prompt=list(request.prompt),
@@ -100,7 +91,6 @@ class Scheduler:
                 on_cancel=self._note_cancelled,
             )
             self._num_requests += 1
-            self._num_queued += 1
             self._arrived.append(handle)
             self._changed.notify_all()
         return handle
@@ -124,26 +114,6 @@ class Scheduler:
                 hint="make it shorter",
             )
         return room if max_tokens is None else min(max_tokens, room)
-
-    def stats(self) -> Stats:
-        """Return the numbers of this moment."""
-        # Read without a lock, so that a step does not delay it. The counts may be of different
-        # moments: hence the max below.
-        slots, groups = self._slots, self._slots.groups
-        counts = asdict(slots.counts)
-        running = self.runner.num_slots - len(slots.free)
-        return Stats(
-            slots=self.runner.num_slots,
-            running=running,
-            waiting=max(0, counts.pop("in_flight") - running),
-            queued=self._num_queued,
-            pages=sum(group.num_pages for group in groups),
-            pages_free=sum(group.available - group.num_idle for group in groups),
-            pages_cached=sum(group.num_idle for group in groups),
-            requests=self._num_requests,
-            seconds_per_step=self._steps.seconds_per_step,
-            **counts,
-        )
 
     def wait(self, seconds: float) -> None:
         """Sleep until a request comes or is cancelled, at most `seconds`."""
@@ -183,12 +153,11 @@ class Scheduler:
                 self._open(self._arrived.popleft())
             for handle in cancelled:
                 if any(seq.phase is not Phase.FINISHED for seq in handle.seqs):
-                    self._slots.counts.cancellations += 1
-                    self._unqueue(handle)
-                    self._slots.drop_prefix(handle)
+                    self.slots.counts.cancellations += 1
+                    self.slots.drop_prefix(handle)
                     for seq in handle.seqs:
-                        self._slots.end(seq, "cancelled")
-            counts, running = self._slots.counts, self._slots.running
+                        self.slots.end(seq, "cancelled")
+            counts, running = self.slots.counts, self.slots.running
             # Ended sequences leave the heap only at its top. Rebuild it once they are the majority,
             # or cancelled requests would hold memory until all before them have begun.
             if cancelled and len(self._waiting) > 2 * (counts.in_flight - len(running)):
@@ -206,9 +175,9 @@ class Scheduler:
         """Preempt all sequences and empty the prefix cache, as if the scheduler were new."""
         with self._stepping:
             self._steps.drain()
-            for seq in list(self._slots.running):
-                self._slots.preempt(seq)
-            self._slots.forget()
+            for seq in list(self.slots.running):
+                self.slots.preempt(seq)
+            self.slots.forget()
 
     def slice_for(self, seconds: float | None) -> None:
         """Change `slice_seconds`."""
@@ -219,15 +188,14 @@ class Scheduler:
         """Fail all requests in flight, after a step that did not finish."""
         with self._stepping:
             self.drain_inbox()
-            in_flight = [seq for _, seq in self._waiting] + self._slots.running
+            in_flight = [seq for _, seq in self._waiting] + self.slots.running
             self._waiting.clear()
             self._steps.drop()
-            self._slots.reset()
+            self.slots.reset()
             for handle in {seq.handle.arrival: seq.handle for seq in in_flight}.values():
-                self._unqueue(handle)
                 for seq in handle.seqs:
-                    self._slots.end(seq, "failed", error, cause)
-            self._slots.release_all()
+                    self.slots.end(seq, "failed", error, cause)
+            self.slots.release_all()
 
     def _note_cancelled(self, handle: RequestHandle) -> None:
         with self._changed:
@@ -235,7 +203,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def _check_fits(self, total: int) -> None:
-        if not self._slots.fits(total - 1):  # the last token is never read
+        if not self.slots.fits(total - 1):  # the last token is never read
             raise DataError(
                 f"prompt and answer are up to {total} tokens long, "
                 f"more than all pages of the KV cache hold",
@@ -247,23 +215,16 @@ class Scheduler:
             answer = Answer(self._tools, ends=self._ends, limit=handle.limit)
             handle.seqs.append(TokenSequence(handle, index, answer))
         handle.num_to_begin = len(handle.seqs)
-        self._slots.counts.in_flight += len(handle.seqs)
-        if handle.limit < 1 or not handle.seqs:
-            self._unqueue(handle)
+        self.slots.counts.in_flight += len(handle.seqs)
+        if handle.limit < 1:
             for seq in handle.seqs:
-                self._slots.end(seq, "length")
+                self.slots.end(seq, "length")
         for seq in handle.seqs:
             self._queue(seq)
 
     def _queue(self, seq: TokenSequence) -> None:
         if seq.phase is Phase.WAITING:
             heapq.heappush(self._waiting, (seq.order, seq))
-
-    def _unqueue(self, handle: RequestHandle) -> None:
-        if handle.is_queued:
-            handle.is_queued = False
-            with self._changed:
-                self._num_queued -= 1
 
     def _admit(self) -> None:
         """Give slots to waiting sequences, in their order."""
@@ -273,19 +234,18 @@ class Scheduler:
             if seq.phase is Phase.WAITING:
                 if seq.is_fresh and handle.first is not None:
                     handle.rest.append(seq)
-                elif not self._slots.make_room(seq):
+                elif not self.slots.make_room(seq):
                     # Smaller ones behind it wait too: overtaken at each step, a long prompt would
                     # never find enough pages free.
                     return
                 elif seq.is_fresh and handle.prefix is not None:
-                    self._slots.fork(seq, handle.prefix)
+                    self.slots.fork(seq, handle.prefix)
                     if not handle.num_to_begin:
-                        self._slots.drop_prefix(handle)
+                        self.slots.drop_prefix(handle)
                 else:
-                    self._unqueue(handle)
                     if seq.is_fresh:
                         handle.first = seq
-                    self._slots.begin(seq)
+                    self.slots.begin(seq)
             heapq.heappop(self._waiting)
 
     def _share(self, seq: TokenSequence) -> None:
@@ -293,7 +253,7 @@ class Scheduler:
         handle = seq.handle
         if handle.first is seq:
             if handle.num_to_begin:
-                self._slots.make_prefix(seq)
+                self.slots.make_prefix(seq)
             self._note_left(seq)
 
     def _note_left(self, seq: TokenSequence) -> None:

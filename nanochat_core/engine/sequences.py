@@ -87,7 +87,6 @@ class RequestHandle:
     on_cancel: Callable[["RequestHandle"], None]
     is_cancelled: bool = False
     sink_failed: bool = False  # it raised: it gets no more events
-    is_queued: bool = True  # no sample has begun
     seqs: list[TokenSequence] = field(default_factory=list)
     num_to_begin: int = 0  # samples that have neither read nor sampled anything
     first: TokenSequence | None = None  # reads the prompt for the others
@@ -120,40 +119,10 @@ def emit(handle: RequestHandle, event: Event) -> None:
 
 @dataclass(kw_only=True)
 class Counts:
-    """Running totals, which `Stats` copies."""
+    """Running totals of a scheduler."""
 
     in_flight: int = 0  # samples that have not ended
-    prompt_tokens: int = 0
-    prefix_tokens: int = 0
-    tokens: int = 0
-    cancellations: int = 0
-    preemptions: int = 0
-    failures: int = 0
-    steps: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stats:
-    """A scheduler's numbers at one moment, for monitoring; counts are since it was made."""
-
-    slots: int
-    running: int  # samples that have a slot
-    waiting: int  # samples that have none
-    queued: int  # requests of which no sample has begun
-    pages: int  # of all groups
-    pages_free: int  # hold nothing
-    pages_cached: int  # held by no sequence; cached for a prompt with the same prefix
-    requests: int
-    prompt_tokens: int  # of all prompts that were begun, repetitions included
-    prefix_tokens: int  # of these, taken from the cache or from another sample
-    tokens: int  # passed to sinks, forced ones included
-    cancellations: int  # requests
-    preemptions: int  # samples
-    failures: int  # samples
-    steps: int  # decode steps
-    seconds_per_step: float  # of late
-
-    @property
-    def pages_used(self) -> int:
-        """Pages that a sequence or a shared prefix holds."""
-        return self.pages - self.pages_free - self.pages_cached
+    prefix_tokens: int = 0  # of prompts, taken from the cache or from another sample
+    cancellations: int = 0  # requests
+    preemptions: int = 0  # samples
+    failures: int = 0  # samples

@@ -93,7 +93,6 @@ class Slots:
         slot = self._start(seq)
         seq.tables = Tables(self.groups, self.runner, slot=slot)
         seq.phase, seq.read = Phase.PREFILL, 0
-        self.counts.prompt_tokens += len(seq.tokens)
         # A preempted sequence with tokens in its answer has been counted before.
         seq.handle.num_to_begin -= seq.is_fresh
 
@@ -103,7 +102,6 @@ class Slots:
         seq.tables = prefix.tables.fork(len(seq.tokens), slot=slot)
         seq.phase, seq.read, seq.logits = Phase.SAMPLE, len(seq.tokens), prefix.logits
         seq.keys = list(prefix.keys)
-        self.counts.prompt_tokens += len(seq.tokens)
         self.counts.prefix_tokens += len(seq.tokens)
         seq.handle.num_to_begin -= 1
 

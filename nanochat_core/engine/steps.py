@@ -236,7 +236,6 @@ class StepRunner:
         except Exception as error:  # noqa: BLE001 - whatever it is, other sequences can continue
             self._fail([seq for seq in current if seq is not None], error)
             return
-        self.counts.steps += launched.num_steps
         self._take(current, output)
 
     # ---- results
@@ -258,7 +257,6 @@ class StepRunner:
         """Append one sampled token. Returns whether the slot continues with the next one."""
         answer, handle = seq.answer, seq.handle
         answer.take(token)
-        self.counts.tokens += 1
         # The ending token is never read, and so takes no position.
         if not answer.finished:
             seq.tokens.append(token)
@@ -290,7 +288,6 @@ class StepRunner:
         seq.tokens += forced
         self.slots.remember(seq.slot, seq, forced)
         for token in forced:
-            self.counts.tokens += 1
             emit(
                 seq.handle,
                 TokenEvent(sample=seq.index, token=token, sampled=False, log_probs=None),

@@ -32,11 +32,6 @@ class Pages:
         """Number of pages that can be taken."""
         return len(self._free) + len(self._idle)
 
-    @property
-    def num_idle(self) -> int:
-        """Number of cached pages: they have a key and no holder."""
-        return len(self._idle)
-
     def take(self) -> int:
         """Take a page for one holder, evicting a cached one if none is free. One must be
         available."""

@@ -40,9 +40,9 @@ from nanochat_core.engine.runner import (
     Capacity,
     Chunk,
     DecodeOutput,
-    HostRunner,
     PageGroup,
     Pending,
+    Runner,
 )
 from nanochat_core.engine.sampling import TINY
 from nanochat_core.errors import ModelError
@@ -115,7 +115,7 @@ def page_bytes(config: ModelConfig, precision: Precision, group: PageGroup) -> i
     return numbers * kept_dtype(precision).itemsize
 
 
-class NativeRunner(HostRunner):
+class NativeRunner(Runner):
     """Runs `model`, see runner.py. Its weights are loaded at construction and by `refresh`."""
 
     def __init__(

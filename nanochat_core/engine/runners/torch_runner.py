@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.engine.kv_cache.page_pool import PagePool, PageRange
-from nanochat_core.engine.runner import Capacity, Chunk, HostRunner
+from nanochat_core.engine.runner import Capacity, Chunk, Runner
 from nanochat_core.engine.runners.forward import forward
 from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.engine.sampling import cap
@@ -26,7 +26,7 @@ from nanochat_core.model.gpt import GPT
 BLOCK = 128  # queries of a prefill that share one slice of keys and a mask
 
 
-class TorchRunner(HostRunner):
+class TorchRunner(Runner):
     """Runs `model`, see runner.py. Its weights are loaded at construction and by `refresh`.
 
     dtype: of the matrices and tables. On a CPU activations and pages are always fp32, in which

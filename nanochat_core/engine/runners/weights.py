@@ -14,7 +14,6 @@ Shapes: N tokens, C width, H query heads, K key/value heads, D head dim, V vocab
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -192,17 +191,6 @@ class Weights:
             self.first.copy_(model.x0_lambdas.view(-1, 1, 1))
         if self.backout is not None:
             self.backout.copy_(-model.backout_lambda)
-
-    def matrices(self) -> Iterator[Matrix]:
-        """Yield the matrices that every step reads whole."""
-        for layer in self.layers:
-            yield from (layer.qkv, layer.out, layer.up, layer.down)
-        yield self.head
-
-    def bytes_per_step(self) -> int:
-        """Return the bytes of weights that a decode step reads: all matrices. Of embedding tables
-        it reads single rows, which are not counted."""
-        return sum(m.values.numel() * m.values.element_size() for m in self.matrices())
 
     def _joined(self, attention: Attention) -> Tensor:
         """Return the rows of a layer's `qkv`."""

@@ -11,6 +11,7 @@ from nanochat_core.engine.runners.choose import Choice
 from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.errors import DataError
 from tests.support.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
+from tests.support.nanochat_core.engine.scheduler_case import pages_used
 
 pytestmark = pytest.mark.torch
 
@@ -161,7 +162,7 @@ def test_a_prompt_that_leaves_no_room_is_refused(engine, prompt):
         list(engine.generate(prompt))
     with pytest.raises(DataError, match="prompt"):
         engine.complete([[65], prompt], num_samples=1, max_tokens=1, seeds=[1, 2], **GREEDY)
-    assert engine.stats().waiting == engine.stats().running == 0
+    assert engine.scheduler.slots.counts.in_flight == 0
 
 
 def test_no_prompts_have_no_answers(engine):
@@ -261,7 +262,8 @@ def test_stopping_fails_what_is_in_flight_and_the_engine_can_be_used_again(make_
     assert {(end.reason, end.error) for end in ends} <= {
         ("failed", "the engine was stopped"), ("length", ""), ("stop", "")
     }  # fmt: skip
-    assert engine.stats().running == engine.stats().pages_used == 0
+    assert not engine.scheduler.slots.running
+    assert not pages_used(engine.scheduler)
     assert engine.generate_batch([65], max_tokens=5)
 
 
@@ -281,9 +283,10 @@ def test_a_generator_that_is_closed_early_gives_slots_and_pages_back(engine):
     columns = engine.generate([65] * 20, num_samples=4)
     for _ in range(3):
         next(columns)
-    assert engine.stats().running > 1
+    assert len(engine.scheduler.slots.running) > 1
     columns.close()
-    assert (engine.stats().running, engine.stats().pages_used) == (0, 0)
+    assert not engine.scheduler.slots.running
+    assert not pages_used(engine.scheduler)
 
 
 def test_answers_that_are_written_in_turns_do_not_mix(engine):
@@ -301,16 +304,16 @@ def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
     engine = Engine(make_model(), tokenizer)
     list(engine.generate([65] * 60, max_tokens=3))
     list(engine.generate([65] * 60, max_tokens=3))
-    assert (found := engine.stats().prefix_tokens) == 48
+    assert (found := engine.scheduler.slots.counts.prefix_tokens) == 48
     engine.complete([[65] * 60], num_samples=1, max_tokens=3, seeds=[1], **WARM)
-    assert engine.stats().prefix_tokens == found
+    assert engine.scheduler.slots.counts.prefix_tokens == found
 
 
 def test_the_runner_and_its_memory_are_told_before_anything_is_asked(make_model, tokenizer):
     output: list[Choice] = []
     engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=output.append)
     assert output == []
-    engine.limit_for([65], None)
+    engine.scheduler.limit_for([65], None)
     [choice] = output
     assert choice.num_slots == 3
     assert choice.pool_bytes > 0

@@ -89,7 +89,7 @@ def test_greedy_answers_are_the_naive_ones_however_they_are_asked_for(shape, tok
     while few.scheduler.step():
         pass
     assert [completion_of(one, few) for one in asked] == naive
-    assert few.stats().prefix_tokens > 0
+    assert few.scheduler.slots.counts.prefix_tokens > 0
 
     for prompt, answer in zip(prompts[:4], naive, strict=False):  # pages of before are found
         results, masks = few.generate_batch(prompt, **SETTINGS)
@@ -126,7 +126,7 @@ def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_ro
         pass
     found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
     assert found == naive
-    assert engine.stats().preemptions > 20
+    assert engine.scheduler.slots.counts.preemptions > 20
 
 
 class StepBehind(DeviceRunner):
@@ -174,7 +174,7 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
                 top_k=20,
             )
             assert completion_of(asked[i], engine, sample) == naive
-    assert engine.stats().preemptions > 0
+    assert engine.scheduler.slots.counts.preemptions > 0
 
 
 def page_groups(windows: tuple[int, ...]) -> tuple[PageGroup, ...]:

@@ -23,6 +23,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.versions import versions_in_use
 from nanochat_core.scaling import model_for_depth, numerics
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.nanochat_core.engine.torch_slots import matrices_of
 
 pytestmark = pytest.mark.torch
 
@@ -58,9 +59,8 @@ def test_the_memory_told_is_the_memory_taken(make_model, precision):
     weights = runner.weights
     tables = [layer.value_embed for layer in weights.layers if layer.value_embed is not None]
     own = [t for t in tables if t.dtype != torch.float32]  # else they are the model's
-    taken = weights.bytes_per_step() + sum(
-        t.numel() * t.element_size() for t in [weights.embed, *own]
-    )
+    stored = [*matrices_of(runner), weights.embed, *own]
+    taken = sum(t.numel() * t.element_size() for t in stored)
     # Padding to blocks, and the gates, which take whole rows, are not counted.
     assert choice.weight_bytes == pytest.approx(taken, rel=0.7 if precision == "bf16" else 0.05)
 
@@ -79,7 +79,7 @@ def test_a_large_models_weights_are_told_within_two_percent():
         weights = runner.weights
         tables = [w.value_embed for w in weights.layers if w.value_embed is not None]
         own = [t for t in (weights.embed, *tables) if t is weights.embed or t.dtype != model.dtype]
-        taken = weights.bytes_per_step() + sum(t.numel() * t.element_size() for t in own)
+        taken = sum(t.numel() * t.element_size() for t in (*matrices_of(runner), *own))
         assert choice.weight_bytes == pytest.approx(taken, rel=0.02)
 
 
@@ -115,7 +115,7 @@ def test_one_slots_pages_do_not_make_it_read_in_crumbs(max_len):
             parameter.zero_()
     runner = open_runner(model, stop_tokens=(), num_slots=1, max_len=max_len, runner="torch")
     scheduler = make_endless(runner, context=max_len)
-    assert scheduler._slots.prefill_tokens >= min(512, max_len)
+    assert scheduler.slots.prefill_tokens >= min(512, max_len)
 
 
 def test_nothing_is_allocated_to_refuse(monkeypatch):

@@ -83,7 +83,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def slots_and_pages_add_up(self):
-        slots = self.case.scheduler._slots
+        slots = self.case.scheduler.slots
         assert len(slots.running) + len(slots.free) == self.case.num_slots
         for index, group in enumerate(slots.groups):
             holders = [0] * (group.num_pages + 1)
@@ -137,4 +137,4 @@ def test_a_crowd_is_answered_as_each_alone(shape):
         case.check(one)
     case.check_empty()
     if shape in ("scarce", "asynchronous"):
-        assert case.scheduler.stats().preemptions > 0
+        assert case.scheduler.slots.counts.preemptions > 0

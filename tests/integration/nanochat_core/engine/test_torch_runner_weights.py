@@ -9,6 +9,7 @@ from tests.support.nanochat_core.engine.torch_slots import (
     begin,
     expected,
     give_pages,
+    matrices_of,
     open_small,
     prompts_of,
     whole,
@@ -23,13 +24,13 @@ def test_refresh_takes_over_what_was_written_to_the_model(make_model, dtype):
     runner, prompt = open_small(model, dtype=dtype), [1, 2, 3, 4]
     give_pages(runner, 0)
     before = whole(runner, 0, prompt)
-    addresses = [m.values.data_ptr() for m in runner.weights.matrices()]
+    addresses = [values.data_ptr() for values in matrices_of(runner)]
     other = make_model(seed=1)
     with torch.no_grad():
         for own, theirs in zip(model.parameters(), other.parameters(), strict=True):
             own.copy_(theirs)
     runner.refresh()
-    assert [m.values.data_ptr() for m in runner.weights.matrices()] == addresses
+    assert [values.data_ptr() for values in matrices_of(runner)] == addresses
     after = whole(runner, 0, prompt)
     fresh = open_small(other, dtype=dtype)
     give_pages(fresh, 0)

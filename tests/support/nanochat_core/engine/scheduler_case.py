@@ -93,10 +93,15 @@ class Case:
 
     def check_empty(self) -> None:
         """Nobody has a slot or a page."""
-        stats = self.scheduler.stats()
-        assert (stats.running, stats.waiting, stats.queued, stats.pages_used) == (0, 0, 0, 0)
-        assert stats.pages_free + stats.pages_cached == stats.pages
-        assert sorted(self.scheduler._slots.free) == list(range(self.num_slots))
+        assert not self.scheduler.slots.running
+        assert not self.scheduler.slots.counts.in_flight
+        assert not pages_used(self.scheduler)
+        assert sorted(self.scheduler.slots.free) == list(range(self.num_slots))
+
+
+def pages_used(scheduler: Scheduler) -> int:
+    """Return the pages that a sequence or a shared prefix holds."""
+    return sum(group.num_pages - group.available for group in scheduler.slots.groups)
 
 
 @dataclass

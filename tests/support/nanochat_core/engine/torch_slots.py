@@ -33,6 +33,13 @@ def open_small(
     )
 
 
+def matrices_of(runner: TorchRunner) -> list[torch.Tensor]:
+    """Return the values of all matrices, which every step reads whole."""
+    weights = runner.weights
+    found = [m for one in weights.layers for m in (one.qkv, one.out, one.up, one.down)]
+    return [matrix.values for matrix in (*found, weights.head)]
+
+
 def give_pages(runner: TorchRunner, slot: int, *, rng: random.Random | None = None) -> None:
     """All of a slot's pages, one after the other, or in any order."""
     pages = [1 + PAGES * slot + i for i in range(PAGES)]
