@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flows.artifacts.transfer import read_file
 from flows.compare.tables import EXAMPLES, eval_rows, write_file
 from flows.identity.manifest import Manifest
+from flows.render.score import Score
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import wilson_interval
@@ -25,15 +27,6 @@ _PAIRS = """
 SELECT a.task, a.place, a.answer::VARCHAR, b.answer::VARCHAR, a.correct, b.correct, {same}
 FROM read_parquet(?) a JOIN read_parquet(?) b USING (task, place) ORDER BY a.task, a.place
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """A metric of an artifact, with its 95 % interval if it has one."""
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +49,14 @@ class Delta:
             return self.p < _LEVEL
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
+    @property
+    def text(self) -> str:
+        """The difference with its sign and interval; * marks a clear one."""
+        shown = Score(value=self.value, low=self.low, high=self.high).text(sign="+")
+        return f"{shown} *" if self.is_clear else shown
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True)
 class AnswerPair:
     """Two artifacts' answers to one question."""
 
@@ -155,28 +154,22 @@ def delta_of(old: Score, new: Score, pairs: Answers | None) -> Delta:
     return Delta(value=value, low=value - below, high=value + above)
 
 
-def answers_of(
-    store: Store, manifests: Sequence[Manifest], directory: Path
-) -> list[Mapping[str, Answers]]:
-    """Return for each artifact after the first, by task, its answers paired with the first's."""
-    return [pairs.by_task for pairs in pairs_of(store, manifests, directory)]
-
-
-def pairs_of(store: Store, manifests: Sequence[Manifest], directory: Path) -> list[Pairs]:
+def pairs_of(store: Store, manifests: Sequence[Manifest | None], directory: Path) -> list[Pairs]:
     """Return for each artifact after the first its answers paired with the first one's.
 
-    There are no pairs without records of answers, or if other questions were asked: of another
-    suite according to scores.json, or with another text at the same index. Files are written below
-    `directory`. Raises ArtifactError if one is missing or damaged.
+    There are no pairs without an artifact or its records of answers, or if other questions were
+    asked: of another suite according to scores.json, or with another text at the same index. Files
+    are written below `directory`. Raises ArtifactError if one is missing or damaged.
     """
     tables: list[Path | None] = []
     for number, manifest in enumerate(manifests):
         # By number, since an artifact may be compared with itself.
-        path = directory / f"{manifest.stage}-{number}.parquet"
-        tables.append(path if write_file(store, manifest, EXAMPLES, path) else None)
+        path = directory / f"answers-{number}.parquet"
+        is_there = manifest is not None and write_file(store, manifest, EXAMPLES, path)
+        tables.append(path if is_there else None)
     suites = [
-        _suite(store, manifest, directory / f"{manifest.stage}-{number}.json") if table else None
-        for number, (manifest, table) in enumerate(zip(manifests, tables, strict=True))
+        _suite(store, manifest) if manifest and table else None
+        for manifest, table in zip(manifests, tables, strict=True)
     ]
     found: list[Pairs] = []
     for table, suite in zip(tables[1:], suites[1:], strict=True):
@@ -190,12 +183,11 @@ def pairs_of(store: Store, manifests: Sequence[Manifest], directory: Path) -> li
     return found
 
 
-def _suite(store: Store, manifest: Manifest, path: Path) -> str | None:
+def _suite(store: Store, manifest: Manifest) -> str | None:
     """Return the digest of the questions asked; None if the artifact does not record it."""
-    if not write_file(store, manifest, "scores.json", path):
-        return None
+    data = read_file(store, manifest, "scores.json")
     try:
-        return json.loads(path.read_bytes()).get("suite")
+        return None if data is None else json.loads(data).get("suite")
     except (ValueError, AttributeError) as error:
         raise ArtifactError(f"scores.json of {manifest.name} is no table of scores") from error
 
@@ -205,35 +197,16 @@ def _paired(first: Path, other: Path) -> Pairs:
     import duckdb  # here, since importing it slows down commands that do not need it
 
     with duckdb.connect(":memory:") as connection:
-        columns = [
-            {
-                str(row[0])
-                for row in connection.execute(
-                    "DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]
-                ).fetchall()
-            }
-            for path in (first, other)
-        ]
+        columns = [connection.read_parquet(str(path)).columns for path in (first, other)]
         shared = [name for name in _ASKED if all(name in each for each in columns)]
         # IS NOT DISTINCT FROM, since with = two nulls would be neither the same nor different.
         same = " AND ".join(f"a.{name} IS NOT DISTINCT FROM b.{name}" for name in shared) or "true"
-        rows: list[tuple[str, int, str, str, bool, bool, bool]] = connection.execute(
-            _PAIRS.format(same=same), [str(first), str(other)]
-        ).fetchall()
+        rows = connection.execute(_PAIRS.format(same=same), [str(first), str(other)]).fetchall()
     others = dict.fromkeys(task for task, *_, is_same in rows if not is_same)
     by_task: dict[str, list[AnswerPair]] = {}
-    for task, place, old, new, was_right, is_right, _ in rows:
-        if task not in others:
-            by_task.setdefault(task, []).append(
-                AnswerPair(
-                    task=task,
-                    place=place,
-                    old=old,
-                    new=new,
-                    was_right=was_right,
-                    is_right=is_right,
-                )
-            )
+    for *pair, _ in rows:
+        if pair[0] not in others:
+            by_task.setdefault(pair[0], []).append(AnswerPair(*pair))
     return Pairs(
         by_task={task: _sum_up(task, answers) for task, answers in by_task.items()},
         why_not=f"the questions differ in {', '.join(others)}" if others else None,

@@ -65,8 +65,8 @@ def _read(
 
     found: dict[str, Points] = {}
     with duckdb.connect(":memory:") as connection:
-        there = connection.execute("DESCRIBE SELECT * FROM read_parquet(?)", [str(path)]).fetchall()
-        for name in {quantity.name for quantity in wanted} & {str(row[0]) for row in there}:
+        there = connection.read_parquet(str(path)).columns
+        for name in {quantity.name for quantity in wanted}.intersection(there):
             # Safe to format into SQL: `name` is one of ours and of the table's columns.
             found[name] = connection.execute(
                 f"SELECT step, {name} FROM read_parquet(?) WHERE isfinite({name}) ORDER BY step",

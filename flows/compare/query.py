@@ -7,10 +7,10 @@ locked. One statement is accepted, of a kind that reads; at worst it changes the
 import contextlib
 import re
 import tempfile
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import duckdb
 
@@ -27,8 +27,6 @@ _LOCKED = (
     "SET lock_configuration=true",
 )
 _MAX_MESSAGE = 300  # characters of an error
-_Answer = TypeVar("_Answer")
-_Take: TypeAlias = Callable[[duckdb.DuckDBPyConnection, duckdb.Statement], _Answer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +42,8 @@ def select(query: str, directory: Path) -> Result:
 
     Raises ConfigError, in one line, for a statement that is wrong or not a query.
     """
-
-    def rows(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> Result:
-        cursor = connection.execute(statement)
-        columns = tuple(str(column[0]) for column in cursor.description or ())
-        return Result(columns=columns, rows=cursor.fetchall())
-
-    return _run(query, directory, rows)
+    with _answer(query, directory) as found:
+        return Result(columns=tuple(found.columns), rows=found.fetchall())
 
 
 def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
@@ -60,7 +53,8 @@ def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
     """
     with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
         problems = write_tables(store, views_in(query), Path(directory))
-        table = _run(query, Path(directory), _table)
+        with _answer(query, Path(directory)) as found:
+            table = found.to_arrow_table()
     return table, list(dict.fromkeys(problems))
 
 
@@ -72,11 +66,9 @@ def views_in(query: str) -> set[str]:
     return {word.lower() for word in re.findall(r"\w+", query)} & VIEWS.keys()
 
 
-def _table(connection: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> Any:
-    return connection.sql(statement).to_arrow_table()  # type: ignore[reportUnknownMemberType]
-
-
-def _run(query: str, directory: Path, take: _Take[_Answer]) -> _Answer:
+@contextlib.contextmanager
+def _answer(query: str, directory: Path) -> Generator[duckdb.DuckDBPyRelation]:
+    """Yield the rows of one statement. Raises like `select`, also while they are read."""
     with _opened(directory) as connection:
         try:
             statements = connection.extract_statements(query)
@@ -87,7 +79,7 @@ def _run(query: str, directory: Path, take: _Take[_Answer]) -> _Answer:
             kind = statements[0].type.name
             if kind not in _READING:
                 raise ConfigError(f"only select is allowed, not {kind.lower()}", hint=_HINT)
-            return take(connection, statements[0])
+            yield connection.sql(statements[0])
         except duckdb.Error as error:
             raise _mistake(error) from error
 

@@ -6,7 +6,7 @@ steps and examples are one more file each. Missing or damaged objects are skippe
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -24,6 +24,7 @@ METRICS = "metrics.parquet"  # see nanochat_core.runtime.metrics
 EXAMPLES = "examples.parquet"
 Row: TypeAlias = dict[str, Any]
 _Found = TypeVar("_Found")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +139,7 @@ def _numbers(prefix: str, facts: Mapping[str, Any]) -> Iterator[tuple[str, float
 
 def _read_runs(store: Store, problems: list[str]) -> list[Run]:
     ids = [e.key.removeprefix("runs/").removesuffix(".json") for e in store.list("runs/")]
-
-    def read(run: str) -> Run | str:
-        try:
-            return find_run(store, run) or f"run {run} is gone"
-        except ArtifactError as error:
-            return str(error)
-
-    return _sort_out(read_all(read, ids), problems)
+    return _read_each(lambda run: find_run(store, run) or f"run {run} is gone", ids, problems)
 
 
 def _read_manifests(
@@ -155,14 +149,8 @@ def _read_manifests(
     # Both: artifacts outlive the records of their runs, and an entry of the index may be missing.
     keys = {(s.name, fingerprint) for s in STAGES for fingerprint in indexed(store, s.name)}
     keys |= {item for run in runs for item in run.stages.items()}
-
-    def read(key: tuple[str, str]) -> Manifest | str:
-        try:
-            return find_manifest(store, ArtifactRef(*key)) or f"{key[0]}/{key[1][:12]} is gone"
-        except ArtifactError as error:
-            return str(error)
-
-    found = _sort_out(read_all(read, sorted(keys)), problems)
+    refs = [ArtifactRef(*key) for key in sorted(keys)]
+    found = _read_each(lambda r: find_manifest(store, r) or f"{r.name} is gone", refs, problems)
     return {(manifest.stage, manifest.fingerprint): manifest for manifest in found}
 
 
@@ -173,17 +161,25 @@ def _write_files(
     file = VIEWS[name].file
     assert file is not None
 
-    def write(manifest: Manifest) -> bool | str:
+    def write(manifest: Manifest) -> bool:
         path = directory / f"{manifest.stage}-{manifest.fingerprint}.parquet"
+        return write_file(store, manifest, file, path)
+
+    _read_each(write, manifests, problems)
+
+
+def _read_each(
+    read: Callable[[_Item], _Found | str], items: Sequence[_Item], problems: list[str]
+) -> list[_Found]:
+    """Return what `read` finds; what it returns as text or raises is added to the problems."""
+
+    def attempt(item: _Item) -> _Found | str:
         try:
-            return write_file(store, manifest, file, path)
+            return read(item)
         except ArtifactError as error:
             return str(error)
 
-    _sort_out(read_all(write, manifests), problems)
-
-
-def _sort_out(results: Sequence[_Found | str], problems: list[str]) -> list[_Found]:
+    results = read_all(attempt, items)
     problems += [result for result in results if isinstance(result, str)]
     return [result for result in results if not isinstance(result, str)]
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from flows.artifacts.publish import find_or_note
 from flows.artifacts.runs import Run, newest_runs
-from flows.compare.compare import Delta, Score, answers_of, delta_of, scores_of
+from flows.compare.compare import Delta, delta_of, pairs_of, scores_of
 from flows.evals.suite import Against, Rule
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
+from flows.render.score import Score
 from flows.render.text import number
 from flows.stages import EVALUATORS
 from infra.storage.base import Store
@@ -67,7 +68,7 @@ class Assessment:
     @property
     def text(self) -> str:
         """The assessment in one line, for people."""
-        shown = f"{self.metric} {_shown(self.score)}"
+        shown = f"{self.metric} {self.score.text()}"
         if self.baseline is None or self.delta is None:
             return f"{shown}; there is no earlier evaluation to compare it with"
         if self.delta.value == 0:
@@ -161,7 +162,7 @@ def delta_between(store: Store, old: Manifest, new: Manifest, metric: str) -> De
         return Delta(value=0.0)
     with tempfile.TemporaryDirectory(prefix="evals-") as room:
         try:
-            pairs = answers_of(store, [old, new], Path(room))[0].get(metric)
+            pairs = pairs_of(store, [old, new], Path(room))[0].by_task.get(metric)
         except ArtifactError:
             # The scores are still valid; unpaired, their difference gets the wider interval.
             pairs = None
@@ -223,9 +224,3 @@ def _baseline(earlier: Sequence[Evaluation], metric: str, against: Against) -> E
 def _sign(metric: str) -> int:
     """Return 1 if more is better, -1 if less is."""
     return -1 if metric.endswith(_LESS_IS_BETTER) else 1
-
-
-def _shown(score: Score) -> str:
-    if score.low is None or score.high is None:
-        return number(score.value)
-    return f"{number(score.value)} ({number(score.low)} to {number(score.high)})"

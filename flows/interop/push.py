@@ -26,7 +26,6 @@ from flows.artifacts.revocations import (
 )
 from flows.artifacts.runs import Run, find_run, find_tag, point, write_run
 from flows.artifacts.transfer import (
-    damaged,
     fetch_file,
     fetch_or_fault,
     find_fault,
@@ -39,7 +38,6 @@ from flows.identity.records import encode_record, find_stored
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import ObjectNotFound, OnBytes, Store
-from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 
 _THREADS = 16  # metadata requests at the same time
@@ -140,9 +138,9 @@ def push(
     """Send what `target` lacks of the chosen artifacts, their runs' records and tags.
 
     An object of the right size counts as present, unless `verify` is set: then all are read, and
-    those that differ are sent. Files pass through `scratch` unless their store is on this machine;
-    files that an interrupted push left there are used. Raises ArtifactError with the file's name if
-    the source's own bytes are damaged or gone, and StoreError.
+    those that differ are sent. Files pass through `scratch`, as hard links where the source is a
+    directory on the same disk; what an interrupted push left there is used. Raises StoreError, and
+    ArtifactError with the file's name if the source's own bytes are damaged or gone.
     """
     target.check_conditions()
     # The pin keeps a garbage collection in the target from deleting files that no manifest names
@@ -211,7 +209,11 @@ def add_damaged(target: Store, lacking: Lacking, *, scratch: Path, on_bytes: OnB
     """
 
     def find_fault_of(item: Item, on_bytes: OnBytes) -> str | None:
-        return _find_fault_there(target, *item, scratch=scratch, on_bytes=on_bytes)
+        path = scratch / f"there-{scratch_name(item[1])}"  # another name than the source's copy
+        try:
+            return fetch_or_fault(target, *item, path, on_bytes=on_bytes)
+        finally:
+            path.unlink(missing_ok=True)
 
     faults = transfer_each(find_fault_of, lacking.there, on_bytes=on_bytes)
     found = list(zip(lacking.there, faults, strict=True))
@@ -280,21 +282,6 @@ def _find_size(target: Store, file: File) -> int | None:
         return None
 
 
-def _find_fault_there(
-    target: Store, manifest: Manifest, file: File, *, scratch: Path, on_bytes: OnBytes
-) -> str | None:
-    """Read the target's object and return what is wrong with it. None means it is intact."""
-    if isinstance(target, LocalStore):  # hashed in place: one chunk is all its progress
-        fault = find_fault(file, target.path_of(file.key))
-        on_bytes(file.size)
-        return fault
-    path = scratch / f"there-{scratch_name(file)}"  # another name than the source's copy
-    try:
-        return fetch_or_fault(target, manifest, file, path, on_bytes=on_bytes)
-    finally:
-        path.unlink(missing_ok=True)
-
-
 def _send_files(
     source: Store,
     target: Store,
@@ -303,36 +290,19 @@ def _send_files(
     scratch: Path,
     on_bytes: OnBytes,
 ) -> None:
+    """Copy the objects that the target lacks of an artifact."""
+
     def send(file: File, on_bytes: OnBytes) -> None:
-        _send(source, target, manifest, file, scratch=scratch, on_bytes=on_bytes)
+        path = scratch / scratch_name(file)
+        if find_fault(file, path) is not None:
+            # Progress counts uploaded bytes only. The callback is called with 0 here because it is
+            # also where a transfer is cancelled.
+            fetch_file(source, manifest, file, path, on_bytes=lambda count: on_bytes(0))
+        target.upload(file.key, path, on_bytes=on_bytes)
+        path.unlink()  # last: until then a push that is interrupted resumes with this copy
 
     files = [file for owner, file in lacking.items if owner is manifest]
     transfer_each(send, files, on_bytes=on_bytes)
-
-
-def _send(
-    source: Store,
-    target: Store,
-    manifest: Manifest,
-    file: File,
-    *,
-    scratch: Path,
-    on_bytes: OnBytes,
-) -> None:
-    """Copy one object. A source on this machine is read in place, without a local copy."""
-    if isinstance(source, LocalStore):
-        path = source.path_of(file.key)
-        if (fault := find_fault(file, path)) is not None:
-            raise damaged(source, manifest, file, fault)
-        target.upload(file.key, path, on_bytes=on_bytes)
-        return
-    path = scratch / scratch_name(file)
-    if find_fault(file, path) is not None:
-        # Progress counts uploaded bytes only. The callback is called with 0 here because it is
-        # also where a transfer is cancelled.
-        fetch_file(source, manifest, file, path, on_bytes=lambda count: on_bytes(0))
-    target.upload(file.key, path, on_bytes=on_bytes)
-    path.unlink()  # last: until then a push that is interrupted resumes with this copy
 
 
 def _put_revocation(target: Store, revoked: Revoked) -> None:

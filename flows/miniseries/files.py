@@ -1,6 +1,5 @@
 """The files of a series in a home: a page for people, a picture, numbers for programs."""
 
-import json
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +7,9 @@ from pathlib import Path
 from flows.miniseries.findings import HEADER, Findings, rows, sentences, to_tree
 from flows.miniseries.picture import pictures
 from flows.render.html import fill
+from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import move_into_place
+from nanochat_core.job import move_into_place, write_json
 
 TEMPLATE = Path(__file__).with_name("series.html.jinja")
 
@@ -40,26 +40,20 @@ def write_files(home: Path, findings: Findings) -> Files:
     )
     # Everything is rendered before the first write: a failure leaves the older files as they were.
     picture = drawn[0].png() if findings.points else None
-    numbers = json.dumps(to_tree(findings), indent=1, allow_nan=False) + "\n"
     files = Files(
         page=directory / "series.html",
         picture=directory / "series.png" if picture else None,
         numbers=directory / "series.json",
     )
-    try:
+    with writing(directory, ConfigError):
         directory.mkdir(parents=True, exist_ok=True)
-        _write(files.numbers, numbers.encode())
+        write_json(files.numbers, to_tree(findings))
         _write(files.page, page.encode())
         if files.picture and picture:
             _write(files.picture, picture)
         else:
             # One of an earlier run would show points that are not in the page.
             (directory / "series.png").unlink(missing_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{directory} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="give another directory with --home",
-        ) from error
     return files
 
 

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flows.artifacts.runs import Run
-from flows.compare.compare import Score
 from flows.miniseries.points import Missing, Point, Size, notes_on, read_point, size_of
 from flows.miniseries.scaling_law import Law, Prediction, ScalingFit, fit_law
 from flows.profiles import PROFILES, open_profile
-from flows.render.text import count, duration, with_interval
+from flows.render.text import count, duration
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
@@ -137,7 +136,7 @@ def to_tree(findings: Findings) -> dict[str, Any]:
 def rows(findings: Findings) -> Iterator[tuple[str, ...]]:
     """Yield the rows of the table for people; HEADER is its head."""
     for point in findings.points:
-        scores = [score(found) if found else "" for found in (point.val_bpb, point.core)]
+        scores = [found.text(decimals=4) if found else "" for found in (point.val_bpb, point.core)]
         yield (*cells_of(point.depth, point.size), *scores, duration(point.seconds))
 
 
@@ -151,11 +150,6 @@ def cells_of(depth: int, size: Size) -> tuple[str, ...]:
         f"{size.tokens / size.scaling_parameters:.3g}",
         f"{size.flops:.3g}",
     )
-
-
-def score(found: Score) -> str:
-    """Format a score with its interval."""
-    return with_interval(found.value, found.low, found.high, decimals=4)
 
 
 def sentences(findings: Findings) -> Iterator[str]:

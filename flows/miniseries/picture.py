@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.compare.compare import Score
 from flows.miniseries.findings import Findings, Next, formula
 from flows.miniseries.points import Point
 from flows.miniseries.scaling_law import ScalingFit
+from flows.render.score import Score
 from flows.render.vega import IN_PAGE, LIGHT, Colours, Layer, Panel, channel, layer, png, svg
 
 PNG_SCALE = 2.0

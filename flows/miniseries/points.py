@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, known_names, newest_runs
-from flows.compare.compare import Score, scores_of
+from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.miniseries.series import ADDED
+from flows.render.score import Score
 from flows.stages import BASE_EVAL, PRETRAIN
 from infra.storage.base import Store
 from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig

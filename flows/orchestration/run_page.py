@@ -18,9 +18,10 @@ from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_te
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render
 from flows.render.loss_curve import LossCurves, mermaid
+from flows.render.score import Score
 from flows.render.table import markdown_table
 from flows.render.text import percent, size
-from flows.report.scores import Measured, measured
+from flows.report.scores import measured
 from flows.stages import CHAT_MODELS, EVALUATORS, MODELS, STAGES
 from infra.storage.base import Store
 
@@ -137,8 +138,8 @@ def _tasks(tree: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
     return tree.get("tasks") or {}
 
 
-def _measured(score: Measured | None) -> str:
-    return score.text(3) if score else ""
+def _measured(score: Score | None) -> str:
+    return score.text(decimals=3) if score else ""
 
 
 def _share(task: Mapping[str, Any]) -> str:

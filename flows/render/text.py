@@ -68,23 +68,6 @@ def number(value: float, *, digits: int = 4, sign: str = "") -> str:
     return f"{value:{sign}{form}}"
 
 
-def with_interval(
-    value: float,
-    low: float | None,
-    high: float | None,
-    *,
-    sign: str = "",
-    decimals: int | None = None,  # None: as `number` writes it
-) -> str:
-    """0.25, 0.2, 0.3 -> "0.25 (0.2 to 0.3)"; without an interval (None) the number alone."""
-    shown, *ends = (
-        number(n, sign=sign) if decimals is None else f"{n:{sign}.{decimals}f}"
-        for n in (value, low, high)
-        if n is not None
-    )
-    return f"{shown} ({' to '.join(ends)})" if len(ends) == 2 else shown
-
-
 def duration(seconds: float) -> str:
     """4.21 -> "4.2 s"; 75 -> "1 min 15 s"; 3_725 -> "1 h 2 min"; 270_000 -> "3 days 3 h"."""
     if seconds < 10:

@@ -8,19 +8,11 @@ from typing import Any
 from flows.identity.manifest import Provenance
 from flows.identity.ref import short
 from flows.render.charts import Chart, Stop
+from flows.render.score import Score
 from flows.render.text import duration, percent
 from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
-from flows.report.scores import (
-    CardScore,
-    CoreRow,
-    Measured,
-    ScoreRow,
-    base_scores,
-    chat_rows,
-    core_rows,
-    measured,
-)
+from flows.report.scores import TaskScore, chat_scores, measured, task_scores
 from flows.stages import (
     BASE_EVAL,
     CHAT_MODELS,
@@ -76,14 +68,6 @@ class Speed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitRow:
-    """Bytes per token on one kind of text: ours, then those of VOCABULARIES in their order."""
-
-    kind: str
-    values: tuple[float | None, ...]  # None: the vocabulary's files were not available
-
-
-@dataclass(frozen=True, kw_only=True)
 class Card:
     """Everything on the report card."""
 
@@ -96,17 +80,19 @@ class Card:
     bpb_first: float
     bpb_last: float
     rl_task: str
-    score_rows: tuple[ScoreRow, ...]
-    chatcore: Mapping[str, Measured | None]  # by chat model; None: a task could not be evaluated
+    chat_scores: Mapping[str, tuple[TaskScore | None, ...]]  # by task, in order of CHAT_MODELS
+    chatcore: Mapping[str, Score | None]  # by chat model; None: a task could not be evaluated
     failures: tuple[str, ...]  # why a task could not be evaluated, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
     rl_samples: tuple[Sample, ...]  # in order of step
     base_samples: tuple[Sample, ...]
-    base_scores: tuple[tuple[str, Measured], ...]  # (name, value)
-    core: Measured | None  # None: not measured
-    core_rows: tuple[CoreRow, ...]
-    fit: tuple[FitRow, ...]  # empty: the tokenizer's artifact has no such events
+    base_scores: Mapping[str, Score]
+    core: Score | None  # None: not measured
+    core_scores: Mapping[str, TaskScore]
+    # Bytes per token on each kind of text: ours, then those of VOCABULARIES in their order, None if
+    # its files were not available. Empty: the tokenizer's artifact has no such events.
+    fit: Mapping[str, tuple[float | None, ...]]
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
     environment: tuple[tuple[str, str], ...]
@@ -120,7 +106,7 @@ class Card:
     @property
     def best_fit(self) -> float:
         """The most bytes per token of any vocabulary on any kind of text."""
-        return max(value for row in self.fit for value in row.values if value is not None)
+        return max(value for row in self.fit.values() for value in row if value is not None)
 
     @property
     def work(self) -> str:
@@ -128,16 +114,17 @@ class Card:
         text = f"{duration(self.seconds)} of work over all stages"
         return f"{text}, ${self.dollars:.2f}" if self.dollars else text
 
-    def score(self, task: str, model: Stage) -> CardScore | None:
+    def score(self, task: str, model: Stage) -> TaskScore | None:
         """Return the score of `task` after stage `model`; None if it was not asked."""
-        column = CHAT_MODELS.index(model)
-        return next((row.scores[column] for row in self.score_rows if row.task == task), None)
+        return (
+            self.chat_scores[task][CHAT_MODELS.index(model)] if task in self.chat_scores else None
+        )
 
     def before_and_after(self) -> list[str]:
         """Return one line per task with its pass@1 before and after RL."""
         pairs = (
-            (row.task, self.score(row.task, RL.inputs[0]), self.score(row.task, RL))
-            for row in self.score_rows
+            (task, self.score(task, RL.inputs[0]), self.score(task, RL))
+            for task in self.chat_scores
         )
         return [
             f"{task}: pass@1 {percent(before.accuracy)} before RL ({RL.inputs[0].name}), "
@@ -168,7 +155,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         bpb_first=pretrain.metric("val_bpb_first"),
         bpb_last=pretrain.metric("val_bpb"),
         rl_task=config[RL.name]["task"],
-        score_rows=chat_rows(scores),
+        chat_scores=chat_scores(scores),
         chatcore={name: measured(tree, "chatcore") for name, tree in scores.items()},
         failures=tuple(
             f"{label}, {task}: {reason}"
@@ -185,9 +172,9 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
             Sample(prompt=prompt, answers=((PRETRAIN.label, text),))
             for prompt, text in artifacts[BASE_EVAL.name].samples()
         ),
-        base_scores=base_scores(base),
+        base_scores={name: score for name in base if (score := measured(base, name))},
         core=measured(base, "core"),
-        core_rows=core_rows(base),
+        core_scores=task_scores(base),
         fit=_fit(artifacts[TOKENIZER.name]),
         stages=stages,
         speeds=tuple(_speed(stage.name, artifacts[stage.name]) for stage in MODELS),
@@ -249,14 +236,14 @@ def _rl_samples(rl: Artifact) -> tuple[Sample, ...]:
     )
 
 
-def _fit(tokenizer: Artifact) -> tuple[FitRow, ...]:
+def _fit(tokenizer: Artifact) -> dict[str, tuple[float | None, ...]]:
     # The tokenizer logs one event at step 0: "code" is ours, "code/gpt2" that of GPT-2.
     values = last_by_step(iter(tokenizer.events), "eval").get(0, {})
-    return tuple(
-        FitRow(kind=name, values=(values[name], *(values.get(f"{name}/{v}") for v in VOCABULARIES)))
+    return {
+        name: (values[name], *(values.get(f"{name}/{v}") for v in VOCABULARIES))
         for name in values
         if "/" not in name
-    )
+    }
 
 
 def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:

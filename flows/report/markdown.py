@@ -5,6 +5,7 @@ Model output and other untrusted text is in fenced blocks, where markdown has no
 
 from collections.abc import Iterator
 
+from flows.render.score import Score
 from flows.render.table import markdown_table
 from flows.render.text import (
     bytes_per_token,
@@ -19,7 +20,7 @@ from flows.render.text import (
     visible,
 )
 from flows.report.card import VOCABULARIES, Card, Sample
-from flows.report.scores import GPT2_CORE, CardScore, Measured
+from flows.report.scores import GPT2_CORE, TaskScore
 from flows.stages import CHAT_MODELS, RL
 
 
@@ -53,7 +54,7 @@ def _scores(card: Card) -> Iterator[str]:
     yield "Share of questions answered correctly with one greedy answer each (pass@1);"
     yield "in brackets the 95 % interval."
     yield ""
-    rows = [[row.task, *map(_cell, row.scores)] for row in card.score_rows]
+    rows = [[task, *map(_cell, scores)] for task, scores in card.chat_scores.items()]
     rows.append(["ChatCORE", *map(_chatcore, card.chatcore.values())])
     yield markdown_table(["task", *(stage.label for stage in CHAT_MODELS)], rows)
     if card.failures:
@@ -61,25 +62,27 @@ def _scores(card: Card) -> Iterator[str]:
 
 
 def _core(card: Card) -> Iterator[str]:
-    if card.core is None and not card.core_rows:
+    if card.core is None and not card.core_scores:
         return
     yield "\n## CORE\n"
-    scored = f"scores {card.core.text(4)}" if card.core else "was not evaluated on all tasks"
+    scored = (
+        f"scores {card.core.text(decimals=4)}" if card.core else "was not evaluated on all tasks"
+    )
     yield f"The base model {scored}; GPT-2 scores {GPT2_CORE}. Of each task the"
     yield "share of right answers, and the same from guessing (0) to all right (1); CORE is the"
     yield "mean of the latter."
     yield ""
     yield markdown_table(
         ["task", "right", "above guessing"],
-        [[row.task, _cell(row.share), f"{row.centred:.3f}"] for row in card.core_rows],
+        [[task, _cell(score), f"{score.centred:.3f}"] for task, score in card.core_scores.items()],
     )
 
 
-def _chatcore(score: Measured | None) -> str:
-    return score.text(3) if score else "not known"
+def _chatcore(score: Score | None) -> str:
+    return score.text(decimals=3) if score else "not known"
 
 
-def _cell(score: CardScore | None) -> str:
+def _cell(score: TaskScore | None) -> str:
     if score is None:
         return "not asked"
     return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
@@ -95,7 +98,7 @@ def _samples(card: Card) -> Iterator[str]:
     for sample in card.rl_samples:
         yield from _sample(sample)
     yield "\n## Samples of the base model\n"
-    yield ", ".join(f"{name} {score.text(4)}" for name, score in card.base_scores)
+    yield ", ".join(f"{name} {score.text(decimals=4)}" for name, score in card.base_scores.items())
     for sample in card.base_samples:
         yield from _sample(sample)
 
@@ -114,7 +117,7 @@ def _fit(card: Card) -> Iterator[str]:
     yield ""
     yield markdown_table(
         ["text", "ours", *VOCABULARIES.values()],
-        [[row.kind, *map(bytes_per_token, row.values)] for row in card.fit],
+        [[kind, *map(bytes_per_token, values)] for kind, values in card.fit.items()],
     )
 
 

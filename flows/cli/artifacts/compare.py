@@ -15,8 +15,9 @@ from flows.cli.output import print_result, screen
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.render.charts import Chart
-from flows.render.table import columns
-from flows.render.text import number, with_interval
+from flows.render.score import Score
+from flows.render.table import Row, columns
+from flows.render.text import number
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -66,11 +67,12 @@ def compare(
     found = [_by_stage(store, item) for item in open_alike(store, references)]
     names = in_order({stage for each in found for stage in each})
     curves: dict[str, list[Chart]] = {}
+    rows: dict[str, list[list[str]]] = {}
     with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
         stages: list[dict[str, Any]] = []
         for name in names:
             manifests = [each.get(name) for each in found]
-            stage = _compare_stage(store, name, manifests, Path(directory))
+            stage, rows[name] = _compare_stage(store, name, manifests, Path(directory))
             # Curves need the events of every artifact. If all references have the same one, its
             # curve is drawn on the page only, which shows all stages.
             if html is not None or len(set(stage["fingerprints"])) > 1:
@@ -83,7 +85,7 @@ def compare(
             Compared(
                 name=stage["stage"],
                 same=stage["same"],
-                rows=[_row(item) for item in stage["scores"]],
+                rows=rows[stage["stage"]],
                 curves=curves.get(stage["stage"], ()),
             )
             for stage in stages
@@ -94,7 +96,7 @@ def compare(
         trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
         return {"references": references, "stages": trees}
 
-    print_result(tree, _lines(references, stages, curves, answers), as_json=as_json)
+    print_result(tree, _lines(references, stages, rows, curves, answers), as_json=as_json)
     if html is not None and not as_json:
         screen().print(str(html))
     return 0
@@ -140,14 +142,16 @@ def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
 
 def _compare_stage(
     store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
-) -> dict[str, Any]:
-    """Return a stage as JSON: the scores of each reference, and the differences from the first."""
+) -> tuple[dict[str, Any], list[list[str]]]:
+    """Return a stage's scores and their differences from the first, as JSON and as table rows.
+
+    A row is the metric, then for each reference its score and the difference.
+    """
     from flows.compare.compare import Pairs, delta_of, pairs_of, scores_of
 
-    there = [manifest for manifest in manifests if manifest is not None]
     scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
     names = list(dict.fromkeys(name for each in scores for name in each))
-    same = len(there) == len(manifests) and len({m.fingerprint for m in there}) == 1
+    same = len({manifest and manifest.fingerprint for manifest in manifests}) == 1
     tree: dict[str, Any] = {
         "stage": stage,
         "fingerprints": [manifest and manifest.fingerprint for manifest in manifests],
@@ -156,36 +160,35 @@ def _compare_stage(
         "answers": [[] for _ in manifests],
         "not_paired": [None for _ in manifests],
     }
+    rows: list[list[str]] = []
     if same or not names:
-        return tree
-    # Answers are paired with those of the first reference; without its artifact there are no pairs.
-    found = pairs_of(store, there, directory) if there[:1] == list(manifests[:1]) else []
-    paired = [Pairs(by_task={})] * len(manifests)
-    for manifest, pairs in zip(there[1:], found, strict=False):
-        # By identity: two references may name equal manifests, and each has its own column.
-        paired[next(i for i, m in enumerate(manifests) if m is manifest)] = pairs
+        return tree, rows
+    paired = [Pairs(by_task={}), *pairs_of(store, manifests, directory)]
     for name in names:
         first = scores[0].get(name)
         cells: list[dict[str, Any] | None] = []
+        rows.append([name])
         for index, each in enumerate(scores):
-            score = each.get(name)
-            cell = None if score is None else asdict(score)
-            if cell is not None and score is not None and first is not None and index:
+            score, delta = each.get(name), None
+            cell = score and asdict(score)
+            if cell and score and first and index:
                 delta = delta_of(first, score, paired[index].by_task.get(name))
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
+            rows[-1] += [_shown(score), delta.text if delta else ""]
         tree["scores"].append({"metric": name, "of": cells})
     tree["answers"] = [
         [{**asdict(item), "delta": asdict(item.delta)} for item in pairs.by_task.values()]
         for pairs in paired
     ]
     tree["not_paired"] = [pairs.why_not for pairs in paired]
-    return tree
+    return tree, rows
 
 
 def _lines(
     references: Sequence[str],
     stages: Sequence[Mapping[str, Any]],
+    rows: Mapping[str, Sequence[Row]],
     curves: Mapping[str, Sequence[Chart]],
     answers: int,
 ) -> Iterator[str]:
@@ -200,7 +203,7 @@ def _lines(
             continue
         if stage["scores"]:
             head = [stage["stage"], *(word for name in references for word in (name, ""))]
-            yield from columns([head, *map(_row, stage["scores"])])
+            yield from columns([head, *rows[stage["stage"]]])
         else:
             yield stage["stage"]
         yield ""
@@ -216,25 +219,10 @@ def _lines(
                 yield from _answers(references[0], name, task, answers)
 
 
-def _row(item: Mapping[str, Any]) -> list[str]:
-    # Two columns per reference: the score, and its difference from the first.
-    row = [item["metric"]]
-    for cell in item["of"]:
-        row += ["", ""] if cell is None else [_score(cell), _delta(cell.get("delta"))]
-    return row
-
-
-def _score(cell: Mapping[str, Any]) -> str:
-    if cell["low"] is None or cell["high"] is None:
-        return number(cell["value"], digits=6)
-    return with_interval(cell["value"], cell["low"], cell["high"])
-
-
-def _delta(delta: Mapping[str, Any] | None) -> str:
-    if delta is None:
+def _shown(score: Score | None) -> str:
+    if score is None:
         return ""
-    shown = with_interval(delta["value"], delta["low"], delta["high"], sign="+")
-    return f"{shown} *" if delta["clear"] else shown
+    return number(score.value, digits=6) if score.low is None else score.text()
 
 
 def _answers(first: str, name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:

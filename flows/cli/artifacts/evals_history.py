@@ -10,7 +10,6 @@ from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import print_result
 from flows.identity.ref import short
 from flows.render.table import columns
-from flows.render.text import with_interval
 
 if TYPE_CHECKING:  # duckdb is slow to import, and every command imports this module
     from flows.evals.history import Entry, History
@@ -72,8 +71,7 @@ def _lines(name: str, found: "History") -> Iterator[str]:
         # Newest first: the last entry is the first ever, unless --limit cut some.
         is_first = entry is found.entries[-1] and not found.more
         drawn = strip(score.value, (score.low, score.high), low=low, high=high)
-        value = with_interval(score.value, score.low, score.high)
-        about = [value, _change(entry, is_first=is_first), drawn]
+        about = [score.text(), _change(entry, is_first=is_first), drawn]
         rows.append([run.started, run.run, short(entry.evaluation.model), *about])
     yield f"{found.metric} of {name}, evaluated by {found.stage}"
     yield ""
@@ -89,5 +87,4 @@ def _change(entry: "Entry", *, is_first: bool) -> str:
         return "the same evaluation"
     if delta is None:
         return "" if is_first else "asked otherwise before"
-    shown = with_interval(delta.value, delta.low, delta.high, sign="+")
-    return f"{shown} *" if delta.is_clear else shown
+    return delta.text

@@ -1,4 +1,4 @@
-"""Pushing from a store to another, with stores that keep account or are not on this machine."""
+"""Pushing from a store to another, with stores that count what is sent."""
 
 import contextlib
 from contextlib import AbstractContextManager
@@ -27,16 +27,6 @@ class Sink(CountingStore):
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         self.uploaded.append(key)
         super().upload(key, path, on_bytes=on_bytes)
-
-
-class Away:
-    """A store that is not on this machine: its objects have no path here."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store, name)
 
 
 def unseen(what: str, size: int) -> AbstractContextManager[OnBytes]:

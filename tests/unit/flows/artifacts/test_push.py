@@ -14,11 +14,11 @@ from flows.artifacts.runs import find_run, find_tag, point
 from flows.identity.manifest import Manifest, digest_of
 from flows.identity.ref import ArtifactRef
 from flows.interop.push import choose, find_lacking
-from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
+from infra.storage.base import ObjectNotFound, OnBytes, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StageError
 from tests.support.flows.rows import GIGABYTE, publish_files
-from tests.support.flows.senders import MODEL, Away, Sink, check_same, make_run, send
+from tests.support.flows.senders import MODEL, Sink, check_same, make_run, send
 from tests.support.flows.shelf import put_artifact, put_run
 
 
@@ -121,7 +121,6 @@ def test_an_object_of_another_size_is_sent_again(
     check_same(source, target, artifacts[1], tmp_path / "cache")
 
 
-@pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize("kind", ["flipped", "shorter", "gone"])
 def test_damage_at_the_source_is_found_before_it_is_sent(
     source: LocalStore,
@@ -129,16 +128,14 @@ def test_damage_at_the_source_is_found_before_it_is_sent(
     artifacts: tuple[Manifest, Manifest],
     tmp_path: Path,
     kind: str,
-    is_here: bool,
 ):
     file = artifacts[1].files[1]
     if kind == "gone":
         source.delete(file.key)
     else:
         source.put(file.key, b"\0" * 4999 + (b"\1" if kind == "flipped" else b""))
-    start: Store = source if is_here else Away(source)  # type: ignore[assignment]
     with pytest.raises(ArtifactError, match=r"model\.bin of sft/") as caught:
-        send(start, target, "tiny", scratch=tmp_path / "scratch")
+        send(source, target, "tiny", scratch=tmp_path / "scratch")
     assert f"{source.url}/{file.key}" in str(caught.value)
     assert "--force sft" in (caught.value.hint or "")
     assert f"`nanochat push {artifacts[1].name} --verify" in (caught.value.hint or "")
@@ -155,16 +152,15 @@ def test_without_the_comparison_damaged_bytes_would_be_sent(
 ):
     file = artifacts[1].files[1]
     source.put(file.key, b"\1" * 5000)
-    monkeypatch.setattr("flows.interop.push.find_fault", lambda file, path: None)
+    monkeypatch.setattr("flows.artifacts.transfer.find_fault", lambda file, path: None)
     send(source, target, "tiny")
     assert target.get(file.key) == b"\1" * 5000
 
 
-def test_from_a_store_elsewhere_files_pass_through_this_machine_and_do_not_stay(
+def test_files_pass_through_this_machine_and_do_not_stay(
     source: LocalStore, target: Sink, artifacts: tuple[Manifest, Manifest], tmp_path: Path
 ):
-    away: Store = Away(source)  # type: ignore[assignment]
-    send(away, target, "tiny", scratch=tmp_path / "scratch")
+    send(source, target, "tiny", scratch=tmp_path / "scratch")
     assert list((tmp_path / "scratch").iterdir()) == []
     for manifest in artifacts:
         check_same(source, target, manifest, tmp_path / "cache")

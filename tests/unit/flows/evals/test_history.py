@@ -145,7 +145,7 @@ def test_a_tag_that_is_gone_still_has_its_nights(
         (["mine", "--metric", "sum"], "no evaluation of mine measured sum", "did you mean 'sums'?"),
         (["mine", "--metric", "core"], "no evaluation of mine measured core", "one of: sums, chat"),
         (["bare"], "no model of bare was evaluated", "nanochat evals run bare"),
-        (["mine", "--limit", "0"], "--limit is 0", "give 1 or more"),
+        (["mine", "--limit", "0"], "--limit is 0", "at least 1"),
     ],
 )
 def test_mistakes_are_answered_in_a_line(
