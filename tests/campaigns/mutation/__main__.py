@@ -41,13 +41,18 @@ GUARDS = {
         tests/unit/flows/leases/test_lease.py
         tests/unit/flows/leases/test_file_lock.py
         tests/unit/flows/leases/test_acquire.py
-        tests/unit/flows/leases/test_held_lease.py""",
+        tests/unit/flows/leases/test_held_lease.py
+        tests/integration/reliability/test_simulation.py::test_every_invariant_holds_in_every_history""",
     "publish": """
         tests/unit/flows/artifacts/test_artifacts.py
         tests/unit/flows/artifacts/test_checkpoints.py
         tests/unit/flows/artifacts/test_shared_files.py
-        tests/unit/flows/artifacts/test_verify.py""",
-    "gc": "tests/unit/flows/gc/test_gc.py tests/unit/flows/gc/test_sweep.py",
+        tests/unit/flows/artifacts/test_verify.py
+        tests/integration/reliability/test_simulation.py::test_every_invariant_holds_in_every_history""",
+    "gc": """
+        tests/unit/flows/gc/test_gc.py
+        tests/unit/flows/gc/test_sweep.py
+        tests/integration/reliability/test_gc_histories.py::test_what_is_in_use_stays_whole_and_the_rest_goes""",
     "scheduler": """
         tests/integration/nanochat_core/engine/test_scheduler_promises.py
         tests/integration/nanochat_core/engine/test_scheduler_leaks.py
