@@ -27,6 +27,9 @@ from flows.artifacts.transfer import in_parallel
 
 ROOT = Path(__file__).parents[3]
 TABLE = Path(__file__).with_name("mutants.txt")
+SIMULATION = (
+    "tests/integration/reliability/test_simulation.py::test_every_invariant_holds_in_every_history"
+)
 # Subject -> the tests that guard it, as pytest is given them. Files that move are corrected here.
 GUARDS = {
     "identity": """
@@ -37,22 +40,22 @@ GUARDS = {
         tests/unit/flows/artifacts/test_record_types.py
         tests/unit/flows/identity/test_fingerprint_repository.py"""
     "::test_a_stage_depends_on_the_tasks_that_its_configuration_names",
-    "leases": """
+    "leases": f"""
+        {SIMULATION}
         tests/unit/flows/leases/test_lease.py
         tests/unit/flows/leases/test_file_lock.py
         tests/unit/flows/leases/test_acquire.py
-        tests/unit/flows/leases/test_held_lease.py
-        tests/integration/reliability/test_simulation.py::test_every_invariant_holds_in_every_history""",
-    "publish": """
+        tests/unit/flows/leases/test_held_lease.py""",
+    "publish": f"""
+        {SIMULATION}
         tests/unit/flows/artifacts/test_artifacts.py
         tests/unit/flows/artifacts/test_checkpoints.py
         tests/unit/flows/artifacts/test_shared_files.py
-        tests/unit/flows/artifacts/test_verify.py
-        tests/integration/reliability/test_simulation.py::test_every_invariant_holds_in_every_history""",
+        tests/unit/flows/artifacts/test_verify.py""",
     "gc": """
         tests/unit/flows/gc/test_gc.py
         tests/unit/flows/gc/test_sweep.py
-        tests/integration/reliability/test_gc_histories.py::test_what_is_in_use_stays_whole_and_the_rest_goes""",
+        tests/integration/reliability/test_gc_histories.py""",
     "scheduler": """
         tests/integration/nanochat_core/engine/test_scheduler_promises.py
         tests/integration/nanochat_core/engine/test_scheduler_leaks.py

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,6 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -39,10 +38,6 @@ def store(tmp_path: Path) -> LocalStore:
 def cache(tmp_path: Path) -> Iterator[Cache]:
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         yield cache
-
-
-def test_there_is_no_artifact_before_it_is_published(store: LocalStore):
-    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_what_was_published_is_found_and_fetched(store: LocalStore, tmp_path: Path, cache: Cache):
@@ -80,12 +75,6 @@ def test_a_manifest_under_another_name_is_refused(store: LocalStore, tmp_path: P
         find_manifest(store, ArtifactRef("rows", "0" * 64))
 
 
-def test_whoever_comes_second_adopts_the_first(store: LocalStore, tmp_path: Path):
-    first = publish_rows(store, tmp_path)
-    second = publish_rows(store, tmp_path)
-    assert second == Published(manifest=first.manifest, adopted=True, divergence=None)
-
-
 def test_a_second_one_with_other_contents_is_adopted_and_recorded(
     store: LocalStore, tmp_path: Path, cache: Cache
 ):
@@ -116,34 +105,6 @@ def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
     assert publish_rows(store, tmp_path).divergence is not None
 
 
-def test_a_killed_attempt_leaves_no_artifact(store: LocalStore, tmp_path: Path):
-    class Killed(Exception):
-        pass
-
-    class Dying(LocalStore):
-        def put_if_absent(self, key: str, data: bytes) -> bool:
-            raise Killed
-
-    with pytest.raises(Killed):
-        publish_rows(Dying(tmp_path / "store"), tmp_path)
-    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
-    assert not publish_rows(store, tmp_path).adopted
-
-
-def test_an_attempt_that_lost_its_right_publishes_nothing(store: LocalStore, tmp_path: Path):
-    key = f"rows/{ROWS.fingerprint}/manifest.json"
-
-    def fence() -> None:
-        assert list(store.list(f"rows/{ROWS.fingerprint}/files/")), "the files go first"
-        raise StageError("somebody else builds it")
-
-    with pytest.raises(StageError):
-        publish_rows(store, tmp_path, fence=fence)
-    with pytest.raises(ObjectNotFound):
-        store.get(key)
-    assert not list(store.list("index/"))
-
-
 def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path: Path):
     output = write_output(tmp_path)
     told: list[int] = []
@@ -158,43 +119,6 @@ def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path
         on_bytes=told.append,
     )
     assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
-
-
-def test_a_writer_whose_answer_was_lost_has_won(tmp_path: Path):
-    class Forgetful(LocalStore):
-        def put_if_absent(self, key: str, data: bytes) -> bool:
-            super().put_if_absent(key, data)
-            return super().put_if_absent(key, data)
-
-    published = publish_rows(Forgetful(tmp_path / "store"), tmp_path)
-    assert not published.adopted
-    assert published.divergence is None
-
-
-def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):
-    class Silent(LocalStore):
-        """Writes the first manifest without an answer, after which the manifest is superseded."""
-
-        is_silent = True
-
-        def put_if_absent(self, key: str, data: bytes) -> bool:
-            is_ours = super().put_if_absent(key, data)
-            if key.endswith("/manifest.json") and self.is_silent:
-                self.is_silent = False
-                supersede(self, Manifest.from_json(data, where=""), fence=no_fence)
-                raise StoreUnavailable("no answer", hint="wait")
-            return is_ours
-
-    def persist(action: Callable[[], T], /) -> T:
-        try:
-            return action()
-        except StoreUnavailable:
-            return action()
-
-    store = Silent(tmp_path / "store")
-    with pytest.raises(ArtifactError, match="was removed while it was being published"):
-        publish_rows(store, tmp_path, persist=persist)
-    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(

@@ -93,11 +93,6 @@ def test_the_same_bytes_under_another_name_are_shared_too(store: MemoryStore, tm
     assert keys(new)["last"] == keys(old)["shard_1"]
 
 
-def test_a_chain_of_artifacts_names_the_first(store: MemoryStore, tmp_path: Path):
-    manifests = [publish_shards(store, tmp_path, count) for count in (1, 2, 3, 4, 5)]
-    assert {keys(manifest)["shard_0"] for manifest in manifests} == {keys(manifests[0])["shard_0"]}
-
-
 def test_small_files_are_stored_again(store: MemoryStore, tmp_path: Path):
     small = {"small": b"x" * (LEAST_SIZE - 1)}
     for count in (1, 2):
@@ -172,18 +167,6 @@ def test_a_publication_that_fails_leaves_no_pin(store: MemoryStore, tmp_path: Pa
     with pytest.raises(ArtifactError, match="lost"):
         publish_shards(store, tmp_path, 2, fence=fence)
     assert store.names(PINS) == set()
-
-
-def test_shared_files_outlive_the_artifact_they_were_stored_for(store: MemoryStore, tmp_path: Path):
-    old = publish_shards(store, tmp_path, 2)
-    new = publish_shards(store, tmp_path, 5)
-    store.now += 100 * DAY
-    put_run(store, "tiny-5", new)
-    gc_until_clean(store)
-    assert find_manifest(store, ArtifactRef("shards", old.fingerprint)) is None
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        files = fetch(store, new, cache) / "files"
-        assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
 
 
 def test_garbage_that_is_shared_again_just_before_it_goes_stays(store: MemoryStore, tmp_path: Path):

@@ -18,7 +18,6 @@ from tests.support.flows.rubbish import (
     gc_until_clean,
     look,
     make,
-    make_grown,
     make_other,
     place,
 )
@@ -45,27 +44,6 @@ def test_what_nothing_refers_to_is_marked_first_and_deleted_after_the_grace(stor
     assert not store.names("index/")
 
 
-def test_what_was_just_published_is_kept_though_nothing_refers_to_it(store: MemoryStore):
-    manifest = make(store)
-    before = store.names()
-    store.now += DAY - HOUR
-    assert look(store).survey.garbage == {}
-    gc(store)
-    assert before <= store.names()
-    assert place(manifest) in "".join(store.names())
-
-
-def test_a_run_keeps_what_it_names_and_all_that_was_made_from(store: MemoryStore):
-    text = make(store, "shards")
-    words = make(store, "tokenizer", inputs={"shards": text})
-    rows = make(store, "rows", inputs={"tokenizer": words})
-    store.now += 100 * DAY
-    put_run(store, "tiny-1", rows)
-    before = store.names()
-    gc_until_clean(store)
-    assert before <= store.names()
-
-
 def test_an_old_run_is_forgotten_with_what_only_it_reaches(store: MemoryStore):
     shared, own = make(store, seed=1), make(store, "sft", seed=2)
     put_run(store, "tiny-1", shared, own, status="failed")
@@ -90,15 +68,6 @@ def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemorySto
     assert manifests == {f"{place(new)}/manifest.json", f"{place(other)}/manifest.json"}
 
 
-def test_a_tagged_run_stays_however_old(store: MemoryStore):
-    put_run(store, "tiny-1", make(store), status="failed")
-    point(store, "main", "tiny-1")
-    before = store.names()
-    store.now += 300 * DAY
-    gc_until_clean(store)
-    assert before <= store.names()
-
-
 def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
     source = make(store)
     put_run(store, "tiny-1", source, status="running")
@@ -108,29 +77,6 @@ def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
     assert not any(place(source) in name for name in look(store).survey.garbage)
     store.now += lease.TTL + 1
     assert "runs/tiny-1.json" in look(store).survey.garbage
-
-
-def test_files_in_an_older_artifacts_place_stay_when_its_manifest_goes(store: MemoryStore):
-    old = make(store, "shards", seed=1)
-    put_run(store, "tiny-1", grown := make_grown(store, old))
-    store.now += 2 * DAY
-    gc_until_clean(store)
-    assert f"{place(old)}/manifest.json" not in store.names()
-    assert {file.key for file in grown.files} <= store.names()
-
-
-def test_files_of_an_attempt_that_died_go_and_those_of_the_artifact_stay(store: MemoryStore):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest)
-    store.put(f"{place(manifest)}/files/dead/data", b"half")
-    store.put(f"{place(manifest)}/logs/dead/events.jsonl", b"half")
-    before = store.names()
-    store.now += DAY
-    gc_until_clean(store)
-    assert before - store.names() == {
-        f"{place(manifest)}/files/dead/data",
-        f"{place(manifest)}/logs/dead/events.jsonl",
-    }
 
 
 def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
@@ -228,29 +174,6 @@ def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_us
     assert f"{place(wrong)}/revoked.json" not in store.names()
 
 
-def test_an_index_entry_goes_when_there_is_no_artifact(store: MemoryStore):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest)
-    stale = f"index/rows/20260101t000000z-{'0' * 64}"
-    store.put(stale, b"")
-    store.now += 2 * DAY
-    before = store.names()
-    gc_until_clean(store)
-    assert before - store.names() == {stale}
-
-
-def test_a_lease_goes_when_nothing_else_is_left(store: MemoryStore):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest)
-    gone = make_manifest("sft")
-    for one in (manifest, gone):
-        lease.release(store, acquire(store, one))
-    store.now += 2 * DAY
-    gc_until_clean(store)
-    assert store.names("sft/") == set()
-    assert f"{place(manifest)}/lease.json" in store.names()
-
-
 def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store: MemoryStore):
     manifest = make(store)
     revoke(store, manifest, why="wrong", who="me", when="now")
@@ -288,22 +211,6 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
     gc_until_clean(store)
     assert store.names("gc/pins/") == set()
     assert store.names("index/") == set()
-
-
-def test_what_a_pinned_artifact_was_made_from_stays_too(store: MemoryStore):
-    made = make(store, "rows", inputs={"shards": make(store, "shards")})
-    grown = make_grown(store, make(store, "shards", seed=5))
-    store.now += 2 * DAY
-    artifacts = [[m.stage, m.fingerprint] for m in (made, grown)]
-    store.put(f"{PINS}1.json", encode_record({"artifacts": artifacts, "why": ""}, format=1))
-    left = look(store).survey.garbage
-    assert {piece.kind for piece in left.values()} == {"artifact", "logs", "index entry"}
-    assert {piece.place for piece in left.values()} == {("shards", place_of_seed_5())}
-
-
-def place_of_seed_5() -> str:
-    """Of the artifact whose file another one names."""
-    return make_manifest("shards", config={"seed": 5}).fingerprint
 
 
 def test_half_written_objects_go_after_a_week(store: MemoryStore):

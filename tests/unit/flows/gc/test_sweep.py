@@ -13,8 +13,8 @@ from flows.gc.collect import make_claim
 from flows.identity.manifest import Manifest
 from flows.identity.records import encode_record
 from flows.leases import lease
-from infra.storage.base import ObjectInfo, ObjectNotFound
-from nanochat_core.errors import StageError, StoreError
+from infra.storage.base import ObjectInfo
+from nanochat_core.errors import StageError
 from tests.support.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
@@ -61,20 +61,6 @@ def test_what_is_in_use_again_loses_its_mark(store: MemoryStore):
     assert store.deleted == []
 
 
-def test_an_artifact_that_has_to_wait_keeps_what_it_was_made_from(store: MemoryStore):
-    source = make(store, "shards")
-    store.now += 2 * DAY
-    gc(store)
-    made = make(store, "rows", inputs={"shards": source})
-    store.now += 2 * DAY
-    assert look(store).survey.deletable == {}
-    gc(store)
-    store.now += DAY
-    gc(store)
-    manifests = [key for key in store.deleted if key.endswith("manifest.json")]
-    assert manifests == [f"{place(made)}/manifest.json", f"{place(source)}/manifest.json"]
-
-
 def test_a_run_that_waits_to_be_forgotten_keeps_what_it_names(store: MemoryStore):
     manifest = make(store)
     store.now += 2 * DAY
@@ -99,67 +85,6 @@ def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
     store.now += DAY
     gc(store)
     assert not [key for key in store.names("shards/") if not key.endswith("lease.json")]
-
-
-def test_a_sweep_that_is_killed_anywhere_leaves_no_manifest_without_files(store: MemoryStore):
-    source = make(store, "shards")
-    made = make(store, "rows", inputs={"shards": source})
-    revoke(store, source, why="wrong", who="me", when="now")
-    grown = make_grown(store, source)
-    put_run(store, "tiny-1", made, grown, status="failed")
-    store.now += 31 * DAY
-    gc(store)
-    store.now += DAY
-    moments = 0
-    while True:
-        copy = copy_of(store)
-        copy.deletes_left = moments
-        try:
-            gc(copy)
-            break
-        except StoreError:
-            moments += 1
-        check_whole(copy, made, grown, source)
-        copy.deletes_left = 1000
-        for _ in range(4):
-            copy.now += DAY
-            gc(copy)
-        assert copy.names() == copy.names("gc/")
-    assert moments == 12  # every deletion there is
-
-
-class Dying(MemoryStore):
-    """Refuses to delete any more at some moment."""
-
-    deletes_left = 1000
-
-    def delete(self, key: str) -> None:
-        """See Store."""
-        if self.deletes_left == 0:
-            raise StoreError("the process was killed")
-        self.deletes_left -= 1
-        super().delete(key)
-
-
-def copy_of(store: MemoryStore) -> Dying:
-    copy = Dying()
-    for entry in store.list(""):
-        copy.now = entry.modified
-        copy.put(entry.key, store.get(entry.key))
-    copy.now = store.now
-    return copy
-
-
-def check_whole(store: MemoryStore, *manifests: Manifest) -> None:
-    """Whatever manifest is there has its files and its inputs; and if it was revoked, it is."""
-    for manifest in manifests:
-        if f"{place(manifest)}/manifest.json" in store.names():
-            assert {file.key for file in manifest.files} <= store.names()
-            for stage, source in manifest.inputs.items():
-                assert f"{stage}/{source.fingerprint}/manifest.json" in store.names()
-    *_, revoked = manifests
-    if f"{place(revoked)}/manifest.json" in store.names():
-        assert f"{place(revoked)}/revoked.json" in store.names()
 
 
 def test_there_is_one_collection_at_a_time(store: MemoryStore):
@@ -332,14 +257,6 @@ def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
     ]
 
 
-def test_what_was_published_again_meanwhile_stays() -> None:
-    store = Interrupting()
-    source, made = ready_to_sweep(store)
-    store.before[f"head {place(made)}/manifest.json"] = lambda: put_whole(store, made)
-    gc(store)
-    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
-
-
 def test_a_run_that_starts_again_meanwhile_keeps_its_record() -> None:
     store = Interrupting()
     manifest = make(store)
@@ -373,20 +290,3 @@ def test_only_records_are_read_and_each_at_most_twice() -> None:
     kinds = [key.rpartition("/")[2] for key in asked if not key.startswith("gc/")]
     assert {kind for kind in kinds if not kind.startswith("tiny-")} == {"manifest.json"}
     assert len(kinds) == len(set(asked) - {key for key in asked if key.startswith("gc/")}) == 30
-
-
-def test_many_threads_delete_what_one_does() -> None:
-    gone: list[set[str]] = []
-    for threads in (1, 8):
-        store = MemoryStore()
-        for seed in range(30):
-            make(store, seed=seed)
-        store.now += 2 * DAY
-        for _ in range(2):
-            gc(store, threads=threads)
-            store.now += DAY
-        gone.append(set(store.deleted))
-        with pytest.raises(ObjectNotFound):
-            store.get(next(iter(gone[-1])))
-    assert gone[0] == gone[1]
-    assert len(gone[0]) == 30 * 4
