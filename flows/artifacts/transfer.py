@@ -12,7 +12,7 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -20,7 +20,6 @@ from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.files import reason_of, sha256_of
-from infra.storage.parts import run_all
 from nanochat_core.errors import ArtifactError
 
 TRIES = 3  # for one file whose bytes are wrong
@@ -201,22 +200,28 @@ def transfer_each(
 
     The first call that fails stops the others, and its error is raised.
     """
-    results: dict[int, _Result] = {}
+    if len(items) == 1:  # in this thread: the simulation's histories have no other
+        return [function(items[0], on_bytes)]
+    stop = threading.Event()
 
-    def work(entry: tuple[int, _Item], stop: threading.Event) -> None:
-        def count_or_stop(count: int) -> None:
-            # Python cannot end a thread from outside. This is called at each chunk, so neither an
-            # error nor Ctrl-C waits for gigabytes.
-            if stop.is_set():
-                raise _Stopped
-            on_bytes(count)
-
-        index, item = entry
-        results[index] = function(item, count_or_stop)
+    def count_or_stop(count: int) -> None:
+        # Python cannot end a thread from outside. This is called at each chunk, so neither an error
+        # nor Ctrl-C waits for gigabytes.
+        if stop.is_set():
+            raise _Stopped
+        on_bytes(count)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        run_all(pool, enumerate(items), work, at_once=_THREADS)
-    return [results[index] for index in range(len(items))]
+        futures = [pool.submit(function, item, count_or_stop) for item in items]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:  # also KeyboardInterrupt: leaving the block waits for the threads
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise
+    return [future.result() for future in futures]
 
 
 class _Stopped(Exception):
