@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
+from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -119,6 +120,32 @@ def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path
         on_bytes=told.append,
     )
     assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
+
+
+def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):
+    class Silent(LocalStore):
+        """Writes the first manifest without an answer, after which the manifest is superseded."""
+
+        is_silent = True
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            is_ours = super().put_if_absent(key, data)
+            if key.endswith("/manifest.json") and self.is_silent:
+                self.is_silent = False
+                supersede(self, Manifest.from_json(data, where=""), fence=no_fence)
+                raise StoreUnavailable("no answer", hint="wait")
+            return is_ours
+
+    def persist(action: Callable[[], T], /) -> T:
+        try:
+            return action()
+        except StoreUnavailable:
+            return action()
+
+    store = Silent(tmp_path / "store")
+    with pytest.raises(ArtifactError, match="was removed while it was being published"):
+        publish_rows(store, tmp_path, persist=persist)
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
 def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(

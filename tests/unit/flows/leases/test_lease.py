@@ -113,6 +113,18 @@ def test_the_lease_of_a_dead_process_of_our_home_is_taken_at_once(store: LocalSt
     assert take(store, claim("b", home="ours")).fencing_token == 2
 
 
+def test_the_same_owner_in_another_epoch_has_lost_it_too(store: LocalStore) -> None:
+    old = take(store, claim("a"))
+    release(store, old)
+    release(store, take(store, claim("b")))
+    again = take(store, claim("a"))
+
+    assert (again.owner, again.fencing_token) == (old.owner, 3)
+    with pytest.raises(LeaseLost, match="lost its lease to run run-a"):
+        renew(store, old, step=1, total=2)
+    check(store, again)
+
+
 def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalStore) -> None:
     held = take(store, claim("a"))
     release(store, held)
