@@ -179,14 +179,6 @@ def test_a_store_that_was_never_reached_is_given_up_soon(monkeypatch: pytest.Mon
     assert "AWS_ENDPOINT_URL_S3" in (e.value.hint or "")
 
 
-def test_a_store_that_comes_back_in_time_is_not_noticed(fake: FakeS3) -> None:
-    store = store_on(fake)
-    store.put("a", b"1")
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", times=7))
-    assert store.get("a") == b"1"
-    assert fake.count("GET") == 8
-
-
 def test_an_answer_that_never_comes_is_asked_for_again(
     fake: FakeS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

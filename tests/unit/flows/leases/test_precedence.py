@@ -9,16 +9,6 @@ from flows.leases import queue as module
 from flows.leases.queue import PriorityQueue, QueueEntry
 
 
-def test_it_is_had_by_one_at_a_time() -> None:
-    queue = PriorityQueue()
-    one, other = QueueEntry(queue=queue, rank=(1,)), QueueEntry(queue=queue, rank=(2,))
-
-    assert one.acquire(timeout=0)
-    assert not other.acquire(timeout=0.05)
-    one.release()
-    assert other.acquire(timeout=100)
-
-
 def test_of_those_who_wait_the_least_rank_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ASK_AGAIN", 1000.0)  # a thread may be slow
     queue, had, ready = PriorityQueue(), list[int](), threading.Barrier(4)
