@@ -41,6 +41,7 @@ class Backend:
     command: tuple[str, ...]  # starts an interpreter that executes the order on standard input
     landlock: int = 0  # the version to use; 0 means none
     readable: tuple[str, ...] = ()  # with Landlock
+    why: tuple[str, ...] = ()  # why each stronger kind is unavailable, once that is tested
 
 
 def restrictions(backend: Backend, *, seconds: float, memory_mb: int) -> dict[str, Any]:

@@ -18,11 +18,11 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tasks.base import TaskError
-from tasks.sandbox.backends import Backend, Kind, find_backends
+from tasks.sandbox.backends import Backend, find_backends
 from tasks.sandbox.process import Check, Verdict, run_in
 
 # Attempts, harmlessly, what each protection forbids, and prints those that do not hold:
@@ -85,19 +85,6 @@ _PROBED = Check(setup="", test="def check(probed): probed()", entry_point="probe
 _PROBE_SECONDS, _PROBE_MEMORY_MB = 20.0, 512
 
 
-@dataclass(frozen=True, kw_only=True)
-class Protections:
-    """The backend that sandboxes model-written code on this machine, as tested."""
-
-    kind: Kind
-    why: tuple[str, ...]  # why each stronger kind is unavailable
-
-
-def protections() -> Protections:
-    """Return this machine's backend. Raises TaskError if none holds."""
-    return _choose()[1]
-
-
 def run_untrusted(
     program: str,
     check: Check,
@@ -114,8 +101,7 @@ def run_untrusted(
 
     Raises TaskError if a protection is missing; nothing has run then.
     """
-    backend, _ = _choose()
-    return run_in(backend, program, check, seconds=seconds, memory_mb=memory_mb, stop=stop)
+    return run_in(protections(), program, check, seconds=seconds, memory_mb=memory_mb, stop=stop)
 
 
 def run_all(runs: Sequence[tuple[str, Check]], *, seconds: float, memory_mb: int) -> list[Verdict]:
@@ -141,8 +127,8 @@ def run_all(runs: Sequence[tuple[str, Check]], *, seconds: float, memory_mb: int
 
 
 @functools.cache
-def _choose() -> tuple[Backend, Protections]:
-    """Return the first backend that holds. Raises TaskError if there is none."""
+def protections() -> Backend:
+    """Return the first backend that holds here, as tested. Raises TaskError if there is none."""
     why: list[str] = []
     for backend in find_backends():
         if isinstance(backend, str):
@@ -150,7 +136,7 @@ def _choose() -> tuple[Backend, Protections]:
         elif fault := _find_fault(backend):
             why.append(f"{backend.kind} {fault}")
         else:
-            return backend, Protections(kind=backend.kind, why=tuple(why))
+            return replace(backend, why=tuple(why))
     raise TaskError(
         f"model-written code does not run here: {'; '.join(why)} (install bubblewrap 0.8 and allow "
         "user namespaces, or use Linux 5.13 or newer with Landlock)"

@@ -25,7 +25,8 @@ from nanochat_core.engine.native.build import unable_here
 from nanochat_core.errors import NanochatError
 from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
-from tasks.sandbox.run import Protections, protections
+from tasks.sandbox.backends import Backend
+from tasks.sandbox.run import protections
 
 GIB = 1 << 30
 PYTHON = (3, 11)
@@ -277,7 +278,7 @@ def check_trackers(names: Sequence[str]) -> Finding:
     return _ok("trackers", ", ".join(names) or "none; NANOCHAT_SINKS names them")
 
 
-def ask_sandbox() -> Protections | str:
+def ask_sandbox() -> Backend | str:
     """Return the sandbox for programs that a model wrote, or as text why none can run."""
     try:
         return protections()
@@ -285,7 +286,7 @@ def ask_sandbox() -> Protections | str:
         return str(error)
 
 
-def check_sandbox(found: Protections | str) -> Finding:
+def check_sandbox(found: Backend | str) -> Finding:
     """Check that programs written by a model (the task humaneval) can run in bubblewrap."""
     remedy = "install bubblewrap and allow user namespaces; only the task humaneval needs it"
     if isinstance(found, str):

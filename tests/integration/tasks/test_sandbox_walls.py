@@ -201,11 +201,11 @@ def test_bubblewrap_holds_where_the_interpreter_lies_below_tmp(monkeypatch, fold
     (library / system.name).symlink_to(f"/usr/lib/{system.name}")
     where = str(python), (str(python), str(library))
     monkeypatch.setattr(backends, "_interpreter", lambda as_user: where)
-    run._choose.cache_clear()
+    run.protections.cache_clear()
     try:
         assert protections().kind == "bubblewrap"
         print_it = f"import sys\nprint(sys.executable, sys.prefix){END}"
-        verdict = run_in(run._choose()[0], print_it, ENDS, **LIMITS)
+        verdict = run_in(protections(), print_it, ENDS, **LIMITS)
         assert verdict.output == f"{python} {folder}\n"
     finally:
-        run._choose.cache_clear()
+        run.protections.cache_clear()

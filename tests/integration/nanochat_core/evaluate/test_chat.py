@@ -253,9 +253,9 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
 def no_sandbox(monkeypatch):
     """A machine where no wall can be put up: not one of the programs, and a kernel without any."""
     monkeypatch.setattr(run, "find_backends", lambda: iter(["nothing is installed"]))
-    run._choose.cache_clear()
+    run.protections.cache_clear()
     yield
-    run._choose.cache_clear()
+    run.protections.cache_clear()
 
 
 def test_a_machine_without_a_sandbox_fails_the_stage_before_any_task_is_asked(

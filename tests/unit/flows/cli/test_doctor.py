@@ -14,7 +14,7 @@ from flows.cli.app import main
 from flows.cli.machine import checks
 from flows.cli.machine.checks import GIB
 from infra.prefect.records import my_stack, write_record
-from tasks.sandbox.run import Protections
+from tasks.sandbox.backends import Backend
 
 TORCH = {
     "version": "2.13.0",
@@ -119,9 +119,9 @@ def test_this_machine_has_memory_and_threads() -> None:
 
 
 def test_what_holds_programs_of_a_model_is_said() -> None:
-    check = checks.check_sandbox(Protections(kind="bubblewrap", why=()))
+    check = checks.check_sandbox(Backend(kind="bubblewrap", command=()))
     assert (check.state, check.found) == ("ok", "bubblewrap")
-    check = checks.check_sandbox(Protections(kind="landlock", why=("bwrap not installed",)))
+    check = checks.check_sandbox(Backend(kind="landlock", command=(), why=("bwrap not installed",)))
     assert (check.state, check.found) == ("warn", "landlock (bwrap not installed)")
     assert check.remedy
     assert checks.check_sandbox("no way").found == "no way"
