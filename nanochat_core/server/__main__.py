@@ -72,29 +72,17 @@ class Server(uvicorn.Server):
 
 def main(arguments: list[str]) -> int:
     """Serve until stopped; returns the exit code."""
-    options = make_parser().parse_args(arguments)
+    options = vars(make_parser().parse_args(arguments))
+    model, host, port = (options.pop(name) for name in ("model", "host", "port"))
+    engines = {name: options.pop(name) for name in ("device", "workers", "precision", "num_slots")}
     try:
         serve(
-            options.model,
-            name=options.model.resolve().name,
-            host=options.host,
-            port=options.port,
-            engines=Engines(
-                device=options.device,
-                workers=options.workers,
-                precision=options.precision,
-                num_slots=options.slots,
-            ),
-            rules=make_rules(
-                options.host,
-                key_file=options.key_file,
-                trusted_host=options.trusted_host,
-                allow_origin=options.allow_origin,
-                max_waiting=options.max_waiting,
-                max_seconds=options.max_seconds,
-                overflow=options.overflow,
-                log=options.log,
-            ),
+            model,
+            name=model.resolve().name,
+            host=host,
+            port=port,
+            engines=Engines(**engines),
+            rules=make_rules(host, **options),
         )
     except NanochatError as error:
         hint = f"hint: {error.hint}\n" if error.hint else ""

@@ -22,7 +22,12 @@ def make_parser() -> argparse.ArgumentParser:
     add("--workers", type=int, help="engine processes; default one for each GPU")
     precisions = "of the weights: fp32, bf16, int8; default the model's own"
     add("--precision", default=Engines.precision, help=precisions)
-    add("--slots", type=int, help="answers that one engine process writes at the same time")
+    add(
+        "--slots",
+        type=int,
+        dest="num_slots",
+        help="answers that one engine process writes at the same time",
+    )
     waiting, seconds = rules.max_waiting, rules.max_seconds
     add("--max-waiting", type=int, default=waiting, help="answers that may wait for a slot")
     add("--max-seconds", type=float, default=seconds, help="for one answer, its wait included")

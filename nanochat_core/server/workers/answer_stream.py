@@ -15,6 +15,7 @@ class AnswerStream:
 
     def __init__(self, num_samples: int, *, worker: int, on_cancel: Callable[[], None]) -> None:
         self.worker = worker  # the index of its engine process
+        self.unfinished = num_samples  # samples that the engine has not ended
         self.was_refused = False  # the engine cannot answer such a request, now or later
         self._events: list[Event] = []
         self._come = asyncio.Event()  # set while there is something to take

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from nanochat_core.engine.requests import (
     ENGINE_FAILED,
@@ -35,7 +35,8 @@ FAILED = 70  # exit status after a failure of the engine; EX_SOFTWARE of sysexit
 def main(arguments: list[str]) -> int:
     """Load the model that the first message names, then answer until the HTTP process ends."""
     connection = socket.socket(fileno=int(arguments[0]))
-    tree = receive_message(connection)
+    incoming = connection.makefile("rb")
+    tree = receive_message(incoming)
     if tree is None:
         return 0
     spec = Spec(**tree)
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     except NanochatError as error:
         connection.sendall(frame(["refused", str(error), error.hint]))
         return 1
-    _answer(engine, facts, connection)
+    _answer(engine, facts, incoming, connection)
     return 0
 
 
@@ -96,12 +97,14 @@ def _die(failed: threading.ExceptHookArgs) -> None:
     os._exit(FAILED)
 
 
-def _answer(engine: "Engine", facts: ModelFacts, connection: socket.socket) -> None:
+def _answer(
+    engine: "Engine", facts: ModelFacts, incoming: BinaryIO, connection: socket.socket
+) -> None:
     outbox: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
     connection.sendall(frame(["ready", vars(facts)]))
     threading.Thread(target=_send, args=(outbox, connection), daemon=True).start()
     handles: dict[int, RequestHandle] = {}
-    while (message := receive_message(connection)) is not None:
+    while (message := receive_message(incoming)) is not None:
         kind, number, *rest = message
         if kind == "generate":
             try:

@@ -16,10 +16,9 @@ An end of file at either side means that the other process has ended.
 
 import asyncio
 import json
-import socket
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 from nanochat_core.engine.requests import EndEvent, Event, LogProbs, SamplingParams, TokenEvent
 
@@ -103,22 +102,11 @@ async def read_message(reader: asyncio.StreamReader) -> Any | None:
         return None
 
 
-def receive_message(connection: socket.socket) -> Any | None:
-    """Read the next message of a blocking socket; None means that the other process has ended."""
+def receive_message(stream: BinaryIO) -> Any | None:
+    """Read the next message of a socket's file; None means that the other process has ended."""
     try:
-        head = _receive_exactly(connection, _LENGTH.size)
-        body = head and _receive_exactly(connection, _LENGTH.unpack(head)[0])
-    except ConnectionError:
+        (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+        body = stream.read(length)
+    except (ConnectionError, struct.error):
         return None
-    return json.loads(body) if body else None
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read `count` bytes; none means the end of the stream."""
-    received = bytearray()
-    while len(received) < count:
-        part = connection.recv(count - len(received))
-        if not part:
-            return b""
-        received += part
-    return bytes(received)
+    return json.loads(body) if len(body) == length else None

@@ -47,14 +47,6 @@ class ServiceUnavailable(Exception):
     """No request can be taken now: too many wait, or all engine processes are being restarted."""
 
 
-@dataclasses.dataclass
-class _UnderWay:
-    """A request that an engine process has not ended."""
-
-    stream: AnswerStream
-    open: int  # samples that have not ended there
-
-
 class Worker:
     """One engine process, and the requests under way in it."""
 
@@ -71,7 +63,7 @@ class Worker:
         self._was_ready = False
         self._has_answered = False  # in this life of its process
         self._status: int | None = None  # of the last process that ended
-        self._under_way: dict[int, _UnderWay] = {}
+        self._under_way: dict[int, AnswerStream] = {}  # requests that it has not ended
         self._count = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -108,15 +100,15 @@ class Worker:
                 asyncio.get_running_loop().call_later(seconds, self._check_ended, number)
 
         stream = AnswerStream(request.num_samples, worker=self.index, on_cancel=cancel)
-        self._under_way[number] = _UnderWay(stream=stream, open=request.num_samples)
+        self._under_way[number] = stream
         self.busy += request.num_samples
         self._send(["generate", number, dataclasses.asdict(request)])
         return stream
 
     def fail_all(self, why: str) -> None:
         """End every stream with an error."""
-        for request in self._under_way.values():
-            request.stream.close("failed", why)
+        for stream in self._under_way.values():
+            stream.close("failed", why)
         self._under_way.clear()
         self.busy = 0
 
@@ -226,17 +218,17 @@ class Worker:
                     self._put(event)
 
     def _put(self, packed: list[Any]) -> None:
-        request = self._under_way.get(packed[0])
-        if request is None:
+        stream = self._under_way.get(packed[0])
+        if stream is None:
             return
         event = unpack_event(packed)
-        request.stream.put(event)
+        stream.put(event)
         if not isinstance(event, TokenEvent):
             self._has_answered |= event.reason in ("stop", "length")
-            ended = request.open if event.sample < 0 else 1  # below 0: the request was refused
-            request.open -= ended
+            ended = stream.unfinished if event.sample < 0 else 1  # below 0: the request was refused
+            stream.unfinished -= ended
             self.busy -= ended
-            if not request.open:
+            if not stream.unfinished:
                 del self._under_way[packed[0]]
                 self._send(["forget", packed[0]])
 
