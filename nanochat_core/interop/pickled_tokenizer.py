@@ -19,32 +19,12 @@ from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
 # All instructions that a pickled Encoding needs: plain values, tables, and one object.
 _INSTRUCTIONS = frozenset(
-    {
-        "PROTO",
-        "FRAME",
-        "GLOBAL",
-        "STACK_GLOBAL",
-        "EMPTY_TUPLE",
-        "NEWOBJ",
-        "BUILD",
-        "EMPTY_DICT",
-        "MARK",
-        "SETITEM",
-        "SETITEMS",
-        "STOP",
-        "SHORT_BINUNICODE",
-        "BINUNICODE",
-        "SHORT_BINBYTES",
-        "BINBYTES",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "MEMOIZE",
-        "BINPUT",
-        "LONG_BINPUT",
-        "BINGET",
-        "LONG_BINGET",
-    }
+    (
+        *("PROTO", "FRAME", "GLOBAL", "STACK_GLOBAL", "EMPTY_TUPLE", "NEWOBJ", "BUILD", "STOP"),
+        *("EMPTY_DICT", "MARK", "SETITEM", "SETITEMS", "SHORT_BINUNICODE", "BINUNICODE"),
+        *("SHORT_BINBYTES", "BINBYTES", "BININT", "BININT1", "BININT2"),
+        *("MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+    )
 )
 _STATE = {"name", "pat_str", "mergeable_ranks", "special_tokens"}
 

@@ -21,57 +21,14 @@ Rotary = tuple[Tensor, Tensor]
 
 
 class NanochatFlowsConfig(PretrainedConfig):
-    """Shape and constants of a model; every value is written out in config.json."""
+    """Shape and constants of a model: every value is written out in config.json."""
 
     model_type = "nanochat_flows"
 
-    def __init__(
-        self,
-        vocab_size: int = 32768,
-        hidden_size: int = 768,
-        num_hidden_layers: int = 12,
-        num_attention_heads: int = 6,
-        num_key_value_heads: int = 6,
-        max_position_embeddings: int = 2048,
-        windows: list[int] | None = None,
-        value_embed_layers: list[int] | None = None,
-        residual_scalars: bool = True,
-        smear: bool = True,
-        backout: bool = True,
-        rope_theta: float = 100000.0,
-        rope_in_bf16: bool = False,
-        qk_scale: float = 1.2,
-        softcap: float = 15.0,
-        gate_scale: float = 3.0,
-        gate_channels: int = 12,
-        smear_channels: int = 24,
-        rms_norm_eps: float = 2.0**-23,
-        use_cache: bool = True,
-        **kwargs,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.max_position_embeddings = max_position_embeddings
-        # Keys to the left that a query of each layer sees besides itself.
-        self.windows = windows or [max_position_embeddings] * num_hidden_layers
-        self.value_embed_layers = value_embed_layers or []
-        self.residual_scalars = residual_scalars
-        self.smear = smear
-        self.backout = backout
-        self.rope_theta = rope_theta
-        self.rope_in_bf16 = rope_in_bf16
-        self.qk_scale = qk_scale
-        self.softcap = softcap
-        self.gate_scale = gate_scale
-        self.gate_channels = gate_channels
-        self.smear_channels = smear_channels
-        self.rms_norm_eps = rms_norm_eps
-        self.use_cache = use_cache
-        kwargs.setdefault("tie_word_embeddings", False)
-        super().__init__(**kwargs)
+    def __init__(self, use_cache: bool = True, **values) -> None:
+        self.use_cache = use_cache  # the base class takes it for a setting of generation
+        values.setdefault("tie_word_embeddings", False)
+        super().__init__(**values)
 
 
 class NanochatAttention(nn.Module):
