@@ -5,7 +5,7 @@ shard: `shard_00000.tokens`, raw little-endian ids, and `shard_00000.lengths.npy
 tokens of each document, bos included. The last shard is for validation.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,15 +54,9 @@ class TokenSet:
 
     def write(self) -> None:
         """Write tokens.json."""
-        tree = {
-            "format": FORMAT,
-            "dtype": self.dtype,
-            "vocab_size": self.vocab_size,
-            "bos": self.bos,
-            "tokenizer": self.tokenizer,
-            "shards": [vars(shard) for shard in self.shards],
-        }
-        write_json(self.directory / INDEX_FILE, tree)
+        tree = asdict(self)
+        del tree["directory"]
+        write_json(self.directory / INDEX_FILE, {"format": FORMAT, **tree})
 
     def read_tokens(self, shard: TokenShard) -> npt.NDArray[Any]:
         """Map the shard's ids (tokens,) from disk. Raises DataError if some are missing."""

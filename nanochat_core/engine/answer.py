@@ -33,7 +33,6 @@ class Answer:
         self.mask: list[int] = []
         self.finished = False
         self.last = -1  # the token of the latest step, the ending one included
-        self.last_mask = 0
         self._calls = ToolCalls(tools)
         self._ends = ends
         self.limit = limit
@@ -54,7 +53,7 @@ class Answer:
             token, sampled_by_model = self._calls.forced.popleft(), 0
         else:
             token, sampled_by_model = sampled, 1
-        self.last, self.last_mask = token, sampled_by_model
+        self.last = token
         # The ending token is reported as `last`, but is no part of the answer.
         if token in self._ends:
             self.finished = True

@@ -37,13 +37,11 @@ class Scheduler:
         context: int,
         prefill_tokens: int = 512,
         max_steps: int = 8,
-        slice_seconds: float | None = None,
     ) -> None:
         """Set an empty scheduler up. `context`: tokens that prompt and answer may hold.
 
         `prefill_tokens`: the most that are prefilled per step. A decode call is up to `max_steps`
-        steps, and with `slice_seconds` no longer than about that: new and cancelled requests wait
-        for it to end.
+        steps: new and cancelled requests wait for it to end.
         """
         self.runner = runner
         self.slots = Slots(
@@ -53,12 +51,7 @@ class Scheduler:
             max_steps=max_steps,
             on_leave=self._note_left,
         )
-        self._steps = StepRunner(
-            self.slots,
-            call_end=tools.python_end,
-            max_steps=max_steps,
-            slice_seconds=slice_seconds,
-        )
+        self._steps = StepRunner(self.slots, call_end=tools.python_end, max_steps=max_steps)
         self._tools = tools
         self._ends = ends
         self._context = context
@@ -180,7 +173,7 @@ class Scheduler:
             self.slots.forget()
 
     def slice_for(self, seconds: float | None) -> None:
-        """Change `slice_seconds`."""
+        """Limit a decode call to about so many seconds; None: no limit."""
         with self._stepping:
             self._steps.slice_seconds = seconds
 

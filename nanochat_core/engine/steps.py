@@ -35,15 +35,13 @@ class _Launched:
 class StepRunner:
     """Runs the passes over the sequences that have slots."""
 
-    def __init__(
-        self, slots: Slots, *, call_end: int, max_steps: int, slice_seconds: float | None
-    ) -> None:
+    def __init__(self, slots: Slots, *, call_end: int, max_steps: int) -> None:
         """Set up an idle runner. `call_end`: the token that stops a slot until a tool has answered.
         The rest is as in `Scheduler`."""
         self.slots = slots
         self.runner = slots.runner
         self.counts = slots.counts
-        self.slice_seconds = slice_seconds
+        self.slice_seconds: float | None = None  # limit of a decode call, about
         self.seconds_per_step = 0.0  # of late
         self._call_end = call_end
         self._max_steps = max_steps

@@ -6,8 +6,10 @@ and the others wait. If not even one of full length fits, the choice is refused.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -102,18 +104,20 @@ def choose_runner(
     # cos and sin in fp32, twice: building the table takes as much again for a moment.
     rotary = 2 * longest * head_dim(config) * BYTES["fp32"]
     room = (available_memory(device) if memory is None else memory) - weights - rotary
-    groups = _fit(
-        lambda sequences: _groups(config, sequences, longest, size),
-        lambda groups: pool_bytes(groups) <= room,
-        most=num_slots,
+    # For as many sequences as fit: memory grows with their number.
+    most = bisect_right(
+        range(1, num_slots + 1),
+        room,
+        key=lambda count: pool_bytes(_groups(config, count, longest, size)),
     )
-    if groups is None:
+    if not most:
         need = weights + rotary + pool_bytes(_groups(config, 1, longest, size))
         raise ConfigError(
             f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
             f"of memory, {_size(room + weights + rotary)} are available",
             hint="take a shorter context, a smaller model or bf16, or give it more memory",
         )
+    groups = _groups(config, most, longest, size)
     return Choice(
         runner=name,
         precision=precision,
@@ -132,29 +136,15 @@ def open_runner(
     model: GPT,
     *,
     stop_tokens: Iterable[int],
-    precision: str = "model",
-    num_slots: int = 32,
-    max_len: int | None = None,
-    memory: int | None = None,
-    threads: int | None = None,
-    runner: str | None = None,
     on_choice: Callable[[Choice], None] | None = None,
+    **options: Any,
 ) -> Runner:
-    """Open a runner of `model` on the model's device; see `choose_runner` for the other parameters.
+    """Open a runner of `model` on the model's device; options: those of `choose_runner`.
 
     stop_tokens: see `Runner.decode`. on_choice: called once with what runs the model, before memory
     is taken; with CUDA graphs after it, because torch replaces them if their capture fails.
     """
-    # Chosen, and refused, before anything is allocated.
-    choice = choose_runner(
-        model,
-        precision=precision,
-        num_slots=num_slots,
-        max_len=max_len,
-        memory=memory,
-        threads=threads,
-        runner=runner,
-    )
+    choice = choose_runner(model, **options)  # or refused, before anything is allocated
 
     def report(choice: Choice) -> None:
         note_version("runner", f"{choice.runner} in {choice.precision}")
@@ -164,7 +154,7 @@ def open_runner(
     capacity = Capacity(
         groups=choice.groups,
         page_size=choice.page_size,
-        num_slots=num_slots,
+        num_slots=choice.num_slots,
         max_len=choice.max_len,
     )
     if choice.runner == "native":
@@ -182,9 +172,9 @@ def open_runner(
             graphs = GraphRunner(model, capacity, dtype=dtype, stop_tokens=stops)
         except RuntimeError as error:  # torch's error for whatever CUDA refuses
             why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
-            if runner is not None:
+            if options.get("runner") is not None:
                 raise ConfigError(
-                    f"{runner} cannot run here: {why}",
+                    f"{choice.runner} cannot run here: {why}",
                     hint="leave the choice of the runner open",
                 ) from error
             choice = replace(choice, runner="torch", reason=f"not cuda graphs: {why}")
@@ -205,23 +195,6 @@ def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]
         )
         for window in dict.fromkeys(config.windows)
     )
-
-
-def _fit(
-    make: Callable[[int], tuple[PageGroup, ...]],
-    fits: Callable[[tuple[PageGroup, ...]], bool],
-    *,
-    most: int,
-) -> tuple[PageGroup, ...] | None:
-    """Return groups for as many sequences as fit, `most` at most; None means not even one."""
-    if not fits(make(1)):
-        return None
-    # Binary search: memory grows with the number of sequences.
-    least = 1
-    while least < most:
-        middle = (least + most + 1) // 2
-        least, most = (middle, most) if fits(make(middle)) else (least, middle - 1)
-    return make(least)
 
 
 def weight_bytes(model: GPT, precision: str) -> int:

@@ -14,7 +14,7 @@ tested on CPUs.
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +32,12 @@ from nanochat_core.model.gpt import GPT
 WARM_UPS = 2  # runs before a capture, in which libraries choose their kernels
 
 
-class Graph:
+class Graph(NamedTuple):
     """A captured step, the memory it reads its rows from and the memory of its output."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, rows: Tensor, output: StepOutput) -> None:
-        self.graph, self.rows, self.output = graph, rows, output
+    graph: torch.cuda.CUDAGraph
+    rows: Tensor
+    output: StepOutput
 
 
 class GraphRunner(DeviceRunner):

@@ -4,6 +4,7 @@ Tests compare the engine with it, and it shows in few lines what the engine comp
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,25 +23,15 @@ def generate_naive(
     tokens: Sequence[int],
     *,
     max_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
     seed: int,
     sample_index: int = 0,
+    **settings: Any,
 ) -> Completion:
     """Return one answer to the prompt `tokens`, as `Engine.complete` does for the same seed.
 
-    temperature to repetition_penalty: see `SamplingParams`.
+    settings: those of `SamplingParams`.
     """
-    params = SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-    )
+    params = SamplingParams(**settings)
     limit = min(max_tokens, model.config.sequence_len - len(tokens))
     answer = Answer(ToolTokens.of(tokenizer), ends=end_tokens(tokenizer), limit=limit)
     key = row_keys(torch.tensor([seed]), torch.tensor([sample_index]))
