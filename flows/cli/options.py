@@ -46,6 +46,7 @@ from infra.placement import (
     missing_packages,
 )
 from infra.storage.base import Store
+from infra.storage.files import writing
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Attention
@@ -100,6 +101,15 @@ def words_of(options: Any) -> list[str]:
 Positive: TypeAlias = Annotated[int, Parameter(validator=Number(gte=1))]
 NotNegative: TypeAlias = Annotated[int, Parameter(validator=Number(gte=0))]
 ProfileName: TypeAlias = Annotated[str, parameter_of(PROFILE)]
+ArtifactName: TypeAlias = Annotated[
+    str,
+    Parameter(
+        name="REF", help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model."
+    ),
+]
+StageName: TypeAlias = Annotated[
+    str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")
+]
 ModelName: TypeAlias = Annotated[
     str,
     Parameter(
@@ -203,19 +213,9 @@ class StoreOptions(InStore, _InHome):
 
         Raises ConfigError if a file is in its place or it cannot be created.
         """
-        try:
+        with writing(self.home_path, ConfigError, hint="give another directory with --home"):
             # 0700: the home holds passwords of the Prefect server and of its database.
             self.home_path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(
-                f"{self.home_path} cannot be a directory: {error.filename} is a file",
-                hint="give another one with --home",
-            ) from error
-        except OSError as error:
-            raise ConfigError(
-                f"{self.home_path} cannot be made: {(error.strerror or str(error)).lower()}",
-                hint="give another one with --home",
-            ) from error
         return self.home_path
 
     def open_store(self) -> Store:

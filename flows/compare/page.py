@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flows.render.charts import Chart, line_style
-from flows.render.html import fill
+from flows.render.html import fill, write_whole
 from flows.render.vega import IN_PAGE
+from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
 
 TEMPLATE = Path(__file__).with_name("compare.html.jinja")
@@ -34,15 +35,6 @@ def render(names: Sequence[str], stages: Sequence[Compared]) -> str:
 
 def write(path: Path, page: str) -> None:
     """Write the page to `path` atomically. Raises ConfigError if it cannot be written."""
-    path = path.expanduser()
-    # In the same directory, since a rename across file systems is not atomic, or fails.
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(
-            f"{path} cannot be written: {(error.strerror or str(error)).lower()}",
-            hint="name a file in an existing directory, with --html",
-        ) from error
+    hint = "name a file in an existing directory, with --html"
+    with writing(path, ConfigError, hint=hint):
+        write_whole(path.expanduser(), page.encode())

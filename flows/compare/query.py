@@ -7,8 +7,7 @@ locked. One statement is accepted, of a kind that reads; at worst it changes the
 import contextlib
 import re
 import tempfile
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +28,13 @@ _LOCKED = (
 _MAX_MESSAGE = 300  # characters of an error
 
 
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """The result of a statement."""
-
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[Any, ...]]
-
-
-def select(query: str, directory: Path) -> Result:
-    """Run one statement over the tables that `write_tables` wrote below `directory`.
+def select(query: str, directory: Path) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return columns and rows of one statement over the tables below `directory`.
 
     Raises ConfigError, in one line, for a statement that is wrong or not a query.
     """
     with _answer(query, directory) as found:
-        return Result(columns=tuple(found.columns), rows=found.fetchall())
+        return found.columns, found.fetchall()
 
 
 def query_store(store: Store, query: str) -> tuple[Any, list[str]]:

@@ -176,8 +176,8 @@ def _emit_events(model: str, newest: Evaluation, built: Built, verdict: Assessme
         "nanochat.model": model,
         "nanochat.fingerprint": newest.model,
         "nanochat.metric": verdict.metric,
-        "nanochat.regressed": _yes(verdict.regressed),
-        "nanochat.inside-interval": _yes(verdict.is_inside),
+        "nanochat.regressed": str(verdict.regressed).lower(),
+        "nanochat.inside-interval": str(verdict.is_inside).lower(),
     }
     payload: dict[str, Any] = {
         "model": model,
@@ -188,7 +188,3 @@ def _emit_events(model: str, newest: Evaluation, built: Built, verdict: Assessme
     }
     for event in (COMPLETED, *([REGRESSED] if verdict.regressed else [])):
         emit_event(event=event, resource=resource, payload=payload)
-
-
-def _yes(value: bool) -> str:
-    return "true" if value else "false"

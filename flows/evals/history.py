@@ -15,7 +15,6 @@ from flows.compare.compare import Delta, scores_of
 from flows.evals.regression import USUAL, Evaluation, delta_between, same_suite
 from flows.evals.suite import history_name
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef
 from flows.render.score import Score
 from flows.stages import EVALUATORS, MODELS
 from infra.storage.base import Store
@@ -57,16 +56,14 @@ def read_metric(store: Store, name: str, *, metric: str | None, limit: int) -> H
     """
     wanted = _evaluator_of(name)
     runs = _runs_of(store, name)
-    found = [
-        by_stage for by_stage in read_all(lambda run: _evaluations_of(store, run), runs) if by_stage
-    ]
+    found = read_all(lambda run: _evaluations_of(store, run), runs)
     stages = [wanted] if wanted else _BEST_FIRST
     metrics = USUAL if metric is None else (metric,)
     for stage, chosen in ((stage, chosen) for chosen in metrics for stage in stages):
         evaluated = [
-            Evaluation(run=run, manifest=by_stage[stage])
-            for run, by_stage in found
-            if stage in by_stage and chosen in scores_of(by_stage[stage])
+            by_stage[stage]
+            for by_stage in found
+            if stage in by_stage and chosen in scores_of(by_stage[stage].manifest)
         ]
         if evaluated:
             shown = evaluated[: limit + 1]  # the oldest shown needs one more to differ from
@@ -74,7 +71,9 @@ def read_metric(store: Store, name: str, *, metric: str | None, limit: int) -> H
             return History(
                 stage=stage, metric=chosen, entries=entries, more=len(evaluated) - len(entries)
             )
-    raise _nothing(name, metric, [m for _, by_stage in found for m in by_stage.values()], stages)
+    raise _nothing(
+        name, metric, [e.manifest for by_stage in found for e in by_stage.values()], stages
+    )
 
 
 def _evaluator_of(name: str) -> str | None:
@@ -101,14 +100,11 @@ def _runs_of(store: Store, name: str) -> list[Run]:
     return sorted(found.values(), key=lambda run: (run.started, run.run), reverse=True)
 
 
-def _evaluations_of(store: Store, run: Run) -> tuple[Run, dict[str, Manifest]] | None:
-    """Return the run's evaluations by stage; None if none is left in the store."""
-    found: dict[str, Manifest] = {}
-    for stage in _BEST_FIRST:
-        fingerprint = run.stages.get(stage)
-        if fingerprint and (manifest := find_manifest(store, ArtifactRef(stage, fingerprint))):
-            found[stage] = manifest
-    return (run, found) if found else None
+def _evaluations_of(store: Store, run: Run) -> dict[str, Evaluation]:
+    """Return the run's evaluations by stage, without those that the store has no more."""
+    refs = (run.find_ref(stage) for stage in _BEST_FIRST)
+    found = ((ref.stage, find_manifest(store, ref)) for ref in refs if ref)
+    return {stage: Evaluation(run=run, manifest=manifest) for stage, manifest in found if manifest}
 
 
 def _entries(store: Store, evaluated: Sequence[Evaluation], metric: str) -> Iterator[Entry]:

@@ -174,17 +174,16 @@ def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, A
     rows: list[dict[str, Any]] = []
     for evaluation in history:
         scores = scores_of(evaluation.manifest)
+        score = scores.get(metric)
         row: dict[str, Any] = {
             "started": evaluation.run.started,
             "run": evaluation.run.run,
             "model": short(evaluation.model),
             "evaluation": short(evaluation.manifest.fingerprint),
             metric: None,
-            "low": None,
-            "high": None,
+            "low": score and score.low,
+            "high": score and score.high,
         }
-        if metric in scores:
-            row |= {"low": scores[metric].low, "high": scores[metric].high}
         rows.append(row | {name: score.value for name, score in scores.items()})
     return rows
 

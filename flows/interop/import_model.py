@@ -9,16 +9,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
 
 from flows.artifacts.pins import Log, pin
 from flows.artifacts.publish import publish
-from flows.artifacts.runs import Run, check_name, new_run_id, timestamp, write_run
+from flows.artifacts.runs import Run, check_name, new_run, new_run_id, timestamp, write_run
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
 from flows.stages import MODELS, TOKENIZER
@@ -123,6 +123,15 @@ def import_checkpoint(
             pin(store, refs, why=f"import of {name}", log=log, pause=time.sleep),
             watch(size) as on_bytes,
         ):
+            provenance = Provenance(
+                run=run,
+                owner=run,
+                epoch=0,
+                created=timestamp(time.time()),
+                git_commit=None,
+                metrics=facts,
+                segments=(),
+            )
             parts = {
                 stage: publish(
                     store,
@@ -130,13 +139,15 @@ def import_checkpoint(
                     folders[stage],
                     logs=[],
                     inputs={},
-                    provenance=_provenance(run, facts),
+                    provenance=provenance,
                     fence=lambda: None,  # no lease: put-if-absent of the manifest is enough
                     on_bytes=on_bytes,
                 )
                 for stage, identity in found.items()
             }
-            record = _record(run, name, {stage: part.manifest for stage, part in parts.items()})
+            fingerprints = {stage: part.manifest.fingerprint for stage, part in parts.items()}
+            record = new_run(run, name, upstream={}, profile=IMPORTED, depth=None)
+            record = replace(record, status="finished", ended=record.started, stages=fingerprints)
             write_run(store, record)
     model = parts[KINDS[kind]]
     return Import(
@@ -173,30 +184,3 @@ def _identify(stage: str, files: Path) -> Identity:
         "code": {},
     }
     return Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage)
-
-
-def _provenance(run: str, facts: Facts) -> Provenance:
-    return Provenance(
-        run=run,
-        owner=run,
-        epoch=0,
-        created=timestamp(time.time()),
-        git_commit=None,
-        metrics=facts,
-        segments=(),
-    )
-
-
-def _record(run: str, name: str, artifacts: Mapping[str, Manifest]) -> Run:
-    now = timestamp(time.time())
-    return Run(
-        run=run,
-        name=name,
-        profile=IMPORTED,
-        depth=None,
-        overrides=(),
-        status="finished",
-        started=now,
-        ended=now,
-        stages={stage: manifest.fingerprint for stage, manifest in artifacts.items()},
-    )

@@ -1,15 +1,14 @@
 """The files of a series in a home: a page for people, a picture, numbers for programs."""
 
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 from flows.miniseries.findings import HEADER, Findings, rows, sentences, to_tree
 from flows.miniseries.picture import pictures
-from flows.render.html import fill
+from flows.render.html import fill, write_whole
 from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import move_into_place, write_json
+from nanochat_core.job import write_json
 
 TEMPLATE = Path(__file__).with_name("series.html.jinja")
 
@@ -48,19 +47,10 @@ def write_files(home: Path, findings: Findings) -> Files:
     with writing(directory, ConfigError):
         directory.mkdir(parents=True, exist_ok=True)
         write_json(files.numbers, to_tree(findings))
-        _write(files.page, page.encode())
+        write_whole(files.page, page.encode())
         if files.picture and picture:
-            _write(files.picture, picture)
+            write_whole(files.picture, picture)
         else:
             # One of an earlier run would show points that are not in the page.
             (directory / "series.png").unlink(missing_ok=True)
     return files
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data)
-        move_into_place(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

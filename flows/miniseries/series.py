@@ -100,7 +100,7 @@ def open_series(
     most = max(each.run.shards.num_shards for each in opened.values())
     if any(each.run.shards.num_shards != most for each in opened.values()):
         extra = (f"{ADDED}{most}",)
-        opened = {d: _with_shards(each, most) for d, each in opened.items()}
+        opened = {d: open_profile(profile, depth=d, overrides=(*overrides, *extra)) for d in depths}
     return Series(
         name=name,
         profile=profile,
@@ -134,8 +134,9 @@ def units_of(series: Series, stages: Sequence[Stage] = STAGES_OF_SERIES) -> tupl
         for member in series.members:
             # The same settings and the same input units give the same fingerprint. Labels are
             # unique, and hashing the inputs' content would need them to be built.
+            settings = canonical_json(canonical_config(stage, member.profile.run))
             inputs = [of_member[member.depth, source.name].label for source in stage.inputs]
-            alike.setdefault((_settings(stage, member), *inputs), []).append(member)
+            alike.setdefault((settings, *inputs), []).append(member)
         for members in alike.values():
             unit = Unit(
                 stage=stage,
@@ -146,13 +147,3 @@ def units_of(series: Series, stages: Sequence[Stage] = STAGES_OF_SERIES) -> tupl
             found.append(unit)
             of_member.update({(member.depth, stage.name): unit for member in members})
     return tuple(found)
-
-
-def _settings(stage: Stage, member: Member) -> bytes:
-    """Return the settings that decide the stage's result, as canonical JSON."""
-    return canonical_json(canonical_config(stage, member.profile.run))
-
-
-def _with_shards(profile: Profile, count: int) -> Profile:
-    shards = replace(profile.run.shards, num_shards=count)
-    return replace(profile, run=replace(profile.run, shards=shards))

@@ -4,6 +4,7 @@ jinja2 escapes every value. The content security policy in each template forbids
 requests, should an escape be missing.
 """
 
+import uuid
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import jinja2
 from markupsafe import Markup
 
 from flows.render import text
+from nanochat_core.job import move_into_place
 
 STYLE = "style.jinja"
 
@@ -33,6 +35,16 @@ def fill(template: Path, **values: Any) -> str:
         ),  # our file: not escaped
         **values,
     )
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a page or a picture so that a reader sees all of it, or the older one."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(data)
+        move_into_place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 class _Drawn(Protocol):

@@ -9,19 +9,13 @@ from flows.artifacts.names import open_artifact
 from flows.artifacts.revocations import revoke as revoke_artifact
 from flows.artifacts.revocations import this_person, undo_revocation
 from flows.artifacts.runs import timestamp
-from flows.cli.options import StoreOptions
+from flows.cli.options import ArtifactName, StoreOptions
 from flows.cli.output import print_lines
 from nanochat_core.errors import ConfigError
 
 
 def revoke(
-    reference: Annotated[
-        str,
-        Parameter(
-            name="REF",
-            help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model.",
-        ),
-    ],
+    reference: ArtifactName,
     /,
     *,
     why: Annotated[

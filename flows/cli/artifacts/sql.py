@@ -42,11 +42,11 @@ def sql(
     views = views_in(query or "steps examples")
     with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
         problems = write_tables(store, views, Path(directory))
-        result = None if query is None else select(query, Path(directory))
+        head, rows = ([], []) if query is None else select(query, Path(directory))
         known = columns_of(Path(directory)) if query is None else {}
     for problem in dict.fromkeys(problems):
         print_warning(f"passed over: {problem}")
-    if result is None:
+    if query is None:
         described: dict[str, dict[str, Any]] = {
             name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS
         }
@@ -54,14 +54,13 @@ def sql(
         print_result(lambda: described, lines, as_json=as_json)
         return 0
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
-    shown = result.rows[:limit] if limit else result.rows
-    head = result.columns
+    shown = rows[:limit] if limit else rows
     lines = columns([head, *(tuple(map(_cell, row)) for row in shown)])
-    if len(shown) < len(result.rows):
-        lines += ["", f"{len(result.rows) - len(shown)} more rows; --limit 0 shows all"]
+    if len(shown) < len(rows):
+        lines += ["", f"{len(rows) - len(shown)} more rows; --limit 0 shows all"]
     print_result(
         lambda: [dict(zip(head, map(_plain, row), strict=True)) for row in shown],
-        lines if result.rows else [*lines, "no rows"],
+        lines if rows else [*lines, "no rows"],
         as_json=as_json,
     )
     return 0

@@ -16,6 +16,7 @@ from flows.cli.options import (
     Positive,
     ProfileName,
     RunOptions,
+    StageName,
     plan_profile,
 )
 from flows.cli.output import print_lines
@@ -29,7 +30,7 @@ from flows.plan.prove import STEPS, Proof
 
 def accept(
     profile: ProfileName,
-    stage: Annotated[str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")],
+    stage: StageName,
     /,
     *,
     why: Annotated[
@@ -78,7 +79,7 @@ def accept(
         store,
         [*(manifest.ref for manifest in used), offer.identity.ref],
         why=f"nanochat accept {profile} {stage}",
-        log=_log,
+        log=lambda text: print_lines([text]),
         pause=time.sleep,
     ):
         proof = _prove(planned, offer, where, steps=steps) if prove else None
@@ -100,7 +101,7 @@ def _prove(planned: Planned, offer: Offer, where: PlacementOptions, *, steps: in
             inputs={n: fetch(planned.store, m, cache) / "files" for n, m in offer.inputs.items()},
             steps=steps,
             root=REPOSITORY,
-            log=_log,
+            log=lambda text: print_lines([text]),
         )
 
 
@@ -122,7 +123,3 @@ def _describe(offer: Offer, accepted: Acceptance, proof: Proof | None) -> list[s
         f"proven: {what}, equal to the bit with commit {short(proof.old_commit)} and today's code "
         f"on {proof.device}",
     ]
-
-
-def _log(text: str) -> None:
-    print_lines([text])

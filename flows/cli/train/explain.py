@@ -3,13 +3,18 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
-from flows.cli.options import AsJson, PlacementOptions, ProfileName, RunOptions, plan_profile
+from flows.cli.options import (
+    AsJson,
+    PlacementOptions,
+    ProfileName,
+    RunOptions,
+    StageName,
+    plan_profile,
+)
 from flows.cli.output import print_json, print_lines
 from flows.cli.recipes import read_recipe
 from flows.identity.manifest import Facts, Manifest
@@ -23,7 +28,7 @@ from infra.storage.base import Store
 
 def explain(
     profile: ProfileName,
-    stage: Annotated[str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")],
+    stage: StageName,
     /,
     *,
     what: RunOptions = RunOptions(),  # noqa: B008 - frozen
@@ -121,8 +126,9 @@ def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterato
     # An accepted artifact has the bytes of older ones, down the chain of acceptances.
     if accepted := manifest.accepted:
         sources = ", ".join(ref.name for ref in accepted_from(manifest))
+        proof = "unproven" if accepted["proof"] is None else "proven"
         yield "accepted", f"{accepted['when']} by {accepted['who']}: {accepted['why']}"
-        yield "", f"the bytes of {sources}; {_proof(accepted)}"
+        yield "", f"the bytes of {sources}; {proof}"
     yield "made", f"{made.created} by run {made.run}"
     if made.git_commit:
         yield "commit", short(made.git_commit)
@@ -137,10 +143,6 @@ def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterato
         yield "execution", _execution(segment)
     for file in manifest.files:
         yield "file", f"{file.path} ({file.size:,} bytes)"
-
-
-def _proof(accepted: Facts) -> str:
-    return "unproven" if accepted["proof"] is None else "proven"
 
 
 def _execution(segment: Facts) -> str:

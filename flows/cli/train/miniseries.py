@@ -22,6 +22,7 @@ from nanochat_core.errors import ConfigError
 if TYPE_CHECKING:  # numpy, charts and Prefect are slow to import, and every command imports this
     from flows.miniseries.files import Files
     from flows.miniseries.findings import Findings
+    from flows.miniseries.plan import SeriesPlan
     from flows.miniseries.series import Series
 
 _EXAMPLE = "--depths 2,3,4,6"
@@ -103,36 +104,27 @@ def miniseries(
         check_room(where.home_path, store)
     if workers.pool is not None:
         check_pool_exists(where.home_path, workers.pool)
-    return _run(
-        series,
-        overrides,
-        where,
-        workers,
-        [unit.label for unit in planned.units],
-        lines_of(planned),
-        as_json=as_json,
-    )
+    return _run(planned, overrides, where, workers, as_json=as_json)
 
 
 def _run(
-    series: "Series",
+    planned: "SeriesPlan",
     overrides: Sequence[str],
     where: PlacementOptions,
     workers: WorkerOptions,
-    labels: Sequence[str],
-    planned: Sequence[str],
     *,
     as_json: bool,
 ) -> int:
     from flows.miniseries.findings import to_tree
+    from flows.miniseries.plan import lines_of
     from flows.orchestration.local_run import ready
 
+    series = planned.series
     began = time.monotonic()
     again = _command(series, overrides, [*where.words, *workers.words])
-    with resumable(again, stages=labels, stderr=as_json) as display:
-        for line in planned:
+    with resumable(again, stages=[unit.label for unit in planned.units], stderr=as_json) as display:
+        for line in [*lines_of(planned), ""]:
             display.say(line)
-        display.say("")
         with ready(where.home_path, display):
             # Imported here: `ready` first points Prefect at its server.
             from flows.miniseries.flow import MiniseriesRequest

@@ -57,16 +57,21 @@ def submit(
 
     api_url = flow_runs.running_server(where.home_path)
     run = new_run_id(name, timestamp(time.time()))
+    # The store as it was given: without one the worker takes its own.
     request = RunRequest(
-        profile=profile, **shared(RunRequest, redo, what, workers), **_placed(where)
+        profile=profile,
+        store=where.store,
+        gpus=where.gpus,
+        place=where.settings,
+        **shared(RunRequest, redo, what, workers),
     )
     flow_run = flow_runs.submit(api_url, DEPLOYMENT, parameters_of(request), name=run)
-    place = StoreOptions(home=where.home, store=where.store).words
+    words = StoreOptions(home=where.home, store=where.store).words
     print_lines(
         [
             f"run      {run}",
             f"Prefect  {api_url.removesuffix('/api')}/runs/flow-run/{flow_run}",
-            f"status   {shlex.join(['nanochat', 'status', run, *place])}",
+            f"status   {shlex.join(['nanochat', 'status', run, *words])}",
         ]
     )
     return _watch(api_url, flow_run, run, where.open_store()) if watch else 0
@@ -77,10 +82,6 @@ def parameters_of(request: RunRequest) -> dict[str, Any]:
     values = {item.name: getattr(request, item.name) for item in fields(request)}
     defaults = {item.name: item.default for item in fields(request)}
     return {n: value for n, value in values.items() if n == "profile" or value != defaults[n]}
-
-
-def _placed(where: PlacementOptions) -> dict[str, Any]:
-    return {"store": where.store, "gpus": where.gpus, "place": where.settings}
 
 
 def _watch(api_url: str, flow_run: str, run: str, store: Store) -> int:

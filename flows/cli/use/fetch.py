@@ -9,20 +9,14 @@ from cyclopts import Parameter
 
 from flows.artifacts.download import choose_files, copy_files
 from flows.artifacts.names import open_usable
-from flows.cli.options import StoreOptions
+from flows.cli.options import ArtifactName, StoreOptions
 from flows.cli.output import print_note, print_warning, screen
 from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.identity.ref import short
 
 
 def fetch(
-    reference: Annotated[
-        str,
-        Parameter(
-            name="REF",
-            help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model.",
-        ),
-    ],
+    reference: ArtifactName,
     path: Annotated[
         str | None, Parameter(help="A file or a folder in the artifact. Default: all of it.")
     ] = None,

@@ -15,7 +15,7 @@ from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.interop.push import Chosen, Pushed, choose
 from flows.interop.push import push as push_artifacts
 from flows.leases import file_lock
-from infra.storage.base import OnBytes, Store
+from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 
@@ -69,7 +69,7 @@ def push(
                 target,
                 chosen,
                 scratch=scratch,
-                watch=_watch,
+                watch=lambda what, size: show_bytes(size, what=what),
                 log=print_note,
                 pause=time.sleep,
                 verify=verify,
@@ -79,10 +79,6 @@ def push(
         raise
     print_lines(_lines(chosen, pushed, to, time.monotonic() - began, verify=verify))
     return 0
-
-
-def _watch(what: str, size: int) -> contextlib.AbstractContextManager[OnBytes]:
-    return show_bytes(size, what=what)
 
 
 @contextlib.contextmanager

@@ -153,8 +153,11 @@ def test_a_depth_that_cannot_be(
         ("chat tiny --gpus -1", "--gpus is -1"),
         ("status --store file:///not/mounted/store", "cannot be reached"),
         ("fetch sft@tiny --store file:///not/mounted/store", "cannot be reached"),
-        ("plan tiny --home /etc/hostname", "/etc/hostname cannot be a directory"),
-        ("plan tiny --home /etc/hostname/below", "/etc/hostname/below cannot be a directory"),
+        ("plan tiny --home /etc/hostname", "/etc/hostname cannot be written: file exists"),
+        (
+            "plan tiny --home /etc/hostname/below",
+            "/etc/hostname/below cannot be written: not a directory",
+        ),
         ("run tiny --gpus 999", "--gpus is 999, this machine has"),
         ("chat tiny --gpus 999", "--gpus is 999, this machine has"),
     ],
