@@ -26,12 +26,13 @@ from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import Manifest, Provenance, identify_from
 from flows.identity.rebuilds import NONE, find_rebuild_mark, mark_rebuild, open_work
 from flows.identity.ref import ArtifactRef
+from flows.identity.work import measure_work
 from flows.leases import file_lock
 from flows.leases.acquire import BuildClaim, acquire
 from flows.leases.held_lease import HeldLease
 from flows.leases.lease import Claimant
 from flows.leases.outage import StoreWait
-from flows.stages import Stage
+from flows.stages import Stage, stage_named
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
@@ -331,6 +332,7 @@ def _publish(
             metrics=result.metrics,
             versions=result.versions,
             segments=tuple(read_segments(job)),
+            work=measure_work(stage_named(identity.stage), context.run),
         ),
         fence=lease.check,
         persist=wait,

@@ -12,6 +12,7 @@ from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, decode_record, encode_record, repair_hint
 from flows.identity.ref import ArtifactRef
+from flows.identity.work import Work
 from flows.stages import Stage
 from infra.storage.base import check_key
 from nanochat_core.config import RunConfig
@@ -105,6 +106,7 @@ class Provenance:
     # One group per execution: first_step, last_step, started and ended (unix seconds), host,
     # device ("cpu" or "cuda"), processes, device_batch_size, torch, ...
     segments: tuple[Annotated[Facts, Segment], ...]
+    work: Work | None = None  # None: not known, as of an imported artifact
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,17 +1,35 @@
-"""Estimate the time and cost of a stage: from its last build, or from FLOPs for pretraining."""
+"""Estimate the time and cost of a stage: from its last build, else from what was measured."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 from flows.identity.manifest import Manifest
+from flows.identity.work import Work, measure_work
+from flows.profiles import tiny
 from flows.stages import PRETRAIN, Stage
 from infra.placement import Placement, gpu_name
-from nanochat_core.config import ModelConfig, NumericsConfig, PretrainConfig, RunConfig
-from nanochat_core.errors import ConfigError
+from nanochat_core.config import RunConfig
 from nanochat_core.runtime.hardware.gpu_specs import peak_flops
-from nanochat_core.scaling import flops_per_token
 
+# Seconds of the stages of profile tiny, `nanochat run tiny` in an empty home on two idle cores with
+# AVX-512, 2026-11: what a first plan on a CPU says.
+MEASURED = {
+    "shards": 1.0,
+    "task_data": 1.0,
+    "tokenizer": 1.0,
+    "tokens": 1.0,
+    "rows": 1.0,
+    "pretrain": 1.0,
+    "base_eval": 1.0,
+    "midtrain": 1.0,
+    "sft": 1.0,
+    "rl": 1.0,
+    "chat_eval_midtrain": 1.0,
+    "chat_eval_sft": 1.0,
+    "chat_eval_rl": 1.0,
+    "report": 1.0,
+}
+MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
 _MFU = 0.4  # of a d12; larger models do better
 _H100_DOLLARS = 3.0  # an hour: an eighth of the $24 that nanochat counts for a node of 8, 2026-11
@@ -33,16 +51,18 @@ def estimate(
 ) -> Estimate | None:
     """Return an estimate of the whole stage. None means nothing is known.
 
-    `history` are artifacts of the stage, the most similar first; other devices are ignored.
+    `history` are artifacts of the stage, the most similar first. One of another kind of work
+    (see work.py) or device tells nothing.
     """
-    # An artifact with no known duration (imported, or of an old format) says nothing.
-    known = [m for m in history if _device(m) == _device_for(stage, placement) and _seconds(m) > 0]
+    work, device = measure_work(stage, run), _device_for(stage, placement)
+    past = [past for manifest in history if (past := _past(manifest, work.kind, device))]
     seconds, source = None, ""
-    # The longest stage by far, and the last build may have had another depth: count FLOPs.
-    if stage is PRETRAIN:
-        seconds, source = _by_flops(run, known, placement)
-    elif known:
-        seconds, source = _seconds(known[0]), "last time"
+    if past:
+        seconds, source = _by_past(past[0], work, placement, device)
+    elif device == "cpu" and (measured := _measured(stage, work)):
+        seconds, source = measured, "as measured on two cores"
+    elif stage is PRETRAIN:
+        seconds, source = _by_flops(work.amount, placement)
     if seconds is None:
         return None
     price, assumed = _price(stage, placement)
@@ -50,7 +70,7 @@ def estimate(
         seconds=seconds,
         dollars=seconds / 3600 * price,
         source=source + assumed,
-        on_gpus=_device_for(stage, placement) == "cuda",
+        on_gpus=device == "cuda",
     )
 
 
@@ -62,14 +82,48 @@ def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | No
     return replace(whole, seconds=whole.seconds * left, dollars=whole.dollars * left)
 
 
-def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -> tuple[float, str]:
-    flops = _training_flops(run.model, run.numerics, run.pretrain)
-    processes = max(placement.gpus, 1) * placement.nodes
-    for manifest in known:
-        # FLOPs a second and process, evaluations and checkpoints included: assumed to scale.
-        if past := _past_flops(manifest):
-            rate = past / _seconds(manifest) / _processes(manifest)
-            return flops / rate / processes, f"at the pace of {manifest.name}"
+@dataclass(frozen=True, kw_only=True)
+class _Past:
+    """A build of the same kind of work."""
+
+    name: str
+    amount: float
+    seconds: float
+    processes: int
+
+
+def _past(manifest: Manifest, kind: str, device: str) -> _Past | None:
+    """Return the build of an artifact, if it is of this kind and device and recorded its times."""
+    made = manifest.provenance
+    seconds = sum(s.get("ended", 0) - s.get("started", 0) for s in made.segments)
+    devices = {segment.get("device") for segment in made.segments}
+    if made.work is None or made.work.kind != kind or devices != {device} or seconds <= 0:
+        return None
+    return _Past(
+        name=manifest.name,
+        amount=made.work.amount,
+        seconds=seconds,
+        processes=max([1, *(s.get("processes", 1) for s in made.segments)]),
+    )
+
+
+def _by_past(past: _Past, work: Work, placement: Placement, device: str) -> tuple[float, str]:
+    processes = _processes(placement) if device == "cuda" else 1
+    seconds = past.seconds * (work.amount / past.amount) * (past.processes / processes)
+    return seconds, "last time" if seconds == past.seconds else f"at the pace of {past.name}"
+
+
+def _measured(stage: Stage, work: Work) -> float | None:
+    """Return the seconds of work like that of profile tiny; None: it is not like it."""
+    seconds, reference = MEASURED.get(stage.name), measure_work(stage, tiny().run)
+    if seconds is None or work.kind != reference.kind:
+        return None
+    ratio = work.amount / reference.amount
+    return seconds * ratio if 1 / MOST_SCALED <= ratio <= MOST_SCALED else None
+
+
+def _by_flops(flops: float, placement: Placement) -> tuple[float, str]:
+    processes = _processes(placement)
     if placement.gpus:
         name = _gpu_of(placement)
         peak = peak_flops(name or _ASSUMED)
@@ -78,6 +132,10 @@ def _by_flops(run: RunConfig, known: Sequence[Manifest], placement: Placement) -
         return flops / (processes * peak * _MFU), f"{kind}, at {_MFU:.0%} MFU"
     rate = placement.resources.threads * _CPU_THREAD_FLOPS
     return flops / rate, f"no GPU: a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
+
+
+def _processes(placement: Placement) -> int:
+    return max(placement.gpus, 1) * placement.nodes
 
 
 def _gpu_of(placement: Placement) -> str | None:
@@ -97,37 +155,5 @@ def _price(stage: Stage, placement: Placement) -> tuple[float, str]:
     return gpus * _H100_DOLLARS, f", ${_H100_DOLLARS:.0f} an hour each"
 
 
-def _training_flops(
-    model: ModelConfig, numerics: NumericsConfig, pretrain: PretrainConfig
-) -> float:
-    tokens = pretrain.num_steps * pretrain.total_batch_size
-    return float(flops_per_token(model, numerics)) * tokens
-
-
-def _past_flops(manifest: Manifest) -> float | None:
-    config = cast("dict[str, Any]", manifest.preimage["config"])
-    try:
-        model = ModelConfig.from_tree(config["model"])
-        numerics = NumericsConfig.from_tree(config["numerics"])
-        return _training_flops(model, numerics, PretrainConfig.from_tree(config["pretrain"]))
-    except ConfigError:  # written by another version, with other settings
-        return None
-
-
 def _device_for(stage: Stage, placement: Placement) -> str:
     return "cuda" if stage.compute == "gpu" and placement.gpus else "cpu"
-
-
-def _device(manifest: Manifest) -> str | None:
-    """Return the device of all executions. None if they differ or do not record it."""
-    devices = {segment.get("device") for segment in manifest.provenance.segments}
-    return devices.pop() if len(devices) == 1 else None
-
-
-def _processes(manifest: Manifest) -> int:
-    return max([1, *(s.get("processes", 1) for s in manifest.provenance.segments)])
-
-
-def _seconds(manifest: Manifest) -> float:
-    """Return the seconds spent in all executions; 0 if they do not record it."""
-    return sum(s.get("ended", 0) - s.get("started", 0) for s in manifest.provenance.segments)

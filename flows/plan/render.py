@@ -99,15 +99,16 @@ def totals(plan: Plan) -> dict[str, Any]:
     """Return the summary and the sums of the estimates as JSON values."""
     known = [item.estimate for item in plan.stages if item.estimate]
     seconds, dollars = sum(e.seconds for e in known), sum(e.dollars for e in known)
-    # Stages that may run and never ran.
+    # Stages that may run, and of which no build like it has been timed.
     unknown = sum(item.state != "=" and item.estimate is None for item in plan.stages)
     counts = Counter(item.state for item in plan.stages)
     summary = ", ".join(f"{counts[s]} {word}" for s, word in _SUMMARY.items() if counts[s])
     if plan.exit_code == 0:
         summary = f"nothing to run: {len(plan.stages)} stages up to date"
     elif known:
-        summary += f"; about {duration(seconds)}" + (f", {money(dollars)}" if dollars else "")
-        summary += f" without {unknown} stages that never ran" if unknown else ""
+        summary += "; at least " if unknown else "; about "
+        summary += duration(seconds) + (f", {money(dollars)}" if dollars else "")
+        summary += f" ({unknown} stages not timed yet)" if unknown else ""
     return {
         "summary": summary,
         "seconds": seconds,

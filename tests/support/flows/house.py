@@ -9,6 +9,7 @@ from flows.artifacts.publish import publish
 from flows.artifacts.runs import Run
 from flows.identity.fingerprint import Code
 from flows.identity.manifest import Manifest, Provenance, identify_from
+from flows.identity.work import measure_work
 from flows.plan.plan import Plan, make_plan
 from flows.stages import STAGES
 from infra.placement import Placement
@@ -76,6 +77,7 @@ def build(
             git_commit=commit,
             metrics={},
             segments=({"started": 0.0, "ended": 100.0, "device": "cpu", "processes": 1},),
+            work=measure_work(stage, run),
         )
         built[stage.name] = publish(
             store,

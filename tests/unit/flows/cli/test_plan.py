@@ -78,7 +78,7 @@ def test_plan_says_by_its_exit_code_whether_there_is_something_to_run(
     assert code == 2
     sft = next(line for line in lines if line.startswith("~ sft"))
     assert f"sft.num_epochs {TINY.sft.num_epochs} -> 7" in sft
-    assert "1 min 40 s (last time)" in sft
+    assert "11 min 40 s (at the pace of sft/" in sft  # seven times the 100 s of one epoch
     rl = next(line for line in lines if line.startswith("? rl"))
     assert rl.endswith("after sft")
     assert terminal.fails("plan", "tinny")[1] == "did you mean 'tiny'?"

@@ -14,8 +14,10 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.lease import Claimant, LeaseGrant, release, renew, try_acquire
+from flows.plan.estimate import MEASURED
 from flows.plan.in_progress import Resume
 from flows.plan.render import render, to_json
+from flows.profiles import open_profile
 from flows.stages import STAGES
 from infra.storage.local import LocalStore
 from nanochat_core import scaling
@@ -291,18 +293,46 @@ def test_pretraining_is_scaled_by_its_flops(built: House):
     assert manifest.name in estimate.source
 
 
-def test_without_history_only_pretraining_has_an_estimate(house: House):
-    plan = house.plan(placement=PLACEMENT)
+def test_other_text_and_other_questions_take_another_time(full_house: House):
+    shards = dataclasses.replace(RUN.shards, source="local", path="/x")
+    evaluation = dataclasses.replace(RUN.chat_eval, tasks=RUN.chat_eval.tasks[:1])
+    run = dataclasses.replace(RUN, shards=shards, chat_eval=evaluation)
+    plan = full_house.plan(run, placement=PLACEMENT)
+    assert [plan.of(n).estimate for n in ("shards", "tokens", "chat_eval_sft")] == [None] * 3
+    assert plan.of("sft").estimate is not None  # its conversations are the same
+    assert "at least" in render(plan)[-1]
+    unknown = sum(i.estimate is None and i.state != "=" for i in plan.stages)
+    assert f"({unknown} stages not timed yet)" in render(plan)[-1]
+
+
+def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house: House):
+    run = open_profile("tiny").run
+    plan = house.plan(run, placement=PLACEMENT)
+    found = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
+    assert {name: e.seconds for name, e in found.items()} == MEASURED
+    assert {e.source for e in found.values()} == {"as measured on two cores"}
+    assert set(MEASURED) == {stage.name for stage in STAGES}
+    assert "about" in render(plan)[-1]
+    longer = dataclasses.replace(run.pretrain, num_steps=2 * run.pretrain.num_steps)
+    twice = house.plan(dataclasses.replace(run, pretrain=longer), placement=PLACEMENT)
+    estimate = twice.of("pretrain").estimate
+    assert estimate is not None
+    assert estimate.seconds == 2 * MEASURED["pretrain"]
+
+
+def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house: House):
+    large = scaling.run_for_depth(4)
+    plan = house.plan(large, placement=PLACEMENT)
     estimates = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
-    assert set(estimates) == {"pretrain"}
+    assert set(estimates) == {"pretrain", "report"}
     assert estimates["pretrain"].source == "no GPU: a guess, 30 GFLOP/s a thread"
     gpu = on_gpus(8, dollars_per_hour=0.0)
-    faster = house.plan(placement=gpu).of("pretrain").estimate
+    faster = house.plan(large, placement=gpu).of("pretrain").estimate
     assert faster is not None
     assert faster.source == "if H100s, at 40% MFU, $3 an hour each"
     assert faster.seconds < estimates["pretrain"].seconds
     assert faster.dollars == pytest.approx(faster.seconds / 3600 * 8 * 3)
-    two = house.plan(placement=dataclasses.replace(gpu, nodes=2)).of("pretrain").estimate
+    two = house.plan(large, placement=dataclasses.replace(gpu, nodes=2)).of("pretrain").estimate
     assert two is not None
     assert (two.seconds, two.dollars) == pytest.approx((faster.seconds / 2, faster.dollars))
 

@@ -1,0 +1,71 @@
+"""Times of builds are compared where the work is of one kind, in proportion to its amount."""
+
+import dataclasses
+
+import pytest
+
+from flows.identity.work import CHARACTERS, measure_work
+from flows.profiles import open_profile
+from flows.stages import PRETRAIN, RL, SFT, SHARDS, STAGES, TOKENIZER, stage_named
+from nanochat_core import scaling
+
+TINY = open_profile("tiny").run
+LARGE = scaling.run_for_depth(4)
+
+
+def change(section: str, **values: object):
+    return dataclasses.replace(
+        TINY, **{section: dataclasses.replace(getattr(TINY, section), **values)}
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
+def test_a_model_twice_as_large_or_another_seed_is_of_the_same_kind(stage) -> None:
+    whole = measure_work(stage, TINY)
+    assert measure_work(stage, dataclasses.replace(TINY, seed=7)) == whole
+    larger = measure_work(stage, open_profile("tiny", depth=6).run)
+    assert larger.kind == whole.kind
+    assert larger.amount == whole.amount if stage.compute == "cpu" else larger.amount > whole.amount
+
+
+@pytest.mark.parametrize(
+    ("stage", "section", "values", "times"),
+    [
+        ("pretrain", "pretrain", {"num_steps": 640}, 2),
+        ("sft", "sft", {"num_epochs": 3}, 3),
+        ("rl", "rl", {"num_steps": 6}, 0.2),
+        ("chat_eval_rl", "rl", {"num_steps": 6}, 1),
+        ("report", "rl", {"num_steps": 6}, 1),
+    ],
+)
+def test_the_amount_follows_the_settings(stage, section, values, times) -> None:
+    before = measure_work(stage_named(stage), TINY)
+    after = measure_work(stage_named(stage), change(section, **values))
+    assert (after.kind, after.amount) == (before.kind, pytest.approx(before.amount * times))
+
+
+def test_shards_of_the_hub_count_and_any_other_text_is_of_its_own_kind() -> None:
+    shards = measure_work(SHARDS, LARGE)
+    assert shards.amount == LARGE.shards.num_shards * CHARACTERS
+    more = dataclasses.replace(LARGE.shards, num_shards=2 * LARGE.shards.num_shards)
+    twice = measure_work(SHARDS, dataclasses.replace(LARGE, shards=more))
+    assert (twice.kind, twice.amount) == (shards.kind, 2 * shards.amount)
+    # A tokenizer reads no more than its limit.
+    assert measure_work(TOKENIZER, dataclasses.replace(LARGE, shards=more)).amount == min(
+        twice.amount, LARGE.tokenizer.max_chars
+    )
+    folders = [change("shards", source="local", path=path) for path in ("/a", "/b")]
+    kinds = {measure_work(SHARDS, run).kind for run in (TINY, LARGE, *folders)}
+    assert len(kinds) == 4
+
+
+def test_all_examples_of_a_task_are_a_kind_of_their_own() -> None:
+    entries = tuple(dataclasses.replace(entry, num_examples=None) for entry in TINY.sft.mixture)
+    assert measure_work(SFT, change("sft", mixture=entries)).kind != measure_work(SFT, TINY).kind
+
+
+def test_a_stage_without_a_measure_compares_with_the_same_settings_alone() -> None:
+    dpo = dataclasses.replace(RL, name="dpo")
+    assert measure_work(dpo, change("pretrain", num_steps=1)) == measure_work(dpo, TINY)
+    assert measure_work(dpo, change("rl", num_steps=1)).kind != measure_work(dpo, TINY).kind
+    assert measure_work(PRETRAIN, TINY).kind == "[]"
