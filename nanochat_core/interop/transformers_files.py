@@ -79,7 +79,7 @@ def write_transformers_model(
             "eos_token_id": ends,
             "pad_token_id": special("<|assistant_end|>"),
             "do_sample": True,
-            "temperature": 0.8,
+            "temperature": 0.6,
             "top_k": 50,
             "max_length": model.config.sequence_len,
         },

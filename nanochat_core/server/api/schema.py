@@ -1,7 +1,7 @@
 """The forms of requests and their limits; refusals name the limit and never quote what was sent.
 
     {"messages": [{"role": "user" | "assistant" | "system", "content": "..."}, ...],
-     "temperature": 0.8, "top_k": 50, "max_tokens": 512, "seed": 7}
+     "temperature": 0.6, "top_k": 50, "max_tokens": 512, "seed": 7}
 
 All but the messages may be left out. Unknown keys are ignored, as OpenAI's clients send many. The
 forms of OpenAI's own routes, which share these limits, are in openai_schema.py.
@@ -23,7 +23,7 @@ MAX_TEMPERATURE = 2.0
 MAX_TOP_K = 200  # 0: all tokens
 MAX_TOKENS = 4096
 SEEDS = 2**63  # a seed is from -SEEDS to SEEDS - 1
-DEFAULTS = {"temperature": 0.8, "top_k": 50, "max_tokens": 512}
+DEFAULTS = {"temperature": 0.6, "top_k": 50, "max_tokens": 512}
 LIMITS = {
     "messages": [1, MAX_MESSAGES],
     "message_characters": [1, MAX_MESSAGE_CHARS],

@@ -2,7 +2,7 @@
 
 const SETTINGS = "nanochat.settings";
 const NUMBERS = {
-  temperature: {label: "temperature", command: "temperature", low: 0, high: 2, whole: false, first: 0.8},
+  temperature: {label: "temperature", command: "temperature", low: 0, high: 2, whole: false, first: 0.6},
   top_k: {label: "top k", command: "topk", low: 0, high: 200, whole: true, first: 50},
   max_tokens: {label: "max tokens", command: "maxtokens", low: 1, high: 4096, whole: true, first: 512},
   seed: {label: "seed", command: "seed", low: 0, high: 2 ** 31 - 1, whole: true, first: null},

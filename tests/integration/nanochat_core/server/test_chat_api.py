@@ -266,7 +266,7 @@ def test_stats_tell_what_the_page_needs(live):
     stats = httpx.get(f"{live.url}/stats").json()
     assert stats["parameters"] == 12345
     assert stats["context"] == 4096
-    assert stats["defaults"] == {"temperature": 0.8, "top_k": 50, "max_tokens": 512}
+    assert stats["defaults"] == {"temperature": 0.6, "top_k": 50, "max_tokens": 512}
     assert stats["limits"]["max_tokens"] == [1, 4096]
     assert stats["queue"].keys() == {"running", "waiting", "slots", "max_waiting"}
     assert [worker["ready"] for worker in stats["workers"]] == [True]
