@@ -1,0 +1,113 @@
+"""Estimates of a plan: from builds of the same kind of work, else measured or from FLOPs."""
+
+import dataclasses
+
+import pytest
+
+from flows.plan.estimate import MEASURED
+from flows.plan.render import render
+from flows.profiles import open_profile
+from flows.stages import STAGES
+from nanochat_core import scaling
+from tests.support.flows.house import (
+    PLACEMENT,
+    RUN,
+    House,
+    on_gpus,
+)
+
+
+def test_a_stage_takes_as_long_as_it_took(full_house: House):
+    run = dataclasses.replace(RUN, rows=dataclasses.replace(RUN.rows, buffer_documents=5))
+    estimate = full_house.plan(run, placement=PLACEMENT).of("rows").estimate
+    assert estimate is not None
+    assert estimate.seconds == 100
+    assert estimate.dollars == pytest.approx(0.1)
+    assert estimate.source == "last time"
+    assert full_house.plan(run).of("rows").estimate is None
+
+
+def test_pretraining_is_scaled_by_its_flops(built: House):
+    manifest = built.plan().of("pretrain").manifest
+    assert manifest
+    steps = RUN.pretrain.num_steps * 2
+    run = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=steps))
+    estimate = built.plan(run, placement=PLACEMENT).of("pretrain").estimate
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(200)
+    assert manifest.name in estimate.source
+
+
+def test_other_text_and_other_questions_take_another_time(full_house: House):
+    shards = dataclasses.replace(RUN.shards, source="local", path="/x")
+    evaluation = dataclasses.replace(RUN.chat_eval, tasks=RUN.chat_eval.tasks[:1])
+    run = dataclasses.replace(RUN, shards=shards, chat_eval=evaluation)
+    plan = full_house.plan(run, placement=PLACEMENT)
+    assert [plan.of(n).estimate for n in ("shards", "tokens", "chat_eval_sft")] == [None] * 3
+    assert plan.of("sft").estimate is not None  # its conversations are the same
+    assert "at least" in render(plan)[-1]
+    unknown = sum(i.estimate is None and i.state != "=" for i in plan.stages)
+    assert f"({unknown} stages not timed yet)" in render(plan)[-1]
+
+
+def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house: House):
+    run = open_profile("tiny").run
+    plan = house.plan(run, placement=PLACEMENT)
+    found = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
+    assert {name: e.seconds for name, e in found.items()} == MEASURED
+    assert {e.source for e in found.values()} == {"as measured on two cores"}
+    assert set(MEASURED) == {stage.name for stage in STAGES}
+    assert "about" in render(plan)[-1]
+    longer = dataclasses.replace(run.pretrain, num_steps=2 * run.pretrain.num_steps)
+    twice = house.plan(dataclasses.replace(run, pretrain=longer), placement=PLACEMENT)
+    estimate = twice.of("pretrain").estimate
+    assert estimate is not None
+    assert estimate.seconds == 2 * MEASURED["pretrain"]
+
+
+def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house: House):
+    large = scaling.run_for_depth(4)
+    plan = house.plan(large, placement=PLACEMENT)
+    estimates = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
+    assert set(estimates) == {"pretrain", "report"}
+    assert estimates["pretrain"].source == "no GPU: a guess, 30 GFLOP/s a thread"
+    gpu = on_gpus(8, dollars_per_hour=0.0)
+    faster = house.plan(large, placement=gpu).of("pretrain").estimate
+    assert faster is not None
+    assert faster.source == "if H100s, at 40% MFU, $3 an hour each"
+    assert faster.seconds < estimates["pretrain"].seconds
+    assert faster.dollars == pytest.approx(faster.seconds / 3600 * 8 * 3)
+    two = house.plan(large, placement=dataclasses.replace(gpu, nodes=2)).of("pretrain").estimate
+    assert two is not None
+    assert (two.seconds, two.dollars) == pytest.approx((faster.seconds / 2, faster.dollars))
+
+
+def test_the_gpu_of_this_machine_is_what_pretraining_is_estimated_for(
+    house: House, monkeypatch: pytest.MonkeyPatch
+):
+    gpu = on_gpus(8, dollars_per_hour=0.0)
+    assumed = house.plan(placement=gpu).of("pretrain").estimate
+    monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA A100-SXM4-80GB")
+    known = house.plan(placement=gpu).of("pretrain").estimate
+    pooled = dataclasses.replace(gpu, pool="gpu")  # another machine's GPUs
+    assert house.plan(placement=pooled).of("pretrain").estimate == assumed
+    assert assumed is not None
+    assert known is not None
+    assert known.source == "8 x NVIDIA A100-SXM4-80GB, at 40% MFU"
+    assert (known.dollars, known.on_gpus) == (0, True)  # no price is known
+    assert known.seconds == pytest.approx(assumed.seconds * 989 / 312)
+
+
+def test_a_machine_that_would_take_months_is_named_and_has_no_price(house: House):
+    gpu = on_gpus(8, dollars_per_hour=0.0)
+    assert "warning" not in "\n".join(render(house.plan(placement=gpu)))
+    lines = render(house.plan(scaling.run_for_depth(24), placement=PLACEMENT))
+    assert lines[-1].startswith("warning: this machine cannot train this model: pretrain would")
+    assert "--pool" in lines[-1]
+
+
+def test_a_time_on_another_kind_of_device_tells_nothing(full_house: House):
+    gpu = on_gpus(1)
+    plan = full_house.plan(scaling.run_for_depth(5), placement=gpu)
+    assert plan.of("sft").estimate is None
+    assert plan.of("rows").estimate is not None  # runs on the CPU anyway
