@@ -86,7 +86,7 @@ def _base_eval(run: RunConfig) -> _Parts:
 
 def _chat_training(run: RunConfig, config: ChatTrainConfig) -> _Parts:
     known = [entry.num_examples for entry in config.mixture]
-    if None in known:  # all examples of a task, whose number only its data tells
+    if None in known:  # all examples of a task, whose number is known from its data alone
         mixture = [(e.task, e.num_examples, e.epochs) for e in config.mixture]
         return mixture, _flops(run) * config.num_epochs
     examples = sum((entry.num_examples or 0) * entry.epochs for entry in config.mixture)

@@ -52,7 +52,7 @@ def estimate(
     """Return an estimate of the whole stage. None means nothing is known.
 
     `history` are artifacts of the stage, the most similar first. One of another kind of work
-    (see work.py) or device tells nothing.
+    (see work.py) or device is ignored.
     """
     work, device = measure_work(stage, run), _device_for(stage, placement)
     past = [past for manifest in history if (past := _past(manifest, work.kind, device))]
