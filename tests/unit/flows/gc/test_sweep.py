@@ -257,6 +257,14 @@ def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
     ]
 
 
+def test_what_was_published_again_meanwhile_stays() -> None:
+    store = Interrupting()
+    source, made = ready_to_sweep(store)
+    store.before[f"head {place(made)}/manifest.json"] = lambda: put_whole(store, made)
+    gc(store)
+    assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
+
+
 def test_a_run_that_starts_again_meanwhile_keeps_its_record() -> None:
     store = Interrupting()
     manifest = make(store)
