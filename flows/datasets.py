@@ -12,7 +12,7 @@ from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
 from nanochat_core.data.hub.datasets import split_path
 from nanochat_core.data.text.pydocs import installed_snapshot
 from nanochat_core.data.text.text_folder import folder_snapshot
-from nanochat_core.errors import ConfigError
+from nanochat_core.errors import ConfigError, reason_of
 from tasks.kinds.sources import HubTask
 from tasks.names import TASKS
 from tasks.registry import task_named
@@ -110,7 +110,7 @@ def _digest(path: Path, dataset: DatasetConfig) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        why = (error.strerror or str(error)).lower()
+        why = reason_of(error)
         raise ConfigError(
             f"the dataset '{dataset.name}' cannot be read: {path}: {why}",
             hint="its path is that of a file with a conversation a line",

@@ -28,7 +28,7 @@ from flows.overrides import changed_settings, single_settings
 from flows.profiles import open_profile
 from flows.run_request import SOURCES, NamedRecipe, Recipe, text_settings
 from nanochat_core.config import RunConfig
-from nanochat_core.errors import ConfigError
+from nanochat_core.errors import ConfigError, reason_of
 from nanochat_core.section import Section, Tree
 
 SUFFIX = ".toml"
@@ -75,7 +75,7 @@ def _parse(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+            f"{path} cannot be read: {reason_of(error)}",
             hint=f"write one: nanochat config tiny > {path}",
         ) from error
     except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError

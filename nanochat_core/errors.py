@@ -43,3 +43,8 @@ class ArtifactError(NanochatError):
 
 class StageError(NanochatError):
     """A stage's job failed or was interrupted."""
+
+
+def reason_of(error: OSError) -> str:
+    """Return why the system refused, without a path: "no space left on device"."""
+    return (error.strerror or str(error)).lower()

@@ -29,8 +29,8 @@ from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Prov
 from flows.identity.records import encode_record, find_document, find_stored, repair_hint
 from flows.identity.ref import ArtifactRef, short
 from infra.storage.base import OnBytes, Persist, Store, VersionedObject, call_once, ignore_bytes
-from infra.storage.files import reason_of, sha256_of
-from nanochat_core.errors import ArtifactError
+from infra.storage.files import sha256_of
+from nanochat_core.errors import ArtifactError, reason_of
 
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
 _PUT_ASIDE = "superseded"  # in a note that replaces a manifest: that manifest's digest

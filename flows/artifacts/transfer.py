@@ -19,8 +19,8 @@ from typing import TypeAlias, TypeVar
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
-from infra.storage.files import reason_of, sha256_of
-from nanochat_core.errors import ArtifactError
+from infra.storage.files import sha256_of
+from nanochat_core.errors import ArtifactError, reason_of
 
 TRIES = 3  # for one file whose bytes are wrong
 _THREADS = 8

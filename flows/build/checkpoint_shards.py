@@ -26,8 +26,7 @@ from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
 from infra.launch.background import poll
 from infra.storage.base import Store
-from infra.storage.files import reason_of
-from nanochat_core.errors import ArtifactError, NanochatError, StageError
+from nanochat_core.errors import ArtifactError, NanochatError, StageError, reason_of
 from nanochat_core.job import Job, write_json
 
 FORMAT = 2

@@ -20,7 +20,7 @@ from typing import Any
 from cyclopts import App, CycloptsError, Group
 
 from flows.cli.output import print_error, print_mistake
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import NanochatError, reason_of
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _settle_stdout()
         where = f": {error.filename}" if error.filename else ""
         print_error(
-            f"{(error.strerror or str(error)).lower()}{where}",
+            f"{reason_of(error)}{where}",
             hint=_FACTS_OF_THE_MACHINE[error.errno],
         )
         return 1

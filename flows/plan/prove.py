@@ -29,8 +29,8 @@ from flows.identity.ref import short
 from flows.render.text import listed
 from flows.stages import Stage
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
-from infra.storage.files import reason_of, sha256_of
-from nanochat_core.errors import ArtifactError, StageError
+from infra.storage.files import sha256_of
+from nanochat_core.errors import ArtifactError, StageError, reason_of
 from nanochat_core.job import Job
 from nanochat_core.section import Tree
 

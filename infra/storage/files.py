@@ -6,18 +6,13 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
-from nanochat_core.errors import NanochatError, StoreError
+from nanochat_core.errors import NanochatError, StoreError, reason_of
 
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a local file as 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def reason_of(error: OSError) -> str:
-    """Return why the system refused, without a path: "no space left on device"."""
-    return (error.strerror or str(error)).lower()
 
 
 @contextlib.contextmanager

@@ -26,10 +26,10 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from infra.storage.files import reason_of, writing_to
+from infra.storage.files import writing_to
 from infra.storage.parts import open_part_file
 from infra.storage.plain_files import check_folder, open_plain, read_plain
-from nanochat_core.errors import StoreError
+from nanochat_core.errors import StoreError, reason_of
 from nanochat_core.job import sync_directory
 
 _CHUNK = 1 << 20

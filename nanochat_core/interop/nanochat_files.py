@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, open_era, windows_of
-from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.errors import ConfigError, ModelError, reason_of
 from nanochat_core.interop.pickled_tokenizer import read_tokenizer, write_tokenizer
 from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
@@ -152,7 +152,7 @@ def _find_model(directory: Path, step: int | None) -> Path:
     try:
         names = sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ModelError(f"{directory} cannot be read: {reason}") from error
     steps = {int(match[1]): name for name in names if (match := _MODEL_FILE.fullmatch(name))}
     if not steps:
@@ -174,7 +174,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
         if not isinstance(meta, dict) or not isinstance(meta.get("model_config"), dict):
             raise ValueError("it has no model_config")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ModelError(f"{path} cannot be read: {reason}") from error
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path} does not describe a model: {error}") from error
@@ -191,7 +191,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         # weights_only: nothing is executed. mmap: no memory is taken before the checks.
         tree = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ModelError(f"{path} cannot be read: {reason}") from error
     except ModelError:
         raise

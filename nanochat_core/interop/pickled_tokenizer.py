@@ -13,7 +13,7 @@ from typing import Any
 
 import tiktoken
 
-from nanochat_core.errors import ModelError
+from nanochat_core.errors import ModelError, reason_of
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
 
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
@@ -95,7 +95,7 @@ def _read_state(path: Path) -> dict[str, Any]:
         if not isinstance(state, dict) or set(state) != _STATE:
             raise _Refused("it holds something else")
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
+        reason = reason_of(error)
         raise ModelError(f"{path} cannot be read: {reason}") from error
     except _Refused as error:
         raise ModelError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from nanochat_core.errors import ConfigError, ModelError
+from nanochat_core.errors import ConfigError, ModelError, reason_of
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.ipc import Spec
 from nanochat_core.server.workers.pool import HangTimeouts, Pool
@@ -97,7 +97,7 @@ def open_port(host: str, port: int) -> socket.socket:
         if listener is not None:
             listener.close()
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {(error.strerror or str(error)).lower()}",
+            f"cannot listen on {host} port {port}: {reason_of(error)}",
             hint="give a free port with --port, or 0 for any",
         ) from error
     return listener

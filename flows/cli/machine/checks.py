@@ -22,7 +22,7 @@ from infra.storage.base import Store
 from infra.storage.open import open_store
 from infra.storage.s3.probe import Finding, probe
 from nanochat_core.engine.native.build import unable_here
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import NanochatError, reason_of
 from nanochat_core.runtime.hardware.memory import memory_left
 from tasks.base import TaskError
 from tasks.sandbox.backends import Backend
@@ -211,7 +211,7 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> F
     except OSError as error:
         return _fail(
             "disk",
-            f"{home}: {(error.strerror or str(error)).lower()}",
+            f"{home}: {reason_of(error)}",
             "give a directory you may write to with --home or NANOCHAT_HOME",
         )
     free = free_of(home) if free_of else shutil.disk_usage(home).free

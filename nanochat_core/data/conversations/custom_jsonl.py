@@ -18,7 +18,7 @@ import numpy as np
 
 from nanochat_core.config import DatasetConfig
 from nanochat_core.data.conversations.disk_shuffle import Split, Spool
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, reason_of
 from tasks.base import SPLITS, Conversation, TaskError, check_conversation
 
 TEST_PERCENT = 5  # of the distinct prompts
@@ -51,7 +51,7 @@ def read_own_file(dataset: DatasetConfig, spool: Spool) -> tuple[Split, Split]:
                     said.append(split)
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+            f"{path} cannot be read: {reason_of(error)}",
             hint=f"it is the path of '{dataset.name}' in task_data.datasets",
         ) from error
     if digest.hexdigest() != dataset.snapshot:

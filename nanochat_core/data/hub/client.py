@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from nanochat_core.data.hub.errors import catchable, explain, is_transient, seconds_to_wait
 from nanochat_core.data.hub.transfers import OnBytes
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, reason_of
 from nanochat_core.job import write_json
 
 FORMAT = 1  # of the cached lists
@@ -108,7 +108,7 @@ def find_fault(path: Path, file: HubFile) -> str | None:
     except FileNotFoundError:
         return "is gone"
     except OSError as error:  # a bad block
-        return f"cannot be read: {(error.strerror or str(error)).lower()}"
+        return f"cannot be read: {reason_of(error)}"
 
 
 def _compare(what: str, found: str, expected: str) -> str | None:

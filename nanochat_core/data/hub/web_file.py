@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from nanochat_core.data.hub.transfers import ByteProgress
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, reason_of
 from nanochat_core.job import move_into_place, write_json
 
 WAITS = (1.0, 4.0, 15.0)  # seconds before a retry; from the start after an attempt with progress
@@ -130,7 +130,7 @@ def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
                 time.sleep(min(max(asked, WAITS[failures - 1]), MAX_WAIT))
             except OSError as error:  # a full disk
                 raise DataError(
-                    f"{part} cannot be written: {(error.strerror or str(error)).lower()}",
+                    f"{part} cannot be written: {reason_of(error)}",
                     hint="set HF_HOME to a directory on a disk with space",
                 ) from error
 

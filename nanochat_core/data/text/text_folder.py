@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from nanochat_core.errors import DataError
+from nanochat_core.errors import DataError, reason_of
 
 
 def folder_snapshot(folder: Path) -> tuple[str, ...]:
@@ -60,6 +60,6 @@ def _status(path: Path) -> os.stat_result:
 def unreadable(path: object, error: OSError) -> DataError:
     """Return the error on a file or folder of text that cannot be read."""
     return DataError(
-        f"{path} cannot be read: {(error.strerror or str(error)).lower()}",
+        f"{path} cannot be read: {reason_of(error)}",
         hint="let this account read it, or remove it from the folder",
     )
