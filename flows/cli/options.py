@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 from cyclopts import App, Group, Parameter
-from cyclopts.validators import Number
 
 from flows.artifacts.cache import Cache
 from flows.cli.output import print_warning
@@ -56,6 +55,18 @@ WHAT = Group("What is trained", sort_key=1)
 WHERE = Group("Where (never changes a result)", sort_key=2)
 
 
+def at_least(least: float) -> Callable[[Any, Any], None]:
+    """Return a check of an option's value, or of each of its values, for cyclopts."""
+
+    # Not cyclopts.validators, whose import takes 4 ms of every command.
+    def check(kind: Any, value: Any) -> None:
+        values = cast("tuple[float | None, ...]", value if isinstance(value, tuple) else (value,))
+        if any(each is not None and each < least for each in values):
+            raise ValueError(f"at least {least}")
+
+    return check
+
+
 def parameter_of(option: Option, kind: Any = str) -> Parameter:
     """Return the option of the command line for a declared parameter of this type."""
     repeats = ["May be repeated."] if is_list(kind) else []
@@ -65,7 +76,7 @@ def parameter_of(option: Option, kind: Any = str) -> Parameter:
         negative="" if repeats or kind is bool else None,
         show_default=False if repeats else None,
         # Only the least: the most is that of a form, and a machine may have more.
-        validator=Number(gte=option.rules["minimum"]) if "minimum" in option.rules else (),
+        validator=at_least(option.rules["minimum"]) if "minimum" in option.rules else (),
     )
 
 
@@ -98,8 +109,8 @@ def words_of(options: Any) -> list[str]:
     return words
 
 
-Positive: TypeAlias = Annotated[int, Parameter(validator=Number(gte=1))]
-NotNegative: TypeAlias = Annotated[int, Parameter(validator=Number(gte=0))]
+Positive: TypeAlias = Annotated[int, Parameter(validator=at_least(1))]
+NotNegative: TypeAlias = Annotated[int, Parameter(validator=at_least(0))]
 ProfileName: TypeAlias = Annotated[str, parameter_of(PROFILE)]
 ArtifactName: TypeAlias = Annotated[
     str,
@@ -107,9 +118,8 @@ ArtifactName: TypeAlias = Annotated[
         name="REF", help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model."
     ),
 ]
-StageName: TypeAlias = Annotated[
-    str, Parameter(help="Name of a stage, as `nanochat plan` lists them.")
-]
+_STAGE = "Name of a stage, as `nanochat plan` lists them."
+StageName: TypeAlias = Annotated[str, Parameter(help=_STAGE)]
 ModelName: TypeAlias = Annotated[
     str,
     Parameter(
@@ -304,10 +314,8 @@ class PlacementOptions(OnMachine, DeviceOptions):
 class WorkerOptions(OnNodes):
     """The workers that build the GPU stages of a run, and the number of retries."""
 
-    @property
-    def words(self) -> list[str]:
-        """The given options as command line words, for a command that a user may copy."""
-        return words_of(self)
+    # The given options as command line words, for a command that a user may copy.
+    words = property(words_of)
 
     def check(self) -> None:
         """Raise ConfigError for nodes without a pool, and for a pool that runs no GPU stages."""

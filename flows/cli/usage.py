@@ -50,8 +50,7 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         return ConfigError(f"{' '.join(error.command_chain or ())} needs {name}", hint=help_hint)
     if isinstance(error, ValidationError) and error.argument is not None:
         values = ", ".join(token.value for token in error.argument.tokens)
-        hint = error.exception_message.rstrip(".").replace("Must be >=", "at least")
-        return ConfigError(f"{error.argument.name} is {values}", hint=hint)
+        return ConfigError(f"{error.argument.name} is {values}", hint=error.exception_message)
     # cyclopts writes sentences; our errors begin in lower case and have no full stop.
     text = " ".join(str(error).split()).rstrip(".")
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)

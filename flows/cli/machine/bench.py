@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter
-from cyclopts.validators import Number
 
 from flows.artifacts.names import open_model
-from flows.cli.options import DeviceOptions, Positive, make_group
+from flows.cli.options import DeviceOptions, Positive, at_least, make_group
 from flows.cli.output import print_lines, print_warning, screen
 from flows.render.table import columns
 from flows.render.text import size
@@ -49,7 +48,7 @@ def infer(
     ] = (1, 2, 4, 8, 16, 32),
     prompt_len: Annotated[Positive, Parameter(help="Tokens of the prompt.")] = 64,
     tokens: Annotated[
-        int, Parameter(validator=Number(gte=2), help="Tokens of an answer, at least 2.")
+        int, Parameter(validator=at_least(2), help="Tokens of an answer, at least 2.")
     ] = 64,
     rounds: Annotated[Positive, Parameter(help="Medians are of so many.")] = 3,
     precision: Annotated[
