@@ -53,6 +53,7 @@ _LEAST = {
     "keep_checkpoints": 1,
     "dollars_per_hour": 0,
     "hang_seconds": 1,
+    "grace_seconds": 6,
 }
 _FORMS = {int: "a whole number, like 8", float: "a number, like 2.5", bool: "true or false"}
 

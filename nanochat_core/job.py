@@ -47,6 +47,7 @@ class Resources:
     save_every_steps: int = 0  # also a checkpoint after this many steps; 0: by time alone
     keep_checkpoints: int = 2  # the newest ones to keep on this machine, besides the best
     hang_seconds: float = 600.0  # end the job after this long without a heartbeat of any rank
+    grace_seconds: float = 25.0  # from a stop signal until the ranks are killed
     retry_smaller_batch: bool = True  # out of memory: halve the device batch and redo the step
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
     compile: bool = False  # compile the model with torch.compile

@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
     if steps := os.environ.get(STEPS_VARIABLE):
         interrupt.STOP.steps_left = int(steps)
     job = Job.read(Path(arguments[0]))
+    interrupt.STOP.allow(job.resources.grace_seconds)
     os.environ[RECORD_VARIABLE] = str(job.code)
     # Before any code of the stage is imported.
     record_code(job.code)

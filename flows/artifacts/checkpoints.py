@@ -4,7 +4,6 @@
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
 {stage}/{fingerprint}/checkpoints/anew/run.json                           flows/identity/rebuilds.py
 {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...  flows/build/checkpoint_shards.py
-{stage}/{fingerprint}/checkpoints/nodes/...                             flows/build/messages.py
 
 They are keyed by the fingerprint: another run, another node count or a colleague resumes them. Each
 attempt to send one has a prefix of its own, so nothing that was committed is ever overwritten. With
@@ -58,7 +57,7 @@ def send(
 ) -> int:
     """Upload the checkpoint in `directory`, a copy of one of `job`'s directories; return its step.
 
-    Files that are `there` in the store, by name and contents, are not uploaded again. `fence`
+    Files that are `there` in the store, by name and contents, need not be in `directory`. `fence`
     raises if the job's lease is lost. Raises StoreError, and ArtifactError if an upload arrived
     incomplete.
     """
@@ -66,7 +65,8 @@ def send(
     commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
     attempt = f"{place_of(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
     committed: dict[str, Any] = commit["files"]
-    known = {(file.path, file.size, file.sha256): file for file in there}
+    here = f"{place_of(job, commit['step'])}/"  # equal files of an older step go with that step
+    known = {(f.path, f.size, f.sha256): f for f in there if f.key.startswith(here)}
     files: list[File] = []
     for name, item in committed.items():
         file = known.get((name, item["size"], item["sha256"]))
@@ -121,6 +121,7 @@ def restore(store: Store, job: Job, *, log: Log) -> None:
     here or in the store, is of another format.
     """
     check_checkpoints(job.checkpoints)
+    _drop_parts(job)
     stored = committed(store, _root(job))
     # All of them, before any work: checkpoints saved from here on prune the older steps.
     for _, place in stored:
@@ -237,6 +238,15 @@ def find_steps(store: Store, ref: ArtifactRef, *, rebuild: str = NONE) -> tuple[
 def forget(store: Store, ref: ArtifactRef) -> None:
     """Remove every checkpoint of an artifact that exists by now or is being rebuilt."""
     _remove(store, ref.checkpoints_prefix)
+
+
+def _drop_parts(job: Job) -> None:
+    """Remove checkpoints that lack files: one node's part of those of several nodes."""
+    for directory in list(job.checkpoints.glob("step-*")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
+            if not all((directory / name).exists() for name in commit["files"]):
+                shutil.rmtree(directory)
 
 
 def is_whole(directory: Path) -> bool:

@@ -1,52 +1,60 @@
-"""Node 0 of a stage on several nodes: starts the other nodes, watches them, fetches their shards.
+"""Node 0 of a stage on several nodes: starts the other nodes, watches them, notes their shards.
 
 Otherwise node 0 builds as a single machine does (flows/build/build.py). The other nodes' side is
-flows/build/nodes.py and flows/build/follower.py.
+flows/build/nodes.py.
 """
 
 import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flows.artifacts import checkpoints
-from flows.build.checkpoint_shards import SECONDS_BETWEEN_LOOKS, gather_shards, reporting_errors
-from flows.build.messages import (
-    MISTAKE,
-    MessagePrefix,
-    NodeStatus,
-    StartMessage,
-    find_status,
-    publish_start,
-)
+from flows.build.checkpoint_shards import note_shard
+from flows.build.messages import MISTAKE, CheckpointShard, Start, Status, read_message
 from flows.build.retry import is_retryable
 from flows.identity.manifest import File
-from flows.identity.ref import ArtifactRef, short
+from flows.identity.ref import short
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.render.text import duration
 from infra.launch.background import run_in_background
-from infra.launch.rendezvous import Rendezvous, find_port, own_address, store_host
-from infra.launch.torchrun import SECONDS_TO_STOP, SHUTDOWN_TIMEOUT, JobFailed, StageInterrupted
+from infra.launch.link import Link, LinkLost
+from infra.launch.rendezvous import Rendezvous, find_interface, find_port, own_address, store_host
+from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
+from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
 
-# Seconds to wait for the node that failed first to report why: its torchrun ends the ranks
-# (SHUTDOWN_TIMEOUT), then it uploads what they saved.
-_SECONDS_FOR_A_REASON = SHUTDOWN_TIMEOUT + 8.0
-_SECONDS_BETWEEN_QUESTIONS = 2.0
+SECONDS_BETWEEN_BEATS = 2.0
+# Seconds to wait, after the ranks' grace, for the node that failed first to report why: its
+# torchrun ends the ranks, then it uploads what they saved.
+_SECONDS_FOR_A_REASON = 5.0
+_SECONDS_BETWEEN_LOOKS = 0.2
 _AGAIN = (
     "if it is not retried by itself, run the same command again: it resumes from the last "
     "checkpoint once all nodes are up"
 )
-_UNREACHABLE = (StoreError, ArtifactError)
 
 
 class NodeLost(JobFailed):
     """A node lost connection, was stopped or never joined; a retry resumes from the checkpoint."""
+
+
+@dataclass
+class _Peer:
+    """Another node, as far as it has reported."""
+
+    link: Link
+    status: Status
+    lost: str | None = None  # how its connection ended
+
+    @property
+    def has_ended(self) -> bool:
+        """True if it will report nothing more in this attempt."""
+        return self.lost is not None or self.status.state in ("ended", "leaving")
 
 
 class Coordinator:
@@ -55,232 +63,213 @@ class Coordinator:
     def __init__(
         self,
         job: Job,
-        place: MessagePrefix,
-        call: StartMessage,
+        start: Start,
         lease: HeldLease,
         *,
-        address: str | None,
         terms: LeaseTimings,
         log: Callable[[str], None],
-        warn: Callable[[NanochatError], None],
     ) -> None:
-        self._address = address
         self.ending = threading.Event()  # the lease is lost, the run is stopped, or a node is lost
-        self.parts: list[File] = []  # uploaded shards of the checkpoint that is being written
         self._job = job
-        self._place = place
-        self._call = call
+        self._grace = job.resources.grace_seconds
+        self._start = start
         self._lease = lease
         self._terms = terms
         self._log = log
-        self._warn = warn
-        self._lost: StageError | None = None
-        self._who: dict[int, str] = {}  # node -> id of its process when all were ready
-        self._step = 0  # that `parts` belong to
+        self._peers: dict[int, _Peer] = {}
+        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of the other nodes
+        self._lock = threading.Lock()  # around changes of `_peers`
 
     @property
     def meeting(self) -> Rendezvous:
         """Return the rendezvous as node 0 joins it."""
-        return meeting_of(self._call, self._place, node=0)
+        return meeting_of(self._start, self._job, node=0)
 
-    def assemble(self) -> None:
-        """Publish the start message and wait until every node is ready.
+    @property
+    def shards(self) -> list[File]:
+        """Return the other nodes' files of the newest checkpoints, all in the store."""
+        return [file for files in list(self._shards.values()) for file in files]
 
-        Raises NodeLost if a node does not report within `terms.meet` seconds (one that reports but
-        still fetches is waited for without limit), and the error of a node that cannot take part.
+    def assemble(self, address: str) -> None:
+        """Wait until every node is ready, and start the ranks of all.
+
+        `address` is this machine's for the others. Raises NodeLost if a node does not connect
+        within `terms.meet` seconds (one that is connected and still fetches is waited for without
+        limit), and the error of a node that cannot take part.
         """
-        self._announce()
         deadline = time.monotonic() + self._terms.meet
         next_line = time.monotonic()
         while True:
-            fresh = self._find_fresh()
-            if (reason := self._reason(fresh.values())) is not None:
-                raise reason
-            missing = [n for n in self._others() if n not in fresh or fresh[n].state != "ready"]
+            if said := self._said():
+                raise said[0]
+            here = {n: peer.status.state for n, peer in self._peers.items() if not peer.lost}
+            missing = [n for n in range(1, self._start.nodes) if here.get(n) != "ready"]
             if not missing:
                 break
-            if self._lease.ending.wait(self._terms.look):
+            if self._lease.ending.wait(min(self._terms.look, _SECONDS_BETWEEN_LOOKS)):
                 self._lease.raise_if_lost()
                 raise StageInterrupted(f"{self._job.stage} was not started: it is being stopped")
-            names = ", ".join(map(str, missing))
-            # Late are nodes that never reported. One that is "coming" has joined: it may fetch
-            # gigabytes, and its heartbeats show that it is alive.
-            is_late = time.monotonic() > deadline
-            if is_late and (absent := [node for node in missing if node not in fresh]):
-                names = ", ".join(map(str, absent))
+            absent = [node for node in missing if node not in here]
+            if absent and time.monotonic() > deadline:
                 raise NodeLost(
-                    f"{self._job.stage} needs {self._call.nodes} nodes: node {names} did not come "
-                    f"within {duration(self._terms.meet)}",
+                    f"{self._job.stage} needs {self._start.nodes} nodes: node "
+                    f"{', '.join(map(str, absent))} did not come within "
+                    f"{duration(self._terms.meet)}",
                     hint=f"start it there: nanochat stage {self._job.stage} ... --node {absent[0]}"
-                    f" --nodes {self._call.nodes}, with the same store",
+                    f" --nodes {self._start.nodes}, with the same store",
                     log_tail="",
                 )
             if time.monotonic() >= next_line:
                 next_line = time.monotonic() + self._terms.say
-                self._log(f"waiting: for node {names} of {self._call.nodes}")
-        # From here on another `who` under the same number is a restarted process without ranks.
-        self._who = {node: status.who for node, status in fresh.items()}
-        address = self._address or own_address(toward=store_host(self._place.store.url))
-        endpoint = f"{address}:{find_port()}"
-        # The endpoint is published only now: a follower starts its ranks as soon as it reads one.
-        self._call = replace(self._call, endpoint=endpoint)
-        self._announce()
+                names = ", ".join(map(str, missing))
+                self._log(f"waiting: for node {names} of {self._start.nodes}")
+        with self._lock:
+            self._start = replace(self._start, endpoint=f"{address}:{find_port()}")
+            for peer in self._peers.values():
+                peer.link.send(asdict(self._start))
 
     @contextlib.contextmanager
-    def watching(self) -> Generator[None]:
-        """Fetch the other nodes' shards and watch their heartbeats while the block runs."""
-        with run_in_background(self._gather, self._watch, self._pass_on):
-            yield
+    def listening(self, listener: socket.socket) -> Generator[None]:
+        """Take the other nodes' connections and messages, and watch them, while the block runs."""
+        with run_in_background(lambda over: self._accept(listener, over), self._beat, self._watch):
+            try:
+                yield
+            finally:
+                for peer in list(self._peers.values()):
+                    peer.link.close()
 
     def explain(self, error: StageError) -> StageError:
         """Return the error that ended the attempt: another node's if there is one, else `error`.
 
         Waits for the other nodes' reports, which may take as long as a rank may take to save.
         """
-        # Already known to be what a person must fix: no other report would be more precise.
-        if not is_retryable(self._lost or error):
-            return self._lost or error
-        # Our own error is often only the echo of another rank's: collectives fail on all of them.
-        deadline = time.monotonic() + _SECONDS_FOR_A_REASON
-        answers: list[tuple[NodeStatus, float]] = []
-        reason: StageError | None = None
-        while time.monotonic() < deadline:
-            with contextlib.suppress(*_UNREACHABLE):
-                answers = list(self._answers())
-                reason = self._reason([status for status, _ in answers if self._is_ours(status)])
-                have_all_reported = all(
-                    self._has_reported_all(status, age) for status, age in answers
-                )
-                # A retryable report may be an echo too: wait until every node has reported.
-                if (reason is not None and not is_retryable(reason)) or have_all_reported:
-                    break
-            if self._lease.ending.wait(min(self._terms.look, _SECONDS_BETWEEN_QUESTIONS)):
+        # Our own error is often only the echo of another rank's: collectives fail on all of them. A
+        # retryable report may be an echo too: wait until every node has reported.
+        deadline = time.monotonic() + self._grace + _SECONDS_FOR_A_REASON
+        while is_retryable(reason := min([*self._said(), *self._gone(), error], key=is_retryable)):
+            if time.monotonic() > deadline or all(p.has_ended for p in self._peers.values()):
                 break
-        if reason is not None and (self._lost is None or not is_retryable(reason)):
+            if self._lease.ending.wait(_SECONDS_BETWEEN_LOOKS):
+                break
+        if reason is not error or not is_retryable(error):
             return reason
-        if self._lost is not None:
-            return self._lost
-        silent = ""
-        if answers:
-            status, age = max(answers, key=lambda item: item[1])
-            silent = f"; node {status.node}, {status.host}, was last heard of {duration(age)} ago"
         log_tail = error.log_tail if isinstance(error, JobFailed) else ""
-        return NodeLost(f"{error}{silent}", hint=_AGAIN, log_tail=log_tail)
+        return NodeLost(str(error), hint=_AGAIN, log_tail=log_tail)
 
-    def _announce(self) -> None:
-        publish_start(self._place, self._call, fence=self._lease.check)
+    def _accept(self, listener: socket.socket, over: threading.Event) -> None:
+        listener.settimeout(_SECONDS_BETWEEN_LOOKS)
+        while not over.is_set():
+            with contextlib.suppress(TimeoutError):
+                link = Link(listener.accept()[0], silence=self._terms.ttl / 2)
+                threading.Thread(target=self._hear, args=(link,), daemon=True).start()
 
-    def _others(self) -> range:
-        return range(1, self._call.nodes)
+    def _hear(self, link: Link) -> None:
+        """Take one connection's messages until it ends."""
+        peer: _Peer | None = None
+        try:
+            link.send(asdict(self._start))
+            while True:
+                status = read_message(Status, link.receive())
+                if peer is None and (peer := self._admit(link, status)) is None:
+                    return
+                peer.status = status
+                if status.shard is not None:
+                    self._note(status.shard)
+        except LinkLost as error:
+            if peer is not None:
+                peer.lost = str(error)
+        finally:
+            link.close()
 
-    def _find(self, node: int) -> tuple[NodeStatus, float] | None:
-        return find_status(self._place, node, epoch=self._call.epoch)
+    def _admit(self, link: Link, status: Status) -> _Peer | None:
+        """Return the node as a peer; None if it cannot be one of this attempt."""
+        if status.epoch != self._start.epoch or not 0 < status.node < self._start.nodes:
+            return None
+        with self._lock:
+            known = self._peers.get(status.node)
+            if known is not None and not known.lost:
+                refused = f"node {status.node} is on host {known.status.host} too"
+                link.send(asdict(replace(self._start, refused=refused)))
+                return None
+            # Once the ranks have started, a process that comes has none of them.
+            if self._start.endpoint is not None:
+                return None
+            peer = self._peers[status.node] = _Peer(link=link, status=status)
+            return peer
 
-    def _answers(self) -> Iterator[tuple[NodeStatus, float]]:
-        for node in self._others():
-            if found := self._find(node):
-                yield found
+    def _note(self, shard: CheckpointShard) -> None:
+        with self._lock:
+            # One that is committed and is to be sent, and one that is being written.
+            kept = sorted({*self._shards, shard.step})[-2:]
+            files = {step: self._shards.get(step, ()) for step in kept}
+            files[shard.step] = (*files.get(shard.step, ()), shard.file)
+            self._shards = files
+        try:
+            # Last: then rank 0 may commit, and the checkpoint is sent.
+            note_shard(self._job, shard, epoch=self._start.epoch)
+        except FileNotFoundError:
+            pass  # the job has dropped this checkpoint
+        except ArtifactError as error:
+            raise LinkLost(str(error)) from error
 
-    def _find_fresh(self) -> dict[int, NodeStatus]:
-        """Return fresh statuses by node. Empty while the store is unavailable."""
-        with contextlib.suppress(*_UNREACHABLE):
-            answers = list(self._answers())
-            # Half a lease without a heartbeat counts as silent, as in `_watch`.
-            return {status.node: status for status, age in answers if age <= self._terms.ttl / 2}
-        return {}
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(min(self._terms.beat, SECONDS_BETWEEN_BEATS)):
+            for peer in list(self._peers.values()):
+                peer.link.send({})
 
-    def _is_ours(self, status: NodeStatus) -> bool:
-        """Return whether a status is from the process that was ready when the attempt began."""
-        return status.who == self._who.get(status.node)
+    def _watch(self, over: threading.Event) -> None:
+        """End the attempt when the lease is lost, or a node or its ranks are gone."""
+        failed_since: float | None = None
+        while not over.wait(_SECONDS_BETWEEN_LOOKS):
+            if self._lease.ending.is_set():
+                self.ending.set()
+            gone = self._gone()
+            # Before the ranks start, another process may still take the place of one that is gone.
+            if self._start.endpoint is None or not (gone or self._said()):
+                continue
+            failed_since = failed_since or time.monotonic()
+            # Normally our own ranks fail or save first, and that ends the attempt. After this many
+            # seconds they have not noticed: gloo and NCCL may block for much longer.
+            if gone or time.monotonic() - failed_since > self._grace:
+                self.ending.set()
 
-    def _has_reported_all(self, status: NodeStatus, age: float) -> bool:
-        """Return whether a node will report nothing more in this attempt."""
-        is_silent = age > self._terms.ttl / 2
-        return is_silent or not self._is_ours(status) or status.state in ("ended", "leaving")
+    def _said(self) -> list[StageError]:
+        """Return the errors that other nodes reported, those that a retry cannot fix first."""
+        reasons = [self._reason_of(peer) for peer in list(self._peers.values())]
+        return sorted((reason for reason in reasons if reason), key=is_retryable)
 
-    def _reason(self, answers: Iterable[NodeStatus]) -> StageError | None:
-        """Return the error that another node reports, if any.
+    def _gone(self) -> list[StageError]:
+        """Return an error for each node whose connection ended before it reported an end."""
+        return [
+            self._node_lost(peer, peer.lost)
+            for peer in list(self._peers.values())
+            if peer.lost and peer.status.state in ("coming", "ready")
+        ]
 
-        One that a retry cannot fix comes first: retryable ones are often its consequence.
-        """
-        reasons = [reason for status in answers if (reason := self._reason_of(status))]
-        return min(reasons, key=is_retryable, default=None)
-
-    def _reason_of(self, status: NodeStatus) -> StageError | None:
-        who = f"node {status.node}, {status.host}"
+    def _reason_of(self, peer: _Peer) -> StageError | None:
+        status = peer.status
         if status.state == "leaving":
-            text = f"{self._job.stage}: {who}, was stopped"
-            return NodeLost(text, hint=_AGAIN, log_tail="")
+            return self._node_lost(peer, "was stopped")
         if not status.text:
             return None
-        text = f"{status.text} (on {who})"
+        text = f"{status.text} (on node {status.node}, {status.host})"
         if status.cause == MISTAKE:
             return StageError(text, hint=status.hint)
         return NodeLost(text, hint=_AGAIN, log_tail="", cause=status.cause or None)
 
-    def _gather(self, over: threading.Event) -> None:
-        ranks = range(self._call.processes, self._call.nodes * self._call.processes)
-        while not over.wait(SECONDS_BETWEEN_LOOKS):
-            with reporting_errors(self._job.checkpoints, self._warn):
-                for part in gather_shards(
-                    self._place.store, self._job, ranks, epoch=self._call.epoch
-                ):
-                    # Shards of one step at a time: a new step means the last one is committed or
-                    # was dropped.
-                    if part.step != self._step:
-                        self._step, self.parts = part.step, []
-                    self.parts = [*self.parts, part.file]
-
-    def _pass_on(self, over: threading.Event) -> None:
-        """End the attempt when the lease is lost. No requests: the store may hang for minutes."""
-        while not over.wait(SECONDS_BETWEEN_LOOKS):
-            if self._lease.ending.is_set():
-                self.ending.set()
-
-    def _watch(self, over: threading.Event) -> None:
-        """End the attempt if a node is silent for half a lease, restarted, or without ranks.
-
-        A restarted node sends heartbeats, but its ranks are gone.
-        """
-        gone_since: float | None = None
-        while not over.wait(min(self._terms.beat, _SECONDS_BETWEEN_QUESTIONS)):
-            try:
-                answers = list(self._answers())
-            except _UNREACHABLE:
-                continue
-            for status, age in answers:
-                who = f"node {status.node}, {status.host},"
-                if not self._is_ours(status):
-                    self._lose(self._gone(f"{who} was started again"))
-                elif age > self._terms.ttl / 2:
-                    self._lose(self._gone(f"{who} is silent for {duration(age)}"))
-            if any(status.state != "ready" for status, _ in answers):
-                gone_since = gone_since or time.monotonic()
-                # Normally our own ranks fail or save first, and that ends the attempt. After this
-                # many seconds they have not noticed: gloo and NCCL may block for much longer.
-                if time.monotonic() - gone_since > SECONDS_TO_STOP:
-                    reason = self._reason([status for status, _ in answers])
-                    self._lose(reason or self._gone("the ranks of another node have ended"))
-            else:
-                gone_since = None
-
-    def _gone(self, what: str) -> NodeLost:
-        return NodeLost(f"{self._job.stage}: {what}", hint=_AGAIN, log_tail="")
-
-    def _lose(self, reason: StageError) -> None:
-        if self._lost is None:
-            self._lost = reason
-            self.ending.set()
+    def _node_lost(self, peer: _Peer, what: str) -> NodeLost:
+        text = f"{self._job.stage}: node {peer.status.node}, {peer.status.host}, {what}"
+        return NodeLost(text, hint=_AGAIN, log_tail="")
 
 
-def meeting_of(call: StartMessage, place: MessagePrefix, *, node: int) -> Rendezvous:
-    """Return the torchrun rendezvous of a start message, as `node` joins it."""
-    assert call.endpoint is not None
+def meeting_of(start: Start, job: Job, *, node: int) -> Rendezvous:
+    """Return the torchrun rendezvous of an attempt, as `node` joins it."""
+    assert start.endpoint is not None
     return Rendezvous(
-        nodes=call.nodes,
+        nodes=start.nodes,
         node=node,
-        endpoint=call.endpoint,
-        id=f"{short(place.ref.fingerprint)}-{call.epoch}",  # another for each attempt
+        endpoint=start.endpoint,
+        id=f"{short(job.fingerprint)}-{start.epoch}",  # another for each attempt
     )
 
 
@@ -295,31 +284,31 @@ def lead(
     address: str | None,
     terms: LeaseTimings,
     log: Callable[[str], None],
-    warn: Callable[[NanochatError], None],
 ) -> Generator[Coordinator]:
     """Start all nodes from this job's newest checkpoint and watch them while the block runs.
 
-    Uploads that checkpoint first if the store lacks it. Raises NodeLost if a node does not join,
-    LeaseLost, StoreError.
+    Uploads that checkpoint first if the store lacks it. `address` is this machine's for the others;
+    None: found here. Raises NodeLost if a node does not join, LeaseLost, StoreError.
     """
     newest = checkpoints.settle(job)
     if newest is not None:
         _store(store, job, newest, lease)
-    call = StartMessage(
+    start = Start(
         epoch=lease.fencing_token,
-        owner=lease.owner,
         host=socket.gethostname(),
         nodes=nodes,
         processes=processes,
         step=checkpoints.step_of(newest) if newest else 0,
         commit=checkpoints.commit_of(newest) if newest else "",
-        endpoint=None,
     )
-    place = MessagePrefix(store=store, ref=ArtifactRef(job.stage, job.fingerprint))
-    leader = Coordinator(job, place, call, lease, address=address, terms=terms, log=log, warn=warn)
-    leader.assemble()
-    with leader.watching():
-        yield leader
+    address = address or own_address(toward=store_host(store.url))
+    leader = Coordinator(job, start, lease, terms=terms, log=log)
+    # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.
+    with socket.create_server((address if find_interface(address) else "", 0)) as listener:
+        lease.announce(f"{address}:{listener.getsockname()[1]}")
+        with leader.listening(listener):
+            leader.assemble(address)
+            yield leader
 
 
 def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:

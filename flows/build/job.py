@@ -146,7 +146,20 @@ def run_stage(
     with contextlib.ExitStack() as stack:
         # The coordinator before the mirror, so that the last checkpoint is still sent with the
         # other nodes' shards: the stack closes in reverse.
-        leader = stack.enter_context(_lead(stage, context, job, lease)) if nodes > 1 else None
+        leader = None
+        if nodes > 1:
+            leader = stack.enter_context(
+                lead(
+                    context.store,
+                    job,
+                    lease,
+                    nodes=nodes,
+                    processes=processes,
+                    address=context.placement.address,
+                    terms=context.terms,
+                    log=lambda text: context.watch(job.stage, {"kind": "waiting", "text": text}),
+                )
+            )
         if context.placement.mirrors_checkpoints:
             stack.enter_context(_mirror(context, job, lease, leader, check))
         append_segment(job, processes=nodes * processes, nodes=nodes)
@@ -194,32 +207,13 @@ def _cause(
     return error if leader is None else leader.explain(error)
 
 
-def _lead(
-    stage: Stage, context: BuildContext, job: Job, lease: HeldLease
-) -> contextlib.AbstractContextManager[Coordinator]:
-    def warn(error: NanochatError) -> None:
-        _warn(context, job, f"another node's checkpoint shard has not arrived yet: {error}")
-
-    return lead(
-        context.store,
-        job,
-        lease,
-        nodes=nodes_of(stage, context),
-        processes=processes_of(stage, context),
-        address=context.placement.address,
-        terms=context.terms,
-        log=lambda text: context.watch(job.stage, {"kind": "waiting", "text": text}),
-        warn=warn,
-    )
-
-
 @contextlib.contextmanager
 def _mirror(
     context: BuildContext, job: Job, lease: HeldLease, leader: Coordinator | None, check: CodeCheck
 ) -> Generator[None]:
     """Upload every new checkpoint to the store while the block runs.
 
-    Shards of other nodes are in the store already and are not sent again. The checkpoint of the
+    Shards of other nodes are in the store already, and not on this machine. The checkpoint of the
     last step is sent only if the job does not finish: its tensors are uploaded as files of the
     artifact, after which no process needs it.
     """
@@ -234,7 +228,7 @@ def _mirror(
 
     def send(directory: Path) -> None:
         check()  # a checkpoint of other code must not be resumed under this fingerprint
-        there: list[File] = leader.parts if leader else []
+        there: list[File] = leader.shards if leader else []
         sent = checkpoints.send(
             context.store,
             job,

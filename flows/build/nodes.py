@@ -1,23 +1,29 @@
 """Build one stage on several machines (nodes), each with its own disk.
 
 Node 0 builds the stage as one machine would (flows/build/build.py, flows/build/coordinator.py).
-The others fetch the inputs, wait for node 0's start message, fetch the checkpoint that it names,
-run their ranks, and upload what these save. They hold no lease and publish nothing. If an attempt
-ends without the artifact, they wait for the next start message (flows/build/follower.py).
+The others fetch the inputs, connect to node 0 at the address in its lease, fetch the checkpoint
+that it names, run their ranks, and upload what these save. They hold no lease and publish nothing.
+If an attempt ends without the artifact, they wait for node 0's next lease.
 """
 
 import contextlib
 import shutil
+import socket
+import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache
 from flows.build.build import Lookup, build, find_usable, look_up, reporting_failure, reuse, uri_of
+from flows.build.checkpoint_shards import uploading_shards
 from flows.build.code_check import CodeCheck
 from flows.build.context import BuildContext, Built
-from flows.build.follower import FollowerAttempt
+from flows.build.coordinator import SECONDS_BETWEEN_BEATS, meeting_of
+from flows.build.executions import append_segment
 from flows.build.job import (
     fetch_inputs,
     make_check,
@@ -27,18 +33,22 @@ from flows.build.job import (
     report_building,
     work_of,
 )
-from flows.build.messages import MessagePrefix, StartMessage, find_start
-from flows.build.retry import TransientStageError
+from flows.build.messages import MISTAKE, CheckpointShard, Start, State, Status, read_message
+from flows.build.retry import TransientStageError, is_retryable
+from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.lease import LeaseHolder
+from flows.leases.lease import LeaseHolder, find_holder
 from flows.render.text import duration
 from flows.stages import Stage
-from infra.launch.torchrun import StageInterrupted
-from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
+from infra.launch.background import run_in_background
+from infra.launch.link import Link, LinkLost, open_link
+from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job
 
-_SECONDS_FOR_THE_LOCK = 40.0  # an earlier attempt that was sent SIGTERM saves and ends in less
+_SECONDS_BETWEEN_LOOKS = 0.2
+_SECONDS_FOR_THE_LOCK = 15.0  # after its grace, in which an earlier attempt saves and ends
 _UNREACHABLE = (StoreError, ArtifactError)
 
 
@@ -78,7 +88,8 @@ def _locked(follower: "_Follower") -> Generator[None]:
     # write into the same one.
     context, identity = follower.context, follower.identity
     path = file_lock.lock_path(context.work, identity.ref)
-    deadline = time.monotonic() + _SECONDS_FOR_THE_LOCK
+    grace = context.placement.resources.grace_seconds
+    deadline = time.monotonic() + grace + _SECONDS_FOR_THE_LOCK
     while True:
         with file_lock.try_hold(path) as is_held:
             if is_held:
@@ -110,31 +121,37 @@ class _Follower:
         self.node = node
         self._stage = stage
         self._inputs = inputs
-        self._code = lookup.code
-        self._redo = lookup.redo
-        self._place = MessagePrefix(store=context.store, ref=self.identity.ref)
-        self._seen = 0  # epoch of the last start message that was followed
+        self._lookup = lookup
+        self._seen = 0  # epoch of the last attempt that was joined
         self._began = time.time()
 
     def join(self) -> Built:
-        """Follow node 0's start messages until the artifact exists; return it."""
+        """Take part in node 0's attempts until the artifact exists; return it."""
         with self.context.open_cache() as cache:
-            # Fetch while node 0 fetches too. If the start message exists, `_prepare` fetches, after
-            # this node has reported that it joined: node 0 waits `terms.meet` seconds for that.
-            if not self._is_called():
-                self._fetch(cache)
+            # Fetch while node 0 fetches too; but one that listens waits `terms.meet` seconds for us
+            # to connect, and then for as long as we fetch.
+            with contextlib.suppress(*_UNREACHABLE):
+                holder = self._find_holder()
+                if holder is None or holder.record.endpoint is None:
+                    self._fetch(cache)
             while True:
                 found = self._wait()
                 if isinstance(found, Manifest):
                     return self._finish(found)
-                self._seen = found.epoch
-                attempt = FollowerAttempt(self.context, self._place, found, node=self.node)
-                attempt.run(partial(self._prepare, found, cache))
+                attempt = _Attempt(self.context, self.identity, *found, node=self.node)
+                self._seen = attempt.epoch
+                attempt.run(partial(self._prepare, cache))
 
-    def _prepare(self, call: StartMessage, cache: Cache) -> tuple[Job, CodeCheck]:
-        self._check(call)
+    def _prepare(self, cache: Cache, start: Start) -> tuple[Job, CodeCheck]:
+        nodes, processes = self.context.placement.nodes, processes_of(self._stage, self.context)
+        if (start.nodes, start.processes) != (nodes, processes):
+            raise ConfigError(
+                f"node 0 on {start.host} calls {start.nodes} nodes with {start.processes} "
+                f"processes, this one was started for {nodes} with {processes}",
+                hint="give all nodes the same --nodes and --gpus",
+            )
         job = make_job(self._stage, self.context, self.identity, self._fetch(cache))
-        check = make_check(self.context, self.identity, job, self._code)
+        check = make_check(self.context, self.identity, job, self._lookup.code)
         check.discard_foreign_state()
         report_building(self._stage, self.context, job)
         return job, check
@@ -142,18 +159,16 @@ class _Follower:
     def _fetch(self, cache: Cache) -> dict[str, Path]:
         return fetch_inputs(self._stage, self.context, self._inputs, cache, check=lambda: None)
 
-    def _is_called(self) -> bool:
-        with contextlib.suppress(*_UNREACHABLE):
-            return find_start(self._place, ttl=self.context.terms.ttl)[0] is not None
-        return False
+    def _find_holder(self) -> LeaseHolder | None:
+        return find_holder(self.context.store, self.identity.ref, ttl=self.context.terms.ttl)
 
     def pause(self) -> None:
         """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""
         if self.context.stop.wait(self.context.terms.look):
             raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
 
-    def _wait(self) -> Manifest | StartMessage:
-        """Wait for the artifact or a new start message, and return it.
+    def _wait(self) -> Manifest | tuple[int, Link]:
+        """Wait for the artifact, or for node 0's next lease; return its epoch and a connection.
 
         Raises TransientStageError if node 0 holds no lease for too long.
         """
@@ -166,17 +181,20 @@ class _Follower:
             try:
                 if manifest := self._find():
                     return manifest
-                call, holder = find_start(self._place, ttl=terms.ttl)
+                holder = self._find_holder()
                 if holder is not None:
                     heard = time.monotonic()
-                if call is not None and call.epoch > self._seen:
-                    return call
+                    epoch, endpoint = holder.record.epoch, holder.record.endpoint
+                    if endpoint is not None and epoch > self._seen:
+                        link = open_link(endpoint, silence=terms.ttl / 2)
+                        if link is not None:
+                            return epoch, link
             except _UNREACHABLE:
                 holder = None
             silence = time.monotonic() - heard
             if silence > limit:
                 raise TransientStageError(
-                    f"{self._place.ref.name}: node {self.node} heard nothing of node 0 for "
+                    f"{self.identity.ref.name}: node {self.node} heard nothing of node 0 for "
                     f"{duration(silence)}",
                     hint="start node 0 with the same store, then this one again",
                 )
@@ -193,18 +211,10 @@ class _Follower:
     def _find(self) -> Manifest | None:
         found = find_usable(self.context, self.identity)
         # With --force the artifact to wait for is the one of this run, not its predecessor.
-        is_old = self._redo and found is not None and found.provenance.run != self.context.run_id
+        is_old = (
+            self._lookup.redo and found is not None and found.provenance.run != self.context.run_id
+        )
         return None if is_old else found
-
-    def _check(self, call: StartMessage) -> None:
-        """Raise ConfigError if node 0 was started for another number of nodes or processes."""
-        nodes, processes = self.context.placement.nodes, processes_of(self._stage, self.context)
-        if (call.nodes, call.processes) != (nodes, processes):
-            raise ConfigError(
-                f"node 0 on {call.host} calls {call.nodes} nodes with {call.processes} processes, "
-                f"this one was started for {nodes} with {processes}",
-                hint="give all nodes the same --nodes and --gpus",
-            )
 
     def _finish(self, manifest: Manifest) -> Built:
         shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)
@@ -219,3 +229,171 @@ class _Follower:
         }
         self.context.watch(self._stage.name, event)
         return Built(manifest=manifest, uri=uri, cached=False)
+
+
+class _Attempt:
+    """One attempt of a node other than 0, over its connection to node 0."""
+
+    def __init__(
+        self, context: BuildContext, identity: Identity, epoch: int, link: Link, *, node: int
+    ) -> None:
+        self.epoch = epoch
+        self._context = context
+        self._identity = identity
+        self._link = link
+        self._node = node
+        self._start: Start | None = None  # node 0's last message
+        self._heard = threading.Event()  # `_start` is set, or the connection is lost
+        self._started = threading.Event()  # `_start` has the rendezvous, or the attempt is over
+        self._ending = threading.Event()  # the connection is lost, or the run is stopped
+
+    def run(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> None:
+        """Run this node's ranks, unless node 0 gives the attempt up before they start.
+
+        `prepare` makes the job and fetches its inputs. Every error is reported to node 0. Raises
+        StageInterrupted if this node was stopped, and the error of the job or of `prepare` if a
+        retry cannot fix it; returns after a retryable one, for the next attempt.
+        """
+        with (
+            run_in_background(self._hear, self._beat, self._watch),
+            contextlib.closing(self._link),
+        ):
+            try:
+                self._take_part(prepare)
+            except StageInterrupted:
+                if self._context.stop.is_set():
+                    self._say("leaving")
+                    raise
+                self._say("ended")
+            except NanochatError as error:
+                self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
+                if self._is_refused or not is_retryable(error):
+                    raise
+                self._log("message", f"this attempt is over: {error}")
+            except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
+                name = type(error).__name__
+                self._say("ended", text=f"{name}: {error}", cause=name)
+                raise
+            except BaseException:  # Ctrl-C, a cancelled flow run
+                self._say("leaving")
+                raise
+            else:
+                self._say("ended")
+
+    @property
+    def _is_refused(self) -> bool:
+        return self._start is not None and self._start.refused is not None
+
+    def _take_part(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> None:
+        self._say("coming")
+        self._heard.wait()
+        if self._start is None:
+            return
+        job, check = prepare(self._start)
+        self._restore(job, self._start)
+        self._say("ready")
+        self._started.wait()
+        if self._is_refused:
+            raise TransientStageError(
+                self._start.refused or "", hint="give each machine a number of its own, from 0 on"
+            )
+        if not self._ending.is_set():
+            self._run(job, self._start, check)
+
+    def _restore(self, job: Job, start: Start) -> None:
+        """Fetch the checkpoint that all nodes resume from.
+
+        Raises TransientStageError if the store does not have it any more.
+        """
+        try:
+            checkpoints.restore_step(
+                self._context.store,
+                job,
+                start.step,
+                commit=start.commit,
+                log=lambda text: self._log("message", text),
+            )
+        except ArtifactError as error:  # the next attempt's node 0 uploads it again
+            raise TransientStageError(str(error), hint=error.hint) from error
+
+    def _run(self, job: Job, start: Start, check: CodeCheck) -> None:
+        processes = start.processes
+        meeting = meeting_of(start, job, node=self._node)
+        # torchrun's static rendezvous numbers ranks by node, so these are known before it starts.
+        first = meeting.first_rank(processes)
+        append_segment(job, processes=processes * start.nodes, nodes=start.nodes)
+        with uploading_shards(
+            self._context.store,
+            job,
+            range(first, first + processes),
+            epoch=self.epoch,
+            on_shard=lambda shard: self._say("ready", shard=shard),
+            on_error=lambda error: self._log("warning", f"checkpoint shard not stored: {error}"),
+        ):
+            run_job(
+                job,
+                processes=processes,
+                on_event=lambda event: self._context.watch(self._identity.stage, event),
+                stop=self._ending,
+                check=check,
+                root=self._context.root,
+                meeting=meeting,
+            )
+
+    def _hear(self, over: threading.Event) -> None:
+        """Take node 0's messages until the connection ends, which ends this attempt."""
+        with contextlib.suppress(LinkLost):
+            while True:
+                start = read_message(Start, self._link.receive())
+                if start.epoch != self.epoch:
+                    break
+                self._start = start
+                self._heard.set()
+                if start.endpoint or start.refused:
+                    self._started.set()
+        self._ending.set()
+        self._heard.set()
+        self._started.set()
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(min(self._context.terms.beat, SECONDS_BETWEEN_BEATS)):
+            self._link.send({})
+
+    def _watch(self, over: threading.Event) -> None:
+        """End the attempt when the run is stopped."""
+        while not over.wait(_SECONDS_BETWEEN_LOOKS):
+            if self._context.stop.is_set():
+                self._ending.set()
+                self._heard.set()
+                self._started.set()
+
+    def _say(
+        self,
+        state: State,
+        *,
+        text: str = "",
+        cause: str = "",
+        hint: str | None = None,
+        shard: CheckpointShard | None = None,
+    ) -> None:
+        """Report this node's status to node 0."""
+        status = Status(
+            epoch=self.epoch,
+            node=self._node,
+            host=socket.gethostname(),
+            state=state,
+            text=text,
+            cause=cause,
+            hint=hint,
+            shard=shard,
+        )
+        self._link.send(asdict(status))
+
+    def _log(self, kind: str, text: str) -> None:
+        self._context.watch(self._identity.stage, {"kind": kind, "text": text})
+
+
+def _cause_of(error: NanochatError) -> str:
+    if isinstance(error, JobFailed):
+        return error.cause or ""
+    return "" if is_retryable(error) else MISTAKE

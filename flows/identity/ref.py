@@ -64,10 +64,6 @@ class ArtifactRef(NamedTuple):
         """Return the prefix of its checkpoints of `step`, without the last '/'."""
         return f"{self.checkpoints_prefix}/step-{step:07d}"
 
-    def node_key(self, message: str) -> str:
-        """Return the key of a message between the nodes that build it."""
-        return f"{self.checkpoints_prefix}/nodes/{message}.json"
-
     def files_prefix(self, attempt: str) -> str:
         """Return the prefix of the files that an attempt to publish uploads."""
         return f"{self.prefix}/files/{attempt}"

@@ -57,6 +57,7 @@ class HeldLease:
         self._stop = stop
         self._terms = terms
         self._progress = (held.record.step, held.record.total)
+        self._endpoint: str | None = None
         self._error: LeaseLost | None = None
         self._over = threading.Event()  # the block has ended
 
@@ -74,6 +75,11 @@ class HeldLease:
         """Note the job's progress; the next heartbeat puts it into the record."""
         # One assignment: the heartbeat thread never pairs an old step with a new total.
         self._progress = (step, total)
+
+    def announce(self, endpoint: str) -> None:
+        """Put host:port into the record at once. Raises LeaseLost, StoreError."""
+        self._endpoint = endpoint  # which every later heartbeat repeats
+        self._renew()
 
     def check(self) -> None:
         """Read the record. Raises LeaseLost if another process has acquired the lease since.
@@ -108,14 +114,17 @@ class HeldLease:
 
     def _beat(self) -> None:
         while not self._over.wait(self._terms.beat):
-            step, total = self._progress
             try:
-                self._held = renew(self._store, self._held, step=step, total=total)
+                self._renew()
             except LeaseLost as error:
                 self._lose(error)
                 return
             except _UNREACHABLE:
                 continue  # the record decides when it can be read again
+
+    def _renew(self) -> None:
+        step, total = self._progress
+        self._held = renew(self._store, self._held, step=step, total=total, endpoint=self._endpoint)
 
     def _watch(self) -> None:
         """Set `ending` when the run is stopped.

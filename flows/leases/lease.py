@@ -16,13 +16,14 @@ an argument. flows/leases/held_lease.py adds the threads.
 from dataclasses import asdict, dataclass, replace
 
 from flows.identity.record_types import Count, read_record
-from flows.identity.records import encode_record, find_stored
+from flows.identity.records import Earlier, encode_record, find_stored
 from flows.identity.ref import ArtifactRef
 from flows.render.text import duration
 from infra.storage.base import Store, StoreUnavailable, VersionedObject
 from nanochat_core.errors import StageError
 
-FORMAT = 1
+FORMAT = 2
+EARLIER: Earlier = {1: ()}
 TTL = 90.0  # seconds without renewal after which a lease has expired
 BEAT = 10.0  # seconds between renewals
 _TRIES = 4  # a swap fails only if another process's succeeded: more failures take a crowd
@@ -55,6 +56,7 @@ class LeaseRecord(Claimant):
     step: Count  # of the job, and `total` of it; 0 of 0 before it says so
     total: Count
     released: bool  # the record stays, because the next epoch follows from it
+    endpoint: str | None = None  # host:port at which the other nodes of the stage reach the owner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +134,15 @@ def try_acquire(
     )
 
 
-def renew(store: Store, held: LeaseGrant, *, step: int, total: int) -> LeaseGrant:
-    """Renew the lease and record the job's progress. Raises LeaseLost."""
+def renew(
+    store: Store, held: LeaseGrant, *, step: int, total: int, endpoint: str | None = None
+) -> LeaseGrant:
+    """Renew the lease and record the job's progress and endpoint. Raises LeaseLost."""
     key = held.ref.lease_key
     for _ in range(_TRIES):
         record, stored = _ours(store, held)
         # From the stored record, not from `held`: an earlier renewal whose answer was lost counts.
-        new = replace(record, beat=record.beat + 1, step=step, total=total)
+        new = replace(record, beat=record.beat + 1, step=step, total=total, endpoint=endpoint)
         if store.put_if_same(key, _to_json(new), version=stored.version):
             return replace(held, record=new)
     raise StoreUnavailable(f"{store.url}/{key} changed during each of {_TRIES} tries to renew it")
@@ -229,7 +233,7 @@ def _to_json(record: LeaseRecord) -> bytes:
 
 def _find(store: Store, ref: ArtifactRef) -> tuple[LeaseRecord, VersionedObject] | None:
     key = ref.lease_key
-    found = find_stored(store, key, format=FORMAT)
+    found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
     if found is None:
         return None
     tree, stored = found

@@ -34,7 +34,7 @@ from flows.build.stage_request import StageRequest, match_digest
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
-from infra.launch.torchrun import SECONDS_TO_STOP, StageInterrupted
+from infra.launch.torchrun import StageInterrupted
 from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
@@ -129,9 +129,7 @@ def cancel_stage_runs(run_id: str) -> list[FlowRun]:
     return live
 
 
-def wait_saved(
-    store: Store, requests: Sequence[FlowRun], *, seconds: float = SECONDS_TO_STOP
-) -> None:
+def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> None:
     """Wait until the builders of cancelled requests have saved, at most `seconds`."""
     # A builder releases its lease after it has saved. The flow run's state is of no use here: the
     # worker sets Cancelled only when it has seen all processes end.
@@ -165,12 +163,13 @@ def stop_stages(
     cancelled: list[FlowRun] = []
     if context.placement.pool is not None and is_terminal(error):
         cancelled = [found for run in records for found in cancel_requests_of(run)]
-    wait(futures, timeout=SECONDS_TO_STOP + 5)
+    grace = context.placement.resources.grace_seconds
+    wait(futures, timeout=grace + 5)
     with contextlib.suppress(StoreError):  # may be the error that is being raised
         for record in records.values():
             record.end("interrupted" if is_interrupted else "failed")
     if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
-        wait_saved(context.store, cancelled)
+        wait_saved(context.store, cancelled, seconds=grace)
     if is_interrupted:
         wait(futures)  # without a limit: a checkpoint may be being uploaded
     return is_interrupted

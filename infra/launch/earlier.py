@@ -1,8 +1,8 @@
 """Wait for the workers that an earlier attempt left behind, and end those that do not end.
 
-A worker whose launcher was killed gets SIGTERM, saves and ends within `SECONDS_TO_SAVE` of
-nanochat_core/runtime/interrupt.py. One that is stuck in C code never runs its signal handler, and
-would hold the job's directory, and its GPU, for ever.
+A worker whose launcher was killed gets SIGTERM, saves and ends within the job's `grace_seconds`.
+One that is stuck in C code never runs its signal handler, and would hold the job's directory, and
+its GPU, for ever.
 """
 
 import contextlib
@@ -18,21 +18,23 @@ from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.runtime.process_start import ProcessRef, kill
 
-SECONDS_TO_END = 30.0  # more than saving may take, see the module
+_SECONDS_MORE = 5.0  # than saving may take, see the module
 _SECONDS_BETWEEN_TRIES = 0.1
 
 
 @contextlib.contextmanager
 def earlier_workers_ended(
-    job: Job, log: Callable[[str], None], stop: threading.Event, *, seconds: float = SECONDS_TO_END
+    job: Job, log: Callable[[str], None], stop: threading.Event, *, seconds: float | None = None
 ) -> Generator[bool]:
     """Hold the locks of the directory's workers; yields False if `stop` was set first.
 
-    A worker that still holds its lock after `seconds` is killed. One that is no process of this
+    A worker that still holds its lock after `seconds` is killed; None: a little more than the job's
+    grace. One that is no process of this
     boot and PID namespace is only waited for: here its number means another process, or none. So is
     one that did not write its name. After `seconds` the log says how to find either. Raises
     StageError if a worker to be killed belongs to another user.
     """
+    limit = job.resources.grace_seconds + _SECONDS_MORE if seconds is None else seconds
     with contextlib.ExitStack() as files:
         # Opened to append: writing would erase the name that the holder left in its lock file.
         paths = job.directory.glob("worker-*.lock")
@@ -43,7 +45,7 @@ def earlier_workers_ended(
                 if _try_lock(file):
                     del pending[path]
                 else:
-                    _look_at_holder(path, since, seconds, log)
+                    _look_at_holder(path, since, limit, log)
             if not pending or stop.wait(_SECONDS_BETWEEN_TRIES):
                 break
         # The locks are held until the files are closed, so no new worker starts in the block.

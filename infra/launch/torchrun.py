@@ -30,8 +30,9 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
 SECONDS_BETWEEN_LOOKS = 0.25
-SECONDS_TO_STOP = 25.0  # a worker saves in under 20
-SHUTDOWN_TIMEOUT = 22  # after which torchrun kills its ranks: between the two
+# Of the job's `grace_seconds`, for torchrun to kill its ranks before it is killed itself. A worker
+# ends before both (runtime/interrupt.py).
+_SECONDS_TO_KILL = 3.0
 _TAIL_BYTES = 3000
 _TAIL_LINES = 20
 
@@ -116,6 +117,7 @@ def run_job(
             worker_log,
             look,
             stop,
+            grace=job.resources.grace_seconds,
         )
     if first_rank and not returncode:
         return Result(status="finished", metrics={})
@@ -162,9 +164,9 @@ def _environment(
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
         # Not torchrun's option: before torch 2.13 there is none and the limit is 30 s, longer than
-        # SECONDS_TO_STOP, so that a rank that ignores SIGTERM is left to the next attempt, which
+        # the default grace, so that a rank that ignores SIGTERM is left to the next attempt, which
         # kills it.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_TIMEOUT),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(int(job.resources.grace_seconds - _SECONDS_TO_KILL)),
         LAUNCHER_VARIABLE: str(os.getpid()),
         STEPS_VARIABLE: str(steps or ""),
     }
@@ -189,6 +191,8 @@ def _supervise(
     log: IO[bytes],
     look: Callable[[], None],
     stop: threading.Event,
+    *,
+    grace: float,
 ) -> int:
     """Run `command` to its end, calling `look` meanwhile; return its exit code."""
     # Popen runs in the thread that watches: the kernel's parent-death signal, which keeps orphans
@@ -203,22 +207,22 @@ def _supervise(
                 process.wait(SECONDS_BETWEEN_LOOKS)
                 break
         else:
-            _end(process)
+            _end(process, grace)
         look()  # once more, for the events of the last moment
     except BaseException:
-        _end(process)
+        _end(process, grace)
         raise
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, wait while the process saves, then kill it."""
+def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """Send SIGTERM, wait for `grace` seconds while the process saves, then kill it."""
     if process.poll() is not None:
         return
     process.terminate()
-    # torchrun passes SIGTERM on to its ranks, and kills them after SHUTDOWN_TIMEOUT.
+    # torchrun passes SIGTERM on to its ranks, and kills them a little earlier.
     try:
-        process.wait(SECONDS_TO_STOP)
+        process.wait(grace)
     except BaseException as error:  # too slow, or a second Ctrl-C
         process.kill()
         process.wait()

@@ -2,9 +2,9 @@
 
 By default a signal raises `Interrupted` at once, which suits stages without state. A training loop
 uses `deferred()`: the signal only sets a flag, the loop finishes its step, saves and raises
-`Interrupted` itself. SIGALRM ends a process that takes longer than 20 seconds for this, as a rank
-blocked in a collective runs no Python code. A model whose checkpoint takes longer to save resumes
-from the checkpoint before.
+`Interrupted` itself. SIGALRM ends a process that takes too long for this, as a rank blocked in a
+collective runs no Python code: 20 seconds, or what the job's `grace_seconds` leave. A model whose
+checkpoint takes longer to save resumes from the checkpoint before.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 EXIT_CODE = 75  # EX_TEMPFAIL: state is saved, the job can be started again
-SECONDS_TO_SAVE = 20
+_SECONDS_TO_END = 5  # of the grace, for what follows the save: the launcher kills at its end
 
 
 class Interrupted(BaseException):
@@ -25,6 +25,7 @@ class Stop:
 
     requested = False
     steps_left: int | None = None  # until the job stops itself; None means no limit
+    seconds_to_save = 20
     _deferred = False
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -34,7 +35,11 @@ class Stop:
             raise Interrupted(signal.Signals(signum).name)
         # The default action, so that the kernel ends a process that no longer runs Python.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(SECONDS_TO_SAVE)
+        signal.alarm(self.seconds_to_save)
+
+    def allow(self, grace_seconds: float) -> None:
+        """Set the time to save from the time after which the launcher kills this process."""
+        self.seconds_to_save = max(1, int(grace_seconds) - _SECONDS_TO_END)
 
     def after_step(self) -> None:
         """Count a step. After the last one requested, stop the job as a signal would."""

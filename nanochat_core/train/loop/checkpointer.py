@@ -25,7 +25,7 @@ from nanochat_core.runtime.hardware.device import use_device
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.hardware.gc_disabled import collect
 from nanochat_core.runtime.heartbeat import HEART
-from nanochat_core.runtime.interrupt import SECONDS_TO_SAVE, STOP, Interrupted
+from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train.loop.checkpoint import (
     CheckpointFacts,
@@ -212,7 +212,7 @@ class Checkpointer:
         Newer ones are set aside, so that the job does not resume from them.
         """
         if self._writing is not None:
-            self._writing.join(SECONDS_TO_SAVE)
+            self._writing.join(STOP.seconds_to_save)
         if self._world.is_first:
             set_aside_after(self._root, step)
         return newest_step(self._root, at_most=step)

@@ -39,7 +39,8 @@ def started(name: str) -> list[str]:
     words = shlex.split(line[1])
     filled = {"run": ["tiny"], "stage": ["pretrain", "d32"]}[name]
     place = words.index("$@")
-    return [*words[:place], *filled, *(re.sub(r"^\$\w+$", "1", w) for w in words[place + 1 :])]
+    rest = (re.sub(r"\$\{\w+:-(\w+)\}", r"\1", word) for word in words[place + 1 :])
+    return [*words[:place], *filled, *(re.sub(r"^\$\w+$", "1", word) for word in rest)]
 
 
 @BOTH
@@ -144,7 +145,7 @@ def test_a_mistake_on_one_node_decides_over_what_it_did_to_the_others(
 def test_the_run_of_a_stage_has_the_number_of_the_job(tmp_path: Path) -> None:
     with job("stage", tmp_path, "exit 0") as script:
         out, _ = script.communicate(timeout=SECONDS)
-    assert "started stage pretrain tiny --run slurm-7\n" in out
+    assert "started stage pretrain tiny --run slurm-7 --place grace_seconds=90\n" in out
 
 
 def requested(tmp_path: Path) -> list[str]:

@@ -9,14 +9,14 @@ from typing import Any
 from cyclopts import CycloptsError
 
 from flows.cli.app import make_app
-from infra.launch.torchrun import SECONDS_TO_STOP
+from nanochat_core.job import Resources
 
 ROOT = Path(__file__).parents[3]
 INFRA = ROOT / "infra"
 PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
 # What a run needs between being asked to stop and being killed: workers save, and then the last
 # checkpoint goes to the store.
-LEAST_GRACE = SECONDS_TO_STOP + 60
+LEAST_GRACE = Resources.grace_seconds + 60
 UID = "10001"  # of the image's user
 SECRET = re.compile(r"PASSWORD|SECRET_ACCESS_KEY|ACCESS_KEY_ID|AUTH_STRING|PREFECT_AUTH|API_KEY")
 

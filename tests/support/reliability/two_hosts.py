@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.artifacts.publish import find_manifest, publish
-from flows.build.messages import FORMAT as CALL_FORMAT
 from flows.identity.fingerprint import Identity, identify
 from flows.identity.manifest import Manifest, Provenance
-from flows.identity.records import find_document
 from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
@@ -120,7 +118,7 @@ def _publish(
 
 
 def look(store: Store) -> dict[str, Any]:
-    """The artifact's files, the newest checkpoint and the last call."""
+    """The artifact's files, and the newest checkpoint."""
     entries = [entry.key for entry in store.list("pretrain/")]
     fingerprints = sorted({key.split("/")[1] for key in entries})
     if not fingerprints:
@@ -129,9 +127,6 @@ def look(store: Store) -> dict[str, Any]:
     manifest = find_manifest(store, ArtifactRef("pretrain", fingerprint))
     commits = [key for key in entries if "/step-" in key and key.endswith("/COMMIT.json")]
     newest = json.loads(store.get(max(commits))) if commits else None
-    call = find_document(
-        store, f"pretrain/{fingerprint}/checkpoints/nodes/call.json", format=CALL_FORMAT
-    )
     return {
         "files": {f.path: f.sha256 for f in manifest.files} if manifest else None,
         "segments": list(manifest.provenance.segments) if manifest else None,
@@ -139,7 +134,6 @@ def look(store: Store) -> dict[str, Any]:
         "parts": sorted(f["path"] for f in newest["files"]) if newest else [],
         "keys": [f["key"] for f in newest["files"]] if newest else [],
         "checkpoints": [key for key in entries if "/checkpoints/" in key],
-        "call": call,
     }
 
 

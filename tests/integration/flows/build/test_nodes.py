@@ -1,12 +1,12 @@
 """Nodes that build one stage together: they meet, lose each other and resume."""
 
-import os
+import contextlib
 import shutil
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +14,22 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
-from flows.build import coordinator, nodes
+from flows.build import nodes
 from flows.build.build import BuildContext, Built, build
 from flows.build.coordinator import NodeLost
-from flows.build.messages import (
-    MessagePrefix,
-    NodeStatus,
-    StartMessage,
-    find_start,
-    find_status,
-    publish_status,
-)
+from flows.build.messages import Start, Status, read_message
 from flows.build.nodes import build_share
 from flows.build.retry import TransientStageError, is_retryable
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
+from flows.leases.lease import find_holder
 from flows.stages import Stage
+from infra.launch.link import Link, open_link
 from infra.launch.torchrun import StageInterrupted
+from infra.storage.base import StoreUnavailable
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError, StageError
-from tests.support.flows.waiting import wait_until
 
 # Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
 ENTRY = """
@@ -110,14 +105,12 @@ def run(job):
         raise DataError("the text is empty", hint="fill it")
     time.sleep(600)
 """
-SAID = NodeStatus(epoch=1, node=1, host="b", state="ready", text="", cause="", who="one", beat=1)
 QUICK = LeaseTimings(ttl=200.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
 
 
 @pytest.fixture(autouse=True)
 def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
-    monkeypatch.setattr(coordinator, "SECONDS_TO_STOP", 1.0)  # for a rank to notice; ours cannot
 
 
 @pytest.fixture
@@ -135,14 +128,15 @@ def context_of(toys: Any, directory: Path, name: str) -> BuildContext:
     home = directory / name
     home.mkdir()
     store = (directory / "shared").as_uri()
-    placement = replace(toys.placement, home=home, store=store, nodes=2)
-    told: list[str] = []
+    # For a rank to notice that others have ended, which ours cannot.
+    resources = replace(toys.placement.resources, grace_seconds=6.0)
+    placement = replace(toys.placement, home=home, store=store, nodes=2, resources=resources)
     return replace(
         toys.context(f"run-{name}"),
         placement=placement,
         store=open_store(store),
         terms=QUICK,
-        watch=lambda stage, event: told.append(str(event.get("text") or event["kind"])),
+        watch=lambda stage, event: None,
         stop=threading.Event(),
     )
 
@@ -181,6 +175,32 @@ def test_a_node_that_is_lost_is_waited_for_and_both_go_on(
 
 
 @pytest.mark.torch
+def test_a_store_that_is_away_for_a_while_ends_no_attempt(
+    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    source = ENTRY.replace("step == 3 and rank and not found", "step > 4")
+    stage = toys.stage("train", source=source, compute="gpu")
+    refused: list[str] = []
+
+    def upload(key: str, path: Path) -> None:
+        if len(refused) < 5:
+            refused.append(key)
+            raise StoreUnavailable("no answer")
+        contexts[0].store.upload(key, path)
+
+    class Away:
+        def __getattr__(self, name: str) -> Any:
+            return upload if name == "upload" else getattr(contexts[0].store, name)
+
+    away: Any = Away()
+    other = start(pool, stage, replace(contexts[1], store=away), 1)
+    built = start(pool, stage, contexts[0], 0).result()
+    assert other.result().manifest == built.manifest
+    assert len(refused) == 5
+    assert len(built.manifest.provenance.segments) == 1  # one attempt
+
+
+@pytest.mark.torch
 def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
     toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
@@ -213,59 +233,65 @@ def test_one_run_makes_it_anew_on_both_nodes_once(
 
 
 @pytest.mark.torch
-def test_a_node_that_was_started_again_within_an_attempt_is_lost(
+def test_a_node_whose_process_is_gone_within_an_attempt_is_lost(
     stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     first = start(pool, stage, contexts[0], 0)
-    place, call = heard_call(contexts[1], first)
-    for who in ("one", "another"):
-        publish_status(place, replace(SAID, epoch=call.epoch, who=who))
-        while who == "one" and (heard := find_start(place, ttl=60.0)[0]) and not heard.endpoint:
-            assert not first.done(), first.result()
-    with pytest.raises(NodeLost, match="node 1, b, was started again"):
+    with connection(stage, contexts[1], first) as (link, called):
+        say(link, called, "ready")
+        assert read_message(Start, link.receive()).endpoint is not None
+    with pytest.raises(NodeLost, match="node 1, b, is gone"):
         first.result()
 
 
-def heard_call(context: BuildContext, first: "Future[Built]") -> tuple[MessagePrefix, StartMessage]:
-    """Node 0's first call, as another node hears it."""
+@pytest.mark.torch
+def test_a_node_that_says_nothing_is_lost(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    context = replace(contexts[0], terms=replace(QUICK, ttl=1.0))
+    first = start(pool, stage, context, 0)
+    with connection(stage, contexts[1], first) as (link, called):
+        say(link, called, "ready")
+        with pytest.raises(NodeLost, match="node 1, b, is silent for"):
+            first.result()
+
+
+@contextlib.contextmanager
+def connection(
+    stage: Stage, context: BuildContext, first: "Future[Built]"
+) -> Iterator[tuple[Link, Start]]:
+    """Connect to node 0 as another node does."""
+    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
+    ref = ArtifactRef("train", fingerprint)
     while True:
-        place = MessagePrefix(store=context.store, ref=ArtifactRef("train", _fingerprint(context)))
-        if (call := find_start(place, ttl=60.0)[0]) is not None:
-            return place, call
         assert not first.done(), first.result()
+        holder = find_holder(context.store, ref)
+        if holder is not None and holder.record.endpoint is not None:
+            link = open_link(holder.record.endpoint, silence=100.0)
+            assert link is not None
+            with contextlib.closing(link):
+                yield link, read_message(Start, link.receive())
+            return
+
+
+def say(link: Link, called: Start, state: Any) -> None:
+    link.send(asdict(Status(epoch=called.epoch, node=1, host="b", state=state)))
 
 
 def test_of_two_machines_with_one_number_one_ends(
-    stage: Stage, contexts: list[BuildContext], toys: Any, pool: ThreadPoolExecutor, tmp_path: Path
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     contexts = [
         replace(context, placement=replace(context.placement, nodes=3)) for context in contexts
     ]
-    third = context_of(toys, tmp_path, "c")
-    third = replace(third, placement=replace(third.placement, nodes=3))
-    place = MessagePrefix(store=third.store, ref=ArtifactRef("train", _fingerprint(third)))
     first = start(pool, stage, contexts[0], 0)
-    second = start(pool, stage, contexts[1], 1)
-    while (call := find_start(place, ttl=60.0)[0]) is None:
-        place = replace(place, ref=ArtifactRef("train", _fingerprint(third)))
-    while (said := find_status(place, 1, epoch=call.epoch)) is None or said[0].state != "ready":
-        assert not second.done(), second.result()
-    other = NodeStatus(
-        epoch=call.epoch, node=1, host="c", state="ready", text="", cause="", who="x", beat=9
-    )
-    for node in (1, 2):
-        publish_status(place, replace(other, node=node))
-    with pytest.raises(StageError, match="node 1 is on host c too"):
-        second.result()
+    with connection(stage, contexts[1], first) as (link, called):
+        say(link, called, "ready")
+        with pytest.raises(StageError, match="node 1 is on host b too"):
+            start(pool, stage, contexts[1], 1).result()
     contexts[0].stop.set()
-    with pytest.raises(StageError):  # it was stopped, or saw before that node 1 is another
+    with pytest.raises(StageInterrupted):
         first.result()
-
-
-def _fingerprint(context: BuildContext) -> str:
-    """Of the one thing that is being built; nonsense until there is one."""
-    keys = [entry.key for entry in context.store.list("train/")]
-    return keys[0].split("/")[1] if keys else "none"
 
 
 def test_a_stage_of_the_cpu_is_built_by_one_node(toys: Any, contexts: list[BuildContext]) -> None:
@@ -297,36 +323,24 @@ def test_a_node_that_cannot_take_part_says_so_before_node_0_has_waited_long(
         other.result()
 
 
-def test_a_node_that_fetches_is_waited_for_until_it_is_silent(
-    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor, tmp_path: Path
+def test_a_node_that_fetches_is_waited_for_until_it_is_gone(
+    stage: Stage, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     lines: list[str] = []
     context = replace(
         contexts[0],
-        terms=replace(QUICK, meet=0.0, say=0.0),
+        terms=replace(QUICK, meet=3.0, say=0.0),
         watch=lambda _, event: lines.append(str(event.get("text"))),
     )
-    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
-    place = MessagePrefix(store=context.store, ref=ArtifactRef("train", fingerprint))
-    publish_status(place, replace(SAID, epoch=1, state="coming"))
-    (status,) = (tmp_path / "shared").glob("train/*/*/nodes/*")
-    set_age(status, -1000.0)  # it is not silent soon
     first = start(pool, stage, context, 0)
-    wait_until(lambda: lines.count("waiting: for node 1 of 2") > 2)
-    set_age(status, 1000.0)
-    with pytest.raises(NodeLost, match="node 1 did not come"):
+    with connection(stage, contexts[1], first) as (link, called):
+        say(link, called, "coming")
+        count = lines.count("waiting: for node 1 of 2")
+        time.sleep(3.5)  # longer than a node that does not come is waited for
+        assert lines.count("waiting: for node 1 of 2") > count + 2
+        assert not first.done()
+    with pytest.raises(NodeLost, match=r"needs 2 nodes: node 1 did not come within 3 s"):
         first.result()
-
-
-def set_age(path: Path, seconds: float) -> None:
-    then = time.time() - seconds
-    os.utime(path, (then, then))
-
-
-def test_nodes_that_do_not_come_are_named(stage: Stage, contexts: list[BuildContext]) -> None:
-    context = replace(contexts[0], terms=replace(QUICK, meet=0.3))
-    with pytest.raises(NodeLost, match=r"needs 2 nodes: node 1 did not come within 0.3 s"):
-        build_share(stage, context, {}, node=0, force=False)
 
 
 def test_a_node_0_that_is_not_heard_of_is_named(stage: Stage, contexts: list[BuildContext]) -> None:
@@ -367,13 +381,10 @@ def test_two_nodes_in_one_home_are_told_apart(
     pool: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", 0.5)
+    monkeypatch.setattr(nodes, "_SECONDS_FOR_THE_LOCK", -5.5)
     first = start(pool, stage, contexts[0], 0)
-    place = MessagePrefix(
-        store=contexts[0].store, ref=ArtifactRef("train", _fingerprint(contexts[0]))
-    )
-    while find_start(place, ttl=60.0)[0] is None:
-        place = replace(place, ref=ArtifactRef("train", _fingerprint(contexts[0])))
+    with connection(stage, contexts[1], first):
+        pass
     with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
         build_share(stage, contexts[0], {}, node=1, force=False)
     assert "a home of its own" in (caught.value.hint or "")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,3 +276,31 @@ def test_kill_9_of_the_launcher_leaves_no_worker(make_job: Any, tmp_path: Path) 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert json.loads((job.directory / "result.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(("grace", "saved"), [(60.0, True), (6.0, False)])
+def test_a_job_that_is_stopped_has_the_grace_of_its_resources_to_save(
+    make_job: Any, grace: float, saved: bool
+) -> None:
+    job = make_job(
+        """
+    import time
+    from nanochat_core.runtime.interrupt import STOP
+    with STOP.deferred():
+        (job.directory / "up").touch()
+        while not STOP.requested:
+            time.sleep(0.01)
+        for _ in range(400):  # 4 s: longer than the smaller grace leaves, shorter than the larger
+            time.sleep(0.01)
+        (job.directory / "saved").touch()
+"""
+    )
+    job = replace(job, resources=replace(RESOURCES, grace_seconds=grace))
+    stop = threading.Event()
+    running, errors = in_thread(job, stop)
+    while not (job.directory / "up").exists():
+        time.sleep(0.02)
+    stop.set()
+    running.join()
+    assert (job.directory / "saved").exists() == saved
+    assert isinstance(errors[0], StageError)

@@ -14,10 +14,10 @@ import pytest
 from flows.artifacts import checkpoint_records, runs
 from flows.artifacts.checkpoints import find_steps
 from flows.artifacts.publish import find_manifest, supersede
-from flows.build import checkpoint_shards
 from flows.identity import manifest, rebuilds
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
+from flows.leases import lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
@@ -54,6 +54,9 @@ MANIFEST: dict[str, Any] = {
     "accepted": None,
     "check": "581b31099b75e7c4f127c2a31d0fa3b5f2230c907a40f470f5ae7b52778cb305",
 }
+CLAIM = lease.Claimant(
+    owner="b", run="tiny-2", host="h", pid=1, home="elsewhere", since="2026-11-23T00:00:00Z"
+)
 RUN: dict[str, Any] = {
     "format": 4,
     "run": "tiny-1-a",
@@ -172,7 +175,7 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
     ]
 
     assert [json.loads(data)["format"] for data in records] == [3, 5, 2]
-    assert (checkpoint_records.FORMAT, checkpoint_shards.FORMAT) == (2, 2)
+    assert (checkpoint_records.FORMAT, lease.FORMAT) == (2, 2)
     assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) == mark
 
 
@@ -193,3 +196,14 @@ def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path: Path
     for text in ("", "[]", json.dumps(asdict(me)), json.dumps({"format": 2, **asdict(me)})):
         path.write_text(text)
         assert ProcessRef.find(path) is None
+
+
+def test_a_lease_that_the_version_before_held_is_taken_over(store: LocalStore) -> None:
+    ref = ArtifactRef("eval", FINGERPRINT)
+    fields = {**asdict(CLAIM), "epoch": 7, "beat": 3, "step": 1, "total": 9, "released": True}
+    store.put(ref.lease_key, encode_record(fields, format=1))
+
+    held = lease.try_acquire(store, ref, CLAIM, ttl=90.0)
+
+    assert isinstance(held, lease.LeaseGrant)
+    assert (held.fencing_token, held.record.endpoint) == (8, None)

@@ -11,18 +11,16 @@ import pytest
 from flows.artifacts.checkpoints import (
     commit_of,
     is_stored,
+    is_whole,
     prune,
     restore,
     restore_step,
     send,
     settle,
 )
-from flows.build.checkpoint_shards import (
-    CheckpointShard,
-    gather_shards,
-    upload_shards,
-    uploading_shards,
-)
+from flows.build.checkpoint_shards import note_shard, upload_shards, uploading_shards
+from flows.build.messages import CheckpointShard
+from flows.identity.manifest import File
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job
@@ -67,77 +65,83 @@ def jobs(tmp_path: Path) -> tuple[Job, Job]:
     return make_job(tmp_path / "a"), make_job(tmp_path / "b")
 
 
-def test_the_files_of_another_node_come_home_and_are_sent_once(
+def upload(store: LocalStore, job: Job, *, epoch: int = 1) -> list[CheckpointShard]:
+    """What node 0 hears when node 1 has uploaded what rank 1 wrote."""
+    heard: list[CheckpointShard] = []
+    upload_shards(store, job, [1], epoch=epoch, on_shard=heard.append)
+    return heard
+
+
+def test_the_files_of_another_node_go_to_the_store_alone(
     store: LocalStore, jobs: tuple[Job, Job]
 ) -> None:
     a, b = jobs
     write(a, 5, 0)
     write(b, 5, 1)
-    assert gather_shards(store, a, [1], epoch=1) == []
-    assert [part.step for part in upload_shards(store, b, [1], epoch=1)] == [5]
+    (shard,) = upload(store, b, epoch=3)
+    assert (shard.step, shard.rank, shard.file.path) == (5, 1, "tensors-00001.safetensors")
+    assert "/step-0000005/parts-3/" in shard.file.key
     assert not list(b.checkpoints.glob("step-*/*"))  # of no use there any more
-    parts = gather_shards(store, a, [1], epoch=1)
-    assert [(part.step, part.file.path) for part in parts] == [(5, "tensors-00001.safetensors")]
+    assert upload(store, b) == []
+    note_shard(a, shard, epoch=3)
     directory = commit(a, 5, 2)
-    assert gather_shards(store, a, [1], epoch=1) == []
     before = {entry.key for entry in store.list("") if entry.key.endswith(".safetensors")}
-    send_whole(store, a, directory, there=[part.file for part in parts])
+    send_whole(store, a, directory, there=[shard.file])
     after = {entry.key for entry in store.list("") if entry.key.endswith(".safetensors")}
     assert len(after - before) == 1  # rank 0's own
+    assert not (directory / shard.file.path).exists()
     shutil.rmtree(b.checkpoints)
-    restore(store, b, log=lambda text: None)
-    assert commit_of(b.checkpoints / directory.name) == commit_of(directory)
+    for job in jobs:  # node 0 too has to fetch it, when it resumes
+        restore(store, job, log=lambda text: None)
+        assert is_whole(job.checkpoints / directory.name)
 
 
-def test_a_part_with_other_bytes_is_sent_again(store: LocalStore, jobs: tuple[Job, Job]) -> None:
-    a, b = jobs
-    write(b, 5, 1, text="other state")
-    upload_shards(store, b, [1], epoch=1)
-    write(a, 5, 0)
-    (part,) = gather_shards(store, a, [1], epoch=1)
-    write(a, 5, 1)
-    directory = commit(a, 5, 2)
-    send_whole(store, a, directory, there=[part.file])
-    shutil.rmtree(directory)
-    restore(store, a, log=lambda text: None)
-    assert (directory / "tensors-00001.safetensors").read_text() == "state 5 of 1"
-
-
-def test_parts_of_an_earlier_attempt_are_not_looked_at(
+def test_a_part_of_a_checkpoint_is_removed_when_nothing_can_complete_it(
     store: LocalStore, jobs: tuple[Job, Job]
 ) -> None:
     a, b = jobs
-    write(b, 5, 1)
-    upload_shards(store, b, [1], epoch=1)
+    send_whole(store, a, save_alone(a, 2))
     write(a, 5, 0)
-    assert gather_shards(store, a, [1], epoch=2) == []
+    write(b, 5, 1)
+    (shard,) = upload(store, b)
+    note_shard(a, shard, epoch=1)
+    commit(a, 5, 2)  # and node 0 is killed before it is sent
+    restore(store, a, log=lambda text: None)
+    assert [path.name for path in a.checkpoints.glob("*step-*")] == ["step-0000002"]
 
 
-def test_a_part_that_is_damaged_is_not_taken(store: LocalStore, jobs: tuple[Job, Job]) -> None:
-    a, b = jobs
-    write(b, 5, 1)
-    (part,) = upload_shards(store, b, [1], epoch=1)
-    store.put(part.file.key, b"x" * part.file.size)
+def test_equal_files_of_another_step_are_sent_again(
+    store: LocalStore, jobs: tuple[Job, Job]
+) -> None:
+    a, _ = jobs
     write(a, 5, 0)
-    with pytest.raises(ArtifactError, match="sha256"):
-        gather_shards(store, a, [1], epoch=1)
-    directory = a.checkpoints / "step-0000005"
-    assert sorted(path.name for path in directory.iterdir()) == [
-        "tensors-00000.json",
-        "tensors-00000.safetensors",
-    ]
+    directory = commit(a, 5, 1)
+    (name,) = (path.name for path in directory.glob("*.safetensors"))
+    size, sha256 = json.loads((directory / "COMMIT.json").read_text())["files"][name].values()
+    older = File(path=name, size=size, sha256=sha256, key="pretrain/x/checkpoints/step-0000004/a")
+    send_whole(store, a, directory, there=[older])
+    shutil.rmtree(directory)
+    restore(store, a, log=lambda text: None)  # though step 4 is not in the store
+    assert is_whole(directory)
+
+
+def test_a_shard_under_another_key_than_its_own_is_refused(jobs: tuple[Job, Job]) -> None:
+    a, _ = jobs
+    write(a, 5, 0)
+    file = File(path="tensors-00001.safetensors", size=1, sha256="a" * 64, key="elsewhere")
+    with pytest.raises(ArtifactError, match="elsewhere is reported as pretrain/"):
+        note_shard(a, CheckpointShard(step=5, rank=1, file=file), epoch=1)
 
 
 def test_what_is_written_last_is_sent_before_the_block_ends(
     store: LocalStore, jobs: tuple[Job, Job]
 ) -> None:
-    a, b = jobs
+    _, b = jobs
+    heard: list[CheckpointShard] = []
     told: list[NanochatError] = []
-    with uploading_shards(store, b, [1], epoch=7, on_error=told.append):
+    with uploading_shards(store, b, [1], epoch=7, on_shard=heard.append, on_error=told.append):
         write(b, 9, 1)
-    write(a, 9, 0)
-    (part,) = gather_shards(store, a, [1], epoch=7)
-    assert isinstance(part, CheckpointShard)
+    assert [shard.step for shard in heard] == [9]
     assert told == []
 
 
@@ -147,7 +151,7 @@ def test_parts_of_steps_that_were_never_committed_go(
     a, b = jobs
     for step in (3, 9):
         write(b, step, 1)
-    upload_shards(store, b, [1], epoch=1)
+    upload(store, b)
     for step in (4, 5, 6):
         sent = send_whole(store, a, save_alone(a, step))
         prune(store, a, sent=sent)

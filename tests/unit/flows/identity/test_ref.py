@@ -21,7 +21,6 @@ def test_the_keys_of_an_artifact_stay_as_stores_have_them() -> None:
     assert REF.checkpoints_prefix == f"{under}/checkpoints"
     assert REF.checkpoint_prefix(200) == f"{under}/checkpoints/step-0000200"
     assert REF.rebuild_key == f"{under}/checkpoints/anew/run.json"
-    assert REF.node_key("call") == f"{under}/checkpoints/nodes/call.json"
     assert SWEEP.lease_key == "gc/sweep/lease.json"
 
 
