@@ -1,5 +1,6 @@
 """The contents of the report card as numbers and text; `page` and `markdown` render it."""
 
+import shlex
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,6 +110,12 @@ class Card:
         return max(value for row in self.fit.values() for value in row if value is not None)
 
     @property
+    def experiment(self) -> str:
+        """The profile and the settings that differ from it; "" if no command makes the run."""
+        command = self.reproduction.command
+        return shlex.join(shlex.split(command.replace("\\\n", ""))[2:]) if command else ""
+
+    @property
     def work(self) -> str:
         """The time and cost of the run as text."""
         text = f"{duration(self.seconds)} of work over all stages"
@@ -120,6 +127,14 @@ class Card:
             self.chat_scores[task][CHAT_MODELS.index(model)] if task in self.chat_scores else None
         )
 
+    def is_worse(self, task: str, place: int) -> bool:
+        """Return whether a model of CHAT_MODELS scores below the one before it, beyond chance.
+
+        That is: their 95 % intervals do not overlap.
+        """
+        before, after = (self.chat_scores[task][i] for i in (place - 1, place))
+        return place > 0 and bool(before and after and after.high < before.low)
+
     def before_and_after(self) -> list[str]:
         """Return one line per task with its pass@1 before and after RL."""
         pairs = (
@@ -129,6 +144,7 @@ class Card:
         return [
             f"{task}: pass@1 {percent(before.accuracy)} before RL ({RL.inputs[0].name}), "
             f"{percent(after.accuracy)} after RL"
+            f"{' (worse)' if self.is_worse(task, CHAT_MODELS.index(RL)) else ''}"
             for task, before, after in pairs
             if before and after
         ]

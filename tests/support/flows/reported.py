@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from flows.identity.fingerprint import canonical_config, fingerprint_of
 from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.work import measure_work
 from flows.profiles import open_profile
 from flows.report.stage import run
 from flows.stages import REPORT, Stage
@@ -98,7 +99,7 @@ def make_files(stage: str, answer: str) -> dict[str, str]:
                 {
                     "tasks": {
                         "arithmetic": make_score(correct, 200),
-                        "spelling": make_score(90, 100),
+                        "spelling": make_score(70 if stage == "chat_eval_rl" else 90, 100),
                     },
                     "chatcore": correct / 200,
                     "failed": {},
@@ -230,6 +231,7 @@ def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest], run: Run
                     "dollars": 0.25,
                 },
             ),
+            work=measure_work(stage, run),
         ),
         divergences=(),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.profiles import open_profile
 from flows.render.charts import Chart, smooth, thin
 from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
 from flows.report import stage
@@ -35,6 +36,20 @@ def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Ca
         assert "50.0 %" in document
         assert "val_bpb 1.6000 (1.5500 to 1.6500)" in " ".join(document.split())
         assert "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL" in document
+
+
+def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
+    card: Card, tmp_path: Path
+) -> None:
+    page, text = card
+    assert "<title>Report card: tiny</title>" in page
+    assert page.count('class="worse"') == 1  # spelling, 90 % and 70 %; sums are better
+    for document in (page, text):
+        found = " ".join(document.split())
+        assert "spelling: pass@1 90.0 % before RL (sft), 70.0 % after RL (worse)" in found
+    run = open_profile("tiny", overrides=["seed=7", "rl.num_steps=3"]).run
+    page, _ = make_report(tmp_path, run=run)
+    assert "<title>Report card: tiny --set seed=7 --set rl.num_steps=3</title>" in page
 
 
 def test_the_same_artifacts_give_the_same_bytes(tmp_path: Path) -> None:
