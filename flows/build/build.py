@@ -32,7 +32,7 @@ from flows.leases.acquire import BuildClaim, acquire
 from flows.leases.held_lease import HeldLease
 from flows.leases.lease import Claimant
 from flows.leases.outage import StoreWait
-from flows.stages import Stage, stage_named
+from flows.stages import Stage
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
@@ -290,7 +290,7 @@ def _build(
         except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
-    published = _publish(context, identity, job, inputs, result, lease, wait)
+    published = _publish(stage, context, identity, job, inputs, result, lease, wait)
     wait(lambda: context.record(identity.ref))
     # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
@@ -308,6 +308,7 @@ def _build(
 
 
 def _publish(
+    stage: Stage,
     context: BuildContext,
     identity: Identity,
     job: Job,
@@ -332,7 +333,7 @@ def _publish(
             metrics=result.metrics,
             versions=result.versions,
             segments=tuple(read_segments(job)),
-            work=measure_work(stage_named(identity.stage), context.run),
+            work=measure_work(stage, context.run),
         ),
         fence=lease.check,
         persist=wait,

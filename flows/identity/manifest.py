@@ -19,8 +19,8 @@ from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, StoreError
 from nanochat_core.section import Tree
 
-FORMAT = 3
-EARLIER: Earlier = {2: ()}
+FORMAT = 4
+EARLIER: Earlier = {2: (), 3: ()}
 EVENTS = "events.jsonl"  # the log with a job's steps and evaluations
 Facts: TypeAlias = dict[str, Any]  # plain JSON values: numbers, short strings, lists, groups
 

@@ -12,9 +12,7 @@ from typing import Any, TypeAlias
 from flows.stages import CHAT_EVALS, Stage
 from nanochat_core.config import ChatTrainConfig, RunConfig
 from nanochat_core.data.hub.datasets import DATASETS
-from nanochat_core.scaling import flops_per_token
-
-CHARACTERS = 250e6  # of a shard of DATASETS, as published
+from nanochat_core.scaling import CHARS_PER_SHARD, flops_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,23 +40,26 @@ def measure_work(stage: Stage, run: RunConfig) -> Work:
     return Work(kind=json.dumps(parts), amount=amount)
 
 
-def _flops(run: RunConfig) -> float:
-    return float(flops_per_token(run.model, run.numerics))
+def _model(run: RunConfig) -> tuple[str, float]:
+    """Return the precision, and the FLOPs of a token."""
+    return run.numerics.precision, float(flops_per_token(run.model, run.numerics))
 
 
 def _text(run: RunConfig) -> _Parts:
     """The characters of the text where they are known; any other text is of its own kind."""
     shards = run.shards
     if shards.source in DATASETS:
-        return ["shards"], shards.num_shards * CHARACTERS
-    return [shards.source, shards.path], 1.0
+        return ["shards"], float(shards.num_shards * CHARS_PER_SHARD)
+    return [shards.source, shards.path, shards.revision, *shards.snapshot], 1.0
 
 
 def _task_data(run: RunConfig) -> _Parts:
-    datasets = run.task_data.datasets
-    counts = [n for d in datasets for n in (d.num_train, d.num_test) if n is not None]
-    has_core = run.task_data.core_bundle is not None
-    return [has_core, *(d.name for d in datasets)], float(max(1, sum(counts)))
+    config = run.task_data
+    counts = [count for d in config.datasets for count in (d.num_train, d.num_test)]
+    known = [count for count in counts if count is not None]
+    if len(known) < len(counts):  # all examples of a dataset: how many, only its files say
+        return [config.canonical()], 1.0
+    return [config.core_bundle, *(d.name for d in config.datasets)], float(max(1, sum(known)))
 
 
 def _tokenizer(run: RunConfig) -> _Parts:
@@ -75,34 +76,36 @@ def _rows(run: RunConfig) -> _Parts:
 
 
 def _pretrain(run: RunConfig) -> _Parts:
-    return [], _flops(run) * run.pretrain.num_steps * run.pretrain.total_batch_size
+    precision, flops = _model(run)
+    return [precision], flops * run.pretrain.num_steps * run.pretrain.total_batch_size
 
 
 def _base_eval(run: RunConfig) -> _Parts:
+    precision, flops = _model(run)
     config = run.base_eval
     has_core = run.task_data.core_bundle is not None
-    return [has_core, config.core_max_per_task, config.eval_tokens], _flops(run)
+    return [precision, has_core, config.core_max_per_task, config.eval_tokens], flops
 
 
 def _chat_training(run: RunConfig, config: ChatTrainConfig) -> _Parts:
-    known = [entry.num_examples for entry in config.mixture]
-    if None in known:  # all examples of a task, whose number is known from its data alone
-        mixture = [(e.task, e.num_examples, e.epochs) for e in config.mixture]
-        return mixture, _flops(run) * config.num_epochs
-    examples = sum((entry.num_examples or 0) * entry.epochs for entry in config.mixture)
-    return [entry.task for entry in config.mixture], _flops(run) * config.num_epochs * examples
+    precision, flops = _model(run)
+    mixture = [entry.canonical() for entry in config.mixture]
+    tasks = {entry.task for entry in config.mixture if entry.num_examples is None}
+    whole = [d.canonical() for d in run.task_data.datasets if d.name in tasks]
+    return [precision, mixture, whole], flops * config.num_epochs
 
 
 def _rl(run: RunConfig) -> _Parts:
+    precision, flops = _model(run)
     config = run.rl
     answers = config.num_steps * config.examples_per_step * config.samples_per_example
-    kind = [config.task, config.rollout_precision, config.updates_per_batch]
-    return kind, _flops(run) * answers * config.max_new_tokens
+    kind = [precision, config.task, config.rollout_precision, config.updates_per_batch]
+    return kind, flops * answers * config.max_new_tokens
 
 
 def _chat_eval(run: RunConfig) -> _Parts:
-    tasks = run.chat_eval.tasks
-    return [task.name for task in tasks], _flops(run) * sum(task.max_examples for task in tasks)
+    precision, flops = _model(run)
+    return [precision, *(task.canonical() for task in run.chat_eval.tasks)], flops
 
 
 _MEASURES: Mapping[str, Callable[[RunConfig], _Parts]] = {

@@ -55,7 +55,7 @@ def estimate(
     (see work.py) or device is ignored.
     """
     work, device = measure_work(stage, run), _device_for(stage, placement)
-    past = [past for manifest in history if (past := _past(manifest, work.kind, device))]
+    past = [past for m in history if (past := _past(m, work.kind, placement, device))]
     seconds, source = None, ""
     if past:
         seconds, source = _by_past(past[0], work, placement, device)
@@ -92,12 +92,22 @@ class _Past:
     processes: int
 
 
-def _past(manifest: Manifest, kind: str, device: str) -> _Past | None:
-    """Return the build of an artifact, if it is of this kind and device and recorded its times."""
+def _past(manifest: Manifest, kind: str, placement: Placement, device: str) -> _Past | None:
+    """Return the build of an artifact, if it is of this kind, on such a machine, and has its times.
+
+    That is: as many threads of a CPU, or a GPU of the same name where both names are known.
+    """
     made = manifest.provenance
     seconds = sum(s.get("ended", 0) - s.get("started", 0) for s in made.segments)
     devices = {segment.get("device") for segment in made.segments}
     if made.work is None or made.work.kind != kind or devices != {device} or seconds <= 0:
+        return None
+    if device == "cuda":
+        names = {made.metrics.get("device"), _gpu_of(placement)} - {None}
+        is_alike = len(names) <= 1
+    else:
+        is_alike = {s.get("threads") for s in made.segments} <= {None, placement.resources.threads}
+    if not is_alike:
         return None
     return _Past(
         name=manifest.name,

@@ -113,6 +113,7 @@ def fetch_files(
     """
     progress.start(len(sizes), unit="file")
     paths: dict[int, Path] = {}
+    done = 0
     transfers = run_transfers(
         lambda number, on_bytes: (number, fetch(number, on_bytes)),
         range(len(sizes)),
@@ -122,7 +123,8 @@ def fetch_files(
     with contextlib.closing(transfers) as results:
         for number, path in results:
             paths[number] = path
-            progress.step(len(paths), bytes=sum(sizes[i] for i in paths))
+            done += sizes[number]
+            progress.step(len(paths), bytes=done)
     return [paths[number] for number in range(len(sizes))]
 
 

@@ -23,7 +23,7 @@ from nanochat_core.data.text.text_folder import check_snapshot, snapshot_of
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress
 
-CHUNK = 1 << 20  # bytes
+CHUNK = 16 << 20  # bytes of a request
 _NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "PATH_NOT_FOUND", "does not exist")
 _DENIED = ("ACCESS_DENIED", "HTTP status 403", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH")
 
@@ -58,9 +58,12 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
     paths = fetch_files(fetch, [item.size for item in objects], progress)
     # An object may have been written while others were read.
     check_snapshot(where, _snapshot(list_objects(config.path)), config.snapshot)
-    for path in paths:
-        yield from documents_of(path, column=config.column)
-        path.unlink()
+    for path, item in zip(paths, objects, strict=True):
+        try:
+            yield from documents_of(path, column=config.column)
+        except DataError as error:
+            said = str(error).replace(str(path), f"s3://{item.path}")
+            raise DataError(said, hint=error.hint) from error
 
 
 def s3_snapshot(path: str | None) -> tuple[str, ...]:
@@ -74,21 +77,27 @@ def list_objects(path: str | None) -> list[S3Object]:
     Raises ConfigError if it names no bucket, DataError if the server refuses or has none.
     """
     bucket, _, pattern = (path or "").rstrip("/").partition("/")
-    if not bucket or "*" in bucket:
+    if not bucket or "*" in bucket or "//" in f"/{pattern}":
         raise ConfigError(
             f"shards.path is '{path or ''}', which names no bucket",
             hint="give bucket/prefix, or bucket/prefix/*.parquet for some of its objects",
         )
-    wanted = (f"{bucket}/{pattern}", f"{bucket}/{pattern}/*") if pattern else ("*",)
+    wanted = f"{bucket}/{pattern}".rstrip("/")
     objects = [
         S3Object(path=info.path, size=info.size, changed=info.mtime_ns)
         for info in _list(bucket, pattern)
         if info.is_file and PurePosixPath(info.path).suffix in KINDS
-        if any(fnmatchcase(info.path, like) for like in wanted)
+        if _is_wanted(info.path, wanted)
     ]
     if not objects:
         raise DataError(f"s3://{path} has no object to read", hint=f"kinds: {', '.join(KINDS)}")
     return sorted(objects, key=lambda item: item.path)
+
+
+def _is_wanted(path: str, wanted: str) -> bool:
+    """Return whether this is the wanted object or below it, by its very name or as a pattern."""
+    below = path.startswith(f"{wanted}/") or fnmatchcase(path, f"{wanted}/*")
+    return path == wanted or below or fnmatchcase(path, wanted)
 
 
 def _list(bucket: str, pattern: str) -> list[Any]:
@@ -124,7 +133,7 @@ def _client() -> Any:
 
 
 def _download(client: Any, item: S3Object, folder: Path, on_bytes: OnBytes) -> Path:
-    """Download an object, unless an earlier attempt has done it; return the file."""
+    """Download what an earlier attempt has not downloaded of an object; return the file."""
     version = hashlib.sha256(f"{item.path} {item.changed}".encode()).hexdigest()[:16]
     name = PurePosixPath(item.path).name[-60:]  # files have names of at most 255 bytes, keys longer
     path = folder / f"{version}-{name}"
@@ -134,16 +143,17 @@ def _download(client: Any, item: S3Object, folder: Path, on_bytes: OnBytes) -> P
     part = path.with_suffix(".part")
     with (
         _translating(f"s3://{item.path}"),
-        client.open_input_stream(item.path) as stream,
-        part.open("wb") as file,
+        client.open_input_file(item.path) as stream,
+        part.open("ab") as file,
     ):
+        stream.seek(file.tell())
+        on_bytes(file.tell())
         while chunk := stream.read(CHUNK):
             file.write(chunk)
             on_bytes(len(chunk))
-    if part.stat().st_size != item.size:
-        raise DataError(
-            f"s3://{item.path} ended after {part.stat().st_size} bytes", hint="run again"
-        )
+    if (size := part.stat().st_size) != item.size:
+        part.unlink()
+        raise DataError(f"s3://{item.path} has {size} bytes, not {item.size}", hint="run again")
     return part.rename(path)
 
 
@@ -152,8 +162,9 @@ def _translating(what: str) -> Generator[None]:
     """Turn the client's errors into a DataError with one line and a hint."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (None, errno.ENOENT):
+    # ArrowInvalid, of a name that S3 cannot have, is a ValueError.
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) not in (None, errno.ENOENT):
             raise  # of a file that cannot be written: the client's own have no number but this
         said = " ".join(str(error).split())
         if any(word in said for word in _NO_BUCKET):

@@ -86,19 +86,53 @@ def test_a_pattern_within_a_name_lists_the_folder_before_it(bucket: Bucket) -> N
     assert found.path.endswith("/train-1.txt")
 
 
-def test_what_an_earlier_attempt_downloaded_is_not_downloaded_again(
-    bucket: Bucket, make_job: MakeJob
+def test_a_name_with_the_characters_of_a_pattern_is_found(bucket: Bucket) -> None:
+    bucket.put("run[1]/a?.txt", b"one")
+    for name in ("run[1]", "run[1]/a?.txt", "run*"):
+        (found,) = s3_text.list_objects(f"texts/{bucket.folder}/{name}")
+        assert found.path.endswith("/run[1]/a?.txt")
+
+
+def test_an_attempt_goes_on_inside_an_object_where_the_earlier_one_was_cut(
+    bucket: Bucket, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("d.jsonl", b"no json")
     job = make_job("shards", {}, shards=bucket.config())
-    with pytest.raises(DataError, match=r"-d.jsonl:1 is not JSON"):
+    with pytest.raises(DataError, match=rf"^s3://texts/{bucket.folder}/d\.jsonl:1 is not JSON"):
         shards.run(job)
     folder = job.directory / "scratch" / "objects"
-    downloaded = {path: path.stat().st_ino for path in folder.iterdir()}
-    with pytest.raises(DataError, match=r"-d.jsonl:1 is not JSON"):
+    (table,) = folder.glob("*-b.parquet")
+    others = {path: path.stat().st_ino for path in folder.iterdir() if path != table}
+    assert len(others) == 3
+    half = table.stat().st_size // 2
+    table.with_suffix(".part").write_bytes(table.read_bytes()[:half])
+    table.unlink()
+    received: list[int] = []
+    client = s3_text._client()
+
+    def download(_: object, item: s3_text.S3Object, *rest: Any) -> Path:
+        return real(client, item, rest[0], received.append)
+
+    real = s3_text._download
+    monkeypatch.setattr(s3_text, "_download", download)
+    with pytest.raises(DataError, match=r"/d\.jsonl:1 is not JSON"):
         shards.run(job)
-    assert len(downloaded) == 2  # not yet read: d.jsonl, and deep/b.parquet after it
-    assert {path: path.stat().st_ino for path in folder.iterdir()}.items() >= downloaded.items()
+    assert half in received
+    assert pq.read_table(table).num_rows == 249
+    assert {path: path.stat().st_ino for path in folder.iterdir() if path != table} == others
+
+
+def test_a_part_that_does_not_fit_is_removed(bucket: Bucket, make_job: MakeJob) -> None:
+    job = make_job("shards", {}, shards=bucket.config("/c.txt"))
+    (item,) = s3_text.list_objects(f"texts/{bucket.folder}/c.txt")
+    folder = job.directory
+    path = s3_text._download(s3_text._client(), item, folder, lambda count: None)
+    path.rename(path.with_suffix(".part"))
+    with path.with_suffix(".part").open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(DataError, match=rf"c.txt has {item.size + 4} bytes, not {item.size}"):
+        s3_text._download(s3_text._client(), item, folder, lambda count: None)
+    assert s3_text._download(s3_text._client(), item, folder, lambda count: None).exists()
 
 
 def test_an_object_written_between_plan_and_job_is_refused(
@@ -129,7 +163,7 @@ def test_an_object_written_during_the_download_is_refused(
         shards.run(job)
 
 
-@pytest.mark.parametrize("path", [None, "", "/text", "te*ts/x"])
+@pytest.mark.parametrize("path", [None, "", "/text", "te*ts/x", "s3://texts/x", "texts//x"])
 def test_a_path_without_a_bucket_is_refused(path: str | None) -> None:
     with pytest.raises(ConfigError, match="names no bucket"):
         s3_text.list_objects(path)

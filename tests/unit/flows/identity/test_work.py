@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flows.identity.work import CHARACTERS, measure_work
+from flows.identity.work import measure_work
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, RL, SFT, SHARDS, STAGES, TOKENIZER, stage_named
 from nanochat_core import scaling
@@ -46,7 +46,7 @@ def test_the_amount_follows_the_settings(stage, section, values, times) -> None:
 
 def test_shards_of_the_hub_count_and_any_other_text_is_of_its_own_kind() -> None:
     shards = measure_work(SHARDS, LARGE)
-    assert shards.amount == LARGE.shards.num_shards * CHARACTERS
+    assert shards.amount == LARGE.shards.num_shards * scaling.CHARS_PER_SHARD
     more = dataclasses.replace(LARGE.shards, num_shards=2 * LARGE.shards.num_shards)
     twice = measure_work(SHARDS, dataclasses.replace(LARGE, shards=more))
     assert (twice.kind, twice.amount) == (shards.kind, 2 * shards.amount)
@@ -59,13 +59,35 @@ def test_shards_of_the_hub_count_and_any_other_text_is_of_its_own_kind() -> None
     assert len(kinds) == 4
 
 
-def test_all_examples_of_a_task_are_a_kind_of_their_own() -> None:
+def test_other_text_at_the_same_place_is_of_another_kind() -> None:
+    runs = [change("shards", source="local", path="/a", snapshot=(text,)) for text in "ab"]
+    for stage in (SHARDS, TOKENIZER):
+        assert len({measure_work(stage, run).kind for run in runs}) == 2
+
+
+def test_precision_and_evaluations_are_of_their_own_kind() -> None:
+    half = change("numerics", precision="bf16")
+    few = change("chat_eval", tasks=TINY.chat_eval.tasks[:1])
+    assert measure_work(PRETRAIN, half).kind != measure_work(PRETRAIN, TINY).kind
+    evaluation = stage_named("chat_eval_rl")
+    kinds = {measure_work(evaluation, run).kind for run in (TINY, half, few)}
+    assert len(kinds) == 3
+
+
+def test_all_examples_of_a_file_are_of_the_kind_of_the_file() -> None:
     entries = tuple(dataclasses.replace(entry, num_examples=None) for entry in TINY.sft.mixture)
-    assert measure_work(SFT, change("sft", mixture=entries)).kind != measure_work(SFT, TINY).kind
+    whole = change("sft", mixture=entries)
+    assert measure_work(SFT, whole).kind != measure_work(SFT, TINY).kind
+    first, *rest = TINY.task_data.datasets
+    other = dataclasses.replace(first, snapshot="0" * 64)
+    data = dataclasses.replace(TINY.task_data, datasets=(other, *rest))
+    changed = dataclasses.replace(whole, task_data=data)
+    assert measure_work(SFT, changed).kind != measure_work(SFT, whole).kind
+    assert measure_work(SFT, dataclasses.replace(TINY, task_data=data)) == measure_work(SFT, TINY)
 
 
 def test_a_stage_without_a_measure_compares_with_the_same_settings_alone() -> None:
     dpo = dataclasses.replace(RL, name="dpo")
     assert measure_work(dpo, change("pretrain", num_steps=1)) == measure_work(dpo, TINY)
     assert measure_work(dpo, change("rl", num_steps=1)).kind != measure_work(dpo, TINY).kind
-    assert measure_work(PRETRAIN, TINY).kind == "[]"
+    assert measure_work(PRETRAIN, TINY).kind == '["fp32"]'

@@ -1,13 +1,15 @@
 """Estimates of a plan: from builds of the same kind of work, else measured or from FLOPs."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
-from flows.plan.estimate import MEASURED
+from flows.plan.estimate import MEASURED, estimate
 from flows.plan.render import render
 from flows.profiles import open_profile
-from flows.stages import STAGES
+from flows.stages import STAGES, stage_named
+from infra.placement import Placement
 from nanochat_core import scaling
 from tests.support.flows.house import (
     PLACEMENT,
@@ -111,3 +113,24 @@ def test_a_time_on_another_kind_of_device_tells_nothing(full_house: House):
     plan = full_house.plan(scaling.run_for_depth(5), placement=gpu)
     assert plan.of("sft").estimate is None
     assert plan.of("rows").estimate is not None  # runs on the CPU anyway
+
+
+def test_a_build_with_other_threads_or_on_another_gpu_is_passed_over(
+    built: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = built.plan().of("sft").manifest
+    assert manifest is not None
+
+    def found(placement: Placement, device: str, metrics: dict[str, Any], **segment: Any) -> bool:
+        segments = ({"started": 0.0, "ended": 100.0, "device": device, **segment},)
+        made = dataclasses.replace(manifest.provenance, segments=segments, metrics=metrics)
+        history = [dataclasses.replace(manifest, provenance=made)]
+        return estimate(stage_named("sft"), RUN, history, placement) is not None
+
+    threads = PLACEMENT.resources.threads
+    assert found(PLACEMENT, "cpu", {}, threads=threads)
+    assert not found(PLACEMENT, "cpu", {}, threads=threads + 1)
+    monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA H100 80GB HBM3")
+    assert found(on_gpus(1), "cuda", {"device": "NVIDIA H100 80GB HBM3"})
+    assert found(on_gpus(1), "cuda", {})
+    assert not found(on_gpus(1), "cuda", {"device": "NVIDIA A100-SXM4-80GB"})
