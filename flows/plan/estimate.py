@@ -11,22 +11,22 @@ from infra.placement import Placement, gpu_name
 from nanochat_core.config import RunConfig
 from nanochat_core.runtime.hardware.gpu_specs import peak_flops
 
-# Seconds of the stages of profile tiny, `nanochat run tiny` in an empty home on two idle cores with
-# AVX-512, 2026-11: what a first plan on a CPU says.
+# Seconds of the stages of profile tiny, `nanochat run tiny` in an empty home, two idle cores of an
+# Intel Xeon with AVX-512, 2026-11-24: what a first plan on a CPU says.
 MEASURED = {
-    "shards": 1.0,
-    "task_data": 1.0,
-    "tokenizer": 1.0,
-    "tokens": 1.0,
-    "rows": 1.0,
-    "pretrain": 1.0,
-    "base_eval": 1.0,
-    "midtrain": 1.0,
-    "sft": 1.0,
-    "rl": 1.0,
-    "chat_eval_midtrain": 1.0,
-    "chat_eval_sft": 1.0,
-    "chat_eval_rl": 1.0,
+    "shards": 11.9,
+    "task_data": 1.4,
+    "tokenizer": 1.7,
+    "tokens": 2.5,
+    "rows": 0.7,
+    "pretrain": 142.7,
+    "base_eval": 16.1,
+    "midtrain": 46.0,
+    "sft": 16.6,
+    "rl": 99.2,
+    "chat_eval_midtrain": 3.3,
+    "chat_eval_sft": 3.1,
+    "chat_eval_rl": 3.3,
     "report": 1.0,
 }
 MOST_SCALED = 4.0  # times more or less work than was measured

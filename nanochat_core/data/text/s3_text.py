@@ -141,18 +141,21 @@ def _download(client: Any, item: S3Object, folder: Path, on_bytes: OnBytes) -> P
         on_bytes(item.size)
         return path
     part = path.with_suffix(".part")
+    done = part.stat().st_size if part.exists() else 0
+    if done > item.size:  # damaged
+        part.unlink()
+        done = 0
     with (
         _translating(f"s3://{item.path}"),
         client.open_input_file(item.path) as stream,
         part.open("ab") as file,
     ):
-        stream.seek(file.tell())
-        on_bytes(file.tell())
+        stream.seek(done)
+        on_bytes(done)
         while chunk := stream.read(CHUNK):
             file.write(chunk)
             on_bytes(len(chunk))
     if (size := part.stat().st_size) != item.size:
-        part.unlink()
         raise DataError(f"s3://{item.path} has {size} bytes, not {item.size}", hint="run again")
     return part.rename(path)
 
