@@ -108,7 +108,8 @@ def totals(plan: Plan) -> dict[str, Any]:
     elif known:
         summary += "; at least " if unknown else "; about "
         summary += duration(seconds) + (f", {money(dollars)}" if dollars else "")
-        summary += f" ({unknown} stages not timed yet)" if unknown else ""
+        stages = "stage" if unknown == 1 else "stages"
+        summary += f" ({unknown} {stages} not timed yet)" if unknown else ""
     return {
         "summary": summary,
         "seconds": seconds,

@@ -155,7 +155,7 @@ def test_a_server_without_stats_is_fine(page: Page, server: ScriptedServer, comp
     page.reload()
     expect(page.get_by_role("heading", level=2)).to_have_text("nanochat")
     expect(ask(page, "hello")).to_have_text("You said: hello")
-    assert server.asked[0]["temperature"] == 0.8
+    assert server.asked[0]["temperature"] == 0.6
     while not complaints.heard:
         page.wait_for_timeout(20)  # its question for /stats was refused
 
