@@ -16,6 +16,7 @@ import ast
 import math
 import operator
 import re
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -42,6 +43,9 @@ _BINARY: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
+# CPython 3.11 counts the depth of trees in one variable for all threads: two that parse at once may
+# get a SystemError.
+_PARSING = threading.Lock()
 _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
@@ -57,7 +61,9 @@ def calculate(expression: str) -> str | None:
     if source is None:
         return None
     try:
-        value = _evaluate(ast.parse(source, mode="eval").body)
+        with _PARSING:
+            tree = ast.parse(source, mode="eval")
+        value = _evaluate(tree.body)
     # All that the parser and the arithmetic raise for what has no value: nesting, 1/0, overflow.
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None

@@ -225,6 +225,6 @@ def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path
 def test_a_manifest_in_the_store_is_for_people_too(store: LocalStore, tmp_path: Path):
     publish_rows(store, tmp_path)
     tree = json.loads(store.get(f"rows/{ROWS.fingerprint}/manifest.json"))
-    assert tree["format"] == 3
+    assert tree["format"] == 4
     assert tree["preimage"]["config"] == {"seed": 1}
     assert tree["provenance"]["metrics"] == {"n": 1}
