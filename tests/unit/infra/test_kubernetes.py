@@ -162,9 +162,9 @@ def test_the_stage_of_several_nodes_is_a_command_that_there_is() -> None:
 
 def test_the_jobset_says_what_its_parameters_say() -> None:
     words = STAGE["args"]
-    told = dict(zip(words[4::2], words[5::2], strict=True))
+    options = dict(zip(words[4::2], words[5::2], strict=True))
     assert words[2:4] == [PARAMETERS["stage"], PARAMETERS["profile"]]
-    assert told["--gpus"] == PARAMETERS["gpus"]
+    assert options["--gpus"] == PARAMETERS["gpus"]
     assert ENVIRONMENT["NANOCHAT_NODES"] == PARAMETERS["nodes"]
     assert STAGE_JOB["parallelism"] == STAGE_JOB["completions"] == int(PARAMETERS["nodes"])
     for kind in ("requests", "limits"):

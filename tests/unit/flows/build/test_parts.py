@@ -138,11 +138,11 @@ def test_what_is_written_last_is_sent_before_the_block_ends(
 ) -> None:
     _, b = jobs
     heard: list[CheckpointShard] = []
-    told: list[NanochatError] = []
-    with uploading_shards(store, b, [1], epoch=7, on_shard=heard.append, on_error=told.append):
+    errors: list[NanochatError] = []
+    with uploading_shards(store, b, [1], epoch=7, on_shard=heard.append, on_error=errors.append):
         write(b, 9, 1)
     assert [shard.step for shard in heard] == [9]
-    assert told == []
+    assert errors == []
 
 
 def test_parts_of_steps_that_were_never_committed_go(
