@@ -21,7 +21,7 @@ from flows.identity.ref import short
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.render.text import duration
 from infra.launch.background import run_in_background
-from infra.launch.link import Link, LinkLost
+from infra.launch.link import Link, LinkLost, accept_links
 from infra.launch.rendezvous import Rendezvous, find_interface, find_port, own_address, store_host
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
@@ -157,14 +157,12 @@ class Coordinator:
         return NodeLost(str(error), hint=_AGAIN, log_tail=log_tail)
 
     def _accept(self, listener: socket.socket, over: threading.Event) -> None:
-        listener.settimeout(_SECONDS_BETWEEN_LOOKS)
-        while not over.is_set():
-            with contextlib.suppress(TimeoutError):
-                link = Link(listener.accept()[0], silence=self._terms.ttl / 2)
-                threading.Thread(target=self._hear, args=(link,), daemon=True).start()
+        silence = self._terms.ttl / 2
+        for link in accept_links(listener, secret=self._lease.owner, silence=silence, over=over):
+            threading.Thread(target=self._hear, args=(link,), daemon=True).start()
 
     def _hear(self, link: Link) -> None:
-        """Take one connection's messages until it ends."""
+        """Take the messages of one connection, which sent the secret, until it ends."""
         peer: _Peer | None = None
         try:
             link.send(asdict(self._start))

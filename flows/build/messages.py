@@ -1,8 +1,9 @@
-"""What the nodes of a stage say to each other, over one connection from each to node 0.
+"""Messages between the nodes of a stage, over one connection from each of the others to node 0.
 
-Node 0 listens while it holds the lease, whose record has its address. It sends a `Start` as soon as
-another node connects, and one with the rendezvous when all are ready. The others send a `Status`
-whenever theirs changes, and one with each checkpoint shard that is in the store.
+Node 0 listens while it holds the lease, whose record has its address and, as the owner's id, the
+secret with which a connection begins. It sends a `Start` to each node that connects, and one with
+the rendezvous when all are ready. The others send a `Status` whenever theirs changes, and one with
+each checkpoint shard that is in the store.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ _M = TypeVar("_M", "Start", "Status")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """Node 0's message: an attempt, and the checkpoint that all resume from."""
+    """Node 0's message: starts an attempt from the checkpoint that all resume from."""
 
     epoch: Count  # the fencing token of its lease
     host: str
@@ -48,7 +49,7 @@ class CheckpointShard:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """Another node's message: what it does in the attempt, or why it ended."""
+    """Another node's message: reports its state in the attempt, or why it ended."""
 
     epoch: Count
     node: Count

@@ -139,8 +139,10 @@ class _Follower:
                 if isinstance(found, Manifest):
                     return self._finish(found)
                 attempt = _Attempt(self.context, self.identity, *found, node=self.node)
-                self._seen = attempt.epoch
-                attempt.run(partial(self._prepare, cache))
+                if attempt.run(partial(self._prepare, cache)):
+                    self._seen = attempt.epoch
+                else:
+                    self.pause()
 
     def _prepare(self, cache: Cache, start: Start) -> tuple[Job, CodeCheck]:
         nodes, processes = self.context.placement.nodes, processes_of(self._stage, self.context)
@@ -184,11 +186,13 @@ class _Follower:
                 holder = self._find_holder()
                 if holder is not None:
                     heard = time.monotonic()
-                    epoch, endpoint = holder.record.epoch, holder.record.endpoint
-                    if endpoint is not None and epoch > self._seen:
-                        link = open_link(endpoint, silence=terms.ttl / 2)
+                    record = holder.record
+                    if record.endpoint is not None and record.epoch > self._seen:
+                        link = open_link(
+                            record.endpoint, secret=record.owner, silence=terms.ttl / 2
+                        )
                         if link is not None:
-                            return epoch, link
+                            return record.epoch, link
             except _UNREACHABLE:
                 holder = None
             silence = time.monotonic() - heard
@@ -221,12 +225,8 @@ class _Follower:
         if not self._seen:
             return reuse(self.context, manifest)
         uri = uri_of(self.context.store, manifest)
-        event = {
-            "kind": "finished",
-            "uri": uri,
-            "seconds": time.time() - self._began,
-            "metrics": manifest.provenance.metrics,
-        }
+        seconds, metrics = time.time() - self._began, manifest.provenance.metrics
+        event = {"kind": "finished", "uri": uri, "seconds": seconds, "metrics": metrics}
         self.context.watch(self._stage.name, event)
         return Built(manifest=manifest, uri=uri, cached=False)
 
@@ -247,12 +247,13 @@ class _Attempt:
         self._started = threading.Event()  # `_start` has the rendezvous, or the attempt is over
         self._ending = threading.Event()  # the connection is lost, or the run is stopped
 
-    def run(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> None:
+    def run(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> bool:
         """Run this node's ranks, unless node 0 gives the attempt up before they start.
 
         `prepare` makes the job and fetches its inputs. Every error is reported to node 0. Raises
         StageInterrupted if this node was stopped, and the error of the job or of `prepare` if a
-        retry cannot fix it; returns after a retryable one, for the next attempt.
+        retry cannot fix it; returns after a retryable one, for the next attempt. False: node 0 did
+        not answer, so that another connection may be tried.
         """
         with (
             run_in_background(self._hear, self._beat, self._watch),
@@ -267,7 +268,8 @@ class _Attempt:
                 self._say("ended")
             except NanochatError as error:
                 self._say("ended", text=str(error), cause=_cause_of(error), hint=error.hint)
-                if self._is_refused or not is_retryable(error):
+                is_refused = self._start is not None and self._start.refused is not None
+                if is_refused or not is_retryable(error):
                     raise
                 self._log("message", f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
@@ -279,10 +281,7 @@ class _Attempt:
                 raise
             else:
                 self._say("ended")
-
-    @property
-    def _is_refused(self) -> bool:
-        return self._start is not None and self._start.refused is not None
+        return self._start is not None
 
     def _take_part(self, prepare: Callable[[Start], tuple[Job, CodeCheck]]) -> None:
         self._say("coming")
@@ -293,10 +292,9 @@ class _Attempt:
         self._restore(job, self._start)
         self._say("ready")
         self._started.wait()
-        if self._is_refused:
-            raise TransientStageError(
-                self._start.refused or "", hint="give each machine a number of its own, from 0 on"
-            )
+        if self._start.refused:
+            hint = "give each machine a number of its own, from 0 on"
+            raise TransientStageError(self._start.refused, hint=hint)
         if not self._ending.is_set():
             self._run(job, self._start, check)
 

@@ -1,17 +1,28 @@
 """A connection between node 0 of a job and another node: JSON objects, one a line, both ways.
 
-The connection is the membership. It ends with the process at either end, and an end that hears
-nothing for `silence` seconds takes the other for lost (a pulled cable, a host that hangs): so each
-sends an empty object now and then. Never a pickle, which another host could have code run by.
+A node that connects first sends the secret that all nodes read from the store; before that node 0
+sends it nothing. From then on the connection is the membership. It ends with the process at either
+end, and an end that hears nothing for `silence` seconds takes the other for lost (a pulled cable, a
+host that hangs): so each sends an empty object now and then. Never a pickle, which another host
+could have code run by.
 """
 
 import contextlib
+import hmac
 import json
 import socket
 import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import Any, cast
 
 _LONGEST = 2**16  # bytes of a line
+_SECONDS_BETWEEN_LOOKS = 0.2
+# Connections that have not sent the secret: at most so many, each at most so long. Nodes send it at
+# once, so only a flood of connections within one round trip could keep a node out.
+MOST_UNKNOWN = 64
+SECONDS_UNKNOWN = 10.0
 
 
 class LinkLost(Exception):
@@ -57,11 +68,62 @@ class Link:
         self._connection.close()
 
 
-def open_link(endpoint: str, *, silence: float) -> Link | None:
+def open_link(endpoint: str, *, secret: str, silence: float) -> Link | None:
     """Connect to `endpoint`, host:port. None means that no process listens or answers there."""
     host, _, port = endpoint.rpartition(":")
     try:
         connection = socket.create_connection((host, int(port)), timeout=min(silence, 10.0))
+        connection.sendall(_first_line(secret))
     except (OSError, ValueError):
         return None
     return Link(connection, silence=silence)
+
+
+def accept_links(
+    listener: socket.socket, *, secret: str, silence: float, over: threading.Event
+) -> Iterator[Link]:
+    """Yield a link for each connection that begins with the secret, until `over` is set.
+
+    Another is closed: when it has sent as many bytes as the secret has or has ended, after
+    SECONDS_UNKNOWN, or as the oldest of more than MOST_UNKNOWN. Nothing is sent to it.
+    """
+    expected = _first_line(secret)
+    listener.setblocking(False)
+    unknown: dict[socket.socket, tuple[float, bytes]] = {}  # deadline and bytes so far, by age
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [connection.close() for connection in unknown])
+        while not over.is_set():
+            ready = cast("list[socket.socket]", wait([listener, *unknown], _SECONDS_BETWEEN_LOOKS))
+            for connection in ready:
+                if connection is listener:
+                    with contextlib.suppress(OSError):  # it has ended already
+                        unknown[listener.accept()[0]] = (time.monotonic() + SECONDS_UNKNOWN, b"")
+                    continue
+                deadline, said = unknown[connection]
+                # No byte more: what follows the secret is the first message.
+                data = _receive(connection, len(expected) - len(said))
+                unknown[connection] = (deadline, said + data)
+                if data and len(said + data) < len(expected):
+                    continue
+                del unknown[connection]
+                # In one comparison of constant time: no prefix can be guessed by itself.
+                if hmac.compare_digest(said + data, expected):
+                    yield Link(connection, silence=silence)
+                else:
+                    connection.close()
+            for connection, (deadline, _) in list(unknown.items()):
+                if time.monotonic() > deadline or len(unknown) > MOST_UNKNOWN:
+                    del unknown[connection]
+                    connection.close()
+
+
+def _receive(connection: socket.socket, most: int) -> bytes:
+    """Return the bytes that have arrived; empty if the connection has ended."""
+    try:
+        return connection.recv(most, socket.MSG_DONTWAIT)
+    except OSError:
+        return b""
+
+
+def _first_line(secret: str) -> bytes:
+    return secret.encode() + b"\n"

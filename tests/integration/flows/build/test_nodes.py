@@ -1,12 +1,10 @@
 """Nodes that build one stage together: they meet, lose each other and resume."""
 
-import contextlib
 import shutil
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +13,17 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
 from flows.build import nodes
-from flows.build.build import BuildContext, Built, build
+from flows.build.build import BuildContext, build
 from flows.build.coordinator import NodeLost
-from flows.build.messages import Start, Status, read_message
+from flows.build.messages import Start, read_message
 from flows.build.nodes import build_share
 from flows.build.retry import TransientStageError, is_retryable
-from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
-from flows.leases.held_lease import LeaseTimings
-from flows.leases.lease import find_holder
 from flows.stages import Stage
-from infra.launch.link import Link, open_link
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import StoreUnavailable
-from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError, StageError
+from tests.support.flows.two_nodes import QUICK, connection, context_of, say, start
 
 # Two ranks save together, as training does. The first attempt loses rank 1 after two steps.
 ENTRY = """
@@ -105,7 +99,6 @@ def run(job):
         raise DataError("the text is empty", hint="fill it")
     time.sleep(600)
 """
-QUICK = LeaseTimings(ttl=200.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
 
 
 @pytest.fixture(autouse=True)
@@ -124,33 +117,10 @@ def contexts(toys: Any, tmp_path: Path) -> list[BuildContext]:
     return [context_of(toys, tmp_path, name) for name in ("a", "b")]
 
 
-def context_of(toys: Any, directory: Path, name: str) -> BuildContext:
-    home = directory / name
-    home.mkdir()
-    store = (directory / "shared").as_uri()
-    # For a rank to notice that others have ended, which ours cannot.
-    resources = replace(toys.placement.resources, grace_seconds=6.0)
-    placement = replace(toys.placement, home=home, store=store, nodes=2, resources=resources)
-    return replace(
-        toys.context(f"run-{name}"),
-        placement=placement,
-        store=open_store(store),
-        terms=QUICK,
-        watch=lambda stage, event: None,
-        stop=threading.Event(),
-    )
-
-
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2) as pool:
         yield pool
-
-
-def start(
-    pool: ThreadPoolExecutor, stage: Stage, context: BuildContext, node: int, *, force: bool = False
-) -> "Future[Built]":
-    return pool.submit(build_share, stage, context, {}, node=node, force=force)
 
 
 @pytest.mark.torch
@@ -254,28 +224,6 @@ def test_a_node_that_says_nothing_is_lost(
         say(link, called, "ready")
         with pytest.raises(NodeLost, match="node 1, b, is silent for"):
             first.result()
-
-
-@contextlib.contextmanager
-def connection(
-    stage: Stage, context: BuildContext, first: "Future[Built]"
-) -> Iterator[tuple[Link, Start]]:
-    """Connect to node 0 as another node does."""
-    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
-    ref = ArtifactRef("train", fingerprint)
-    while True:
-        assert not first.done(), first.result()
-        holder = find_holder(context.store, ref)
-        if holder is not None and holder.record.endpoint is not None:
-            link = open_link(holder.record.endpoint, silence=100.0)
-            assert link is not None
-            with contextlib.closing(link):
-                yield link, read_message(Start, link.receive())
-            return
-
-
-def say(link: Link, called: Start, state: Any) -> None:
-    link.send(asdict(Status(epoch=called.epoch, node=1, host="b", state=state)))
 
 
 def test_of_two_machines_with_one_number_one_ends(

@@ -73,5 +73,5 @@ def test_what_is_no_message_ends_the_connection(said: bytes) -> None:
 
 
 def test_where_no_process_listens_there_is_no_connection() -> None:
-    assert open_link("no such host:1", silence=1.0) is None
-    assert open_link("nonsense", silence=1.0) is None
+    assert open_link("no such host:1", secret="x", silence=1.0) is None
+    assert open_link("nonsense", secret="x", silence=1.0) is None

@@ -1,0 +1,145 @@
+"""Node 0's port: a node with the secret is let in, anything else is closed and gets no byte."""
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from infra.launch import link
+from infra.launch.link import MOST_UNKNOWN, Link, accept_links, open_link
+
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+class Port:
+    """A port that lets connections with SECRET in."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.endpoint = "{}:{}".format(*listener.getsockname())
+        self.admitted: queue.Queue[Link] = queue.Queue()
+        self._address = listener.getsockname()
+
+    def connect(self, first: bytes = b"") -> socket.socket:
+        client = socket.create_connection(self._address, timeout=30.0)
+        client.sendall(first)
+        return client
+
+
+@pytest.fixture
+def port() -> Iterator[Port]:
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = Port(listener)
+
+        def accept() -> None:
+            for link in accept_links(listener, secret=SECRET, silence=30.0, over=over):
+                port.admitted.put(link)
+
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        yield port
+        over.set()
+        accepting.join()
+        while not port.admitted.empty():
+            port.admitted.get().close()
+
+
+def said_to(client: socket.socket) -> bytes:
+    """Return all bytes that the port sends until it closes the connection."""
+    said = b""
+    with client, contextlib.suppress(ConnectionError):  # a reset closes it too
+        while data := client.recv(100):
+            said += data
+    return said
+
+
+def test_a_node_with_the_secret_is_let_in_and_both_ends_talk(port: Port) -> None:
+    node = open_link(port.endpoint, secret=SECRET, silence=30.0)
+    assert node is not None
+    node.send({"a": 1})
+    ours = port.admitted.get(timeout=30.0)
+    ours.send({"b": 2})
+    assert (ours.receive(), node.receive()) == ({"a": 1}, {"b": 2})
+    ours.close()
+    node.close()
+
+
+def test_a_secret_may_arrive_in_pieces(port: Port) -> None:
+    with port.connect(SECRET[:7].encode()) as client:
+        with port.connect() as other:  # accepted after it, so that the piece has been read
+            other.sendall(b"x" * 40)
+            assert said_to(other) == b""
+        client.sendall(SECRET[7:].encode() + b'\n{"a": 1}\n')
+        ours = port.admitted.get(timeout=30.0)
+        assert ours.receive() == {"a": 1}
+        ours.close()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        f"{SECRET[:-1]}0\n".encode(),
+        f"{SECRET}0\n".encode(),
+        b"GET / HTTP/1.1\r\nHost: nodes.example\r\n\r\n",
+        b"\xff" * 100_000,
+        b"\n" * 33,
+    ],
+)
+def test_another_beginning_is_closed_and_gets_no_byte(port: Port, first: bytes) -> None:
+    client = port.connect()
+    with contextlib.suppress(ConnectionError):  # closed before all of it is sent
+        client.sendall(first)
+    assert said_to(client) == b""
+    assert port.admitted.empty()
+
+
+def test_one_that_ends_in_the_secret_is_closed(port: Port) -> None:
+    client = port.connect(SECRET.encode())
+    client.shutdown(socket.SHUT_WR)
+    assert said_to(client) == b""
+
+
+def test_one_that_is_silent_or_slow_is_closed_when_its_time_is_over(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + late[0])
+    monkeypatch.setattr(link, "time", clock)
+    silent, slow = port.connect(), port.connect(b"01")
+    node = open_link(port.endpoint, secret=SECRET, silence=30.0)  # both were accepted before it
+    assert node is not None
+    ours = port.admitted.get(timeout=30.0)
+    late[0] = link.SECONDS_UNKNOWN - 1.0
+    slow.sendall(b"2")  # another byte gives it no more time
+    late[0] = link.SECONDS_UNKNOWN + 1.0
+    assert (said_to(silent), said_to(slow)) == (b"", b"")
+    ours.send({"still": "here"})
+    assert node.receive() == {"still": "here"}
+    ours.close()
+    node.close()
+
+
+def test_a_flood_of_connections_keeps_no_node_out_and_is_limited(port: Port) -> None:
+    before = open_link(port.endpoint, secret=SECRET, silence=30.0)
+    assert before is not None
+    known = port.admitted.get(timeout=30.0)
+    with contextlib.ExitStack() as stack:
+        flood = [stack.enter_context(port.connect()) for _ in range(3 * MOST_UNKNOWN)]
+        after = open_link(port.endpoint, secret=SECRET, silence=30.0)
+        assert after is not None
+        port.admitted.get(timeout=30.0).close()
+        # The oldest are closed; as many as are allowed stay.
+        assert [said_to(client) for client in flood[: 2 * MOST_UNKNOWN]] == [b""] * 2 * MOST_UNKNOWN
+        flood[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            flood[-1].recv(1)
+        known.send({"still": "here"})
+        assert before.receive() == {"still": "here"}
+        after.close()
+    known.close()
+    before.close()
