@@ -13,8 +13,9 @@ from nanochat_core.data.hub.datasets import split_path
 from nanochat_core.data.text.pydocs import installed_snapshot
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, reason_of
+from tasks.base import TaskError
 from tasks.kinds.sources import HubTask
-from tasks.names import TASKS
+from tasks.names import all_names, places_of
 from tasks.registry import task_named
 
 
@@ -54,12 +55,26 @@ def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
             return ()
 
 
+def published_task(dataset: DatasetConfig) -> HubTask | None:
+    """Return the task whose dataset on the Hub this is; None if it is a file, synthetic or unknown.
+
+    Raises ConfigError if the task is of an installed package and cannot be used.
+    """
+    if dataset.path is not None or not places_of(dataset.name):
+        return None
+    try:
+        task = task_named(dataset.name)
+    except TaskError as error:
+        raise ConfigError(str(error), hint="mend or uninstall the package that has it") from error
+    return task if isinstance(task, HubTask) else None
+
+
 def _look_at(dataset: DatasetConfig) -> DatasetConfig:
     _check_revision(dataset)
     if dataset.path is None:
         _check_task(dataset)
         return dataset
-    if dataset.name in TASKS:
+    if places_of(dataset.name):
         raise ConfigError(
             f"the dataset {dataset.path} is called '{dataset.name}', as a task is",
             hint="give it a name of its own in task_data.datasets",
@@ -79,15 +94,15 @@ def _look_at(dataset: DatasetConfig) -> DatasetConfig:
 
 
 def _check_task(dataset: DatasetConfig) -> None:
-    if dataset.name not in TASKS:
+    if not places_of(dataset.name):
         raise ConfigError(
             f"there is no task '{dataset.name}'",
-            hint=f"give the dataset a path, or one of: {', '.join(sorted(TASKS))}",
+            hint=f"give the dataset a path, or one of: {', '.join(all_names())}",
         )
     if dataset.snapshot is not None:
         raise ConfigError(f"the dataset '{dataset.name}' has a snapshot, but no path")
     counts = (dataset.num_train, dataset.num_test)
-    if not isinstance(task_named(dataset.name), HubTask) and None in counts:
+    if published_task(dataset) is None and None in counts:
         raise ConfigError(
             f"{dataset.name} is synthetic: it has as many examples as are asked for",
             hint=f"give num_train and num_test of {dataset.name} in task_data.datasets",
@@ -97,8 +112,7 @@ def _check_task(dataset: DatasetConfig) -> None:
 def _check_revision(dataset: DatasetConfig) -> None:
     if dataset.revision is None:
         return
-    is_published = dataset.name in TASKS and isinstance(task_named(dataset.name), HubTask)
-    if dataset.path is not None or not is_published:
+    if published_task(dataset) is None:
         raise ConfigError(
             f"the dataset '{dataset.name}' has revision {dataset.revision}, "
             "but none that is published has that name",

@@ -66,6 +66,7 @@ class Job:
     config: dict[str, Any]  # the sections the stage declares, as plain JSON trees
     inputs: dict[str, Path]  # stage name -> directory of that artifact's files
     resources: Resources
+    plugins: tuple[str, ...] = ()  # packages outside this repository whose code it also runs
 
     @property
     def output(self) -> Path:
@@ -116,6 +117,7 @@ class Job:
             "config": self.config,
             "inputs": {name: str(path) for name, path in self.inputs.items()},
             "resources": vars(self.resources),
+            "plugins": list(self.plugins),
         }
 
     @classmethod
@@ -132,6 +134,7 @@ class Job:
             config=tree["config"],
             inputs={name: Path(p) for name, p in tree["inputs"].items()},
             resources=Resources(**resources),
+            plugins=tuple(tree.get("plugins", ())),
         )
 
 

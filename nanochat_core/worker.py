@@ -28,7 +28,9 @@ from nanochat_core.runtime.versions import versions_in_use
 
 _PR_SET_PDEATHSIG = 1
 LAUNCHER_VARIABLE = "NANOCHAT_LAUNCHER"  # process id of the launcher
-RECORD_VARIABLE = "NANOCHAT_CODE_RECORD"  # the code directory of processes that a stage starts
+# For processes that a stage starts: the code directory, and the packages outside this repository.
+RECORD_VARIABLE = "NANOCHAT_CODE_RECORD"
+PLUGINS_VARIABLE = "NANOCHAT_PLUGINS"  # separated by spaces
 STEPS_VARIABLE = "NANOCHAT_STEPS"  # save and interrupt the job after this many steps
 
 
@@ -43,8 +45,9 @@ def main(arguments: list[str]) -> int:
     job = Job.read(Path(arguments[0]))
     interrupt.STOP.allow(job.resources.grace_seconds)
     os.environ[RECORD_VARIABLE] = str(job.code)
+    os.environ[PLUGINS_VARIABLE] = " ".join(job.plugins)
     # Before any code of the stage is imported.
-    record_code(job.code)
+    record_code(job.code, job.plugins)
     set_up_cublas(job)
     rank = int(os.environ.get("RANK", "0"))
     with _only_worker(job, rank):
@@ -160,6 +163,6 @@ def _write_error(job: Job, rank: int, error: Exception) -> None:
 
 
 if __name__ == "__mp_main__":  # a process that a stage spawned; it has loaded no code of ours yet
-    record_code(Path(os.environ[RECORD_VARIABLE]))
+    record_code(Path(os.environ[RECORD_VARIABLE]), os.environ[PLUGINS_VARIABLE].split())
 if __name__ == "__main__":
     leave(main(sys.argv[1:]))

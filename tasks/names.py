@@ -1,9 +1,14 @@
 """The location of each task: its name, and the module and attribute that define it.
 
-To add a task, write a module with a `GeneratedTask` or a `HubTask` and add it here. A module is
-imported when its task is used (tasks/registry.py), so that a stage loads, and its fingerprint
-covers, only the tasks that its configuration names.
+To add a task, write a module with a `GeneratedTask` or a `HubTask` and add it here; or, in another
+package, declare it as an entry point of the group `GROUP`. A module is imported when its task
+is used (tasks/registry.py), so that a stage loads, and its fingerprint covers, only the tasks that
+its configuration names.
 """
+
+from importlib.metadata import EntryPoint, entry_points
+
+GROUP = "nanochat_flows.tasks"
 
 TASKS: dict[str, str] = {
     "arithmetic": "tasks.generated.arithmetic:TASK",
@@ -22,10 +27,27 @@ TASKS: dict[str, str] = {
 GRADERS: dict[str, str] = {"humaneval": "tasks.sandbox.humaneval_grader:GRADER"}
 
 
+def places_of(name: str) -> list[str]:
+    """Return `module:attribute` of the tasks called `name`, of `TASKS` or of installed packages."""
+    if name in TASKS:
+        return [TASKS[name]]
+    return sorted({entry.value for entry in installed_tasks() if entry.name == name})
+
+
+def installed_tasks() -> tuple[EntryPoint, ...]:
+    """Return the tasks of installed packages. Reads the metadata of every package: some 10 ms."""
+    return tuple(entry_points(group=GROUP))
+
+
+def all_names() -> list[str]:
+    """Return the names of all tasks, sorted."""
+    return sorted({*TASKS, *(entry.name for entry in installed_tasks())})
+
+
 def modules_of(name: str, *, grades: bool) -> tuple[str, ...]:
     """Return the modules imported for the task `name`, with those of its grader if it `grades`.
 
     A dataset that is no task has none.
     """
-    tables = (TASKS, GRADERS) if grades else (TASKS,)
-    return tuple(table[name].partition(":")[0] for table in tables if name in table)
+    places = [*places_of(name), *([GRADERS[name]] if grades and name in GRADERS else [])]
+    return tuple(place.partition(":")[0] for place in places)

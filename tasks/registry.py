@@ -1,6 +1,6 @@
 """Use a task by its name: generate examples, grade answers.
 
-`tasks.names` lists the tasks; a module is imported when its task is first used.
+`tasks.names` finds the tasks; a module is imported when its task is first used.
 """
 
 import importlib
@@ -8,16 +8,38 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tasks.base import Conversation, TaskError, check_split
-from tasks.kinds.sources import AnyTask, GeneratedTask, Grader
-from tasks.names import GRADERS, TASKS
+from tasks.kinds.sources import AnyTask, GeneratedTask, Grader, HubTask
+from tasks.names import GRADERS, TASKS, all_names, places_of
 
 
 def task_named(name: str) -> AnyTask:
-    """Return the task called `name`. Raises TaskError for an unknown one."""
-    if name not in TASKS:
-        raise TaskError(f"there is no task '{name}' (one of: {', '.join(sorted(TASKS))})")
-    task: AnyTask = _load(TASKS[name])
-    assert task.name == name, f"{TASKS[name]} is task '{task.name}', not '{name}'"
+    """Return the task called `name`. Raises TaskError for an unknown one.
+
+    Also raises TaskError if two installed packages have a task of this name, and if the module of
+    one cannot be imported or has something else under its name.
+    """
+    places = places_of(name)
+    if not places:
+        raise TaskError(f"there is no task '{name}' (one of: {', '.join(all_names())})")
+    if len(places) > 1:
+        raise TaskError(f"installed packages have several tasks '{name}': {', '.join(places)}")
+    if name in TASKS:
+        task: AnyTask = _load(places[0])
+        assert task.name == name, f"{places[0]} is task '{task.name}', not '{name}'"
+        return task
+    return _load_installed(name, places[0])
+
+
+def _load_installed(name: str, place: str) -> AnyTask:
+    try:
+        task = _load(place)
+    except Exception as error:  # a package's own code may raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TaskError(f"task '{name}' cannot be loaded from {place}: {why}") from error
+    if not isinstance(task, GeneratedTask | HubTask):
+        raise TaskError(f"{place} is of type {type(task).__name__}, not a task")
+    if task.name != name:
+        raise TaskError(f"{place} is task '{task.name}', its package calls it '{name}'")
     return task
 
 
@@ -28,7 +50,7 @@ def find_grader(name: str) -> Grader | None:
     """
     if name in GRADERS:
         return _load(GRADERS[name])
-    return task_named(name).grader if name in TASKS else None
+    return task_named(name).grader if places_of(name) else None
 
 
 def grader_of(name: str) -> Grader:

@@ -16,7 +16,7 @@ from flows.build.code_check import CodeCheck
 from flows.build.context import BuildContext
 from flows.build.coordinator import Coordinator, lead
 from flows.build.executions import append_segment
-from flows.identity.fingerprint import Code, Identity
+from flows.identity.fingerprint import Code, Identity, plugins_of
 from flows.identity.manifest import File, Manifest
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease
@@ -85,6 +85,7 @@ def make_job(
         config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
         inputs=inputs,
         resources=context.placement.resources,
+        plugins=plugins_of(identity),
     )
 
 

@@ -9,14 +9,17 @@ its bytes.
 
 Not hashed: `CARRIERS`, and imports under `if TYPE_CHECKING:`. Imports inside functions are. Imports
 by computed names are not seen, so stages must not use them. The one exception is the modules of the
-tasks that a stage's configuration names (`task_modules`), which are entries like its own.
+tasks that a stage's configuration names (`task_modules`), which are entries like its own. A task of
+another installed package counts with all it imports from that package and from this repository.
 """
 
 import ast
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -143,6 +146,12 @@ def task_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
     return [module for name in names for module in modules_of(name, grades=stage.grades)]
 
 
+def plugins_of(identity: Identity) -> tuple[str, ...]:
+    """Return the top-level packages of other distributions whose code a fingerprint covers."""
+    code = cast("dict[str, Tree]", identity.preimage["code"])
+    return tuple(sorted({re.split("[./]", name)[0] for name in code} - set(PACKAGES)))
+
+
 def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
     """Return the sha256 of a pre-image's canonical JSON, 64 hex digits."""
     return hashlib.sha256(canonical_json(preimage)).hexdigest()
@@ -199,7 +208,9 @@ class Code:
         assert self._find(entry), f"no module {entry} in {self._root}"
         digests: dict[str, str] = {}
         # Carriers count as seen: neither they nor what only they import is hashed.
-        seen, waiting = set(CARRIERS), list(self._modules([entry, *more]))
+        seen, waiting = set(CARRIERS), list(self._modules([entry]))
+        for name in more:
+            waiting += self._modules([name], own=_top(name))
         while waiting:
             name = waiting.pop()
             if name not in seen:
@@ -228,10 +239,10 @@ class Code:
         self._digests[name] = {name: module.digest}
         for file in (path.parent / file_name for file_name in module.file_names):
             if file.is_file():
-                data = file.relative_to(self._root).as_posix()
+                data = file.relative_to(self._root_of(name)).as_posix()
                 scanned = self._scan(file.read_bytes(), file.suffix, package)
                 self._digests[name][data] = scanned.digest
-        self._imports[name] = list(self._modules(module.imports))
+        self._imports[name] = list(self._modules(module.imports, own=_top(name)))
 
     def digest_of(self, name: str, source: bytes) -> str:
         """Return the digest of `source` as the module or data file `name` of a closure."""
@@ -252,12 +263,16 @@ class Code:
         self._used[key] = module
         return module
 
-    def _modules(self, imports: Iterable[str]) -> Iterator[str]:
-        """Yield every module that these imports load: parent packages, and the module itself."""
+    def _modules(self, imports: Iterable[str], own: str | None = None) -> Iterator[str]:
+        """Yield every module that these imports load: parent packages, and the module itself.
+
+        Only of our packages, and of the top-level package `own` of a task outside them.
+        """
         # `from a.b import c` gives a.b.c. Whether c is a module or a name shows in the files.
         for name in imports:
             parts = name.split(".")
-            for count in range(1, len(parts) + 1 if parts[0] in PACKAGES else 0):
+            is_hashed = parts[0] in PACKAGES or parts[0] == own
+            for count in range(1, len(parts) + 1 if is_hashed else 0):
                 if self._find(dotted := ".".join(parts[:count])):
                     yield dotted
 
@@ -266,10 +281,26 @@ class Code:
             package = name.rpartition(".")[0]
             parent = self._find(package) if package else None
             is_name = parent is not None and parent.name != "__init__.py"  # not in a package
-            stem = f"{self._root}/{name.replace('.', '/')}"
+            stem = f"{self._root_of(name)}/{name.replace('.', '/')}"
             files = () if is_name else (f"{stem}.py", f"{stem}/__init__.py")
             self._paths[name] = next((Path(f) for f in files if os.path.isfile(f)), None)
         return self._paths[name]
+
+    def _root_of(self, name: str) -> Path:
+        """Return the directory that holds the top-level package of a module."""
+        top = _top(name)
+        if top in PACKAGES:
+            return self._root
+        # Found, not imported. A single module lies in that directory, a package one below.
+        spec = importlib.util.find_spec(top)
+        if spec is None or spec.origin is None:
+            return self._root
+        levels = 0 if spec.submodule_search_locations is None else 1
+        return Path(spec.origin).parents[levels]
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _scanner() -> str:

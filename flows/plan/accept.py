@@ -16,7 +16,7 @@ from flows.artifacts.publish import commit, newest_manifests, supersede
 from flows.artifacts.revocations import accepted_from, find_revoked, one_line
 from flows.artifacts.transfer import in_parallel
 from flows.identity.diff import PASSED_ON, Change, compare, nearest
-from flows.identity.fingerprint import Identity
+from flows.identity.fingerprint import Identity, plugins_of
 from flows.identity.manifest import File, Input, Manifest
 from flows.plan.plan import Plan, StagePlan
 from flows.plan.prove import Log, Proof, code_that_made, prove
@@ -120,6 +120,7 @@ def prove_offer(
             config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
             inputs=dict(inputs),
             resources=placement.resources,
+            plugins=plugins_of(offer.identity),
         )
         return prove(
             stage,

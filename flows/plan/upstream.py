@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import TypeAlias
 
 from flows.artifacts.runs import latest_runs, timestamp
+from flows.datasets import published_task
 from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
 from nanochat_core.data.hub.datasets import repository_of
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
-from tasks.kinds.sources import HubTask
-from tasks.names import TASKS
-from tasks.registry import task_named
 
 FORMAT = 1
 FILE = "upstream.json"  # in the home
@@ -160,10 +158,8 @@ def _shards_name(run: RunConfig) -> str | None:
 
 
 def _dataset_name(dataset: DatasetConfig) -> str | None:
-    if dataset.path is not None or dataset.name not in TASKS:
-        return None
-    task = task_named(dataset.name)
-    if not isinstance(task, HubTask):
+    task = published_task(dataset)
+    if task is None:
         return None
     return _name(task.dataset.repository, dataset.revision or task.dataset.revision)
 

@@ -167,24 +167,32 @@ def past_bytes(config: ModelConfig, length: int, kept: int) -> int:
 
 def read_bandwidth(device: torch.device, *, threads: int) -> float:
     """Measure the memory's read bandwidth in bytes per second, the best of two seconds."""
-    # The best and not the mean: other processes can only slow a read down.
-    best = float("inf")
     if device.type == "cuda":
         numbers = torch.ones(GPU_PROBE_BYTES // 4, device=device)
-        until = time.perf_counter() + PROBE_SECONDS
-        while time.perf_counter() < until:
-            torch.cuda.synchronize(device)
-            began = time.perf_counter()
+
+        def read() -> None:
             numbers.sum()
             torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - began)
-        return GPU_PROBE_BYTES / best
+
+        torch.cuda.synchronize(device)
+        return GPU_PROBE_BYTES / _shortest(read)
     # On large pages, as the weights are: on small ones reading is at least a third slower.
     pieces = Arena().zeros((PROBE_BYTES // 4,), torch.float32).fill_(1).tensor_split(threads)
-    until = time.perf_counter() + PROBE_SECONDS
     with ThreadPoolExecutor(threads) as pool:
-        while time.perf_counter() < until:
-            began = time.perf_counter()
-            list(pool.map(lambda piece: torch.dot(piece, piece), pieces))
-            best = min(best, time.perf_counter() - began)
-    return PROBE_BYTES / best
+        return PROBE_BYTES / _shortest(
+            lambda: list(pool.map(lambda piece: torch.dot(piece, piece), pieces))
+        )
+
+
+def _shortest(work: Callable[[], object]) -> float:
+    """Return the shortest time of `work` in seconds, repeated for PROBE_SECONDS and at least once.
+
+    The shortest and not the mean: other processes can only slow it down.
+    """
+    best = float("inf")
+    until = time.perf_counter() + PROBE_SECONDS
+    while best == float("inf") or time.perf_counter() < until:
+        began = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - began)
+    return best

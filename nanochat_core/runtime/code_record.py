@@ -26,12 +26,16 @@ PACKAGES = ("flows", "infra", "nanochat_core", "tasks")
 _CHECKED_HASH = b"\x03\0\0\0"  # PEP 552: bytecode that holds for a source of this hash
 
 
-def record_code(directory: Path) -> None:
-    """Store the code of our packages that this process has loaded, and all it loads later."""
+def record_code(directory: Path, plugins: Sequence[str] = ()) -> None:
+    """Store the code of our packages that this process has loaded, and all it loads later.
+
+    The same of the packages `plugins`, which are not ours.
+    """
     directory.mkdir(exist_ok=True)
-    recorder = _Recorder(directory)
+    packages = frozenset((*PACKAGES, *plugins))
+    recorder = _Recorder(directory, packages)
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in PACKAGES and (path := getattr(module, "__file__", None)):
+        if name.partition(".")[0] in packages and (path := getattr(module, "__file__", None)):
             recorder.add_package(name, getattr(module, "__path__", ()))
             recorder.store(name, recorder.read(path))
     sys.meta_path.insert(0, recorder)
@@ -53,8 +57,9 @@ def read_record(directory: Path) -> Iterator[tuple[str, bytes]]:
 class _Recorder(MetaPathFinder):
     """A finder that delegates to the others and loads modules from source that it has stored."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, packages: frozenset[str]) -> None:
         self._directory = directory
+        self._packages = packages
         self._folders: tuple[str, ...] = ()  # of our packages, each with a separator at its end
         self._stored: set[str] = set()
         self._lock = threading.RLock()
@@ -64,7 +69,7 @@ class _Recorder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the other finders' spec with a recording loader. Raises ImportError."""
-        if fullname.partition(".")[0] not in PACKAGES:
+        if fullname.partition(".")[0] not in self._packages:
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(fullname, path, target) for finder in others)

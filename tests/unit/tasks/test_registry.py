@@ -1,11 +1,14 @@
 """Which tasks there are, and what the registry hands to each."""
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tasks import registry
 from tasks.base import TaskError
 from tasks.kinds.sources import Grader, HubTask
-from tasks.names import TASKS
+from tasks.names import GROUP, TASKS, all_names, modules_of
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -81,3 +84,62 @@ def test_datasets_name_splits_there_are_and_a_revision(task):
     assert task.dataset.repository.count("/") == 1
     assert task.dataset.files.keys() <= {"train", "test"}
     assert task.dataset.revision == "main" or len(task.dataset.revision) == 40
+
+
+def install(folder: Path, package: str, task: str, module: str) -> None:
+    """Install a package with one module and one task, as pip leaves it in `folder`."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{task} = {package}:TASK\n")
+    (folder / f"{package}.py").write_text(module)
+
+
+RIDDLES = """
+from tasks.kinds.sources import GeneratedTask
+def generate(*_, **__):
+    yield {"messages": []}
+TASK = GeneratedTask(name="riddles", generate=generate, grader=None)
+"""
+
+
+def test_a_task_of_an_installed_package_is_used_by_its_name(tmp_path, monkeypatch):
+    install(tmp_path, "riddles_one", "riddles", RIDDLES)
+    install(tmp_path, "takes_a_name", "spelling", RIDDLES)  # of a built-in task: has no effect
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "riddles" in all_names()
+    assert list(registry.generate("riddles", "train", 1, grade=1, seed=0)) == [{"messages": []}]
+    assert not registry.is_gradable("riddles")
+    assert modules_of("riddles", grades=True) == ("riddles_one",)
+    assert modules_of("spelling", grades=False) == ("tasks.generated.spelling",)
+    assert registry.task_named("spelling").name == "spelling"
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            "import no_such_module",
+            "cannot be loaded from other:TASK: ModuleNotFoundError: No module",
+        ),
+        ("TASK = 1", "other:TASK is of type int, not a task"),
+        (
+            RIDDLES.replace('"riddles"', '"poems"'),
+            "is task 'poems', its package calls it 'riddles'",
+        ),
+    ],
+)
+def test_a_package_whose_task_cannot_be_used_is_refused(module, message, tmp_path, monkeypatch):
+    install(tmp_path, "other", "riddles", module)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "other", raising=False)
+    with pytest.raises(TaskError, match=message):
+        registry.task_named("riddles")
+
+
+def test_two_packages_with_the_same_task_are_refused(tmp_path, monkeypatch):
+    install(tmp_path, "riddles_one", "riddles", RIDDLES)
+    install(tmp_path, "riddles_two", "riddles", RIDDLES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TaskError, match="several tasks 'riddles': riddles_one:TASK, riddles_tw"):
+        registry.task_named("riddles")

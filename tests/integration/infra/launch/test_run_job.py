@@ -108,6 +108,21 @@ def test_a_finished_job_returns_its_metrics_and_records_the_modules_it_imported(
     assert (job.output / "a.txt").read_text() == "a"
 
 
+def test_the_code_of_plugins_is_recorded_also_of_processes_that_the_stage_starts(
+    make_job: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "toy_part.py").write_text("def double(n):\n    return 2 * n\n")
+    job = make_job("""
+    import multiprocessing
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return {"answer": pool.apply(eval, ("__import__('toy_part').double(21)",))}
+""")
+    job = replace(job, plugins=("toy_entry", "toy_part"))
+
+    assert run_job(job, processes=1, on_event=ignore).metrics == {"answer": 42}
+    assert {"toy_entry", "toy_part"} <= {name for name, _ in read_record(job.code)}
+
+
 def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(make_job: Any) -> None:
     job = make_job(
         "    import os\n"

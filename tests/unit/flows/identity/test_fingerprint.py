@@ -15,6 +15,7 @@ from flows.identity.fingerprint import (
     canonical_json,
     fingerprint_of,
     identify,
+    plugins_of,
     scan,
 )
 from flows.stages import PRETRAIN, REPORT, STAGES, stage_named
@@ -354,3 +355,29 @@ def test_a_damaged_cache_is_no_cache(mini: Path, tmp_path: Path, text: str):
     cache = tmp_path / "code.json"
     cache.write_text(text)
     assert Code(mini, cache=cache).closure(SFT_ENTRY) == Code(mini).closure(SFT_ENTRY)
+
+
+def test_a_task_of_another_package_counts_with_what_it_imports_from_there(
+    mini: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for name, text in {
+        "riddles/__init__.py": "",
+        "riddles/task.py": "from riddles import words\nimport elsewhere, tasks.identity\n",
+        "riddles/words.py": "FILE = 'words.txt'\n",
+        "riddles/words.txt": "one\n",
+        "riddles/unused.py": "",
+        "elsewhere.py": "import riddles.unused\n",
+    }.items():
+        path = mini / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(mini / "site")
+    found = Code(mini).closure(PRETRAIN_ENTRY, "riddles.task").keys()
+    assert found - Code(mini).closure(PRETRAIN_ENTRY, "tasks.identity").keys() == {
+        *("riddles", "riddles.task", "riddles.words", "riddles/words.txt"),
+    }
+    assert "tasks.identity" in found
+    identity = identify(PRETRAIN, RUN, {"rows": "0" * 64, "tokenizer": "1" * 64}, code=Code(mini))
+    assert plugins_of(identity) == ()
+    identity.preimage["code"] = dict.fromkeys(found, "")
+    assert plugins_of(identity) == ("riddles",)

@@ -1,0 +1,76 @@
+"""The package of docs/guides/task-package.md, installed by pip, in a directory of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import REPOSITORY
+
+GUIDE = REPOSITORY / "docs" / "guides" / "task-package.md"
+FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """Return the folder into which the guide's package is installed; its files lie beside."""
+    for name, text in FILE.findall(GUIDE.read_text("utf-8")):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+    # Not into this environment, and without the network that an isolated build needs.
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site"))
+    install = (sys.executable, "-m", "pip", "install", *options, "./backwards")
+    subprocess.run(install, cwd=tmp_path, check=True, capture_output=True)
+    return tmp_path / "site"
+
+
+@pytest.fixture
+def nanochat(site: Path) -> Callable[..., str]:
+    """Return a function that runs a command beside the package's profile."""
+    own = {"PYTHONPATH": str(site), "NANOCHAT_HOME": str(site.parent / "home"), "NO_COLOR": "1"}
+    program = Path(sys.executable).with_name("nanochat")
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [program, *words],
+            cwd=site.parent,
+            env=os.environ | own,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stdout
+        return done.stdout
+
+    return run
+
+
+def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(
+    site: Path, nanochat: Callable[..., str]
+) -> None:
+    built = nanochat("stage", "task_data", "backwards.toml")
+    assert "backwards: 2,000 examples to train on, 100 to test with" in built
+    assert "built  file://" in built
+    module = site / "backwards.py"
+    source = module.read_text("utf-8")
+
+    def planned() -> str:
+        (line,) = re.findall(r"^. task_data .*$", nanochat("plan", "backwards.toml"), re.MULTILINE)
+        return line
+
+    module.write_text(f"{source}# a comment\n", "utf-8")
+    assert "up to date" in planned()
+    module.write_text(source.replace('"eio"', '"eia"'), "utf-8")
+    assert "code backwards changed" in planned()
+    module.write_text(source.replace("TASK =", "NONE ="), "utf-8")
+    assert nanochat("plan", "backwards.toml").splitlines() == [
+        "error: task 'backwards' cannot be loaded from backwards:TASK: AttributeError: module "
+        "'backwards' has no attribute 'TASK'",
+        "hint: mend or uninstall the package that has it",
+    ]
