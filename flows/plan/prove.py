@@ -38,7 +38,10 @@ STEPS = 5
 # Measured by a clock: they differ between any two runs.
 _SPEEDS = frozenset({"dollars", "mfu", "seconds", "tokens_per_second"})
 # Another version of these may list the same code with other names and digests.
-_SCANNER = ("flows/identity/cpp_source.py", "flows/identity/fingerprint.py", "tasks/names.py")
+_SCANNER = (
+    *("flows/identity/cpp_source.py", "flows/identity/fingerprint.py", "flows/identity/syntax.py"),
+    "tasks/names.py",
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS_BETWEEN_LINES = 2.0
 _SHOWN_CHANGES = 3

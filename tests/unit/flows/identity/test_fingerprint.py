@@ -16,8 +16,8 @@ from flows.identity.fingerprint import (
     fingerprint_of,
     identify,
     plugins_of,
-    scan,
 )
+from flows.identity.syntax import scan
 from flows.stages import PRETRAIN, REPORT, STAGES, stage_named
 from nanochat_core import scaling
 from nanochat_core.job import write_json
