@@ -14,12 +14,9 @@ from typing import Any
 import pytest
 
 from bench.gpu.main import NEEDS_GPU, Outcome, Results, run_in_time, run_step, table
-from bench.gpu.steps import HEAD, PARTS, Step
+from bench.gpu.steps import HEAD, Step
 
 ROOT = Path(__file__).parents[3]
-NAMES = [step.name for steps in PARTS.values() for step in steps]
-PEERLESS = {s.name for steps in PARTS.values() for s in steps if s.peer is not None}
-ON_A_CPU = {"checkpoint", "serving", "core", "rollouts"}  # their dry run leaves nothing out
 pytestmark = pytest.mark.torch
 
 
@@ -27,20 +24,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.timeout(900)  # its twenty programs share two cores with other tests
-def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(tmp_path: Path) -> None:
+def dry_run(out: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
+    """Return the recorded rows of a dry run, and what it printed."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")}
     done = subprocess.run(
-        [
-            sys.executable,
-            "bench/gpu/main.py",
-            "all",
-            "--dry",
-            "--budget",
-            "800",
-            "--out",
-            str(tmp_path),
-        ],
+        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), *words],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -48,15 +36,16 @@ def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(tmp_path: Pat
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
-    rows = rows_of(tmp_path / "results.jsonl")
+    return rows_of(out / "results.jsonl"), done.stdout
+
+
+def test_dry_a_step_runs_and_one_without_its_peer_is_skipped(tmp_path: Path) -> None:
+    rows, printed = dry_run(tmp_path, "--only", "probe", "decode")
     found = {row["step"]: row["status"] for row in rows if "status" in row}
-    assert sorted(found) == sorted(NAMES)
-    assert {name for name, status in found.items() if status == "skipped"} == PEERLESS
-    assert {name for name, status in found.items() if status == "ok"} == ON_A_CPU
-    assert {found[name] for name in set(NAMES) - PEERLESS - ON_A_CPU} == {NEEDS_GPU}
-    assert {row["step"] for row in rows if "result" in row} == set(NAMES) - PEERLESS
-    for name in NAMES:
-        assert f"\n{name:<16}" in done.stdout
+    assert found == {"probe": NEEDS_GPU, "decode": "skipped"}
+    assert {row["step"] for row in rows if "result" in row} == {"probe"}
+    assert "\nprobe " in printed
+    assert "\ndecode " in printed
 
 
 def test_without_a_gpu_it_says_how_to_run_dry(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 from tests.unit.nanochat_core.tokenizer.test_mask_audit import ALL as ALL_TASKS
 from tests.unit.nanochat_core.tokenizer.test_mask_audit import conversations_of
 
-transformers = pytest.importorskip("transformers", reason="the export extra is not installed")
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.skipif(not find_spec("transformers"), reason="the export extra is not installed"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:transformers"),
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),
 ]
@@ -64,7 +65,9 @@ def export(directory: Path, model: GPT, dtype: torch.dtype = torch.float32) -> b
 
 
 def load(directory: Path, *, trust: bool, dtype: torch.dtype = torch.float32) -> Any:
-    return transformers.AutoModelForCausalLM.from_pretrained(
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
         directory, trust_remote_code=trust, dtype=dtype, attn_implementation="sdpa"
     ).eval()
 
@@ -188,6 +191,8 @@ def test_the_loss_is_that_of_predicting_the_next_token(pair_of: Callable[[str], 
 def test_what_the_modeling_file_is_asked_for_it_does_or_refuses(
     pair_of: Callable[[str], Any],
 ) -> None:
+    from transformers import StaticCache
+
     _, theirs = pair_of("2026-03-14")
     tokens = some_tokens(1, 30)
     spread = 2 * torch.arange(30)[None]
@@ -201,7 +206,7 @@ def test_what_the_modeling_file_is_asked_for_it_does_or_refuses(
             with pytest.raises(ValueError, match="does not take"):
                 theirs(tokens, **asked)
         with pytest.raises(ValueError, match="keeps a DynamicCache"):
-            theirs(tokens, past_key_values=transformers.StaticCache(theirs.config, 64))
+            theirs(tokens, past_key_values=StaticCache(theirs.config, 64))
 
 
 def test_the_cards_own_lines_run_and_need_nothing_of_ours(tmp_path: Path) -> None:
@@ -236,11 +241,17 @@ def test_fp16_is_refused_with_its_reason(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
+def _their_tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(directory)
+
+
 @pytest.fixture(scope="module")
 def fast(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("tokenizer")
     write_transformers_tokenizer(a_tokenizer(), directory, context=256)
-    return transformers.AutoTokenizer.from_pretrained(directory)
+    return _their_tokenizer(directory)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +265,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
     ours = Tokenizer.train(iter([text, "naïve Ångström 数字 12345 don't"] * 2), vocab_size=2000)
     directory = tmp_path_factory.mktemp("learnt")
     write_transformers_tokenizer(ours, directory, context=256)
-    return ours, transformers.AutoTokenizer.from_pretrained(directory)
+    return ours, _their_tokenizer(directory)
 
 
 def is_plain(text: str) -> bool:

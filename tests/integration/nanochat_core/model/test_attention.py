@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import varlen
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.model import attention, attention_backends
@@ -307,7 +306,7 @@ def test_torchs_flash_attention_gets_whole_rows_and_the_window(
 ) -> None:
     q, k, v, _ = problem(length)
     expected = written_out(q, k, v, window)
-    monkeypatch.setattr(varlen, "varlen_attn", _of_sequences)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", _of_sequences)
     got = load_varlen()(q, k, v, min(window, length - 1))
     torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=1e-5)
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch._dynamo.utils import counters
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.evaluate.bits_per_byte import row_sums
@@ -38,6 +37,7 @@ def test_passes_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     model.compile_passes()
     tokens = torch.randint(CONFIG.vocab_size, (2, 17))
     torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
     counters.clear()
     for _ in range(3):
         with torch.no_grad():
@@ -69,6 +69,7 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
     expected = sums()
     model.compile_passes()
     torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
     counters.clear()
     assert sums() == pytest.approx(expected, rel=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
@@ -89,6 +90,7 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         if is_compiled:
             model.compile_passes()
         torch._dynamo.reset()
+        counters = torch._dynamo.utils.counters
         counters.clear()
         accumulate_gradients(model, optimizer, tokens, mask, world=ALONE)(device_batch_size=2)
         assert counters["stats"]["unique_graphs"] == int(is_compiled)
