@@ -76,8 +76,8 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
     "runs do not wait": (flows.build.build, "reserve", only_record, RULES, 12),
     "tags do not wait": (gc_actors, "reserve", only_record, RULES, 5),
     "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 1),
-    "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 4),
-    "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 57),
+    "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 14),
+    "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 72),
     "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 7),
     "what waits keeps nothing": (
         flows.gc.survey,
