@@ -276,7 +276,7 @@ class OnNodes(OnPool):
         int,
         Option(
             label="Machines",
-            help="Machines for each GPU stage; more than one needs a pool.",
+            help="Machines for each GPU stage; more than one needs a pool of Slurm or Kubernetes.",
             group="placement",
             rules={"minimum": 1, "maximum": MOST_NODES},
         ),

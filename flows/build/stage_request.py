@@ -5,6 +5,7 @@ of a command. The machine that executes it computes the fingerprint again and re
 from the requested one: then its code or its datasets are not those of the caller.
 """
 
+import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from flows.build.build import BuildContext, Built, Watch
 from flows.build.nodes import build_share
 from flows.identity.fingerprint import Code, Identity, fingerprint_of
 from flows.identity.manifest import Manifest, identify_from
+from flows.identity.record_types import read_record
 from flows.identity.ref import ArtifactRef, short
 from flows.leases.held_lease import LeaseTimings
 from flows.profiles import make_placement, open_profile
@@ -59,15 +61,6 @@ class StageRequest(Recipe, OnMachine):
     def ref(self) -> ArtifactRef:
         """Return the artifact to build."""
         return ArtifactRef(self.stage, self.fingerprint)
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeRequest(StageRequest):
-    """One machine's share of a stage."""
-
-    node: Annotated[
-        int, _described("Machine", "Index of this machine among them; 0 is the first.")
-    ] = 0
 
 
 def match_digest(request: StageRequest, *, pool: str | None) -> str:
@@ -118,23 +111,42 @@ def make_request(
     )
 
 
+def read_request(text: str) -> StageRequest:
+    """Return the request that is written as JSON. Raises ConfigError if it is none."""
+    try:
+        return read_record(StageRequest, json.loads(text), where="the text", what="a stage request")
+    except (ValueError, ArtifactError) as error:
+        raise ConfigError(
+            f"not a stage request: {error}",
+            hint="the scheduler starts `nanochat node` with the request; a person gives the stage "
+            "and its options to `nanochat stage`",
+        ) from error
+
+
 def build_on_node(
     request: StageRequest,
     *,
-    node: int,
+    node: int = 0,
+    address: str | None = None,
     watch: Watch,
     terms: LeaseTimings | None = None,
     stop: threading.Event | None = None,
 ) -> Built:
     """Build this machine's share of a request: all of it if the request is for one node.
 
-    Setting `stop` acts like SIGTERM to the job. Raises ConfigError if this machine would build
-    something else, ArtifactError if an input is not in the store, and what `build` raises; of these
-    JobFailed (NodeLost), LeaseLost and TransientStageError may succeed on a retry.
+    `address` is node 0's for the others; None: it finds its own. Setting `stop` acts like SIGTERM
+    to the job. Raises ConfigError if this machine would build something else, ArtifactError if an
+    input is not in the store, and what `build` raises; of these JobFailed (NodeLost), LeaseLost and
+    TransientStageError may succeed on a retry.
     """
     stage, context, inputs = open_request(request, watch=watch)
     check_same(request, stage, context, inputs)
-    context = replace(context, terms=terms or context.terms, stop=stop or context.stop)
+    context = replace(
+        context,
+        placement=replace(context.placement, address=address),
+        terms=terms or context.terms,
+        stop=stop or context.stop,
+    )
     return build_share(stage, context, inputs, node=node, force=request.force)
 
 

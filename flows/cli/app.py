@@ -76,6 +76,7 @@ _COMMANDS = (
     _Command(name="run", folder=_TRAIN),
     _Command(name="submit", folder=_TRAIN),
     _Command(name="stage", folder=_TRAIN),
+    _Command(name="node", folder=_TRAIN),
     _Command(name="miniseries", folder=_TRAIN),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
     _Command(name="logs", folder=_TRAIN),

@@ -1,6 +1,6 @@
 """Dispatch of GPU stages to the workers of a pool: submit a request, follow it, cancel it.
 
-A request is one run of the deployment one-stage/<pool> for each node. A caller first looks for a
+A request is one run of the deployment one-stage/<pool>. A caller first looks for a
 live run of the same request and follows that one: a caller that died and was restarted finds its
 own, and two callers share one. Only the store decides whether the stage is built, never the state
 of a run. Only Prefect decides whether a run is alive: an automation sets one without heartbeats to
@@ -9,12 +9,9 @@ Crashed. A caller sets the state of no request, except to cancel its own.
 
 import contextlib
 import time
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 
@@ -31,7 +28,7 @@ from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
 
-SECONDS_BETWEEN_LOOKS = 2.0  # between polls of the runs; each costs a request per node
+SECONDS_BETWEEN_LOOKS = 2.0  # between polls of the run; each costs a request
 SECONDS_BETWEEN_REPORTS = 5.0  # between reports of progress; the lease is renewed every ten
 PATIENCE = 3600.0  # seconds without a response from Prefect; workers build without it
 HINT = "\nhint: "  # separates the error from its hint in the state message of a failed run
@@ -47,8 +44,7 @@ def dispatch(
     the builder continues: see `cancel_stage_runs`.
     """
     try:
-        with _alone(context, stage):
-            return _dispatch(stage, context, run, inputs, force=force)
+        return _dispatch(stage, context, run, inputs, force=force)
     except StageInterrupted:
         context.watch(stage.name, {"kind": "interrupted"})
         raise
@@ -69,12 +65,12 @@ def _dispatch(
     request = make_request(
         stage, context, run, inputs, fingerprint=sought.identity.fingerprint, force=force
     )
-    # Repeats only where the runs that ended were another caller's, cancelled or failed for reasons
-    # of its own: then this caller submits a request itself. See _check_ended.
+    # Repeats only where the run that ended was another caller's, cancelled or failed for reasons of
+    # its own: then this caller submits a request itself. See _check_ended.
     while True:
         relay = _ProgressRelay(context, request)
-        ended = _follow(context, request, _open_runs(context, request, relay), relay)
-        # First the store, whatever the runs' states: a run may crash after it has published.
+        ended = _follow(context, request, _open_run(context, request, relay), relay)
+        # First the store, whatever the run's state: it may crash after it has published.
         manifest = look_up(stage, context, inputs, force=force).manifest
         if manifest is not None:
             return _finished(context, manifest, seconds=time.time() - began)
@@ -93,51 +89,18 @@ def _finished(context: BuildContext, manifest: Manifest, *, seconds: float) -> B
     return Built(manifest=manifest, uri=uri, cached=False)
 
 
-@contextlib.contextmanager
-def _alone(context: BuildContext, stage: Stage) -> Generator[None]:
-    """Let one stage of a run that takes several nodes be dispatched at a time.
-
-    Two that each hold half of the workers would wait for each other forever.
-    """
-    if context.placement.nodes == 1:
-        yield
-        return
-    # A short timeout, so that a run that is being stopped leaves the queue.
-    while not context.device.acquire(timeout=0.2):
-        _check_not_stopped(context, stage.name)
-    try:
-        yield
-    finally:
-        context.device.release()
-
-
 def _check_not_stopped(context: BuildContext, stage: str) -> None:
     if context.stop.is_set():
         raise StageInterrupted(f"{stage} was interrupted: the run is being stopped")
 
 
-# The flow runs that build the request.
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """A flow run that is over while the artifact is not in the store."""
-
-    name: str
-    run: FlowRun | None  # None: it was deleted
-
-
-def _open_runs(
-    context: BuildContext, request: StageRequest, relay: "_ProgressRelay"
-) -> list[FlowRun]:
-    """Return a flow run for each node, a live one if possible. Retries while Prefect is away."""
+def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRelay") -> FlowRun:
+    """Return the flow run that builds the request. Retries while Prefect is away."""
     patience = _OutageTimer(context, request, relay)
     while True:
         try:
             with quick_client() as client:
-                return [
-                    find_or_create(client, context, request, node) for node in range(request.nodes)
-                ]
+                return find_or_create(client, context, request)
         except ObjectNotFound:
             # The deployment has gone since the flow began: check_pool raises an error with a hint.
             check_pool(context.placement.pool or "")
@@ -147,53 +110,38 @@ def _open_runs(
 
 
 def _follow(
-    context: BuildContext, request: StageRequest, runs: list[FlowRun], relay: "_ProgressRelay"
-) -> list[_Ended]:
-    """Wait for the end of the first node's run, or for one of another node that did not complete.
+    context: BuildContext, request: StageRequest, run: FlowRun, relay: "_ProgressRelay"
+) -> FlowRun | None:
+    """Wait for the run's end and return it.
 
-    While Prefect does not respond, look for the artifact in the store; if it is found return [].
+    While Prefect does not respond, look for the artifact in the store; if it is found return None.
+    Raises TransientStageError if the run was deleted.
     """
     patience = _OutageTimer(context, request, relay)
     with quick_client() as client:
         while True:
             try:
                 with reporting_refusals():
-                    runs, ended = _look(client, runs)
-                    relay.report(runs)
+                    run = client.read_flow_run(run.id)
+            except ObjectNotFound:
+                if _is_there(context, request):
+                    return None
+                raise TransientStageError(
+                    f"{request.ref.name} was lost: its run {run.name} was deleted"
+                ) from None
             except NOT_ANSWERING as error:
                 # Workers build without Prefect, so the stage may be finished during an outage.
                 if _is_there(context, request):
-                    return []
+                    return None
                 patience.spend(error)
                 continue
+            relay.report(run)
             patience.renew()
-            if any(_ends_all(item, first=runs[0].id) for item in ended):
-                return ended
+            if run.state is not None and run.state.is_final():
+                return run
             # Wakes up at once when the run is stopped, unlike time.sleep.
             context.stop.wait(SECONDS_BETWEEN_LOOKS)
             _check_not_stopped(context, request.stage)
-
-
-def _look(client: SyncPrefectClient, runs: Sequence[FlowRun]) -> tuple[list[FlowRun], list[_Ended]]:
-    """Return the runs as Prefect has them at this moment, and those that are over."""
-    found: list[FlowRun] = []
-    ended: list[_Ended] = []
-    for run in runs:
-        try:
-            run = client.read_flow_run(run.id)
-        except ObjectNotFound:
-            ended.append(_Ended(name=run.name, run=None))
-        else:
-            if run.state is not None and run.state.is_final():
-                ended.append(_Ended(name=run.name, run=run))
-        found.append(run)
-    return found, ended
-
-
-def _ends_all(ended: _Ended, *, first: UUID) -> bool:
-    # Node 0 publishes, so its end is the request's; another's matters only if it did not complete.
-    run = ended.run
-    return run is None or run.id == first or run.state_type != StateType.COMPLETED
 
 
 def _is_there(context: BuildContext, request: StageRequest) -> bool:
@@ -205,34 +153,28 @@ def _is_there(context: BuildContext, request: StageRequest) -> bool:
     return False
 
 
-def _check_ended(request: StageRequest, ended: Sequence[_Ended]) -> None:
-    """Raise the reason why there is no artifact; do nothing if the runs were another caller's."""
-    for item in ended:
-        run = item.run
-        if run is None:
-            raise TransientStageError(
-                f"{request.ref.name} was lost: its run {item.name} was deleted"
-            )
-        # A shared request of another caller may end because that caller was cancelled.
-        if f"run:{request.run}" not in run.tags:
-            continue
-        said = (run.state.message if run.state else None) or "no reason was given"
-        if run.state_type == StateType.FAILED:
-            message, _, hint = said.partition(HINT)
-            raise StageError(message, hint=hint or None)
-        if run.state_type == StateType.CANCELLED:
-            raise StageError(
-                f"{request.ref.name} was cancelled: {said}",
-                hint="run the same command again, or press Retry, to resume",
-            )
-        if run.state_type == StateType.CRASHED:
-            message, _, hint = said.partition(HINT)
-            raise TransientStageError(f"{request.ref.name} was lost: {message}", hint=hint or None)
-        if run.state_type == StateType.COMPLETED:
-            raise TransientStageError(
-                f"{request.ref.name} is not in the store, though its run {run.name} completed",
-                hint="worker and caller must use the same store",
-            )
+def _check_ended(request: StageRequest, run: FlowRun | None) -> None:
+    """Raise the reason why there is no artifact; do nothing if the run was another caller's."""
+    # A shared request of another caller may end because that caller was cancelled.
+    if run is None or f"run:{request.run}" not in run.tags:
+        return
+    said = (run.state.message if run.state else None) or "no reason was given"
+    if run.state_type == StateType.FAILED:
+        message, _, hint = said.partition(HINT)
+        raise StageError(message, hint=hint or None)
+    if run.state_type == StateType.CANCELLED:
+        raise StageError(
+            f"{request.ref.name} was cancelled: {said}",
+            hint="run the same command again, or press Retry, to resume",
+        )
+    if run.state_type == StateType.CRASHED:
+        message, _, hint = said.partition(HINT)
+        raise TransientStageError(f"{request.ref.name} was lost: {message}", hint=hint or None)
+    if run.state_type == StateType.COMPLETED:
+        raise TransientStageError(
+            f"{request.ref.name} is not in the store, though its run {run.name} completed",
+            hint="worker and caller must use the same store",
+        )
 
 
 class _OutageTimer:
@@ -266,7 +208,7 @@ class _OutageTimer:
 
 
 class _ProgressRelay:
-    """Events about the flow runs' states and the remote job's progress, without repetitions."""
+    """Events about the flow run's states and the remote job's progress, without repetitions."""
 
     def __init__(self, context: BuildContext, request: StageRequest) -> None:
         self._context = context
@@ -281,14 +223,14 @@ class _ProgressRelay:
             self._said = text
             self._context.watch(self._request.stage, {"kind": "waiting", "text": text})
 
-    def report(self, runs: Sequence[FlowRun]) -> None:
-        """Report the runs' states when they change, and progress every few seconds."""
-        states = sorted({state_name(run) for run in runs if run.state_type in LIVE})
-        if states:
-            wait = "; no worker has taken it" if "Late" in states else ""
+    def report(self, run: FlowRun) -> None:
+        """Report the run's state when it changes, and progress every few seconds."""
+        state = state_name(run)
+        if run.state_type in LIVE:
+            wait = "; no worker has taken it" if state == "Late" else ""
             where = f"requested as {self._request.ref.name} of pool {self._context.placement.pool}"
-            self.say(f"{where}: {', '.join(states)}{wait}")
-        if "Running" in states and time.monotonic() >= self._next:
+            self.say(f"{where}: {state}{wait}")
+        if state == "Running" and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
             with contextlib.suppress(StoreError, ArtifactError):
                 self._log_progress()

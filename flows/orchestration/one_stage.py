@@ -1,5 +1,7 @@
 """The Prefect flow `one-stage`: builds on a pool's worker what a run of another flow requested.
 
+Where the worker has a scheduler (NANOCHAT_GANGS), the request becomes a gang of its machines.
+
 Its run ends as Completed, Resumed or Cached, as Failed if a person must fix something, and as
 Crashed if the job was lost and a retry may succeed: then the requesting run requests it again.
 """
@@ -11,25 +13,28 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
+from flows.build.gangs import build_on_gang
 from flows.build.retry import is_retryable
-from flows.build.stage_request import NodeRequest, build_on_node, stage_of
+from flows.build.stage_request import StageRequest, build_on_node, stage_of
 from flows.identity.ref import short
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_page import StagePage, final_state
+from flows.orchestration.stage_runs import is_cancelled
 from flows.orchestration.stage_task import failed
-from nanochat_core.errors import NanochatError
+from infra.gangs.open import open_gangs
+from infra.placement import default_home
+from nanochat_core.errors import ConfigError, NanochatError
 
 
 def _name_flow_run() -> str:
     """Return the name of a flow run that was started without one: what it builds."""
     parameters = flow_run.get_parameters()
-    name = f"{parameters['stage']}/{short(parameters['fingerprint'])}"
-    return name if parameters["nodes"] == 1 else f"{name} node {parameters['node']}"
+    return f"{parameters['stage']}/{short(parameters['fingerprint'])}"
 
 
 @flow(name="one-stage", flow_run_name=_name_flow_run, retries=0, persist_result=False)
-@takes(NodeRequest, with_rules=False)
-def one_stage(request: NodeRequest) -> Any:
+@takes(StageRequest, with_rules=False)
+def one_stage(request: StageRequest) -> Any:
     """Build one stage for a run of another flow. Runs start it themselves; you need not."""
     try:
         return _build(request)
@@ -38,10 +43,24 @@ def one_stage(request: NodeRequest) -> Any:
         return failed(error, is_crash=is_retryable(error))
 
 
-def _build(request: NodeRequest) -> State[Any]:
+def _build(request: StageRequest) -> State[Any]:
+    run_id = flow_run.get_id()
     # In the flow's own thread, not in a task's: a signal that ends the flow must end the job too.
     with contextlib.closing(StagePage(stage_of(request), run=request.run)) as reporter:
-        built = build_on_node(
-            request, node=request.node, watch=lambda _, event: reporter.report(event)
-        )
-        return final_state(built)
+
+        def watch(_: str, event: dict[str, Any]) -> None:
+            reporter.report(event)
+
+        if (gangs := open_gangs(default_home())) is not None:
+            return final_state(
+                build_on_gang(
+                    request, gangs, watch=watch, is_cancelled=lambda: is_cancelled(run_id)
+                )
+            )
+        if request.nodes > 1:
+            raise ConfigError(
+                f"{request.ref.name} is requested on {request.nodes} machines, this worker has one",
+                hint="start the pool's worker with NANOCHAT_GANGS=slurm or kubernetes, where that "
+                "scheduler takes requests",
+            )
+        return final_state(build_on_node(request, watch=watch))

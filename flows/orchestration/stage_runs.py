@@ -1,8 +1,8 @@
 """Stage requests as Prefect runs of the flow `one-stage`: find, create and cancel them.
 
-Each has four tags. `request:` is the digest by which a run finds a request that it can share,
-`node:` the index of its machine. `stage:` and `run:`, what it builds and for which run, are for
-people; `run:` is also how a run finds what it has to cancel.
+Each has three tags. `request:` is the digest by which a run finds a request that it can share.
+`stage:` and `run:`, what it builds and for which run, are for people; `run:` is also how a run
+finds what it has to cancel.
 """
 
 import contextlib
@@ -59,12 +59,12 @@ def check_pool(pool: str) -> None:
 
 
 def find_or_create(
-    client: SyncPrefectClient, context: BuildContext, request: StageRequest, node: int
+    client: SyncPrefectClient, context: BuildContext, request: StageRequest
 ) -> FlowRun:
-    """Return the flow run that builds the node's share: a live one, else a new one."""
+    """Return the flow run that builds the request: a live one, else a new one."""
     pool = context.placement.pool
     digest = match_digest(request, pool=pool)
-    tags = [f"request:{digest}", f"node:{node}"]
+    tags = [f"request:{digest}"]
     if live := _find_runs(client, tags, _TO_GO_ON_WITH):
         text = f"following the existing run {live[0].name}, which is {state_name(live[0])}"
         context.watch(request.stage, {"kind": "message", "text": text})
@@ -75,10 +75,10 @@ def find_or_create(
     after = str(last[0].id) if last else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
         f"{ONE_STAGE}/{pool}",
-        parameters={**asdict(request), "node": node},
-        flow_run_name=request.ref.name if request.nodes == 1 else f"{request.ref.name} node {node}",
+        parameters=asdict(request),
+        flow_run_name=request.ref.name,
         tags=[*tags, f"stage:{request.ref.name}", f"run:{request.run}"],
-        idempotency_key=f"{digest}/{node} after {after}",
+        idempotency_key=f"{digest} after {after}",
         # The queue `train` has priority: training holds up later stages, evaluations seldom do.
         work_queue_name="eval" if "_eval" in request.stage else "train",
         timeout=0,  # return at once instead of waiting for the run's end
@@ -144,7 +144,7 @@ def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> 
 
 
 def _is_request(run: FlowRun) -> bool:
-    return any(tag.startswith("node:") for tag in run.tags)
+    return any(tag.startswith("request:") for tag in run.tags)
 
 
 def stop_stages(

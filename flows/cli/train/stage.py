@@ -175,11 +175,16 @@ def stage(
                 built = build_share(built_stage, context, inputs, node=gang.node, force=force)
             display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     except NanochatError as error:
-        if not is_retryable(error):
-            raise
-        print_mistake(error)
-        return LOST
+        return code_of(error)
     return 0
+
+
+def code_of(error: NanochatError) -> int:
+    """Print an error that a retry may fix, and return LOST; raise any other."""
+    if not is_retryable(error):
+        raise error
+    print_mistake(error)
+    return LOST
 
 
 def _known_pins(

@@ -33,7 +33,7 @@ def asked(name: str) -> dict[str, str]:
 def started(name: str) -> list[str]:
     """The command of ours that the script starts, each variable as a number."""
     line = re.search(
-        r"(?m)(?:exec )?(nanochat (?:run|stage) [^'&\n]+)", text(name).split("set -")[1]
+        r"(?m)(?:exec )?(nanochat (?:run|stage) [^'&\n)]+)", text(name).split("set -")[1]
     )
     assert line
     words = shlex.split(line[1])
@@ -116,7 +116,14 @@ def test_a_run_that_somebody_cancelled_in_prefects_pages_does_not_come_back(tmp_
 
 @pytest.mark.parametrize(
     ("code", "restarts", "requests"),
-    [(75, "0", ["requeue 7"]), (75, "19", ["requeue 7"]), (75, "20", []), (143, "0", [])],
+    [
+        (75, "0", ["requeue 7"]),
+        (75, "19", ["requeue 7"]),
+        (75, "20", []),
+        (137, "0", ["requeue 7"]),  # a process that the kernel killed
+        (137, "20", []),
+        (143, "0", []),
+    ],
 )
 def test_a_stage_that_was_lost_comes_back_so_many_times(
     code: int, restarts: str, requests: list[str], tmp_path: Path
@@ -148,6 +155,13 @@ def test_the_run_of_a_stage_has_the_number_of_the_job(tmp_path: Path) -> None:
     assert "started stage pretrain tiny --run slurm-7 --place grace_seconds=90\n" in out
 
 
+def test_a_request_is_handed_on_as_it_is(tmp_path: Path) -> None:
+    request = '{"stage": "pretrain", "place": ["a=\\"b c\\"", "$HOME"]}'
+    with job("stage", tmp_path, "exit 0", words=("node", request)) as script:
+        out, _ = script.communicate(timeout=SECONDS)
+    assert f"started node {request}\n" in out
+
+
 def requested(tmp_path: Path) -> list[str]:
     """What Slurm was asked for."""
     requests = tmp_path / "requeued"
@@ -174,6 +188,7 @@ def job(
     *,
     state: str = "RUNNING",
     srun: str = 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
+    words: tuple[str, ...] | None = None,
     **environment: str,
 ) -> subprocess.Popen[str]:
     """The script as Slurm starts it, on a node whose `nanochat` does as `run` says."""
@@ -189,7 +204,7 @@ def job(
         (tools / tool).write_text(f"#!/bin/bash\n{body}\n")
         (tools / tool).chmod(0o755)
     return subprocess.Popen(
-        ["bash", SCRIPTS[name], *(["pretrain"] if name == "stage" else []), "tiny"],
+        ["bash", SCRIPTS[name], *(words or {"run": ["tiny"], "stage": ["pretrain", "tiny"]}[name])],
         cwd=tmp_path,
         env={
             "PATH": f"{tools}:{os.environ['PATH']}",

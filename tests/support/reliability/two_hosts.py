@@ -78,8 +78,8 @@ def reference(directory: Path, num_steps: int) -> Job:
     return dataclasses.replace(job, config=config)
 
 
-def seed(store: Store, directory: Path) -> None:
-    """Publish what `pretrain` needs; shards and tokens are of one byte."""
+def seed(store: Store, directory: Path) -> dict[str, Manifest]:
+    """Publish what `pretrain` needs, and return it; shards and tokens are of one byte."""
     run = open_profile("tiny", depth=2, overrides=overrides(1)).run
     made = small_training.make_inputs(directory / "inputs")
     done: dict[str, Manifest] = {}
@@ -92,6 +92,7 @@ def seed(store: Store, directory: Path) -> None:
         digests = {name: manifest.digest for name, manifest in inputs.items()}
         identity = identify(stage, run, digests)
         done[stage.name] = _publish(store, identity, output, inputs)
+    return done
 
 
 def _publish(

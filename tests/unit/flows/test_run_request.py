@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.runs import Run, new_run
-from flows.build.stage_request import NodeRequest, StageRequest
+from flows.build.stage_request import StageRequest
 from flows.evals.request import EvalRequest
 from flows.run_request import RunRequest, options_of, shared
 from nanochat_core.errors import ConfigError
@@ -16,8 +16,8 @@ NAMES = {
     RunRequest: "profile depth overrides from_stage force use run_name store gpus place nodes pool "
     "retries strict",
     EvalRequest: "model profile overrides metric drop against store gpus place pool retries strict",
-    NodeRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes "
-    "place strict node",
+    StageRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes "
+    "place strict",
 }
 
 
@@ -27,7 +27,7 @@ def test_names_that_stored_deployments_use_stay(request_type: type) -> None:
 
 
 def test_every_field_of_a_request_is_a_declared_parameter() -> None:
-    for kind in (RunRequest, EvalRequest, NodeRequest):
+    for kind in (RunRequest, EvalRequest, StageRequest):
         assert set(options_of(kind)) == {item.name for item in fields(kind)}
 
 
@@ -41,7 +41,7 @@ def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group() -> None:
 
 
 def test_a_text_of_a_form_fits_its_line_and_does_not_say_that_a_field_is_optional() -> None:
-    for kind in (RunRequest, EvalRequest, NodeRequest):
+    for kind in (RunRequest, EvalRequest, StageRequest):
         for name, (_, option) in options_of(kind).items():
             assert len(option.help) <= 110, name
             assert "ptional" not in option.label + option.help, name

@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from infra.gangs.kubernetes import TEMPLATE
 from infra.launch.rendezvous import Gang, find_gang
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, mistake
@@ -60,6 +62,7 @@ def filled(pool: str) -> dict[str, Any]:
 
 JOBSET = documents("jobset/jobset.yaml")[0]
 WORKERS = documents("workers.yaml")
+*RIGHTS, GANGS = documents("gangs.yaml")
 STAGE_JOB = JOBSET["spec"]["replicatedJobs"][0]["template"]["spec"]
 STAGE = STAGE_JOB["template"]["spec"]["containers"][0]
 ENVIRONMENT = {item["name"]: item["value"] for item in STAGE["env"]}
@@ -72,7 +75,7 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"pool-{pool}", filled(pool)["spec"]["template"]["spec"]
     yield "jobset", STAGE_JOB["template"]["spec"]
     yield "register", documents("register.yaml")[0]["spec"]["template"]["spec"]
-    for worker in WORKERS:
+    for worker in (*WORKERS, GANGS):
         yield worker["metadata"]["name"], worker["spec"]["template"]["spec"]
 
 
@@ -299,3 +302,33 @@ def test_prefects_server_accepts_connections_of_our_namespace_at_its_port_alone(
     (outside,) = [peer for peer in rule["from"] if "namespaceSelector" in peer]
     (name,) = [d["metadata"]["name"] for d in documents("namespace.yaml")]
     assert outside["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": name}
+
+
+def test_the_worker_of_gangs_may_do_what_it_does_and_knows_where_its_template_is() -> None:
+    pod = GANGS["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    words = container["args"]
+    assert (
+        words[words.index("--pool") + 1]
+        in documents("register.yaml")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    )
+    values = {item["name"]: item["value"] for item in container["env"]}
+    assert (values["NANOCHAT_GANGS"], Path(values["NANOCHAT_JOBSET"]).name) == (
+        "kubernetes",
+        TEMPLATE.name,
+    )
+    mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+    volumes = {v["name"]: v.get("configMap", {}).get("name") for v in pod["volumes"]}
+    made = {m["name"]: m["files"] for m in documents("kustomization.yaml")[0]["configMapGenerator"]}
+    assert made[volumes[mounts[str(Path(values["NANOCHAT_JOBSET"]).parent)]]] == [
+        TEMPLATE.relative_to(HERE).as_posix()
+    ]
+    role = next(item for item in RIGHTS if item["kind"] == "Role")
+    rights = {
+        (r, verb) for rule in role["rules"] for r in rule["resources"] for verb in rule["verbs"]
+    }
+    assert rights == {
+        *(("jobsets", verb) for verb in ("create", "get", "delete")),
+        ("pods", "list"),
+        ("pods/log", "get"),
+    }

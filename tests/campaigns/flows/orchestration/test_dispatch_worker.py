@@ -90,7 +90,11 @@ class Play:
         """The orders of this test's runs."""
         from tests.support.flows.pools import runs_of
 
-        return [run for run in runs_of(f"run:{self.name}") if "node:0" in run.tags]
+        return [
+            run
+            for run in runs_of(f"run:{self.name}")
+            if any(tag.startswith("request:") for tag in run.tags)
+        ]
 
     def saved(self) -> list[Path]:
         """What the training saved when it was told to stop."""

@@ -1,14 +1,16 @@
 """The flow that carries out an order, in the test's own process: how its run ends."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.build.build import look_up
-from flows.build.stage_request import NodeRequest, StageRequest, make_request
+from flows.build.stage_request import StageRequest, make_request
 from infra.prefect.records import Server
 
 pytestmark = pytest.mark.prefect
@@ -94,6 +96,42 @@ def test_another_fingerprint_is_refused_in_a_line(
     assert "Traceback" not in caplog.text
 
 
+def test_a_worker_without_a_scheduler_refuses_a_request_for_several_machines(
+    asked: StageRequest, carry_out: Callable[[StageRequest], Any]
+) -> None:
+    state = carry_out(replace(asked, nodes=2))
+    assert state.is_failed()
+    assert "is requested on 2 machines, this worker has one" in state.message
+    assert "NANOCHAT_GANGS" in state.message
+
+
+def test_a_worker_with_a_scheduler_asks_it_for_a_gang(
+    asked: StageRequest,
+    carry_out: Callable[[StageRequest], Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import flows.build.gangs
+
+    fields = "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
+    for name, body in {
+        "sbatch": "for w; do [[ $w == --output=* ]] && log=${w#--output=}; done; "
+        'echo "error: no row file" > "${log/\\%j/7}"; echo 7',
+        "squeue": "",
+        "scontrol": f"echo {fields}",
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("NANOCHAT_GANGS", "slurm")
+    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
+    opened = flows.build.stage_request.open_request
+    monkeypatch.setattr(flows.build.gangs, "open_request", opened)
+    state = carry_out(replace(asked, nodes=2))
+    assert state.is_failed()
+    assert state.message == "no row file"
+
+
 def test_a_request_is_held_to_types_alone() -> None:
     from prefect.utilities.callables import parameter_schema
     from prefect.utilities.schema_tools.validation import is_valid
@@ -101,7 +139,7 @@ def test_a_request_is_held_to_types_alone() -> None:
     from flows.orchestration.one_stage import one_stage
 
     # What a command accepts must be accepted here too: hours later nothing could be mended.
-    asked = NodeRequest(
+    asked = StageRequest(
         stage="sft",
         fingerprint="0" * 64,
         inputs=(),

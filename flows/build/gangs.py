@@ -1,0 +1,160 @@
+"""Build a requested stage on a gang: machines that Slurm or Kubernetes starts together.
+
+Each of them runs `nanochat node`, which builds as on any machine. The process here submits the
+gang, follows it, and looks for the artifact. The gang's name follows from the request: a process
+that is started again finds the gang of the one before. Requests that compete for machines wait in
+the scheduler's queue.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TypeVar
+
+from flows.build.build import BuildContext, Built, find_usable, reuse, uri_of
+from flows.build.context import Watch
+from flows.build.retry import TransientStageError
+from flows.build.stage_request import StageRequest, check_same, match_digest, open_request
+from flows.identity.fingerprint import Identity
+from flows.identity.manifest import Manifest
+from flows.identity.ref import short
+from infra.gangs.base import Gangs, GangSpec, GangState, SchedulerUnavailable
+from nanochat_core.errors import StageError
+
+SECONDS_BETWEEN_LOOKS = 5.0
+PATIENCE = 3600.0  # seconds without an answer of the scheduler; gangs run without it
+MISTAKE = 1  # exit code of a command that ends with an error that a retry repeats
+GRACE_SECONDS = 90.0  # of the ranks, unless the request says another; schedulers give more
+# Of node 0, which repeats the others' errors; `srun --label` writes the node before each line.
+_SAID = re.compile(r"(?: *0: +)?(error|hint): (.*)")
+
+T = TypeVar("T")
+
+
+def build_on_gang(
+    request: StageRequest, gangs: Gangs, *, watch: Watch, is_cancelled: Callable[[], bool]
+) -> Built:
+    """Build a request on a gang, or return its artifact if the store has it.
+
+    An exception from outside (a signal) cancels the gang only if `is_cancelled`: otherwise it
+    continues, and the next call finds it. Raises StageError with the gang's own message if it
+    failed by a mistake or was cancelled, TransientStageError if it was lost or its scheduler does
+    not answer for PATIENCE, GangError if the scheduler refuses it.
+    """
+    stage, context, inputs = open_request(request, watch=watch)
+    identity = check_same(request, stage, context, inputs)
+    wait = context.wait_for_store(stage.name)
+    began = time.time()
+    if (found := wait(lambda: _find(context, identity, request))) is not None:
+        return reuse(context, found)
+    following = _Following(gangs, lambda text: watch(stage.name, {"kind": "message", "text": text}))
+    gang = following.ask(lambda: _find_or_submit(gangs, request))
+    following.log(gangs.describe(gang))
+    try:
+        state = following.wait_for_end(gang)
+    except BaseException:
+        if is_cancelled():
+            gangs.cancel(gang)
+        raise
+    manifest = wait(lambda: _find(context, identity, request))
+    if manifest is None:
+        raise _reason(gangs.describe(gang), state, following.said)
+    uri = uri_of(context.store, manifest)
+    seconds, metrics = time.time() - began, manifest.provenance.metrics
+    watch(stage.name, {"kind": "finished", "uri": uri, "seconds": seconds, "metrics": metrics})
+    return Built(manifest=manifest, uri=uri, cached=False)
+
+
+def gang_name(request: StageRequest) -> str:
+    """Return the name of the request's gang, which is equal for requests that one gang serves."""
+    stage = request.stage.replace("_", "-")  # the name is a label of DNS too
+    digest = match_digest(request, pool=None)
+    return f"{stage}-{short(request.fingerprint)}-{digest[:6]}"
+
+
+def _find_or_submit(gangs: Gangs, request: StageRequest) -> str:
+    name = gang_name(request)
+    if (found := gangs.find(name)) is not None:
+        return found
+    if not any(setting.startswith("grace_seconds=") for setting in request.place):
+        request = replace(request, place=(*request.place, f"grace_seconds={GRACE_SECONDS:.0f}"))
+    return gangs.submit(
+        GangSpec(
+            name=name,
+            nodes=request.nodes,
+            gpus=request.gpus,
+            words=("node", json.dumps(asdict(request))),
+            store=request.store,
+        )
+    )
+
+
+def _find(context: BuildContext, identity: Identity, request: StageRequest) -> Manifest | None:
+    found = find_usable(context, identity)
+    # A forced request is done by an artifact of its own run: the old one exists all the time.
+    is_old = request.force and found is not None and found.provenance.run != request.run
+    return None if is_old else found
+
+
+def _reason(gang: str, state: GangState, said: dict[str, str]) -> StageError:
+    """Return the error of a gang that ended without an artifact; `said` is its own last error."""
+    if state.phase == "cancelled":
+        return StageError(f"{gang} was cancelled: {state.text}", hint="press Retry to resume")
+    if state.phase == "failed" and state.exit_code == MISTAKE:
+        return StageError(said.get("error") or f"{gang}: {state.text}", hint=said.get("hint"))
+    if state.phase == "finished":
+        text, hint = "it ended well, without an artifact", "give its nodes the same store"
+        return TransientStageError(f"{gang}: {text}", hint=hint)
+    return TransientStageError(f"{gang} was lost: {said.get('error') or state.text}")
+
+
+class _Following:
+    """A gang that is followed: its lines and states go to `log`."""
+
+    def __init__(self, gangs: Gangs, log: Callable[[str], None]) -> None:
+        self.log = log
+        self.said: dict[str, str] = {}  # the last error of the gang's own, and its hint
+        self._gangs = gangs
+        self._after = ""  # where its new lines begin
+
+    def wait_for_end(self, gang: str) -> GangState:
+        """Return the state in which the gang has ended."""
+        reported = ""
+        while True:
+            state = self.ask(lambda: self._gangs.state(gang))
+            if state.text != reported:
+                reported = state.text
+                self.log(f"{state.phase}: {state.text}")
+            while self._pass_lines_on(gang):
+                pass
+            if state.phase not in ("queued", "running"):
+                return state
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+    def _pass_lines_on(self, gang: str) -> bool:
+        """Log the gang's new lines; return whether there were any."""
+        lines, self._after = self.ask(lambda: self._gangs.logs(gang, self._after))
+        for line in lines:
+            self.log(line)
+            if (found := _SAID.match(line)) is not None:
+                self.said = {**(self.said if found[1] == "hint" else {}), found[1]: found[2]}
+        return bool(lines)
+
+    def ask(self, request: Callable[[], T]) -> T:
+        """Return the scheduler's answer; repeat the request while there is none."""
+        deadline, reported = time.monotonic() + PATIENCE, ""
+        while True:
+            try:
+                return request()
+            except SchedulerUnavailable as error:
+                if str(error) != reported:
+                    reported = str(error)
+                    self.log(f"{reported}; retrying")
+                if time.monotonic() > deadline:
+                    hint = "the gang continues; start or check its scheduler"
+                    raise TransientStageError(
+                        f"no answer for an hour: {error}", hint=hint
+                    ) from error
+            time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -1,0 +1,134 @@
+"""Gangs of Slurm: a batch job each, from a machine that has sbatch, such as a login node.
+
+The job's script is infra/slurm/stage.sbatch. sbatch's own variables (SBATCH_PARTITION,
+SBATCH_ACCOUNT, SBATCH_TIMELIMIT and so on) replace its options.
+"""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
+
+SCRIPT = Path(__file__).parents[1] / "slurm" / "stage.sbatch"
+_SECONDS = 60.0  # for a command; a busy controller takes many
+_MOST_LOG = 2**16  # bytes of a log in one call
+_AWAY = re.compile(r"unable to contact|timed out|connection refused|try again|unavailable", re.I)
+# Of Slurm's states; any other means that the job has failed.
+_PHASES: dict[str, Phase] = {
+    **dict.fromkeys(
+        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), "queued"
+    ),
+    **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"), "running"),
+    "COMPLETED": "finished",
+    "CANCELLED": "cancelled",
+}
+
+
+class Slurm:
+    """The Slurm cluster of this machine's configuration."""
+
+    def __init__(self, logs: Path) -> None:
+        """Have jobs write to the directory `logs`, which the first node of each has to reach."""
+        self._logs = logs
+
+    def find(self, name: str) -> str | None:
+        """Return the id of the user's job of this name that waits or runs, or None."""
+        return next(
+            iter(_run("squeue", "--me", "--noheader", f"--name={name}", "--format=%i").split()),
+            None,
+        )
+
+    def submit(self, spec: GangSpec) -> str:
+        """Submit a job and return its id."""
+        self._logs.mkdir(parents=True, exist_ok=True)
+        options = [
+            f"--job-name={spec.name}",
+            f"--nodes={spec.nodes}",
+            f"--output={self._logs}/%j.log",
+        ]
+        if spec.gpus is not None:
+            options.append(f"--gpus-per-node={spec.gpus}")
+        # singleton: a second job of this name waits until the first has ended.
+        words = ["sbatch", "--parsable", "--dependency=singleton", *options, str(SCRIPT)]
+        made = _run(*words, *spec.words, environment={"NANOCHAT_STORE": spec.store})
+        return made.strip().partition(";")[0]  # ID;CLUSTER
+
+    def describe(self, gang: str) -> str:
+        """Return the job's id, and the command that shows it."""
+        return f"Slurm job {gang}: scontrol show job {gang}; its log is {self._logs}/{gang}.log"
+
+    def state(self, gang: str) -> GangState:
+        """Return the job's state: the controller's, or that of accounting once it has forgotten."""
+        try:
+            record = _run("scontrol", "--oneliner", "show", "job", gang)
+        except SchedulerUnavailable:
+            raise
+        except GangError:
+            return _accounted(gang)
+        fields = dict(re.findall(r"(\w+)=(\S*)", record))
+        return _state(fields["JobState"], fields.get("Reason", "None"), fields.get("ExitCode", ""))
+
+    def cancel(self, gang: str) -> None:
+        """Cancel the job: SIGTERM now, SIGKILL after Slurm's KillWait."""
+        _run("scancel", "--quiet", gang)
+
+    def logs(self, gang: str, after: str) -> tuple[list[str], str]:
+        """Return the new whole lines of the job's log; `after` is the byte where they begin."""
+        start = int(after or 0)
+        try:
+            with (self._logs / f"{gang}.log").open("rb") as log:
+                log.seek(start)
+                data = log.read(_MOST_LOG)
+        except OSError:  # not started, or not yet seen through the shared file system
+            return [], after
+        data = data[: data.rfind(b"\n") + 1] if len(data) < _MOST_LOG else data
+        return data.decode(errors="replace").splitlines(), str(start + len(data))
+
+
+def _accounted(gang: str) -> GangState:
+    """Return the state of a job that the controller has forgotten, if accounting knows it."""
+    try:
+        line = _run("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", gang).strip()
+    except SchedulerUnavailable:
+        raise
+    except GangError:  # a cluster without accounting
+        line = ""
+    if not line:
+        return GangState(phase="failed", text="Slurm does not know it any more")
+    state, _, code = line.partition("|")
+    return _state(state.split()[0], "None", code)  # "CANCELLED by 1000"
+
+
+def _state(state: str, reason: str, exit_code: str) -> GangState:
+    phase = _PHASES.get(state, "failed")
+    code = re.match(r"(\d+):0$", exit_code) if phase == "failed" else None
+    text = state if reason == "None" else f"{state} ({reason})"
+    return GangState(phase=phase, text=text, exit_code=int(code[1]) if code else None)
+
+
+def _run(*words: str, environment: dict[str, str] | None = None) -> str:
+    """Return the output of a command of Slurm."""
+    try:
+        done = subprocess.run(
+            words,
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise SchedulerUnavailable(f"{words[0]} did not end within {_SECONDS:.0f} s") from None
+    except FileNotFoundError:
+        raise GangError(
+            f"there is no {words[0]} here",
+            hint="start the pool's worker on a machine that has Slurm's commands",
+        ) from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        kind = SchedulerUnavailable if _AWAY.search(done.stderr) else GangError
+        raise kind(f"{words[0]}: {said[-1]}")
+    return done.stdout

@@ -1,0 +1,223 @@
+"""A stage that a run requests from a real Slurm of two nodes; figures are in docs/guides/slurm.md.
+
+.venv/bin/python -m pytest -q -s tests/campaigns/infra/test_slurm_gangs.py
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flows.build import gangs
+from flows.build.gangs import build_on_gang, gang_name
+from flows.build.stage_request import StageRequest
+from flows.identity.fingerprint import identify
+from flows.leases.lease import find_holder
+from flows.profiles import open_profile
+from flows.stages import PRETRAIN
+from infra.gangs.slurm import Slurm
+from infra.launch.torchrun import run_job
+from infra.storage.open import open_store
+from nanochat_core.errors import StageError
+from tests.support.infra.slurm import run, slurm_cluster, wait_until, why_not
+from tests.support.reliability.small_training import digests
+from tests.support.reliability.two_hosts import SAVE_EVERY, look, overrides, reference, seed
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_not()), reason=why_not() or ""),
+]
+STEPS = 100
+SECONDS = 400.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm")) as configuration:
+        yield configuration
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of the same job with two ranks on one machine."""
+    job = reference(tmp_path_factory.mktemp("whole"), STEPS)
+    run_job(job, processes=2, on_event=lambda event: None)
+    return digests(job)
+
+
+@pytest.fixture(autouse=True)
+def login_node(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment of a worker that may submit jobs; both nodes are on this machine."""
+    for name, value in {
+        "SLURM_CONF": str(cluster),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "NANOCHAT_HOME": str(tmp_path / "home"),
+        "NANOCHAT_ADDRESS": "127.0.0.1",
+        "OMP_NUM_THREADS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(gangs, "SECONDS_BETWEEN_LOOKS", 0.5)
+
+
+class Caller:
+    """A run that requests `pretrain` on two nodes."""
+
+    def __init__(self, directory: Path, steps: int = STEPS) -> None:
+        self.directory = directory
+        directory.mkdir()
+        self.store = open_store((directory / "store").as_uri())
+        inputs = seed(self.store, directory)
+        sources = {source.name: inputs[source.name] for source in PRETRAIN.inputs}
+        chosen = open_profile("tiny", depth=2, overrides=overrides(steps)).run
+        identity = identify(PRETRAIN, chosen, {n: m.digest for n, m in sources.items()})
+        self.request = StageRequest(
+            stage="pretrain",
+            fingerprint=identity.fingerprint,
+            inputs=tuple(manifest.ref.prefix for manifest in sources.values()),
+            profile="tiny",
+            depth=2,
+            overrides=overrides(steps),
+            run="caller",
+            store=self.store.url,
+            nodes=2,
+            gpus=0,
+            place=("threads=1", "device_batch_size=4", f"save_every_steps={SAVE_EVERY}"),
+        )
+        self.lines: list[str] = []
+        self.slurm = Slurm(directory / "logs")
+        self.stops = False  # the next line ends the call
+
+    def build(self, *, is_cancelled: bool = False) -> Any:
+        return build_on_gang(
+            self.request, self.slurm, watch=self._watch, is_cancelled=lambda: is_cancelled
+        )
+
+    def _watch(self, stage: str, event: Any) -> None:
+        self.lines.append(str(event.get("text", event["kind"])))
+        if self.stops:
+            self.stops = False
+            raise KeyboardInterrupt
+
+    @property
+    def job(self) -> str | None:
+        return self.slurm.find(gang_name(self.request))
+
+    def wait_for_checkpoint(self) -> str:
+        """Return the job once it has stored a checkpoint and trains on."""
+        wait_until(lambda: look(self.store).get("step", 0) >= SAVE_EVERY, seconds=SECONDS)
+        assert self.job is not None, self.lines
+        return self.job
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Caller:
+    return Caller(tmp_path / "caller")
+
+
+def field_of(job: str, name: str) -> str:
+    """Return a field of `scontrol show job`."""
+    words = run("scontrol", "--oneliner", "show", "job", job).split()
+    return next(word for word in words if word.startswith(f"{name}=")).partition("=")[2]
+
+
+def processes_of(job: str, node: str) -> list[psutil.Process]:
+    """Return what a job's step runs on a node."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["environ"]):
+        values = process.info["environ"] or {}
+        its = (values.get("SLURM_JOB_ID"), values.get("SLURM_NODEID"))
+        if its == (job, node) and "SLURM_STEP_ID" in values:
+            found.append(process)
+    return found
+
+
+def report(figures: str) -> None:
+    sys.stdout.write(f"\n{figures}\n")
+
+
+def test_a_gang_of_two_nodes_makes_what_one_machine_makes(
+    caller: Caller, whole: dict[str, str]
+) -> None:
+    began = time.monotonic()
+    built = caller.build()
+    report(f"two nodes: {time.monotonic() - began:.0f} s")
+    assert {file.path: file.sha256 for file in built.manifest.files} == whole
+    assert [s["nodes"] for s in built.manifest.provenance.segments] == [2]
+    assert any("Slurm job" in line for line in caller.lines)
+    assert any("0: " in line and "pretrain" in line for line in caller.lines)  # the gang's own
+    assert caller.build().cached
+
+
+def test_a_node_that_is_killed_is_restarted_by_slurm_and_nothing_changes(
+    caller: Caller, whole: dict[str, str]
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        building = pool.submit(caller.build)
+        job = caller.wait_for_checkpoint()
+        lost = time.monotonic()
+        for process in processes_of(job, "1"):
+            process.send_signal(signal.SIGKILL)
+        wait_until(lambda: field_of(job, "Restarts") == "1", seconds=SECONDS)
+        wait_until(lambda: field_of(job, "JobState") == "RUNNING", seconds=SECONDS)
+        report(f"killed: running again after {time.monotonic() - lost:.0f} s")
+        built = building.result()
+    assert {file.path: file.sha256 for file in built.manifest.files} == whole
+    _, second = built.manifest.provenance.segments
+    assert second["first_step"] >= SAVE_EVERY
+    assert any(line.startswith("queued: PENDING") for line in caller.lines)
+
+
+def test_cancel_saves_and_a_caller_that_is_only_stopped_leaves_the_gang_alone(
+    caller: Caller, whole: dict[str, str]
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        building = pool.submit(caller.build)
+        job = caller.wait_for_checkpoint()
+        caller.stops = True
+        with pytest.raises(KeyboardInterrupt):
+            building.result()
+        assert caller.job == job
+        again = pool.submit(caller.build, is_cancelled=True)  # finds it
+        wait_until(lambda: sum(f"Slurm job {job}:" in line for line in caller.lines) == 2)
+        caller.stops = True
+        with pytest.raises(KeyboardInterrupt):
+            again.result()
+        began = time.monotonic()
+        wait_until(lambda: caller.job is None)
+        report(f"cancelled: gone after {time.monotonic() - began:.0f} s")
+    assert field_of(job, "JobState") == "CANCELLED"
+    assert find_holder(caller.store, replace(caller.request).ref) is None
+    assert look(caller.store)["step"] % SAVE_EVERY  # the very step, not only what was due
+    built = caller.build()
+    assert {file.path: file.sha256 for file in built.manifest.files} == whole
+    assert len(built.manifest.provenance.segments) == 2
+
+
+def test_a_gang_that_is_cancelled_in_slurm_ends_its_caller(caller: Caller) -> None:
+    with ThreadPoolExecutor() as pool:
+        building = pool.submit(caller.build)
+        caller.slurm.cancel(caller.wait_for_checkpoint())
+        with pytest.raises(StageError, match=r"Slurm job .* was cancelled"):
+            building.result()
+
+
+def test_two_runs_that_each_want_all_nodes_finish_in_order(tmp_path: Path) -> None:
+    callers = [Caller(tmp_path / name, steps) for name, steps in (("a", 40), ("b", 41))]
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(callers[0].build)
+        one = wait_until(lambda: callers[0].job)
+        second = pool.submit(callers[1].build)
+        two = wait_until(lambda: callers[1].job)
+        assert first.result().manifest.name != second.result().manifest.name
+    assert field_of(one, "EndTime") <= field_of(two, "StartTime")
+    for caller in callers:
+        assert len(look(caller.store)["segments"]) == 1

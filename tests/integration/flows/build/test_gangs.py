@@ -1,0 +1,212 @@
+"""A stage request on a gang: submitted once, followed, found again, and explained when it ends."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flows.build import gangs, stage_request
+from flows.build.build import build, look_up
+from flows.build.gangs import PATIENCE, build_on_gang, gang_name
+from flows.build.retry import TransientStageError, is_retryable
+from flows.build.stage_request import StageRequest, build_on_node, make_request, read_request
+from infra.gangs.base import GangError, GangSpec, GangState, SchedulerUnavailable
+from nanochat_core.errors import ConfigError, StageError
+from tests.support.flows.fixtures import ENTRY
+from tests.support.flows.house import make_run
+
+
+@dataclass
+class Played:
+    """A scheduler that runs a gang, of one node, when it is asked for its state."""
+
+    ends: GangState = GangState(phase="finished", text="COMPLETED")  # noqa: RUF009 - frozen
+    lines: list[str] = field(default_factory=list)
+    builds: bool = True
+    away: int = 0  # requests that get no answer
+    submitted: list[GangSpec] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    live: str | None = None
+
+    def find(self, name: str) -> str | None:
+        return self.live
+
+    def submit(self, spec: GangSpec) -> str:
+        self.submitted.append(spec)
+        self.live = "12"
+        return "12"
+
+    def describe(self, gang: str) -> str:
+        return f"job {gang}: show {gang}"
+
+    def state(self, gang: str) -> GangState:
+        if self.away:
+            self.away -= 1
+            raise SchedulerUnavailable("no controller")
+        if self.submitted and self.builds:
+            _, request = self.submitted[-1].words
+            build_on_node(read_request(request), watch=lambda stage, event: None)
+        return self.ends
+
+    def cancel(self, gang: str) -> None:
+        self.cancelled.append(gang)
+
+    def logs(self, gang: str, after: str) -> tuple[list[str], str]:
+        start = int(after or 0)
+        return self.lines[start:], str(len(self.lines))
+
+
+Call = Callable[..., Any]
+
+
+@pytest.fixture
+def request_(toys: Any, monkeypatch: pytest.MonkeyPatch) -> StageRequest:
+    """Return the request of a toy stage, which this process opens."""
+    stage = toys.stage("gpu", compute="gpu", source=ENTRY)
+
+    def open_toy(request: StageRequest, *, watch: Any) -> Any:
+        return stage, replace(toys.context(request.run), watch=watch), {}
+
+    for module in (gangs, stage_request):
+        monkeypatch.setattr(module, "open_request", open_toy)
+    monkeypatch.setattr(gangs, "SECONDS_BETWEEN_LOOKS", 0.01)
+    fingerprint = look_up(stage, toys.context(), {}, force=False).identity.fingerprint
+    run = make_run("toy-1")
+    return make_request(stage, toys.context(), run, {}, fingerprint=fingerprint, force=False)
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def call(lines: list[str]) -> Call:
+    def build_it(request: StageRequest, played: Played, *, is_cancelled: bool = False) -> Any:
+        def watch(stage: str, event: Any) -> None:
+            lines.append(str(event.get("text", event["kind"])))
+
+        return build_on_gang(request, played, watch=watch, is_cancelled=lambda: is_cancelled)
+
+    return build_it
+
+
+def test_a_gang_is_submitted_once_and_its_lines_are_shown(
+    request_: StageRequest, call: Call, lines: list[str]
+) -> None:
+    played = Played(lines=["0: one", "1: two"])
+    built = call(request_, played)
+    assert not built.cached
+    [spec] = played.submitted
+    assert (spec.name, spec.nodes) == (gang_name(request_), 1)
+    assert spec.words[0] == "node"
+    place = (*request_.place, "grace_seconds=90")
+    assert read_request(spec.words[1]) == replace(request_, place=place)
+    assert {"job 12: show 12", "0: one", "1: two", "finished: COMPLETED"} < set(lines)
+    assert call(request_, played).cached
+    assert len(played.submitted) == 1
+
+
+def test_a_gang_that_waits_or_runs_is_found_again(
+    toys: Any, request_: StageRequest, call: Call
+) -> None:
+    played = Played(live="7", builds=False)
+    with pytest.raises(TransientStageError, match="job 7: show 7: it ended well"):
+        call(request_, played)
+    assert not played.submitted
+
+
+def test_a_mistake_is_told_with_the_gangs_own_words(request_: StageRequest, call: Call) -> None:
+    said = ["1: error: an echo", "0: error: seed is 'x'", "0: hint: a number", "1: hint: of node 1"]
+    ends = GangState(phase="failed", text="FAILED", exit_code=1)
+    with pytest.raises(StageError, match="seed is 'x'") as caught:
+        call(request_, Played(ends=ends, lines=said, builds=False))
+    assert caught.value.hint == "a number"
+    assert not is_retryable(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ends", "match", "again"),
+    [
+        (GangState(phase="failed", text="FAILED", exit_code=75), "lost: FAILED", True),
+        (GangState(phase="failed", text="NODE_FAIL"), "lost: NODE_FAIL", True),
+        (GangState(phase="cancelled", text="CANCELLED"), "was cancelled", False),
+        (GangState(phase="finished", text="COMPLETED"), "without an artifact", True),
+    ],
+)
+def test_how_a_gang_without_an_artifact_ended(
+    request_: StageRequest, call: Call, ends: GangState, match: str, again: bool
+) -> None:
+    with pytest.raises(StageError, match=match) as caught:
+        call(request_, Played(ends=ends, builds=False))
+    assert is_retryable(caught.value) is again
+
+
+def test_an_artifact_counts_however_the_gang_ended(request_: StageRequest, call: Call) -> None:
+    ends = GangState(phase="failed", text="NODE_FAIL")
+    assert not call(request_, Played(ends=ends)).cached
+
+
+def test_a_rebuild_is_done_by_an_artifact_of_its_own_run(
+    toys: Any, request_: StageRequest, call: Call
+) -> None:
+    before = build(toys.stage("gpu", compute="gpu", source=ENTRY), toys.context(), {}, force=False)
+    forced = replace(request_, force=True, run="toy-2")
+    built = call(forced, played := Played())
+    assert built.manifest.provenance.run == "toy-2" != before.manifest.provenance.run
+    assert gang_name(forced) != gang_name(request_)
+    assert call(forced, played).cached
+
+
+def test_a_scheduler_that_is_away_is_waited_for(
+    request_: StageRequest, call: Call, lines: list[str]
+) -> None:
+    assert not call(request_, Played(away=3)).cached
+    assert lines.count("no controller; retrying") == 1
+
+
+def test_a_scheduler_that_stays_away_is_given_up(
+    request_: StageRequest, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10 * int(PATIENCE), 100))
+    times = SimpleNamespace(
+        monotonic=lambda: float(next(clock)), sleep=lambda seconds: None, time=lambda: 0.0
+    )
+    monkeypatch.setattr(gangs, "time", times)
+    with pytest.raises(TransientStageError, match="no answer for an hour: no controller"):
+        call(request_, Played(away=10**6))
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_only_a_cancelled_caller_cancels_its_gang(
+    request_: StageRequest, is_cancelled: bool
+) -> None:
+    def watch(stage: str, event: Any) -> None:
+        if "RUNNING" in event["text"]:
+            raise KeyboardInterrupt
+
+    played = Played(ends=GangState(phase="running", text="RUNNING"), builds=False)
+    with pytest.raises(KeyboardInterrupt):
+        build_on_gang(request_, played, watch=watch, is_cancelled=lambda: is_cancelled)
+    assert played.cancelled == (["12"] if is_cancelled else [])
+
+
+def test_a_refusal_of_the_scheduler_is_not_tried_again(request_: StageRequest, call: Call) -> None:
+    class Refusing(Played):
+        def submit(self, spec: GangSpec) -> str:
+            raise GangError("sbatch: invalid partition")
+
+    with pytest.raises(StageError, match="invalid partition") as caught:
+        call(request_, Refusing())
+    assert not is_retryable(caught.value)
+
+
+def test_a_request_that_is_none_is_refused(request_: StageRequest) -> None:
+    good = asdict(request_)
+    for text in ("", "[]", json.dumps({**good, "nodes": "two"}), json.dumps({**good, "x": 1})):
+        with pytest.raises(ConfigError, match="not a stage request"):
+            read_request(text)
+    assert read_request(json.dumps(good)) == request_

@@ -1,0 +1,190 @@
+"""Gangs of Kubernetes, at an API server of the test's own that checks every field."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.gangs.base import GangError, GangSpec, SchedulerUnavailable
+from infra.gangs.kubernetes import QUEUE, TEMPLATE, Kubernetes
+from infra.launch.rendezvous import Gang, find_gang, find_port
+from tests.support.infra.kubernetes_api import Cluster, kubernetes_api
+
+NAME = "pretrain-1a2b3c4d5e6f-0a1b2c"
+SPEC = GangSpec(
+    name=NAME, nodes=4, gpus=8, words=("node", '{"stage": "pretrain"}'), store="s3://bucket/runs"
+)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with kubernetes_api(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def gangs(cluster: Cluster) -> Kubernetes:
+    return open_cluster(cluster)
+
+
+def open_cluster(
+    cluster: Cluster, template: Path = TEMPLATE, queue: str | None = None
+) -> Kubernetes:
+    return Kubernetes(cluster.url, template=template, queue=queue, account=cluster.account)
+
+
+def container_of(jobset: Any) -> Any:
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return job["template"]["spec"]["containers"][0]
+
+
+def test_a_gang_is_a_jobset_whose_pods_know_their_place(
+    cluster: Cluster, gangs: Kubernetes
+) -> None:
+    assert gangs.submit(SPEC) == NAME
+    jobset = cluster.jobsets[NAME]
+    job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert job["parallelism"] == job["completions"] == 4
+    container = container_of(jobset)
+    assert container["args"] == ["nanochat", "node", '{"stage": "pretrain"}']
+    values = {item["name"]: item["value"] for item in container["env"]}
+    assert values["NANOCHAT_STORE"] == "s3://bucket/runs"
+    found = find_gang(environment={**values, "JOB_COMPLETION_INDEX": "3"})
+    assert found == Gang(nodes=4, node=3, address=f"{NAME}-workers-0-0.{NAME}")
+    [term] = job["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert set(term["labelSelector"]["matchLabels"].values()) == {NAME}
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(None, 8), (2, 2), (0, None)])
+def test_the_gpus_of_a_request_replace_the_templates(
+    cluster: Cluster, gangs: Kubernetes, gpus: int | None, found: int | None
+) -> None:
+    gangs.submit(replace(SPEC, gpus=gpus))
+    amounts = container_of(cluster.jobsets[NAME])["resources"]
+    assert [part.get("nvidia.com/gpu") for part in amounts.values()] == [found, found]
+
+
+@pytest.mark.parametrize("queue", [None, "research"])
+def test_kueue_is_asked_only_where_there_is_a_queue(cluster: Cluster, queue: str | None) -> None:
+    open_cluster(cluster, queue=queue).submit(SPEC)
+    assert cluster.jobsets[NAME]["metadata"]["labels"] == ({QUEUE: queue} if queue else {})
+
+
+def test_a_template_with_a_misspelt_field_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    template = yaml.safe_load(TEMPLATE.read_text())
+    template["spec"]["replicatedJobs"][0]["template"]["spec"]["backofLimit"] = 0
+    path = tmp_path / "jobset.yaml"
+    path.write_text(yaml.safe_dump(template))
+    with pytest.raises(GangError, match=r"refuses POST \(422\): .*backofLimit") as caught:
+        open_cluster(cluster, path).submit(SPEC)
+    assert not isinstance(caught.value, SchedulerUnavailable)
+
+
+def test_a_name_of_the_longest_stage_leaves_room_for_the_pods_number(
+    cluster: Cluster, gangs: Kubernetes
+) -> None:
+    from flows.build.gangs import gang_name
+    from flows.build.stage_request import StageRequest
+    from flows.run_request import MOST_NODES
+    from flows.stages import STAGES
+
+    for stage in STAGES:
+        request = StageRequest(
+            stage=stage.name, fingerprint="ab" * 32, inputs=(), profile="tiny", run="r", store="s"
+        )
+        gangs.submit(replace(SPEC, name=gang_name(request), nodes=MOST_NODES))
+    assert len(cluster.jobsets) == len(STAGES)
+
+
+def test_the_states_of_a_gang(cluster: Cluster, gangs: Kubernetes) -> None:
+    assert gangs.find(NAME) is None
+    gangs.submit(SPEC)
+    assert gangs.find(NAME) == NAME
+    assert gangs.state(NAME).phase == "queued"
+    status = cluster.jobsets[NAME]["status"]
+    status |= {
+        "restarts": 2,
+        "replicatedJobsStatus": [{"name": "workers", "active": 1, "ready": 0}],
+    }
+    assert (gangs.state(NAME).phase, gangs.state(NAME).text) == ("running", "active, 2 restarts")
+    cluster.end(NAME, "Completed", "all jobs completed")
+    assert gangs.state(NAME).phase == "finished"
+    cluster.end(NAME, "Failed", "jobset failed due to reaching max number of restarts")
+    assert gangs.state(NAME).phase == "failed"
+    assert "max number of restarts" in gangs.state(NAME).text
+    assert gangs.find(NAME) is None
+    gangs.cancel(NAME)
+    gangs.cancel(NAME)
+    assert gangs.state(NAME).phase == "cancelled"
+
+
+def test_a_gang_that_ended_makes_room_for_the_next_and_one_that_runs_does_not(
+    cluster: Cluster, gangs: Kubernetes
+) -> None:
+    gangs.submit(SPEC)
+    gangs.submit(SPEC)  # two callers at the same moment
+    assert not any(request.startswith("DELETE") for request in cluster.requests)
+    cluster.end(NAME, "Failed")
+    cluster.deleting.add(NAME)
+    with pytest.raises(SchedulerUnavailable, match="is being deleted"):
+        gangs.submit(SPEC)
+    cluster.deleting.clear()
+    gangs.submit(SPEC)
+    assert gangs.find(NAME) == NAME
+
+
+def test_the_lines_of_pod_0_come_once_also_after_a_restart(
+    cluster: Cluster, gangs: Kubernetes
+) -> None:
+    gangs.submit(SPEC)
+    assert gangs.logs(NAME, "") == ([], "")
+
+    def add(pod: str, number: int, *, index: str = "0", phase: str = "Running") -> None:
+        labels = {
+            "jobset.sigs.k8s.io/jobset-name": NAME,
+            "batch.kubernetes.io/job-completion-index": index,
+        }
+        created = f"2026-11-24T01:00:0{number}Z"
+        metadata = {"name": pod, "labels": labels, "creationTimestamp": created}
+        cluster.pods.append({"metadata": metadata, "status": {"phase": phase}})
+
+    add("first", 1)
+    add("other", 1, index="1")
+    cluster.logs = {
+        "first": [
+            "2026-11-24T01:00:02.100000000Z one",
+            "2026-11-24T01:00:02.200000000Z two  words",
+        ],
+        "second": ["2026-11-24T01:00:09.000000000Z three"],
+    }
+    lines, after = gangs.logs(NAME, "")
+    assert lines == ["one", "two  words"]
+    cluster.logs["first"].append("2026-11-24T01:00:02.300000000Z more")
+    lines, after = gangs.logs(NAME, after)
+    assert lines == ["more"]
+    add("second", 8, phase="Pending")
+    assert gangs.logs(NAME, after) == ([], after)
+    cluster.pods[-1]["status"]["phase"] = "Running"
+    lines, after = gangs.logs(NAME, after)
+    assert lines == ["three"]
+    assert gangs.logs(NAME, after) == ([], after)
+
+
+def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
+    cluster: Cluster, gangs: Kubernetes
+) -> None:
+    cluster.broken = 1
+    with pytest.raises(SchedulerUnavailable, match="etcd has no leader"):
+        gangs.state(NAME)
+    (cluster.account / "token").write_text("expired")
+    with pytest.raises(GangError, match=r"\(401\): Unauthorized") as caught:
+        gangs.state(NAME)
+    assert not isinstance(caught.value, SchedulerUnavailable)
+    away = replace(cluster, url=f"http://127.0.0.1:{find_port()}")
+    with pytest.raises(SchedulerUnavailable, match="does not answer"):
+        open_cluster(away).state(NAME)
