@@ -130,7 +130,7 @@ USE = (
         seconds=80,
         program="bench/infer.py",
         options="--device cuda --depths 20 --batch-sizes 1 8 32 128 "
-        "--prompts 512 --tokens 64 --rounds 2 --sides graphs:bf16",
+        "--prompts 512 --tokens 64 --rounds 2 --sides graphs:bf16 triton:bf16",
         dry="--depths 2 --batch-sizes 1 --prompts 16 --tokens 4 --rounds 1 --sides torch:fp32",
         passes="at least 6 times HEAD at one answer",
         peer=HEAD,

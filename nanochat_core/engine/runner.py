@@ -3,8 +3,9 @@
 A runner owns the weights in its own layout, the memory of the pages, and one state per slot (a slot
 is a row of the batch). The scheduler assigns pages to slots and chooses the slots that continue;
 between two passes it may change any of this. All runners compute the same function: plain torch on
-any device (runners/torch_runner.py), CUDA graphs on a GPU (runners/cuda_graphs.py), and compiled
-kernels on a CPU that has the instructions (native/runner.py).
+any device (runners/torch_runner.py); the same with all state on the device, as CUDA graphs on a GPU
+(runners/device_runner.py), there with Triton kernels for few rows (runners/decode_kernels.py); and
+compiled kernels on a CPU that has the instructions (native/runner.py).
 
 Pages. A page holds keys and values of `page_size` consecutive tokens for all layers of one group.
 A group is the layers with the same attention window; logical page i of a slot holds positions

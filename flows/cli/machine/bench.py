@@ -55,7 +55,8 @@ def infer(
         str, Parameter(help="Precision of the weights: model (its own), fp32, bf16 or int8.")
     ] = "model",
     runner: Annotated[
-        str | None, Parameter(help="native, or torch; default the fastest there is.")
+        str | None,
+        Parameter(help="native, torch, cuda graphs or triton; default the fastest there is."),
     ] = None,
     threads: Annotated[
         Positive | None, Parameter(help="Of the CPU; default torch's choice.")

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from nanochat_core.engine.kv_cache.pages import most_pages
 from nanochat_core.engine.native.runner import NativeRunner, page_bytes, unable
 from nanochat_core.engine.native.weights import FORMS, Precision
 from nanochat_core.engine.runner import Capacity, PageGroup, Runner
-from nanochat_core.engine.runners.cuda_graphs import GraphRunner
+from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.gpt import GPT
@@ -30,6 +31,8 @@ from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("model", "fp32", "bf16", "int8")
 RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the fastest first
+# Chosen only by name, until a GPU has run its kernels beside the other runners.
+BY_NAME = {"cuda": ("triton",)}
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 AHEAD = 512  # tokens of one prefill, which a short window's pages must hold beside the window
@@ -41,7 +44,7 @@ BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 class Choice:
     """The runner chosen for a model, the reason, and its memory; shown, and stored with results."""
 
-    runner: str  # "native", "cuda graphs" or "torch"
+    runner: str  # "native", "cuda graphs", "triton" or "torch"
     precision: str  # "fp32", "bf16" or "int8"
     reason: str
     threads: int  # of the CPU
@@ -167,9 +170,12 @@ def open_runner(
             num_threads=choice.threads,
         )
     dtype, stops = compute_dtype(choice.precision), frozenset(stop_tokens)
-    if choice.runner == "cuda graphs":
+    if choice.runner in ("cuda graphs", "triton"):
+        by_kernels = choice.runner == "triton"
         try:
-            graphs = GraphRunner(model, capacity, dtype=dtype, stop_tokens=stops)
+            graphs = DeviceRunner(
+                model, capacity, dtype=dtype, stop_tokens=stops, graphs=True, kernels=by_kernels
+            )
         except RuntimeError as error:  # torch's error for whatever CUDA refuses
             why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
             if options.get("runner") is not None:
@@ -219,11 +225,12 @@ def available_memory(device: torch.device) -> int:
 
 def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
     """Return a runner's name and the reason for it. Raises ConfigError if none can run."""
-    known = RUNNERS.get(model.lm_head.weight.device.type, ("torch",))
-    if wanted not in (None, *known):
+    device = model.lm_head.weight.device.type
+    known = RUNNERS.get(device, ("torch",))
+    named = (*known, *BY_NAME.get(device, ()))
+    if wanted not in (None, *named):
         raise ConfigError(
-            f"there is no runner '{wanted}' for {model.lm_head.weight.device.type}",
-            hint=f"one of: {', '.join(known)}",
+            f"there is no runner '{wanted}' for {device}", hint=f"one of: {', '.join(named)}"
         )
     # Why faster runners cannot run is shown as the reason for the one chosen.
     reasons: list[str] = []
@@ -242,7 +249,16 @@ def _unable(name: str, model: GPT, precision: str) -> str | None:
     """Return why a runner cannot run here; None means that it can."""
     if name == "native":
         return unable(model)
-    return "it has no int8" if precision == "int8" else None
+    if precision == "int8":
+        return "it has no int8"
+    if name == "triton":
+        # Triton's absence is a reason, and torch's builds for CPUs come without it.
+        if find_spec("triton") is None:
+            return "the package triton is not installed"
+        from nanochat_core.engine.runners import decode_kernels
+
+        return decode_kernels.unable(model.config, model.lm_head.weight.device)
+    return None
 
 
 def _native(precision: str) -> Precision:

@@ -2,7 +2,8 @@
 
 A step reads and writes its rows' state and outputs the sampled tokens without waiting for the host:
 the next one may be launched before this one is done. Stopped rows are computed too and change
-nothing. On a GPU cuda_graphs.py captures the step; it also runs on a CPU, where it is tested.
+nothing. Steps run one operation after the other, which works on a CPU too and is tested there, or
+as CUDA graphs (cuda_graphs.py). Those of few rows can be the kernels of engine/kernels.
 
 No GPU has run it yet.
 
@@ -10,10 +11,8 @@ Shapes: B rows of a step, W pages that are looked at, S tokens of a page, T = W 
 heads, K key/value heads, D head dim, V vocabulary.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,84 +20,40 @@ from torch import Tensor
 from nanochat_core.engine.kv_cache.page_pool import PagePool
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Capacity, DecodeOutput, Pending
-from nanochat_core.engine.runners.forward import forward
-from nanochat_core.engine.runners.torch_runner import TorchRunner
-from nanochat_core.engine.sampling import (
-    GREEDY,
-    SamplingRows,
-    candidates_of,
-    cap,
-    log_probs,
-    read_log_probs,
-    row_of,
-    sample_rows,
+from nanochat_core.engine.runners.cuda_graphs import StepGraphs, bucket_of
+from nanochat_core.engine.runners.device_state import (
+    MOST_LOG_PROBS,
+    Kind,
+    State,
+    StepOutput,
+    read_output,
 )
+from nanochat_core.engine.runners.forward import forward
+from nanochat_core.engine.runners.paged_attention import Attend, find_paged_attention
+from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.engine.sampling import candidates_of, cap, log_probs, row_of, sample_rows
 from nanochat_core.model.attention_backends import mixed
 from nanochat_core.model.gpt import GPT
 
 MOST_CANDIDATES = 256  # a larger top_k, and what needs the whole vocabulary, takes a slower step
-MOST_LOG_PROBS = 20  # alternatives returned with a token
-
-# (group, layer, q (B, H, D), positions (B,), table (B, pages)) -> (B, H, D), over a layer's pages,
-# in which the keys and values of `positions` are by now.
-Attend: TypeAlias = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kind:
-    """The features that a step needs; steps of one kind are the same sequence of operations."""
-
-    num_rows: int
-    num_pages: int  # the longest row's; 0 if attention does not need it
-    all_candidates: bool  # samples from more than MOST_CANDIDATES, or with a repetition penalty
-    wants_log_probs: bool
-
-
-class StepOutput(NamedTuple):
-    """A step's output; log-probabilities are empty if not wanted."""
-
-    tokens: Tensor  # (B,), -1 of stopped rows
-    chosen: Tensor  # (B,)
-    ids: Tensor  # (B, MOST_LOG_PROBS)
-    values: Tensor  # (B, MOST_LOG_PROBS)
-
-
-class State:
-    """Tensors of the slots and, at the end, of one that is always stopped, for rows to spare."""
-
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        count = num_slots + 1
-        integers = torch.zeros((5, count), dtype=torch.int64, device=device)
-        self.length, self.prev_token, self.token, self.limit, self.key = integers
-        self.stopped = torch.ones(count, dtype=torch.bool, device=device)
-        self.params = SamplingRows.of([GREEDY] * count, vocab_size=vocab_size, device=device)
-        self.seen = torch.zeros((count, vocab_size), dtype=torch.bool, device=device)
-
-
-def read_output(steps: Sequence[StepOutput], wants: Sequence[int | None]) -> DecodeOutput:
-    """Return the output of steps that are done. wants: alternatives that each row gets; None: no
-    log-probabilities."""
-    count = len(wants)  # rows beyond it are spare ones of a graph
-    tokens = [step.tokens[:count].tolist() for step in steps]
-    if all(number is None for number in wants):
-        return DecodeOutput(tokens=tokens, log_probs=[])
-    log_probs = [
-        read_log_probs(
-            (step.chosen, step.ids, step.values),
-            [n if token >= 0 else None for n, token in zip(wants, column, strict=True)],
-        )
-        for step, column in zip(steps, tokens, strict=True)
-    ]
-    return DecodeOutput(tokens=tokens, log_probs=log_probs)
 
 
 class DeviceRunner(TorchRunner):
     """Runs `model`, see runner.py and torch_runner.py."""
 
     def __init__(
-        self, model: GPT, capacity: Capacity, *, dtype: torch.dtype, stop_tokens: Iterable[int]
+        self,
+        model: GPT,
+        capacity: Capacity,
+        *,
+        dtype: torch.dtype,
+        stop_tokens: Iterable[int],
+        graphs: bool = False,
+        kernels: bool = False,
     ) -> None:
-        super().__init__(model, capacity, dtype=dtype, stop_tokens=stop_tokens)
+        """Allocate pages and state. graphs: steps are CUDA graphs, those of plain sampling captured
+        here. kernels: steps of few rows are Triton kernels."""
+        super().__init__(model, capacity, dtype=dtype, stop_tokens=stop_tokens, plain=kernels)
         self.state = State(self.num_slots, self.vocab_size, self.device)
         self.sampler.seen = self.state.seen
         self._stops = self._tensor(sorted(self.stop_tokens) or [-2])
@@ -107,6 +62,34 @@ class DeviceRunner(TorchRunner):
             torch.zeros(shape, dtype=torch.int32, device=self.device) for _ in self.pools
         ]
         self.attend: Attend = self._attend
+        self.attention = "sdpa"
+        self.kernels = None
+        self._most_kernel_rows = 0
+        if kernels:
+            # Triton is imported where it is wanted: torch's builds for CPUs come without it.
+            from nanochat_core.engine.runners.decode_kernels import MOST_ROWS, DecodeKernels, Target
+
+            self._most_kernel_rows = MOST_ROWS
+            self.kernels = DecodeKernels(
+                self.weights,
+                self.pools,
+                self.tables,
+                self.state,
+                stop_tokens=self._stops,
+                num_candidates=min(MOST_CANDIDATES, self.vocab_size),
+                max_len=self.max_len,
+                target=Target.of(self.device),
+            )
+        self.graphs: StepGraphs | None = None
+        if graphs:
+            self.is_asynchronous = True
+            if dtype == torch.bfloat16 and (paged := find_paged_attention(self)) is not None:
+                self.attention, self.attend = paged
+            self.graphs = StepGraphs(self.step, spare_slot=self.num_slots, device=self.device)
+            # The largest first: the smaller graphs then reuse its blocks of the shared pool.
+            counts = {bucket_of(n, self.num_slots) for n in range(1, self.num_slots + 1)}
+            for count in sorted(counts, reverse=True):
+                self.graphs.find(self.kind_of([], [self.max_len], num_rows=count))
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
         """See runner.py."""
@@ -153,11 +136,23 @@ class DeviceRunner(TorchRunner):
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
-        rows = self._tensor(slots)
-        self.state.limit[rows] = self._tensor(limits)
-        kind = self.kind_of(slots, limits, num_rows=len(slots))
-        outputs = [self.step(kind, rows) for _ in range(num_steps)]
-        return partial(read_output, outputs, self._wants(slots))
+        # A graph has a fixed number of rows. Spare ones are those of the slot that is always
+        # stopped, see `State`: they are computed and change nothing.
+        count = len(slots) if self.graphs is None else bucket_of(len(slots), self.num_slots)
+        spare = count - len(slots)
+        kind = self.kind_of(slots, limits, num_rows=count)
+        rows = self._send([*slots, *[self.num_slots] * spare])
+        self.state.limit[rows] = self._send([*limits, *[0] * spare])
+        wants = self._wants(slots)
+        if self.graphs is None:
+            return partial(read_output, [self.step(kind, rows) for _ in range(num_steps)], wants)
+        outputs, wait = self.graphs.replay(kind, rows, num_steps)
+
+        def read() -> DecodeOutput:
+            wait()
+            return read_output(outputs, wants)
+
+        return read
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -170,20 +165,30 @@ class DeviceRunner(TorchRunner):
         # By the limits and not by the lengths, which only the device knows; rounded up to a power
         # of two, so that there are few kinds and so few graphs.
         pages = -(-max(limits, default=1) // self.page_size)
-        table = self.pools[0].table.shape[1]
+        pages = min(1 << max(pages - 1, 0).bit_length(), self.pools[0].table.shape[1])
+        any_length = self.attention != "sdpa" or num_rows <= self._most_kernel_rows
         return Kind(
             num_rows=num_rows,
-            num_pages=min(1 << max(pages - 1, 0).bit_length(), table),
+            num_pages=0 if any_length else pages,
             all_candidates=any(self._needs_all(self.sampler.params[slot]) for slot in slots),
             wants_log_probs=any(count is not None for count in self._wants(slots)),
         )
 
     def step(self, kind: Kind, rows: Tensor) -> StepOutput:
         """Run one step of the slots `rows` (B,). Spare rows name the last slot, always stopped."""
+        if self.kernels is None or kind.num_rows > self._most_kernel_rows:
+            return self._sample_step(kind, rows, self._step_logits(kind, rows))
+        if kind.all_candidates or kind.wants_log_probs:
+            return self._sample_step(kind, rows, self.kernels.forward(rows))
+        nothing = self.kernels.logits[:0, 0]
+        tokens = self.kernels.step(rows)
+        return StepOutput(tokens=tokens, chosen=nothing, ids=nothing.long(), values=nothing)
+
+    def _step_logits(self, kind: Kind, rows: Tensor) -> Tensor:
+        """Read the token of each slot: logits (B, V) fp32, capped."""
         state = self.state
         token, prev_token, length = state.token[rows], state.prev_token[rows], state.length[rows]
-        # A slot at its limit has no further token to read.
-        goes = ~state.stopped[rows] & (length + 1 < state.limit[rows])
+        goes = self._goes(rows)
         positions = length.clamp(max=self.max_len - 1)
         tables = [table[rows] for table in self.tables]
         entry = (positions // self.page_size)[:, None]
@@ -200,9 +205,18 @@ class DeviceRunner(TorchRunner):
             table = tables[group][:, : kind.num_pages] if kind.num_pages else tables[group]
             return self.attend(group, layer, q, positions, table)
 
-        logits = cap(
-            forward(self.weights, token, prev_token, positions, attention_fn), self._softcap
-        )
+        return cap(forward(self.weights, token, prev_token, positions, attention_fn), self._softcap)
+
+    def _goes(self, rows: Tensor) -> Tensor:
+        """Return (B,) bool: false for a slot that is stopped or has no further token to read."""
+        state = self.state
+        return ~state.stopped[rows] & (state.length[rows] + 1 < state.limit[rows])
+
+    def _sample_step(self, kind: Kind, rows: Tensor, logits: Tensor) -> StepOutput:
+        """Sample each slot's next token and advance the slot."""
+        state = self.state
+        token, prev_token, length = state.token[rows], state.prev_token[rows], state.length[rows]
+        goes = self._goes(rows)
         vocab = self.vocab_size
         new = sample_rows(
             logits,
@@ -260,6 +274,13 @@ class DeviceRunner(TorchRunner):
         kept = candidates_of(params, self.vocab_size)
         ranked = kept < self.vocab_size or params.top_p < 1.0
         return params.repetition_penalty != 1.0 or (ranked and kept > MOST_CANDIDATES)
+
+    def _send(self, values: Sequence[int]) -> Tensor:
+        """Copy to the device; with graphs without waiting for it."""
+        if self.graphs is None:
+            return self._tensor(values)
+        # Pinned, because a copy from pageable memory would block the host.
+        return torch.tensor(values).pin_memory().to(self.device, non_blocking=True)
 
     def _wants(self, slots: Sequence[int]) -> list[int | None]:
         return [self.sampler.num_log_probs[slot] for slot in slots]

@@ -2,7 +2,7 @@
 
 The host has every slot's state and controls each step: stopped rows cost nothing, and each row
 attends to exactly the keys in its window. That suits a CPU, where a step is an ordinary call. A GPU
-would have to wait for the host; see cuda_graphs.py.
+would have to wait for the host; see device_runner.py.
 
 Shapes: B rows of a step, N tokens of a prefill, R of them whose logits are wanted, V vocabulary, H
 query heads, K key/value heads, D head dim, G = H / K.
@@ -31,17 +31,30 @@ class TorchRunner(Runner):
 
     dtype: of the matrices and tables. On a CPU activations and pages are always fp32, in which
     torch's attention is several times as fast there. Elsewhere they are in `dtype` too.
+    plain: matrices are stored as they are on a CPU, too, see `Matrix`.
     """
 
     def __init__(
-        self, model: GPT, capacity: Capacity, *, dtype: torch.dtype, stop_tokens: Iterable[int]
+        self,
+        model: GPT,
+        capacity: Capacity,
+        *,
+        dtype: torch.dtype,
+        stop_tokens: Iterable[int],
+        plain: bool = False,
     ) -> None:
         device = model.lm_head.weight.device
         vocab_size = model.config.vocab_size
         super().__init__(capacity, vocab_size=vocab_size, stop_tokens=stop_tokens, device=device)
         self._softcap = self._step_softcap = model.numerics.softcap
         stream = torch.float32 if device.type == "cpu" else dtype
-        self.weights = Weights(model, dtype=dtype, stream_dtype=stream, max_len=self.max_len)
+        self.weights = Weights(
+            model,
+            dtype=dtype,
+            stream_dtype=stream,
+            max_len=self.max_len,
+            plain=plain or device.type != "cpu",
+        )
         self.pools = [
             PagePool(
                 group,

@@ -33,8 +33,9 @@ FEW_ROWS = 2  # up to so many rows are faster one by one
 class Matrix:
     """A matrix (num_out, num_in) to multiply with, laid out for few rows of input.
 
-    On a GPU as it is. On a CPU, where torch's product with one row is far from what the memory
-    gives, in one of two ways (times of 2026-11, MKL and oneDNN, one thread, from main memory):
+    `plain`: as it is, (num_out, num_in). Else, for torch on a CPU, where a product with one row is
+    far from what the memory gives, in one of two ways (times of 2026-11, MKL and oneDNN, one
+    thread, from main memory):
 
     - fp32: transposed where it is tall, 1.6 times as fast as not.
     - bf16: blocks of BLOCK outputs, in each of which the inputs' rows follow each other. One row of
@@ -43,12 +44,11 @@ class Matrix:
     """
 
     def __init__(
-        self, num_in: int, num_out: int, *, dtype: torch.dtype, device: torch.device
+        self, num_in: int, num_out: int, *, dtype: torch.dtype, device: torch.device, plain: bool
     ) -> None:
         self.num_in, self.num_out = num_in, num_out
-        on_cpu = device.type == "cpu"
-        self.transposed = on_cpu and dtype == torch.float32 and num_out > num_in
-        self.blocked = on_cpu and dtype == torch.bfloat16
+        self.transposed = not plain and dtype == torch.float32 and num_out > num_in
+        self.blocked = not plain and dtype == torch.bfloat16
         shape = (num_in, num_out) if self.transposed else (num_out, num_in)
         if self.blocked:
             shape = (-(-num_out // BLOCK), num_in, BLOCK)
@@ -105,7 +105,7 @@ class LayerWeights:
 
 
 class Weights:
-    """All weights of `model` in `dtype`, for activations in `stream_dtype`.
+    """All weights of `model` in `dtype`, for activations in `stream_dtype`. plain: see `Matrix`.
 
     Tables that are in `dtype` already are the model's own, not copies. `refresh` rewrites all
     others in place: CUDA graphs, which captured their addresses, stay valid.
@@ -118,6 +118,7 @@ class Weights:
         dtype: torch.dtype,
         stream_dtype: torch.dtype,
         max_len: int,
+        plain: bool,
     ) -> None:
         config, numerics = model.config, model.numerics
         device = model.lm_head.weight.device
@@ -132,7 +133,7 @@ class Weights:
         gated = value_embed_layers(config)
 
         def matrix(num_in: int, num_out: int) -> Matrix:
-            return Matrix(num_in, num_out, dtype=dtype, device=device)
+            return Matrix(num_in, num_out, dtype=dtype, device=device, plain=plain)
 
         self.layers = [
             LayerWeights(

@@ -12,7 +12,9 @@ PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
 # Declared for its version alone, with the reason beside it.
 HELD_BACK = {"sqlalchemy"}
 # Imported only where they are installed, callers say what is missing; and a part of pydantic.
-OPTIONAL = {"cudnn", "flash_attn", "flash_attn_interface", "transformers", "pydantic_core"}
+OPTIONAL = {
+    *("cudnn", "flash_attn", "flash_attn_interface", "pydantic_core", "transformers", "triton"),
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {re.split(r"[\[<>=;~ ]", item)[0].lower() for item in PROJECT["dependencies"]}
 

@@ -1,7 +1,9 @@
 """Steps whose state is on the device draw what steps that the host steers draw."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ import torch
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput
 from nanochat_core.engine.runners.choose import page_groups
-from nanochat_core.engine.runners.cuda_graphs import GraphRunner, bucket_of
+from nanochat_core.engine.runners.cuda_graphs import bucket_of
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
@@ -28,7 +30,7 @@ ALL_PARAMS = [
 
 
 def answers(
-    kind: type[TorchRunner],
+    kind: Callable[..., TorchRunner],
     model,
     all_params: list[SamplingParams],
     *,
@@ -133,15 +135,28 @@ def test_only_what_needs_the_vocabulary_takes_the_slower_step(make_model):
 def test_captured_steps_sample_what_eager_ones_sample(make_model, same):
     model = make_model().to("cuda")
     all_params = ALL_PARAMS if same is None else [same] * SLOTS
-    assert answers(GraphRunner, model, all_params) == answers(DeviceRunner, model, all_params)
+    graphs = partial(DeviceRunner, graphs=True)
+    assert answers(graphs, model, all_params) == answers(DeviceRunner, model, all_params)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("same", [None, *ALL_PARAMS], ids=str)
+def test_steps_of_kernels_sample_what_those_of_torch_sample(make_model, same, graphs):
+    model = make_model(windows=(6, 64), num_kv_heads=1).to("cuda")
+    all_params = ALL_PARAMS if same is None else [same] * SLOTS
+    kernels = partial(DeviceRunner, graphs=graphs, kernels=True)
+    assert answers(kernels, model, all_params) == answers(DeviceRunner, model, all_params)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_a_kind_of_step_is_captured_once(make_model):
     model = make_model().to("cuda")
-    runner = GraphRunner(
+    runner = DeviceRunner(
         model,
+        graphs=True,
         dtype=torch.float32,
         capacity=Capacity(
             groups=page_groups(model.config, num_pages=40),
@@ -153,8 +168,9 @@ def test_a_kind_of_step_is_captured_once(make_model):
     )
     for slot in range(4):
         runner.start(slot, SamplingParams(), key=row_key(0, slot), num_log_probs=None)
-    captured = dict(runner.graphs)
+    assert runner.graphs is not None
+    captured = dict(runner.graphs.captured)
     assert {kind.num_rows for kind in captured} == {1, 2, 4}
     for count in (1, 2, 3, 4, 2, 1):
         runner.decode(range(count), [LONGEST] * count, 2)()
-    assert runner.graphs == captured
+    assert runner.graphs.captured == captured

@@ -184,7 +184,7 @@ def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
 
     monkeypatch.setattr(runners, "choose_runner", choose_graphs)
-    monkeypatch.setattr(runners, "GraphRunner", refuse)
+    monkeypatch.setattr(runners, "DeviceRunner", refuse)
 
 
 @pytest.mark.usefixtures("graphs_that_fail")

@@ -1,0 +1,176 @@
+"""What the decode kernels become on an H100 or H200, without having one.
+
+    python -m bench.gpu.decode_kernels [--depth 20] [--rows 1 8] [--length 1024]
+
+Builds the launches of a decode step on torch's meta device, compiles each kernel for sm_90 with
+Triton's own compiler and prints, for each: launches in a step, programs, warps, registers a thread,
+bytes spilled, bytes of local memory, shared memory and bytes that the launches read of matrices or
+keys and values. It needs `pip install triton` and no GPU; nothing is run.
+
+The last lines estimate the share of memory bandwidth of a step: its bytes over the bandwidth of the
+data sheet, plus what each boundary between dependent kernels in a CUDA graph takes, about 1.3 us
+(an assumption: see --boundary).
+"""
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+from triton.runtime import driver  # pyright: ignore[reportMissingImports]
+
+from bench.gpu.report import result, say
+from nanochat_core.engine.kernels import attention, products
+from nanochat_core.engine.kv_cache.page_pool import PagePool
+from nanochat_core.engine.runner import Capacity
+from nanochat_core.engine.runners.choose import PAGE_SIZE, page_groups
+from nanochat_core.engine.runners.decode_kernels import DecodeKernels, Launch, Target
+from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES
+from nanochat_core.engine.runners.device_state import State
+from nanochat_core.engine.runners.weights import Weights
+from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim
+from nanochat_core.scaling import model_for_depth, numerics
+
+SM_90 = GPUTarget("cuda", 90, 32)
+MULTIPROCESSORS = 132  # of an H100 SXM and an H200
+BANDWIDTH = {"H100 SXM": 3.35e12, "H200": 4.8e12}  # bytes per second, of the data sheets
+BOUNDARY = 1.3e-6  # seconds
+META = torch.device("meta")
+
+
+class NoDriver:
+    """In place of CUDA's driver: names the target, and can launch nothing."""
+
+    def get_current_target(self) -> GPUTarget:
+        """Return what is compiled for."""
+        return SM_90
+
+    def get_current_device(self) -> int:
+        """Return a device number: Triton stores its compiled kernels under it."""
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        """Return a stream number."""
+        return 0
+
+
+def main() -> None:
+    """Compile all, print a table and the estimates."""
+    parser = argparse.ArgumentParser(description="Decode kernels, compiled for sm_90.")
+    parser.add_argument("--depth", type=int, default=20)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--length", type=int, default=1024, help="tokens of each row so far")
+    parser.add_argument("--boundary", type=float, default=BOUNDARY, help="seconds")
+    options = parser.parse_args()
+    driver.set_active(NoDriver())  # pyright: ignore[reportArgumentType]
+    kernels = make_kernels(options.depth)
+    say(f"triton {triton.__version__}, sm_90, depth {options.depth} in bf16; not run on a GPU")
+    for rows in options.rows:
+        show(kernels, rows, options.length, options.boundary)
+
+
+def make_kernels(depth: int) -> DecodeKernels:
+    """Return the step of a model of this depth, without memory, laid out for an H100."""
+    with torch.device("meta"):
+        model = GPT(model_for_depth(depth), numerics("bf16"))
+    config, bf16 = model.config, torch.bfloat16
+    size, longest = PAGE_SIZE["cuda"], config.sequence_len
+    capacity = Capacity(
+        groups=page_groups(config, num_pages=64), page_size=size, num_slots=8, max_len=longest
+    )
+    shape = {"num_kv_heads": config.num_kv_heads, "head_dim": head_dim(config)}
+    return DecodeKernels(
+        Weights(model, dtype=bf16, stream_dtype=bf16, max_len=longest, plain=True),
+        [PagePool(g, capacity, **shape, dtype=bf16, device=META) for g in capacity.groups],
+        [torch.zeros(9, longest // size, dtype=torch.int32, device=META) for _ in capacity.groups],
+        State(8, config.vocab_size, META),
+        stop_tokens=torch.zeros(2, dtype=torch.int64, device=META),
+        num_candidates=MOST_CANDIDATES,
+        max_len=longest,
+        target=Target(MULTIPROCESSORS, pdl=True),
+    )
+
+
+def show(kernels: DecodeKernels, rows: int, length: int, boundary: float) -> None:
+    """Print the table of a step of so many rows, and the estimates."""
+    slots = torch.zeros(rows, dtype=torch.int64, device=META)
+    launches = [*kernels.forward_launches(slots), kernels.sample_launch(slots, slots)]
+    alike: dict[str, list[Launch]] = defaultdict(list)
+    for launch in launches:
+        alike[name_of(launch)].append(launch)
+    say(f"rows {rows}, {length} tokens each: {len(launches)} kernels")
+    say("kernel | launches | programs | warps | registers | spilled B | local B | shared B | MB")
+    total = 0
+    for name, of in alike.items():
+        read = sum(bytes_read(kernels, launch, rows, length) for launch in of)
+        total += read
+        used = compile_one(of[0])
+        programs = "x".join(map(str, of[0].grid))
+        numbers = (len(of), programs, of[0].num_warps, *used.values(), f"{read / 1e6:.1f}")
+        say(" | ".join((name, *map(str, numbers))))
+        result("decode kernel", kernel=name, rows=rows, launches=len(of), bytes=read, **used)
+    for gpu, bandwidth in BANDWIDTH.items():
+        seconds = total / bandwidth + len(launches) * boundary
+        share = total / bandwidth / seconds
+        result("decode estimate", gpu=gpu, rows=rows, bytes=total, seconds=seconds, share=share)
+        say(
+            f"estimate for {gpu}: {total / 1e6:.0f} MB in {1e6 * seconds:.0f} us a step, "
+            f"{rows / seconds:.0f} tokens/s, {100 * share:.0f} % of the bandwidth"
+        )
+
+
+def name_of(launch: Launch) -> str:
+    """Return the kernel's name, with what makes it another program than its namesakes."""
+    c, name = launch.constants, launch.kernel.fn.__name__
+    if name == "add":
+        return "add (MLP)" if c["KP"] > 4096 else "add (attention)"
+    return f"{name} ({'gated, ' if c['GATED'] else ''}{c['S']} parts)" if name == "attend" else name
+
+
+def bytes_read(kernels: DecodeKernels, launch: Launch, rows: int, length: int) -> int:
+    """Return the bytes of the matrix, or of keys and values, that a launch reads."""
+    args = dict(zip(launch.kernel.arg_names, launch.args, strict=False))
+    if launch.kernel.fn.__module__ == products.__name__:
+        return args["w_ptr"].nbytes
+    if launch.kernel is attention.attend:
+        a_token = args["keys_ptr"][0, 0].nbytes + args["values_ptr"][0, 0].nbytes
+        return rows * min(length, args["window"]) * a_token
+    return 4 * rows * kernels.weights.config.vocab_size if "logits_ptr" in args else 0
+
+
+def compile_one(launch: Launch) -> dict[str, int]:
+    """Compile a kernel as its launch would: registers, bytes spilled, of local and of shared
+    memory."""
+    made: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "kernel.ptx"
+        source.write_text(made.asm["ptx"])
+        said = subprocess.run(
+            [assembler, "-v", "--gpu-name=sm_90a", source, "-o", source.with_suffix(".cubin")],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stderr
+
+    def number(pattern: str) -> int:
+        found = re.search(pattern, said)
+        return int(found[1]) if found else 0
+
+    return {
+        "registers": number(r"Used (\d+) registers"),
+        "spilled": number(r"(\d+) bytes spill stores"),
+        "local": number(r"(\d+) bytes stack frame"),
+        "shared": made.metadata.shared,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The decode kernels, in Triton's interpreter and in its compiler. Neither needs a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+from nanochat_core.engine.runners import choose
+from nanochat_core.engine.runners.choose import choose_runner, open_runner
+from nanochat_core.errors import ConfigError
+
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).resolve().parents[4]
+INTERPRETED = ROOT / "tests/support/nanochat_core/engine/interpreted_kernels.py"
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run Python on one thread in the repository's folder."""
+    settings = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", **environment}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    "part",
+    [
+        "logits_keys_and_values",
+        "steps_sample_stop_and_advance or a_step_that_torch_samples",
+        "greedy_answers_of_an_engine",
+        "tokens_of_given_logits or of_equal_logits",
+    ],
+)
+def test_the_interpreted_kernels_compute_what_torch_computes(part):
+    ended = run_python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED), "-k", part),
+        TRITON_INTERPRET="1",
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@needs_triton
+def test_every_kernel_compiles_for_sm_90_and_keeps_its_values_in_registers():
+    ended = run_python("-m", "bench.gpu.decode_kernels", "--depth", "12", "--rows", "8")
+    assert ended.returncode == 0, ended.stderr
+    rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    spilled = {row["kernel"]: row["spilled"] for row in rows if row["name"] == "decode kernel"}
+    assert {name.partition(" ")[0] for name in spilled} == {
+        *("embed", "qkv", "attend", "add", "up", "head", "sample")
+    }
+    # A program of `sample` holds a row's whole vocabulary.
+    assert spilled.pop("sample") < 200
+    assert set(spilled.values()) == {0}
+
+
+def test_only_its_name_chooses_triton_and_its_absence_is_a_reason(make_model, monkeypatch):
+    assert "triton" not in choose.RUNNERS["cuda"]
+    monkeypatch.setitem(choose.BY_NAME, "cpu", ("triton",))
+    monkeypatch.setattr(choose, "find_spec", lambda name: None)
+    model = make_model()
+    assert choose_runner(model, num_slots=1).runner != "triton"
+    with pytest.raises(ConfigError, match="the package triton is not installed"):
+        open_runner(model, stop_tokens=[], num_slots=1, runner="triton")
+    with pytest.raises(ConfigError, match="it has no int8"):
+        choose_runner(model, num_slots=1, runner="triton", precision="int8")
+
+
+@needs_triton
+def test_what_the_kernels_cannot_compute_is_refused_with_the_reason(make_model, monkeypatch):
+    from nanochat_core.engine.runners import decode_kernels
+
+    device, config = torch.device("cpu"), make_model().config
+    assert decode_kernels.unable(config, device) == "torch is not built for CUDA"
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert decode_kernels.unable(config, device) == "it needs compute capability 8.0"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert decode_kernels.unable(config, device) is None
+    object.__setattr__(config, "width", 48)
+    assert "24 channels" in (decode_kernels.unable(config, device) or "")

@@ -1,0 +1,218 @@
+"""Tests of the decode kernels in Triton's interpreter, on a CPU.
+
+The interpreter has to be chosen before the kernels are imported: test_decode_kernels.py runs this
+file in processes of its own, with TRITON_INTERPRET=1. Beside the kernels stands the torch runner.
+"""
+
+import random
+from functools import partial
+
+import pytest
+import torch
+
+from nanochat_core.config import ModelConfig
+from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.requests import SamplingParams
+from nanochat_core.engine.runner import Capacity, Chunk
+from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runners.decode_kernels import run
+from nanochat_core.engine.runners.device_runner import DeviceRunner
+from nanochat_core.engine.runners.naive import generate_naive
+from nanochat_core.engine.sampling import SamplingRows, row_key, sample_rows
+from nanochat_core.model.gpt import GPT
+from nanochat_core.scaling import numerics
+from tests.support.nanochat_core.engine.fixtures import make_model, tokenizer
+
+__all__ = ["make_model", "tokenizer"]
+# Of numpy, in masked lanes.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 4
+GREEDY = SamplingParams(temperature=0.0)
+PLAIN = {"residual_scalars": False, "value_embeds": False, "smear": False, "backout": False}
+
+
+def make_random(seed: int = 0, **changes) -> GPT:
+    """A model of two layers, with weights so large that every part matters."""
+    shape = {"windows": (6, 64), "num_kv_heads": 2, "vocab_size": 265} | changes
+    config = ModelConfig(
+        depth=len(shape["windows"]), width=32, num_heads=2, sequence_len=64, **shape
+    )
+    model = GPT(config, numerics("fp32"))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return model.eval()
+
+
+def open_runner(
+    model: GPT, all_params: list[SamplingParams], *, kernels: bool, dtype=torch.float32
+) -> DeviceRunner:
+    """A runner whose slots have read prompts of different lengths, on scattered pages."""
+    runner = DeviceRunner(
+        model,
+        dtype=dtype,
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=1 + SLOTS * PAGES),
+            page_size=PAGE,
+            num_slots=SLOTS,
+            max_len=LONGEST,
+        ),
+        stop_tokens=range(0, 256, 16),
+        kernels=kernels,
+    )
+    rng = random.Random(3)
+    chunks: list[Chunk] = []
+    for slot, length in enumerate((1, 11, 38, 18)):
+        pages = [1 + PAGES * slot + i for i in range(PAGES)]
+        rng.shuffle(pages)
+        for group in range(len(runner.groups)):
+            runner.set_table(group, slot, 0, pages)
+        runner.start(slot, all_params[slot], key=row_key(5, slot), num_log_probs=None)
+        prompt = [rng.randrange(256) for _ in range(length)]
+        chunks.append(Chunk(slot=slot, start=0, prev_token=-1, tokens=prompt, wants_logits=True))
+    logits = runner.prefill(chunks)
+    lengths, last = [len(c.tokens) for c in chunks], [c.tokens[-1] for c in chunks]
+    runner.sample_first(range(SLOTS), logits, lengths, last)
+    runner.state.stopped[:SLOTS] = False
+    runner.state.limit[:SLOTS] = LONGEST
+    return runner
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "error"),
+    [
+        ({}, torch.float32, 1e-5),
+        ({"num_kv_heads": 1, "windows": (0, 20, 6)}, torch.float32, 1e-5),
+        (PLAIN, torch.float32, 1e-5),
+        # The interpreter cuts bf16 off where a GPU rounds, and torch's activations are fp32 here.
+        ({}, torch.bfloat16, 0.03),
+    ],
+    ids=["all parts", "shared keys", "no parts", "bf16"],
+)
+@torch.inference_mode()
+def test_logits_keys_and_values_are_those_of_torch(changes, dtype, error):
+    model = make_random(**changes)
+    ours, torchs = (
+        open_runner(model, [GREEDY] * SLOTS, kernels=kernels, dtype=dtype)
+        for kernels in (True, False)
+    )
+    for runner in (ours, torchs):
+        runner.state.stopped[1] = True  # computes nothing, writes nothing
+        runner.state.token[:SLOTS] = torch.tensor([7, 8, 9, 200])
+    before = [(pool.keys.clone(), pool.values.clone()) for pool in ours.pools]
+    slots = [2, SLOTS, 0, 1, 3]  # the spare one among them
+    rows = torch.tensor(slots)
+    found = ours.kernels.forward(rows).clone()
+    kind = torchs.kind_of(range(SLOTS), [LONGEST] * SLOTS, num_rows=len(slots))
+    expected = torchs._step_logits(kind, rows)
+    goes = [0, 2, 4]
+    scale = expected[goes].abs().max()
+    assert (found[goes] - expected[goes]).abs().max() < error * scale
+    for pool, other, (keys, values) in zip(ours.pools, torchs.pools, before, strict=True):
+        for mine, theirs, old in (
+            (pool.keys, other.keys, keys),
+            (pool.values, other.values, values),
+        ):
+            assert (mine[:, 1:] - theirs[:, 1:]).abs().max() < error * theirs.abs().max()
+            # Three slots have written, one place each.
+            assert (mine != old).flatten(3).any(-1).sum(dim=(1, 2)).eq(3).all()
+    assert not ours.kernels.arrived.any()
+
+
+@torch.inference_mode()
+def test_steps_sample_stop_and_advance_as_torchs():
+    all_params = [
+        GREEDY,
+        SamplingParams(min_p=0.02),
+        SamplingParams(top_k=5, temperature=0.7),
+        SamplingParams(top_k=40, top_p=0.8, min_p=0.01),
+    ]
+    model = make_random()
+    ours, torchs = (open_runner(model, all_params, kernels=k) for k in (True, False))
+    limits = [LONGEST, 13, LONGEST, LONGEST]
+    tokens = []
+    for slots, steps in (([3, 0, 1, 2], 2), ([2, 0], 2)):
+        of = [limits[slot] for slot in slots]
+        tokens.append(ours.decode(slots, of, steps)().tokens)
+        assert tokens[-1] == torchs.decode(slots, of, steps)().tokens
+        for name in ("length", "prev_token", "token", "stopped"):
+            assert torch.equal(getattr(ours.state, name), getattr(torchs.state, name)), name
+    assert tokens[0][1][2] == -1  # at its limit
+    assert sum(token >= 0 for columns in tokens for row in columns for token in row) > 6
+
+
+@torch.inference_mode()
+def test_a_step_that_torch_samples_continues_from_the_kernels_logits():
+    all_params = [SamplingParams(repetition_penalty=1.5), GREEDY, GREEDY, GREEDY]
+    model = make_random()
+    ours, torchs = (open_runner(model, all_params, kernels=k) for k in (True, False))
+    calls = [runner.decode([0, 1], [LONGEST] * 2, 2)() for runner in (ours, torchs)]
+    assert calls[0] == calls[1]
+
+
+def test_greedy_answers_of_an_engine_are_the_naive_ones(tokenizer):
+    model = make_random(seed=4)
+    engine = Engine(model, tokenizer)
+    engine._open_runner = partial(
+        DeviceRunner,
+        dtype=torch.float32,
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=24),
+            page_size=PAGE,
+            num_slots=3,
+            max_len=LONGEST,
+        ),
+        kernels=True,
+    )
+    rng = random.Random(2)
+    prompts = [[rng.randrange(256) for _ in range(n)] for n in (2, 30, 13, 7)]
+    settings = {"max_tokens": 6, "temperature": 0.0, "top_k": None}
+    found = engine.complete(prompts, num_samples=1, seeds=range(4), **settings)
+    for prompt, answers in zip(prompts, found, strict=True):
+        assert answers == [generate_naive(model, tokenizer, prompt, seed=0, **settings)]
+    assert sum(len(answers[0].ids) for answers in found) > 12
+
+
+@pytest.mark.parametrize("vocab", [265, 5000])
+@torch.inference_mode()
+def test_tokens_of_given_logits_are_those_that_torch_samples(vocab):
+    all_params = [
+        SamplingParams(top_k=256, temperature=1.5),
+        SamplingParams(temperature=2.0),
+        SamplingParams(top_k=3),
+        SamplingParams(top_k=50, top_p=0.5, min_p=0.1, temperature=1.2),
+    ]
+    runner = open_runner(make_random(vocab_size=vocab), all_params, kernels=True)
+    kernels, state, rows = runner.kernels, runner.state, torch.arange(SLOTS)
+    generator = torch.Generator().manual_seed(1)
+    found, expected = torch.zeros(2, SLOTS, dtype=torch.int64)
+    for _ in range(3):
+        state.stopped[:SLOTS] = False
+        logits = torch.randn(SLOTS, vocab, generator=generator) * 3
+        kernels.logits[:SLOTS], kernels.position[:SLOTS] = logits, state.length[:SLOTS].int()
+        expected = sample_rows(
+            logits,
+            state.key[rows],
+            state.length[rows] + 1,
+            SamplingRows(*(column[rows] for column in state.params)),
+            num_candidates=256,
+        )
+        run([kernels.sample_launch(rows, found)])
+        assert found.tolist() == expected.tolist()
+
+
+@torch.inference_mode()
+def test_of_equal_logits_the_lowest_ids_compete_first():
+    all_params = [SamplingParams(top_k=k, temperature=t) for k, t in ((3, 1.0), (256, 1.0))]
+    runner = open_runner(make_random(vocab_size=600), [*all_params, GREEDY, GREEDY], kernels=True)
+    kernels, rows = runner.kernels, torch.arange(SLOTS)
+    kernels.position[:SLOTS] = runner.state.length[:SLOTS].int()
+    kernels.logits[:SLOTS] = 1.0  # more equals than can be ranked
+    kernels.logits[0, 500] = 2.0
+    found = torch.zeros(SLOTS, dtype=torch.int64)
+    run([kernels.sample_launch(rows, found)])
+    assert int(found[0]) in (500, 0, 1)
+    assert int(found[1]) < 256
+    assert found[2:].tolist() == [0, 0]
