@@ -30,7 +30,12 @@ from nanochat_core.engine.kernels import attention, products
 from nanochat_core.engine.kv_cache.page_pool import PagePool
 from nanochat_core.engine.runner import Capacity
 from nanochat_core.engine.runners.choose import PAGE_SIZE, page_groups
-from nanochat_core.engine.runners.decode_kernels import DecodeKernels, Launch, Target
+from nanochat_core.engine.runners.decode_kernels import (
+    MOST_ROWS,
+    DecodeKernels,
+    Launch,
+    Target,
+)
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES
 from nanochat_core.engine.runners.device_state import State
 from nanochat_core.engine.runners.weights import Weights
@@ -65,7 +70,7 @@ def main() -> None:
     """Compile all, print a table and the estimates."""
     parser = argparse.ArgumentParser(description="Decode kernels, compiled for sm_90.")
     parser.add_argument("--depth", type=int, default=20)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, MOST_ROWS])
     parser.add_argument("--length", type=int, default=1024, help="tokens of each row so far")
     parser.add_argument("--boundary", type=float, default=BOUNDARY, help="seconds")
     options = parser.parse_args()
@@ -94,6 +99,7 @@ def make_kernels(depth: int) -> DecodeKernels:
         stop_tokens=torch.zeros(2, dtype=torch.int64, device=META),
         num_candidates=MOST_CANDIDATES,
         max_len=longest,
+        most_rows=MOST_ROWS,
         target=Target(MULTIPROCESSORS, pdl=True),
     )
 
@@ -101,7 +107,8 @@ def make_kernels(depth: int) -> DecodeKernels:
 def show(kernels: DecodeKernels, rows: int, length: int, boundary: float) -> None:
     """Print the table of a step of so many rows, and the estimates."""
     slots = torch.zeros(rows, dtype=torch.int64, device=META)
-    launches = [*kernels.forward_launches(slots), kernels.sample_launch(slots, slots)]
+    sample = kernels.sample_launch(slots, kernels.logits, slots)
+    launches = [*kernels.forward_launches(slots), sample]
     alike: dict[str, list[Launch]] = defaultdict(list)
     for launch in launches:
         alike[name_of(launch)].append(launch)

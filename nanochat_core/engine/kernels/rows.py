@@ -63,10 +63,9 @@ def embed(
     tl.store(position_ptr + b, tl.where(goes, length, -1).to(tl.int32))
     x = tl.load(embed_ptr + token * C + k, mask=k < C, other=0.0).to(tl.float32)
     if SMEAR:
-        prev_token = tl.load(prev_token_ptr + slot)
-        has_prev = (k < C) & (prev_token >= 0)  # the first token has none
+        prev_token = tl.load(prev_token_ptr + slot)  # there is one: a prompt has a token
         gate = tl.load(smear_ptr + token).to(tl.float32)
-        prev = tl.load(embed_ptr + tl.maximum(prev_token, 0) * C + k, mask=has_prev, other=0.0)
+        prev = tl.load(embed_ptr + prev_token * C + k, mask=k < C, other=0.0)
         x += gate * prev.to(tl.float32)
     tl.store(x_ptr + b * C + k, x, mask=k < C)
 

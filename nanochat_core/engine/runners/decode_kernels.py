@@ -1,6 +1,9 @@
-"""A decode step of at most MOST_ROWS rows as a fixed sequence of Triton kernels.
+"""A decode step as a fixed sequence of Triton kernels.
 
     embed, then for every layer: qkv, attend, add, up, add; then head, sample
+
+Above MOST_ROWS rows the products, which tensor cores then make faster, are torch's; `embed`,
+`attend` and `sample` are the same.
 
 The kernels read and write the runner's own weights, pages and slots, and buffers made here, all at
 fixed addresses: a CUDA graph can hold a step. On a CPU they run in Triton's interpreter, which
@@ -14,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
@@ -21,9 +25,10 @@ from nanochat_core.engine.kernels import attention, products, rows
 from nanochat_core.engine.kv_cache.page_pool import PagePool
 from nanochat_core.engine.runners.device_state import State
 from nanochat_core.engine.runners.weights import Matrix, Weights
+from nanochat_core.engine.sampling import cap
 from nanochat_core.model.shape import head_dim
 
-MOST_ROWS = 8  # above it tensor cores win: the products are bound by arithmetic, not by reading
+MOST_ROWS = 8  # above it the kernels' products are bound by arithmetic, not by reading
 TILE_BYTES = 32 << 10  # of a matrix, that a program holds in registers
 MOST_SPLITS = 16  # programs for a row and head
 MOST_TOKENS = 1 << 16  # of a vocabulary that one program can hold
@@ -80,11 +85,12 @@ class DecodeKernels:
         stop_tokens: Tensor,
         num_candidates: int,
         max_len: int,
+        most_rows: int,
         target: Target,
     ) -> None:
         """Allocate the buffers. tables: of each pool, (slots, pages) int32 on the device.
 
-        num_candidates: that are ranked at most, for a top_k.
+        num_candidates: that are ranked at most, for a top_k. most_rows: of a step.
         """
         self.weights, self.pools, self.tables, self.state = weights, pools, tables, state
         self._pool_of = {layer: i for i, pool in enumerate(pools) for layer in pool.group.layers}
@@ -93,16 +99,17 @@ class DecodeKernels:
         self.stops = stop_tokens.new_full((_power_of_2(len(stop_tokens)),), -2)
         self.stops[: len(stop_tokens)] = stop_tokens
         self._ranked = _power_of_2(num_candidates)
-        heads, width = weights.num_heads, config.width
+        heads, width, most = weights.num_heads, config.width, max(most_rows, MOST_ROWS)
 
-        def stream(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros((MOST_ROWS, *shape), dtype=dtype, device=device)
+        def stream(*shape: int, dtype: torch.dtype = torch.float32, rows: int = most) -> Tensor:
+            return torch.zeros((rows, *shape), dtype=dtype, device=device)
 
-        self.x0, self.x, self.mixed, self.middle = (stream(width) for _ in range(4))
-        self.raw = stream(max(layer.qkv.num_out for layer in weights.layers))
+        self.x, self.mixed, self.middle = (stream(width, rows=MOST_ROWS) for _ in range(3))
+        self.x0 = stream(width)
+        self.raw = stream(max(layer.qkv.num_out for layer in weights.layers), rows=MOST_ROWS)
         self.attended = stream(width, dtype=weights.dtype)
-        self.inner = stream(weights.layers[0].up.num_out, dtype=weights.dtype)
-        self.logits = stream(config.vocab_size)
+        self.inner = stream(weights.layers[0].up.num_out, dtype=weights.dtype, rows=MOST_ROWS)
+        self.logits = stream(config.vocab_size, rows=MOST_ROWS)
         self.position = stream(dtype=torch.int32)
         self.sums = stream(heads, MOST_SPLITS, weights.head_dim)
         self.stats = stream(heads, MOST_SPLITS, 2)
@@ -119,6 +126,9 @@ class DecodeKernels:
 
         They are overwritten by the next step.
         """
+        assert len(slots) <= len(self.x0), f"{len(slots)} rows"
+        if len(slots) > MOST_ROWS:
+            return self._forward_many(slots)
         run(self.forward_launches(slots))
         return self.logits[: len(slots)]
 
@@ -126,11 +136,11 @@ class DecodeKernels:
         """Run a step: sample a token for each slot (B,) int64 and advance it. Returns (B,) int64,
         -1 for a stopped slot."""
         tokens = torch.empty_like(slots)
-        run([*self.forward_launches(slots), self.sample_launch(slots, tokens)])
+        run([self.sample_launch(slots, self.forward(slots), tokens)])
         return tokens
 
     def forward_launches(self, slots: Tensor) -> list[Launch]:
-        """Return the launches from tokens to logits."""
+        """Return the launches from tokens to logits, of at most MOST_ROWS slots."""
         assert len(slots) <= MOST_ROWS, f"{len(slots)} rows"
         found = [self._embed(slots)]
         depth, x = self.weights.config.depth, self.x0
@@ -139,11 +149,11 @@ class DecodeKernels:
             x = self.x
         return [*found, self._head(len(slots))]
 
-    def sample_launch(self, slots: Tensor, tokens: Tensor) -> Launch:
-        """Return the launch from logits to `tokens` (B,) int64."""
+    def sample_launch(self, slots: Tensor, logits: Tensor, tokens: Tensor) -> Launch:
+        """Return the launch from logits (B, V) to `tokens` (B,) int64."""
         state, vocab = self.state, self.weights.config.vocab_size
         args = (
-            *(slots, self.position, self.logits),
+            *(slots, self.position, logits),
             *(state.token, state.prev_token, state.length, state.limit, state.key, state.stopped),
             *state.params[:4],  # without the repetition penalty
             *(self.stops, self.scratch, tokens),
@@ -158,6 +168,26 @@ class DecodeKernels:
             KP=self._ranked,
             num_stops=len(self.stops),
         )
+
+    def _forward_many(self, slots: Tensor) -> Tensor:
+        """Return the logits of any number of slots, by torch's products."""
+        weights = self.weights
+        depth, eps = weights.config.depth, weights.numerics.norm_eps
+
+        def norm(x: Tensor) -> Tensor:
+            return F.rms_norm(x, (x.size(-1),), eps=eps)
+
+        run([self._embed(slots)])
+        x = x0 = middle = self.x0[: len(slots)]
+        for layer, block in enumerate(weights.layers):
+            x = self.resid[layer] * x + self.first[layer].view(1) * x0
+            run([self._attend(layer, slots, block.qkv(norm(x)))])
+            x = x + block.out(self.attended[: len(slots)])
+            x = x + block.down(F.relu(block.up(norm(x))).square_())
+            if layer == depth // 2:
+                middle = x
+        x = x + self.backout[0] * middle
+        return cap(weights.head(norm(x)), weights.numerics.softcap)
 
     def _embed(self, slots: Tensor) -> Launch:
         weights, state = self.weights, self.state
@@ -214,9 +244,9 @@ class DecodeKernels:
             num_in=block.down.num_in,
             COPY=copies,
         )
-        return [qkv, self._attend(layer, slots), out, up, down]
+        return [qkv, self._attend(layer, slots, self.raw), out, up, down]
 
-    def _attend(self, layer: int, slots: Tensor) -> Launch:
+    def _attend(self, layer: int, slots: Tensor, raw: Tensor) -> Launch:
         weights, block = self.weights, self.weights.layers[layer]
         group = self._pool_of[layer]
         pool, table = self.pools[group], self.tables[group]
@@ -224,7 +254,7 @@ class DecodeKernels:
         splits = min(_power_of_2(_divide_up(window, self._target.keys)), MOST_SPLITS)
         embed = weights.embed if block.value_embed is None else block.value_embed
         args = (
-            *(slots, self.position, self.state.token, self.raw),
+            *(slots, self.position, self.state.token, raw),
             *(torch.view_as_real(weights.rotary), embed, pool.keys[at], pool.values[at]),
             *(table, table.size(1), self.sums, self.stats, self.arrived, self.attended),
             *(block.qkv.num_out, window, weights.softmax_scale),

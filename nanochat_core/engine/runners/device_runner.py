@@ -3,7 +3,7 @@
 A step reads and writes its rows' state and outputs the sampled tokens without waiting for the host:
 the next one may be launched before this one is done. Stopped rows are computed too and change
 nothing. Steps run one operation after the other, which works on a CPU too and is tested there, or
-as CUDA graphs (cuda_graphs.py). Those of few rows can be the kernels of engine/kernels.
+as CUDA graphs (cuda_graphs.py), in torch or as the kernels of decode_kernels.py.
 
 No GPU has run it yet.
 
@@ -52,7 +52,7 @@ class DeviceRunner(TorchRunner):
         kernels: bool = False,
     ) -> None:
         """Allocate pages and state. graphs: steps are CUDA graphs, those of plain sampling captured
-        here. kernels: steps of few rows are Triton kernels."""
+        here. kernels: steps are Triton kernels."""
         super().__init__(model, capacity, dtype=dtype, stop_tokens=stop_tokens, plain=kernels)
         self.state = State(self.num_slots, self.vocab_size, self.device)
         self.sampler.seen = self.state.seen
@@ -64,12 +64,10 @@ class DeviceRunner(TorchRunner):
         self.attend: Attend = self._attend
         self.attention = "sdpa"
         self.kernels = None
-        self._most_kernel_rows = 0
         if kernels:
             # Triton is imported where it is wanted: torch's builds for CPUs come without it.
-            from nanochat_core.engine.runners.decode_kernels import MOST_ROWS, DecodeKernels, Target
+            from nanochat_core.engine.runners.decode_kernels import DecodeKernels, Target
 
-            self._most_kernel_rows = MOST_ROWS
             self.kernels = DecodeKernels(
                 self.weights,
                 self.pools,
@@ -78,6 +76,7 @@ class DeviceRunner(TorchRunner):
                 stop_tokens=self._stops,
                 num_candidates=min(MOST_CANDIDATES, self.vocab_size),
                 max_len=self.max_len,
+                most_rows=self.num_slots,
                 target=Target.of(self.device),
             )
         self.graphs: StepGraphs | None = None
@@ -166,7 +165,7 @@ class DeviceRunner(TorchRunner):
         # of two, so that there are few kinds and so few graphs.
         pages = -(-max(limits, default=1) // self.page_size)
         pages = min(1 << max(pages - 1, 0).bit_length(), self.pools[0].table.shape[1])
-        any_length = self.attention != "sdpa" or num_rows <= self._most_kernel_rows
+        any_length = self.attention != "sdpa" or self.kernels is not None
         return Kind(
             num_rows=num_rows,
             num_pages=0 if any_length else pages,
@@ -176,7 +175,7 @@ class DeviceRunner(TorchRunner):
 
     def step(self, kind: Kind, rows: Tensor) -> StepOutput:
         """Run one step of the slots `rows` (B,). Spare rows name the last slot, always stopped."""
-        if self.kernels is None or kind.num_rows > self._most_kernel_rows:
+        if self.kernels is None:
             return self._sample_step(kind, rows, self._step_logits(kind, rows))
         if kind.all_candidates or kind.wants_log_probs:
             return self._sample_step(kind, rows, self.kernels.forward(rows))
