@@ -13,14 +13,21 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import TypeVar
 
-from flows.build.build import BuildContext, Built, find_usable, reuse, uri_of
+from flows.build.build import (
+    BuildContext,
+    Built,
+    find_usable,
+    reporting_failure,
+    reuse,
+    uri_of,
+)
 from flows.build.context import Watch
 from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, check_same, match_digest, open_request
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
-from infra.gangs.base import Gangs, GangSpec, GangState, SchedulerUnavailable
+from infra.gangs.base import GangError, Gangs, GangSpec, GangState, SchedulerUnavailable
 from nanochat_core.errors import StageError
 
 SECONDS_BETWEEN_LOOKS = 5.0
@@ -44,23 +51,26 @@ def build_on_gang(
     not answer for PATIENCE, GangError if the scheduler refuses it.
     """
     stage, context, inputs = open_request(request, watch=watch)
-    identity = check_same(request, stage, context, inputs)
-    wait = context.wait_for_store(stage.name)
-    began = time.time()
-    if (found := wait(lambda: _find(context, identity, request))) is not None:
-        return reuse(context, found)
-    following = _Following(gangs, lambda text: watch(stage.name, {"kind": "message", "text": text}))
-    gang = following.ask(lambda: _find_or_submit(gangs, request))
-    following.log(gangs.describe(gang))
-    try:
-        state = following.wait_for_end(gang)
-    except BaseException:
-        if is_cancelled():
-            gangs.cancel(gang)
-        raise
-    manifest = wait(lambda: _find(context, identity, request))
-    if manifest is None:
-        raise _reason(gangs.describe(gang), state, following.said)
+    with reporting_failure(stage, context):
+        identity = check_same(request, stage, context, inputs)
+        wait = context.wait_for_store(stage.name)
+        began = time.time()
+        if (found := wait(lambda: _find(context, identity, request))) is not None:
+            return reuse(context, found)
+        following = _Following(
+            gangs, lambda text: watch(stage.name, {"kind": "message", "text": text})
+        )
+        try:
+            gang = following.ask(lambda: _find_or_submit(gangs, request))
+            following.log(gangs.describe(gang))
+            state = following.wait_for_end(gang)
+        except BaseException:
+            if is_cancelled() and (left := gangs.find(gang_name(request))) is not None:
+                gangs.cancel(left)
+            raise
+        manifest = wait(lambda: _find(context, identity, request))
+        if manifest is None:
+            raise _reason(gangs.describe(gang), state, following.said)
     uri = uri_of(context.store, manifest)
     seconds, metrics = time.time() - began, manifest.provenance.metrics
     watch(stage.name, {"kind": "finished", "uri": uri, "seconds": seconds, "metrics": metrics})
@@ -118,43 +128,49 @@ class _Following:
         self.said: dict[str, str] = {}  # the last error of the gang's own, and its hint
         self._gangs = gangs
         self._after = ""  # where its new lines begin
+        self._reported: dict[str, str] = {}  # the last text of each subject
 
     def wait_for_end(self, gang: str) -> GangState:
         """Return the state in which the gang has ended."""
-        reported = ""
         while True:
             state = self.ask(lambda: self._gangs.state(gang))
-            if state.text != reported:
-                reported = state.text
-                self.log(f"{state.phase}: {state.text}")
+            self._report("state", f"{state.phase}: {state.text}")
             while self._pass_lines_on(gang):
                 pass
             if state.phase not in ("queued", "running"):
                 return state
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
+    def ask(self, request: Callable[[], T]) -> T:
+        """Return the scheduler's answer; repeat the request while there is none."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return request()
+            except SchedulerUnavailable as error:
+                self._report("answer", f"{error}; retrying")
+                if time.monotonic() > deadline:
+                    raise TransientStageError(
+                        f"no answer for an hour: {error}",
+                        hint="the gang continues; start or check its scheduler",
+                    ) from error
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
     def _pass_lines_on(self, gang: str) -> bool:
         """Log the gang's new lines; return whether there were any."""
-        lines, self._after = self.ask(lambda: self._gangs.logs(gang, self._after))
+        try:
+            lines, self._after = self._gangs.logs(gang, self._after)
+        except GangError as error:  # of a node that is lost, perhaps; the state says so
+            self._report("lines", f"its lines cannot be read: {error}")
+            return False
         for line in lines:
             self.log(line)
             if (found := _SAID.match(line)) is not None:
                 self.said = {**(self.said if found[1] == "hint" else {}), found[1]: found[2]}
         return bool(lines)
 
-    def ask(self, request: Callable[[], T]) -> T:
-        """Return the scheduler's answer; repeat the request while there is none."""
-        deadline, reported = time.monotonic() + PATIENCE, ""
-        while True:
-            try:
-                return request()
-            except SchedulerUnavailable as error:
-                if str(error) != reported:
-                    reported = str(error)
-                    self.log(f"{reported}; retrying")
-                if time.monotonic() > deadline:
-                    hint = "the gang continues; start or check its scheduler"
-                    raise TransientStageError(
-                        f"no answer for an hour: {error}", hint=hint
-                    ) from error
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+    def _report(self, subject: str, text: str) -> None:
+        """Log a text, unless it was the last one of its subject."""
+        if self._reported.get(subject) != text:
+            self._reported[subject] = text
+            self.log(text)

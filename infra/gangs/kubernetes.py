@@ -15,13 +15,14 @@ from urllib.parse import quote, urlencode
 
 import yaml
 
-from infra.gangs.base import GangError, GangSpec, GangState, SchedulerUnavailable
+from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
 
 TEMPLATE = Path(__file__).parents[1] / "kubernetes" / "jobset" / "jobset.yaml"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what each pod is given
 QUEUE = "kueue.x-k8s.io/queue-name"
 _SECONDS = 30.0
 _MOST_LOG = 2**20  # bytes of a log in one call
+_PHASES: dict[str, Phase] = {"Completed": "finished", "Failed": "failed", "Deleted": "cancelled"}
 _LATER = (408, 429)  # status codes 4xx that a later request may not get
 
 
@@ -70,8 +71,7 @@ class Kubernetes:
         if found is None:
             return GangState(phase="cancelled", text="its JobSet was deleted")
         if (end := _ended(found)) is not None:
-            phase = "finished" if end["type"] == "Completed" else "failed"
-            return GangState(phase=phase, text=end.get("message") or end["type"])
+            return GangState(phase=_PHASES[end["type"]], text=end.get("message") or end["type"])
         jobs = found.get("status", {}).get("replicatedJobsStatus", [])
         is_running = any(job.get("ready") or job.get("active") for job in jobs)
         restarts = found.get("status", {}).get("restarts", 0)
@@ -169,8 +169,10 @@ def make_jobset(template: Any, spec: GangSpec, *, queue: str | None) -> Any:
 
 def _ended(jobset: Any) -> dict[str, Any] | None:
     """Return the condition that says how a JobSet ended, or None."""
+    if "deletionTimestamp" in jobset["metadata"]:  # its pods may still be saving
+        return {"type": "Deleted"}
     conditions = jobset.get("status", {}).get("conditions", [])
-    ends = [c for c in conditions if c["type"] in ("Completed", "Failed") and c["status"] == "True"]
+    ends = [c for c in conditions if c["type"] in _PHASES and c["status"] == "True"]
     return ends[0] if ends else None
 
 

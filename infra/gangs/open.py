@@ -20,13 +20,13 @@ def open_gangs(home: Path) -> Gangs | None:
             return None
         case "slurm":
             return Slurm(home / "gangs")
-        case "kubernetes":
-            host, port = (
-                os.environ["KUBERNETES_SERVICE_HOST"],
-                os.environ["KUBERNETES_SERVICE_PORT"],
+        case "kubernetes" if host := os.environ.get("KUBERNETES_SERVICE_HOST"):
+            return Kubernetes(
+                f"https://{host}:{os.environ['KUBERNETES_SERVICE_PORT']}",
+                template=Path(os.environ.get("NANOCHAT_JOBSET") or TEMPLATE),
+                queue=os.environ.get("NANOCHAT_QUEUE"),
             )
-            template = Path(os.environ.get("NANOCHAT_JOBSET") or TEMPLATE)
-            queue = os.environ.get("NANOCHAT_QUEUE")
-            return Kubernetes(f"https://{host}:{port}", template=template, queue=queue)
         case other:
-            raise ConfigError(f"NANOCHAT_GANGS is {other!a}", hint="slurm or kubernetes")
+            raise ConfigError(
+                f"NANOCHAT_GANGS is {other!a}", hint="slurm, or in a pod of a cluster kubernetes"
+            )

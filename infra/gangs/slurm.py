@@ -35,10 +35,9 @@ class Slurm:
 
     def find(self, name: str) -> str | None:
         """Return the id of the user's job of this name that waits or runs, or None."""
-        return next(
-            iter(_run("squeue", "--me", "--noheader", f"--name={name}", "--format=%i").split()),
-            None,
-        )
+        states = "--states=PENDING,RUNNING,SUSPENDED"  # not one that was cancelled and still saves
+        found = _run("squeue", "--me", "--noheader", f"--name={name}", states, "--format=%i")
+        return next(iter(found.split()), None)
 
     def submit(self, spec: GangSpec) -> str:
         """Submit a job and return its id."""
@@ -61,14 +60,14 @@ class Slurm:
 
     def state(self, gang: str) -> GangState:
         """Return the job's state: the controller's, or that of accounting once it has forgotten."""
-        try:
-            record = _run("scontrol", "--oneliner", "show", "job", gang)
-        except SchedulerUnavailable:
-            raise
-        except GangError:
-            return _accounted(gang)
-        fields = dict(re.findall(r"(\w+)=(\S*)", record))
-        return _state(fields["JobState"], fields.get("Reason", "None"), fields.get("ExitCode", ""))
+        if record := _look_up("scontrol", "--oneliner", "show", "job", gang):
+            fields = dict(re.findall(r"(\w+)=(\S*)", record))
+            return _state(fields["JobState"], fields["Reason"], fields["ExitCode"])
+        line = _look_up("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", gang)
+        if not line:
+            return GangState(phase="failed", text="Slurm does not know it any more")
+        state, _, code = line.partition("|")
+        return _state(state.split()[0], "None", code)  # "CANCELLED by 1000"
 
     def cancel(self, gang: str) -> None:
         """Cancel the job: SIGTERM now, SIGKILL after Slurm's KillWait."""
@@ -87,25 +86,21 @@ class Slurm:
         return data.decode(errors="replace").splitlines(), str(start + len(data))
 
 
-def _accounted(gang: str) -> GangState:
-    """Return the state of a job that the controller has forgotten, if accounting knows it."""
-    try:
-        line = _run("sacct", "-X", "-n", "-P", "-o", "State,ExitCode", "-j", gang).strip()
-    except SchedulerUnavailable:
-        raise
-    except GangError:  # a cluster without accounting
-        line = ""
-    if not line:
-        return GangState(phase="failed", text="Slurm does not know it any more")
-    state, _, code = line.partition("|")
-    return _state(state.split()[0], "None", code)  # "CANCELLED by 1000"
-
-
 def _state(state: str, reason: str, exit_code: str) -> GangState:
     phase = _PHASES.get(state, "failed")
     code = re.match(r"(\d+):0$", exit_code) if phase == "failed" else None
     text = state if reason == "None" else f"{state} ({reason})"
     return GangState(phase=phase, text=text, exit_code=int(code[1]) if code else None)
+
+
+def _look_up(*words: str) -> str:
+    """Return what a command says of a job; empty if it knows none, or if it is not set up."""
+    try:
+        return _run(*words).strip()
+    except SchedulerUnavailable:
+        raise
+    except GangError:
+        return ""
 
 
 def _run(*words: str, environment: dict[str, str] | None = None) -> str:

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from flows.build.stage_request import build_on_node, read_request
 from flows.cli.train.run import resumable
-from flows.cli.train.stage import code_of
+from flows.cli.train.stage import exit_code_of
 from infra.launch.rendezvous import find_gang
 from nanochat_core.errors import NanochatError
 
@@ -29,5 +29,5 @@ def node(
             built = build_on_node(asked, node=gang.node, address=gang.address, watch=display.watch)
             display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     except NanochatError as error:
-        return code_of(error)
+        return exit_code_of(error)
     return 0

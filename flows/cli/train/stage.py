@@ -175,11 +175,11 @@ def stage(
                 built = build_share(built_stage, context, inputs, node=gang.node, force=force)
             display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     except NanochatError as error:
-        return code_of(error)
+        return exit_code_of(error)
     return 0
 
 
-def code_of(error: NanochatError) -> int:
+def exit_code_of(error: NanochatError) -> int:
     """Print an error that a retry may fix, and return LOST; raise any other."""
     if not is_retryable(error):
         raise error

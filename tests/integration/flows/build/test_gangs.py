@@ -30,6 +30,7 @@ class Played:
     submitted: list[GangSpec] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     live: str | None = None
+    is_mute: bool = False
 
     def find(self, name: str) -> str | None:
         return self.live
@@ -55,6 +56,8 @@ class Played:
         self.cancelled.append(gang)
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
+        if self.is_mute:
+            raise GangError("no route to the node")
         start = int(after or 0)
         return self.lines[start:], str(len(self.lines))
 
@@ -166,6 +169,13 @@ def test_a_scheduler_that_is_away_is_waited_for(
 ) -> None:
     assert not call(request_, Played(away=3)).cached
     assert lines.count("no controller; retrying") == 1
+
+
+def test_lines_that_cannot_be_read_end_nothing(
+    request_: StageRequest, call: Call, lines: list[str]
+) -> None:
+    assert not call(request_, Played(is_mute=True)).cached
+    assert lines.count("its lines cannot be read: no route to the node") == 1
 
 
 def test_a_scheduler_that_stays_away_is_given_up(

@@ -138,6 +138,18 @@ def test_a_gang_that_ended_makes_room_for_the_next_and_one_that_runs_does_not(
     assert gangs.find(NAME) == NAME
 
 
+def test_a_gang_that_is_being_deleted_is_not_found_and_is_replaced_when_it_is_gone(
+    cluster: Cluster, gangs: Kubernetes
+) -> None:
+    gangs.submit(SPEC)
+    cluster.jobsets[NAME]["metadata"]["deletionTimestamp"] = "2026-11-24T01:00:00Z"
+    assert gangs.find(NAME) is None
+    assert gangs.state(NAME).phase == "cancelled"
+    cluster.deleting.add(NAME)
+    with pytest.raises(SchedulerUnavailable):
+        gangs.submit(SPEC)
+
+
 def test_the_lines_of_pod_0_come_once_also_after_a_restart(
     cluster: Cluster, gangs: Kubernetes
 ) -> None:

@@ -24,6 +24,7 @@ COMMANDS = [  # in the order of the help
         "run",
         "submit",
         "stage",
+        "node",
         "miniseries",
         "status",
         "logs",
