@@ -170,6 +170,7 @@ def run_stage(
                 processes=processes,
                 on_event=on_event,
                 stop=leader.ending if leader else lease.ending,
+                lost=leader.lost if leader else None,
                 check=check,
                 root=context.root,
                 meeting=leader.meeting if leader else None,

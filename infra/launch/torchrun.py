@@ -14,6 +14,7 @@ import site
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeAlias, cast
@@ -30,6 +31,7 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
 SECONDS_BETWEEN_LOOKS = 0.25
+SECONDS_IF_LOST = 5.0  # from the stop of ranks whose peers are gone until they are killed
 # Of the job's `grace_seconds`, for torchrun to kill its ranks before it is killed itself. A worker
 # ends before both (runtime/interrupt.py).
 _SECONDS_TO_KILL = 3.0
@@ -58,6 +60,7 @@ def run_job(
     processes: int,
     on_event: OnEvent,
     stop: threading.Event | None = None,
+    lost: threading.Event | None = None,
     check: Callable[[], None] = lambda: None,
     root: Path | None = None,
     steps: int | None = None,
@@ -68,7 +71,9 @@ def run_job(
     The job resumes from what an unfinished attempt left in its directory. Setting `stop`, in
     `on_event` or from another thread, ends the job as SIGTERM would. Any exception while the
     workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of `check`, which is called
-    all the time and at the end) stops them before it is raised. With `root` the workers run the
+    all the time and at the end) stops them before it is raised. Once `lost` is set ranks of other
+    machines are gone, nothing more can be saved, and ranks that are being stopped have
+    SECONDS_IF_LOST left instead of the resources' grace. With `root` the workers run the
     code of the repository in that directory. With `steps` they are interrupted after so many steps,
     their state saved, unless they finish earlier. With a `meeting` they are this machine's part of
     a job of several machines, `processes` on each. Only node 0 has the result; elsewhere an empty
@@ -80,7 +85,7 @@ def run_job(
     error that a person can repair.
     """
     assert processes >= 1, processes
-    stop = stop or threading.Event()
+    stop, lost = stop or threading.Event(), lost or threading.Event()
     job.directory.mkdir(parents=True, exist_ok=True)
     path = job.write()
 
@@ -117,8 +122,12 @@ def run_job(
             worker_log,
             look,
             stop,
+            lost,
             grace=job.resources.grace_seconds,
         )
+    if lost.is_set():  # a rank may wait for the others' files, and not end with torchrun
+        with earlier_workers_ended(job, log, threading.Event(), seconds=0.0):
+            pass
     if first_rank and not returncode:
         return Result(status="finished", metrics={})
     return _classify(job, returncode, asked_to_stop=stop.is_set(), first_rank=first_rank)
@@ -191,6 +200,7 @@ def _supervise(
     log: IO[bytes],
     look: Callable[[], None],
     stop: threading.Event,
+    lost: threading.Event,
     *,
     grace: float,
 ) -> int:
@@ -207,27 +217,35 @@ def _supervise(
                 process.wait(SECONDS_BETWEEN_LOOKS)
                 break
         else:
-            _end(process, grace)
+            _end(process, grace, lost)
         look()  # once more, for the events of the last moment
     except BaseException:
-        _end(process, grace)
+        _end(process, grace, lost)
         raise
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """Send SIGTERM, wait for `grace` seconds while the process saves, then kill it."""
+def _end(process: subprocess.Popen[bytes], grace: float, lost: threading.Event) -> None:
+    """Send SIGTERM, wait for `grace` seconds while the process saves, then kill it.
+
+    Once `lost` is set, wait for SECONDS_IF_LOST at most.
+    """
     if process.poll() is not None:
         return
     process.terminate()
     # torchrun passes SIGTERM on to its ranks, and kills them a little earlier.
+    limit = time.monotonic() + grace
     try:
-        process.wait(grace)
-    except BaseException as error:  # too slow, or a second Ctrl-C
-        process.kill()
-        process.wait()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
+        while process.poll() is None and time.monotonic() < limit:
+            if lost.is_set():
+                limit = min(limit, time.monotonic() + SECONDS_IF_LOST)
+                lost = threading.Event()  # the limit is set once
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_BETWEEN_LOOKS)
+    finally:  # too slow, or a second Ctrl-C
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 class _Tail:

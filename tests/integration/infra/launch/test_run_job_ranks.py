@@ -4,14 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from infra.launch.torchrun import JobFailed, run_job
+from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from nanochat_core.job import Job, Resources, Result
 
 pytestmark = pytest.mark.torch
@@ -151,3 +153,36 @@ def test_a_rank_that_starts_late_leaves_the_error_of_one_that_failed(
 
     assert (job.directory / "error.json").exists() == launched
     assert (job.directory / "result.json").exists()
+
+
+@pytest.mark.timeout(300)
+def test_ranks_that_wait_for_lost_ones_do_not_get_the_whole_grace(make_job: Any) -> None:
+    job = make_job("""
+import os
+import time
+
+from nanochat_core.runtime.interrupt import STOP
+from nanochat_core.runtime.progress import Progress
+
+
+def run(job):
+    rank = os.environ["RANK"]
+    with STOP.deferred():  # as rank 0 that waits for the others' files
+        (job.directory / f"pid-{rank}").write_text(str(os.getpid()))
+        Progress(job.events, active=rank == "0").start(1000)
+        time.sleep(100_000)
+""")
+    job = replace(job, resources=replace(job.resources, grace_seconds=100_000.0))
+    stop, lost = threading.Event(), threading.Event()
+
+    def on_event(event: Any) -> None:
+        if event["kind"] == "start":
+            lost.set()
+            stop.set()
+
+    with pytest.raises(StageInterrupted):
+        run_job(job, processes=2, on_event=on_event, stop=stop, lost=lost)
+    pids = [int(path.read_text()) for path in job.directory.glob("pid-*")]
+    assert pids
+    left = [process for process in psutil.process_iter(["status"]) if process.pid in pids]
+    assert not [p for p in left if p.info["status"] != psutil.STATUS_ZOMBIE]
