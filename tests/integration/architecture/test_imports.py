@@ -26,8 +26,12 @@ sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))
 for name in sys.argv[2].split(","):
     package = importlib.import_module(name)
     for module in pkgutil.walk_packages(getattr(package, "__path__", []), name + "."):
-        if ".server" not in module.name:
-            importlib.import_module(module.name)
+        try:
+            if ".server" not in module.name:
+                importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name != "triton":  # torch brings it only with CUDA, for kernels alone
+                raise
 """
 
 
