@@ -2,53 +2,25 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.identity.manifest import Manifest
-from infra.storage.local import LocalStore
-from tests.support.flows.rows import GIGABYTE, identity_of, publish_rows
 from tests.support.flows.stores import CountingStore, DyingStore
 from tests.support.flows.waiting import wait_until
+from tests.unit.flows.artifacts.test_cache_room import (
+    cache,
+    cached,
+    manifest,
+    names,
+    publish_block,
+    store,
+)
 
 REPOSITORY = Path(__file__).parents[4]
-BLOCK = 4096  # bytes; what a small file takes on the disk
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CountingStore:
-    return CountingStore(tmp_path / "store")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        yield cache
-
-
-@pytest.fixture
-def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
-    return publish_rows(store, tmp_path).manifest
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def publish_block(store: LocalStore, tmp_path: Path, number: int) -> Manifest:
-    """An artifact that takes five blocks: train.rows two, the other files and manifest three."""
-    identity = identity_of("rows", number=number)
-    data = str(number).encode() * 2 * BLOCK
-    return publish_rows(store, tmp_path, train=data, identity=identity).manifest
-
-
-def cached(cache: Cache, *manifests: Manifest) -> list[int]:
-    """Numbers of the artifacts that are in the cache, whole or not."""
-    there = {path.name.partition("-")[0] for path in (cache.directory / "rows").iterdir()}
-    return [number for number, m in enumerate(manifests) if m.fingerprint[:12] in there]
+__all__ = ["cache", "manifest", "store"]
 
 
 def run_python(source: str, *arguments: object) -> subprocess.Popen[str]:

@@ -7,16 +7,6 @@ from pathlib import Path
 
 import pytest
 
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh home directory, the default one of this test."""
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    return tmp_path / "home"
-
-
 # --- mistakes
 
 
@@ -38,7 +28,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert done.stderr == ""
 
 
-def test_colour_is_left_out_when_asked(home: Path) -> None:
+@pytest.mark.usefixtures("store")
+def test_colour_is_left_out_when_asked() -> None:
     def said(**environment: str) -> str:
         return subprocess.run(
             [sys.executable, "-m", "flows.cli.app", "plan", "tinny"],

@@ -6,36 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from flows.artifacts.publish import find_manifest
 from flows.identity.fingerprint import REPOSITORY, Code
-from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import open_profile
-from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from tests.support.flows.house import build
 from tests.support.flows.repository import commit_all
 
 TINY = open_profile("tiny").run
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Manifest]]:
-    """A store with every stage of tiny, as today's code would make it."""
-    directory = tmp_path_factory.mktemp("filled")
-    store = LocalStore(directory / "store")
-    return directory / "store", build(store, directory / "work", Code(REPOSITORY), run=TINY)
-
-
-@pytest.fixture
-def made(
-    store: Store, filled: tuple[Path, dict[str, Manifest]], tmp_path: Path
-) -> dict[str, Manifest]:
-    """The artifacts of such a store, which is the default one."""
-    shutil.copytree(filled[0], tmp_path / "home" / "store")
-    return filled[1]
 
 
 class Checkout:

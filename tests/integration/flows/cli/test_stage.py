@@ -1,10 +1,8 @@
 """`nanochat stage` builds stages, in processes of their own."""
 
-import json
 import threading
 import time
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import pytest
 
@@ -21,16 +19,7 @@ from tests.support.flows.house import build
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
-
-SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
-
-
-def words_of(folder: Path) -> tuple[str, ...]:
-    folder.mkdir()
-    lines = [json.dumps({"text": text}) for text in topics.values()]
-    (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    given = ("shards.source=local", f"shards.path={folder}", "shards.num_shards=1")
-    return (*SMALL, *(word for setting in given for word in ("--set", setting)))
+from tests.unit.flows.cli.test_stage import words_of
 
 
 def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(

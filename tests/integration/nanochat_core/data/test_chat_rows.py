@@ -1,54 +1,14 @@
-import random
 import signal
 import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from nanochat_core.data.conversations import chat_rows
 from nanochat_core.data.conversations.chat_rows import conversation_rows
-from tasks.kinds.files import open_task, write_examples
-from tasks.mixtures.mixture import mixture
+from tests.unit.nanochat_core.data.test_chat_rows import talk
 
-BOS = 0
-
-
-def conversations(lengths, seed=0):
-    """(ids, mask) of each length; ids after BOS are never BOS, so that rows can be cut again."""
-    rng = random.Random(seed)
-    return [
-        ([BOS, *(rng.randint(1, 999) for _ in range(n - 1))], [0, *rng.choices((0, 1), k=n - 1)])
-        for n in lengths
-    ]
-
-
-def cut(packed):
-    """The conversations in packed rows, by their BOS; a BOS alone is padding."""
-    for tokens, mask in zip(*(array.tolist() for array in packed), strict=True):
-        starts = [i for i, token in enumerate(tokens) if token == BOS]
-        for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True):
-            if end - start > 1:
-                yield tokens[start:end], mask[start:end]
-            else:
-                assert mask[start] == 0
-
-
-@pytest.fixture
-def talk(tmp_path):
-    """A mixture in files, in which each conversation comes twice."""
-    rng = random.Random(4)
-    words = [f"word{i}" for i in range(40)]
-
-    def turn(role):
-        return {"role": role, "content": " ".join(rng.choices(words, k=rng.randint(1, 30)))}
-
-    (tmp_path / "talk").mkdir()
-    write_examples(
-        tmp_path / "talk" / "train.jsonl",
-        ({"messages": [turn("user"), turn("assistant")]} for _ in range(60)),
-    )
-    return mixture([(open_task("talk", tmp_path, "train"), 2)], seed=5)
+__all__ = ["talk"]
 
 
 def test_what_a_killed_attempt_left_is_removed_and_what_another_one_makes_is_not(

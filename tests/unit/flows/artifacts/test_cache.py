@@ -1,7 +1,6 @@
 """Fetched artifacts: whole at each use, and mended, file by file, where they are not."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,26 +10,9 @@ from flows.identity.manifest import Manifest
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
 from tests.support.flows.stores import CountingStore, DyingStore
+from tests.unit.flows.artifacts.test_cache_room import cache, manifest, names, store
 
-
-@pytest.fixture
-def store(tmp_path: Path) -> CountingStore:
-    return CountingStore(tmp_path / "store")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        yield cache
-
-
-@pytest.fixture
-def manifest(store: CountingStore, tmp_path: Path) -> Manifest:
-    return publish_rows(store, tmp_path).manifest
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
+__all__ = ["cache", "manifest", "store"]
 
 
 def test_a_whole_copy_needs_no_store(store: CountingStore, cache: Cache, manifest: Manifest):

@@ -5,7 +5,6 @@ import hashlib
 import random
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,19 +27,11 @@ from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, publish_rows
 from tests.support.flows.stores import CountingStore, NoisyStore
 from tests.support.infra.storage.owners import own_as_user
+from tests.unit.flows.artifacts.test_cache_room import cache, store
+
+__all__ = ["cache", "store"]
 
 DAMAGE = ["bit", "truncated", "longer", "gone"]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> CountingStore:
-    return CountingStore(tmp_path / "store")
-
-
-@pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Cache]:
-    with Cache(tmp_path / "cache", GIGABYTE) as cache:
-        yield cache
 
 
 def damage(path: Path, kind: str, generator: random.Random) -> None:

@@ -17,6 +17,8 @@ from flows.cli.app import main, make_app
 from flows.cli.train.run import resumable
 from flows.orchestration.local_run import stoppable
 from flows.profiles import PROFILES
+from infra.storage.base import Store
+from tests.support.flows.terminal import Terminal
 
 COMMANDS = [  # in the order of the help
     *(
@@ -37,26 +39,6 @@ COMMANDS = [  # in the order of the help
     *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
     *("doctor", "up", "deploy", "down", "infra", "bench"),
 ]
-
-
-def fails(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
-    """Run a command that must fail; returns the texts after `error:` and `hint:`."""
-    assert main(arguments) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    error, hint = captured.err.splitlines()
-    assert error.startswith("error: ")
-    assert hint.startswith("hint: ")
-    return error.removeprefix("error: "), hint.removeprefix("hint: ")
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A fresh home directory, the default one of this test."""
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("NANOCHAT_STORE", raising=False)
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    return tmp_path / "home"
 
 
 # --- mistakes
@@ -89,18 +71,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_wrong_words_on_the_command_line(
-    words: str, error: str, hint: str, home: Path, capsys: pytest.CaptureFixture[str]
+    words: str, error: str, hint: str, tmp_path: Path, terminal: Terminal
 ) -> None:
-    assert fails(words.split(), capsys) == (error, hint)
-    assert not home.exists()
+    assert terminal.fails(*words.split()) == (error, hint)
+    assert not list((tmp_path / "home").iterdir())
 
 
 @pytest.mark.parametrize("command", ["plan", "run", "explain"])
-def test_a_wrong_profile_is_answered_with_the_nearest(
-    command: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_profile_is_answered_with_the_nearest(command: str, terminal: Terminal) -> None:
     words = [command, "tinny", *(["sft"] if command == "explain" else [])]
-    assert fails(words, capsys) == ("there is no profile 'tinny'", "did you mean 'tiny'?")
+    assert terminal.fails(*words) == ("there is no profile 'tinny'", "did you mean 'tiny'?")
 
 
 @pytest.mark.parametrize(
@@ -123,9 +103,9 @@ def test_a_wrong_profile_is_answered_with_the_nearest(
     ],
 )
 def test_a_wrong_setting_is_answered_with_the_right_form(
-    override: str, error: str, hint: str, home: Path, capsys: pytest.CaptureFixture[str]
+    override: str, error: str, hint: str, terminal: Terminal
 ) -> None:
-    said = fails(["plan", "tiny", "--set", override], capsys)
+    said = terminal.fails("plan", "tiny", "--set", override)
     assert error in said[0]
     assert hint in said[1]
 
@@ -133,10 +113,8 @@ def test_a_wrong_setting_is_answered_with_the_right_form(
 @pytest.mark.parametrize(
     ("depth", "way_out"), [("0", "at least 1"), ("-3", "at least 1"), ("1000", "number of layers")]
 )
-def test_a_depth_that_cannot_be(
-    depth: str, way_out: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error, hint = fails(["plan", "tiny", "--depth", depth], capsys)
+def test_a_depth_that_cannot_be(depth: str, way_out: str, terminal: Terminal) -> None:
+    error, hint = terminal.fails("plan", "tiny", "--depth", depth)
     assert depth in error
     assert way_out in hint
 
@@ -163,10 +141,8 @@ def test_a_depth_that_cannot_be(
         ("chat tiny --gpus 999", "--gpus is 999, this machine has"),
     ],
 )
-def test_a_wrong_place(
-    words: str, error: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = fails(words.split(), capsys)
+def test_a_wrong_place(words: str, error: str, terminal: Terminal) -> None:
+    said = terminal.fails(*words.split())
     assert error in said[0]
     assert said[1]
 
@@ -175,8 +151,8 @@ def test_a_wrong_place(
     "words",
     ["explain tiny sfx", "run tiny --force sfx", "run tiny --from-stage sfx", "fetch sfx@tiny"],
 )
-def test_a_wrong_stage(words: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error, hint = fails(words.split(), capsys)
+def test_a_wrong_stage(words: str, terminal: Terminal) -> None:
+    error, hint = terminal.fails(*words.split())
     assert error == "there is no stage 'sfx'"
     assert "sft" in hint
 
@@ -189,35 +165,31 @@ def test_a_wrong_stage(words: str, home: Path, capsys: pytest.CaptureFixture[str
         ("--max-tokens", "0", "max-tokens is 0"),
     ],
 )
-def test_sampling_that_cannot_be(
-    option: str, value: str, error: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fails(["chat", "tiny", option, value], capsys)[0] == error
+def test_sampling_that_cannot_be(option: str, value: str, error: str, terminal: Terminal) -> None:
+    assert terminal.fails("chat", "tiny", option, value)[0] == error
 
 
-def test_a_home_that_may_not_be_written(
-    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_home_that_may_not_be_written(tmp_path: Path, terminal: Terminal) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere")
     (tmp_path / "locked").mkdir(mode=0o500)
-    error, hint = fails(["plan", "tiny", "--home", f"{tmp_path}/locked/home"], capsys)
+    error, hint = terminal.fails("plan", "tiny", "--home", f"{tmp_path}/locked/home")
     assert error.startswith("permission denied")
     assert "--home" in hint
 
 
 def test_a_run_on_a_disk_without_room_does_not_start(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
 ) -> None:
     for name in ("DISK_NEEDED", "DISK_WANTED"):
         monkeypatch.setattr(f"flows.cli.machine.checks.{name}", 1 << 60)
-    error, hint = fails(["run", "tiny"], capsys)
-    assert error.endswith(f"GiB free in {home}")
+    error, hint = terminal.fails("run", "tiny")
+    assert error.endswith(f"GiB free in {tmp_path / 'home'}")
     assert "free some space" in hint
-    assert not (home / "prefect").exists()
+    assert not (tmp_path / "home" / "prefect").exists()
 
 
-def test_our_own_bugs_raise(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_bugs_raise(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str, **changes: object) -> object:
         raise RuntimeError(name)
 
