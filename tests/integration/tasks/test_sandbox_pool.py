@@ -5,21 +5,15 @@ import psutil
 import pytest
 
 from tasks import registry
-from tasks.base import TaskError
 from tasks.sandbox import humaneval_grader
-from tasks.sandbox.run import protections, run_all
+from tasks.sandbox.run import run_all
 from tests.campaigns.security.sandbox import CHECK, WRONG
+from tests.integration.tasks.test_sandbox import needs_a_sandbox
 from tests.support.tasks.sandbox_forgeries import RIGHT
 
+__all__ = ["needs_a_sandbox"]
+
 LIMITS = {"seconds": 600.0, "memory_mb": 512}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def needs_a_sandbox():
-    try:
-        protections()
-    except TaskError as error:
-        pytest.skip(str(error))
 
 
 def test_verdicts_come_in_the_order_of_the_programs():

@@ -5,25 +5,19 @@ The whole corpus, a run for each thing in it, is the campaign of tests.campaigns
 
 import pytest
 
-from tasks.base import TaskError
 from tasks.sandbox.process import Check, run_in
-from tasks.sandbox.run import protections, run_untrusted
+from tasks.sandbox.run import run_untrusted
 from tests.campaigns.security.sandbox import CHECK, WRONG, gone_wrong
+from tests.integration.tasks.test_sandbox import needs_a_sandbox
 from tests.support.tasks.sandbox_forgeries import DECEIVED, FORGED, HONEST, RIGHT
 from tests.support.tasks.sandbox_together import LIMITS, WALLS, backend_of, refused
+
+__all__ = ["needs_a_sandbox"]
 
 # The others use up the same second, or the same limits, in another way.
 EXHAUSTING = ("a power of ten as a fraction", "many small answers", "a line without end")
 # These depend on how the source is handed over, or change what a program beside them needs.
 ALONE = ("is the main program", "changes builtins", "names beyond ASCII", "tabs and returns")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def needs_a_sandbox():
-    try:
-        protections()
-    except TaskError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("name", FORGED)

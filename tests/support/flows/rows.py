@@ -64,6 +64,13 @@ def publish_files(
     ).manifest
 
 
+def publish_directory(store: Store, stage: str, directory: Path) -> Manifest:
+    """Publish an artifact of `stage` with the files of a directory; it stands on nothing."""
+    paths = [path for path in directory.rglob("*") if path.is_file()]
+    files = {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+    return publish_files(store, stage, files, directory.parent / "published")
+
+
 def no_fence() -> None:
     """Nobody else may publish meanwhile."""
 

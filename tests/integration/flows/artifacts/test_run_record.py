@@ -1,31 +1,23 @@
 """A run's record says what the run uses before it is used, and after a collection once more."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from flows.artifacts.pins import SWEEP
-from flows.artifacts.runs import Run, RunRecord, find_run
+from flows.artifacts.runs import RunRecord, find_run
 from flows.build.build import BuildContext, build
 from flows.gc.collect import make_claim
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError
+from tests.support.flows.house import make_run
 from tests.support.reliability.memory_store import MemoryStore
 
-RUN = Run(
-    run="tiny-1",
-    name="tiny",
-    profile="tiny",
-    depth=None,
-    overrides=(),
-    status="running",
-    started="2026-01-01T00:00:00Z",
-    ended=None,
-    stages={},
-)
+RUN = replace(make_run("tiny-1"), name="tiny")
 
 
 def test_each_artifact_is_written_at_once_and_again_when_it_is_said_again():

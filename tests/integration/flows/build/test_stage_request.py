@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import Run
 from flows.build.build import build, look_up
 from flows.build.stage_request import (
     StageRequest,
@@ -19,20 +18,9 @@ from flows.build.stage_request import (
 from flows.profiles import tiny
 from flows.stages import SHARDS, TOKENIZER
 from nanochat_core.errors import ArtifactError, ConfigError
+from tests.support.flows.house import make_run
 
-RUN = Run(
-    run="toy-1",
-    name="toy",
-    profile="tiny",
-    depth=2,
-    overrides=("seed=7",),
-    gpus=0,
-    place=("threads=1",),
-    status="running",
-    started="2026-11-21T00:00:00Z",
-    ended=None,
-    stages={},
-)
+RUN = replace(make_run("toy-1"), depth=2, overrides=("seed=7",), gpus=0, place=("threads=1",))
 
 
 def watch(stage: str, event: Any) -> None:

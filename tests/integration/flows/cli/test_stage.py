@@ -8,7 +8,7 @@ import pytest
 
 from flows.artifacts.names import open_run
 from flows.artifacts.pins import SWEEP
-from flows.artifacts.runs import Run, find_run, write_run
+from flows.artifacts.runs import find_run
 from flows.cli.app import main
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import REPOSITORY, Code
@@ -110,19 +110,8 @@ def test_only_names_that_the_stage_itself_downloads_are_resolved_again(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, talks = "karpathy/climbmix-400b-shuffle", "HuggingFaceTB/smol-smoltalk"
-    run = Run(
-        run="d12-20260101t000000z-0001",
-        name="d12",
-        profile="d12",
-        depth=None,
-        overrides=(),
-        upstream={f"{text}@main": "a" * 40, f"{talks}@main": "b" * 40},
-        status="finished",
-        started="2026-01-01T00:00:00Z",
-        ended=None,
-        stages={},
-    )
-    write_run(store, run)
+    upstream = {f"{text}@main": "a" * 40, f"{talks}@main": "b" * 40}
+    put_run(store, "d12-20260101t000000z-0001", name="d12", profile="d12", upstream=upstream)
     words = ("d12", "--gpus", "0", "--set", "task_data.core_bundle=null")
     with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
         error, _ = terminal.fails("stage", "tokenizer", *words)

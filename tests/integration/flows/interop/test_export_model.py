@@ -15,7 +15,7 @@ from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import read_checkpoint
 from nanochat_core.model.checkpoint import load_model, save_model
 from tests.support.flows.hub_uploads import UploadHub
-from tests.support.flows.shelf import make_manifest
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 
@@ -127,27 +127,11 @@ def test_an_export_that_fails_half_way_leaves_nothing(
 
 
 def test_the_card_tells_where_the_model_is_from_and_how_it_did(store: Store) -> None:
-    from flows.artifacts.runs import Run, write_run
-    from tests.support.flows.shelf import put_artifact
-
     report = make_manifest("report", files={"report.md": "# tiny\n\n- sums 74 %\n"}, run="tiny-1")
     store.put(report.files[0].key, b"# tiny\n\n- sums 74 %\n")
     put_artifact(store, report)
     sft = make_manifest("sft", run="tiny-1", metrics={"val_loss": 1.5})
-    write_run(
-        store,
-        Run(
-            run="tiny-1",
-            name="tiny",
-            profile="tiny",
-            depth=None,
-            overrides=(),
-            status="finished",
-            started="2026-11-21T00:00:00Z",
-            ended=None,
-            stages={"report": report.fingerprint, "sft": sft.fingerprint},
-        ),
-    )
+    put_run(store, "tiny-1", report, sft)
     text = export_model.model_card(store, sft, name="me/mine", is_own_code=True)
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "A chat model" in text

@@ -165,19 +165,26 @@ def test_a_caller_that_comes_back_goes_on_with_its_order(
     assert len(caller.wait_for_runs(1)) == 1
 
 
-def test_a_lost_order_is_told_and_the_next_one_is_another_run(
-    make_caller: Callable[[str], Caller],
+@pytest.mark.parametrize(
+    ("first", "last", "error"),
+    [
+        ("CRASHED", "COMPLETED", r"gpu/\w{12} was lost: the node is gone"),
+        ("COMPLETED", "CRASHED", "is not in the store, though its run"),
+    ],
+)
+def test_the_store_is_believed_and_not_the_run_and_the_next_order_is_another_run(
+    make_caller: Callable[[str], Caller], first: str, last: str, error: str
 ) -> None:
     caller = make_caller("one")
     result = caller.send()
-    end(caller.wait_for_runs(1)[0], "CRASHED", "the node is gone")
-    with pytest.raises(TransientStageError, match=r"gpu/\w{12} was lost: the node is gone"):
+    end(caller.wait_for_runs(1)[0], first, "the node is gone")
+    with pytest.raises(TransientStageError, match=error):
         result.result()
     again = caller.send()
     second = caller.wait_for_runs(2)[1]
     caller.carry_out()
-    end(second, "COMPLETED")
-    again.result()
+    end(second, last, "it published, then it died")
+    assert not again.result().cached
 
 
 def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], Caller]) -> None:
@@ -188,20 +195,6 @@ def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], 
         result.result()
     assert caught.value.hint == "replay it with: x"
     assert not isinstance(caught.value, TransientStageError)
-
-
-def test_the_store_is_believed_and_not_the_run(make_caller: Callable[[str], Caller]) -> None:
-    caller = make_caller("one")
-    result = caller.send()
-    end(caller.wait_for_runs(1)[0], "COMPLETED")
-    with pytest.raises(TransientStageError, match="is not in the store, though its run"):
-        result.result()
-
-    again = caller.send()
-    second = caller.wait_for_runs(2)[1]
-    caller.carry_out()
-    end(second, "CRASHED", "it published, then it died")
-    assert not again.result().cached
 
 
 def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(

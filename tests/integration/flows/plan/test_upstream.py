@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from flows.artifacts.runs import Run, find_run, write_run
+from flows.artifacts.runs import find_run, write_run
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.orchestration.pipeline import pin_names
 from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
@@ -21,23 +21,14 @@ from infra.storage.local import LocalStore
 from nanochat_core.config import RunConfig
 from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.errors import ConfigError, DataError
+from tests.support.flows.house import make_run
 from tests.support.nanochat_core.data.hub_server import HubServer, talking_to_hub
 from tests.support.nanochat_core.data.web_server import WebServer
 
 TEXT = DATASETS["climbmix"].repository
 TALKS = "HuggingFaceTB/smol-smoltalk"
 CODE = Code(REPOSITORY)
-RUN = Run(
-    run="d12-1",
-    name="d12",
-    profile="d12",
-    depth=None,
-    overrides=(),
-    status="running",
-    started="2026-11-21T05:53:38Z",
-    ended=None,
-    stages={},
-)
+RUN = dataclasses.replace(make_run("d12-1"), name="d12", profile="d12")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import os
 import re
 import signal
 import types
@@ -15,7 +14,8 @@ import pytest
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_config
 from nanochat_core.runtime import interrupt
-from nanochat_core.runtime.progress import Progress, last_by_step, read_events
+from nanochat_core.runtime.progress import last_by_step, read_events
+from tests.integration.nanochat_core.train.test_resume import stop_after
 
 pytestmark = pytest.mark.torch
 MakeJob: TypeAlias = Callable[..., Job]
@@ -41,18 +41,6 @@ def test_a_whole_training_stage_takes_at_most_25_lines(text: str) -> None:
     found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
     docstrings = [n for n in found if isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant)]
     assert len(found) - len(docstrings) <= 25
-
-
-def stopped_after(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ask this process to stop when `step` is reported."""
-    report = Progress.step
-
-    def step_then_stop(self: Progress, done: int, **values: float) -> None:
-        report(self, done, **values)
-        if done == step:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Progress, "step", step_then_stop)
 
 
 def losses(job: Job) -> list[float]:
@@ -83,7 +71,7 @@ def test_the_stage_of_the_guide_trains_on_and_resumes(
     before = signal.signal(signal.SIGTERM, interrupt.STOP.on_signal)
     try:
         with monkeypatch.context() as patch:
-            stopped_after(3, patch)
+            stop_after(3, patch)
             with pytest.raises(interrupt.Interrupted):
                 stage.run(parts)
     finally:

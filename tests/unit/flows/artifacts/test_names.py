@@ -145,13 +145,6 @@ def test_a_prefix_costs_one_listing_of_what_lies_under_it(store: Counting):
     assert store.lists == []
 
 
-def test_an_artifact_that_the_index_lacks_is_found(store: Counting):
-    manifest = put(store, "sft")
-    for entry in list(store.list("index/")):
-        store.delete(entry.key)
-    assert open_artifact(store, f"sft/{manifest.fingerprint[:4]}") == manifest
-
-
 def test_an_ambiguous_prefix_lists_the_candidates(store: Counting):
     one, other = two_alike("sft", run="tiny-7", created="2026-11-21T09:00:00Z")
     put_artifact(store, one)

@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from flows.artifacts.runs import Run, write_run
 from flows.identity.fingerprint import REPOSITORY, Code
 from flows.profiles import open_profile
 from infra.storage.base import Store
 from tests.support.flows.house import build
+from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 
 
@@ -20,20 +20,7 @@ def test_a_run_of_the_file_is_nothing_new_where_the_profile_is_built(
     terminal: Terminal, store: Store, tmp_path: Path
 ) -> None:
     made = build(store, tmp_path / "work", Code(REPOSITORY), run=open_profile("tiny").run)
-    stages = {name: manifest.fingerprint for name, manifest in made.items()}
-    when = "2026-11-21T05:53:38Z"
-    run = Run(
-        run="tiny-20261121t055338z-0001",
-        name="tiny",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="finished",
-        started=when,
-        ended=when,
-        stages=stages,
-    )
-    write_run(store, run)
+    put_run(store, "tiny-20261121t055338z-0001", *made.values())
     path = tmp_path / "my.toml"
     text = write(terminal, path, "tiny")
     assert terminal.run("plan", str(path)) == terminal.run("plan", "tiny")

@@ -7,13 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flows.artifacts.publish import publish
 from flows.artifacts.revocations import revoke
 from flows.cli.artifacts.data_stats import PLACES, find_text_files, measure_text
-from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import Manifest, Provenance
+from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
+from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import CREATED, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 
@@ -46,32 +45,9 @@ def write(path: Path, texts: Any, **options: Any) -> Path:
     return path
 
 
-def publish_shards(store: Store, directory: Path, *, run: str = "tiny-1") -> Manifest:
-    preimage: dict[str, Any] = {
-        "stage": "shards",
-        "format": 1,
-        "config": {"run": run},
-        "inputs": {},
-        "code": {},
-    }
-    manifest = publish(
-        store,
-        Identity(stage="shards", fingerprint=fingerprint_of(preimage), preimage=preimage),
-        directory,
-        logs=[],
-        inputs={},
-        provenance=Provenance(
-            run=run,
-            owner="me",
-            epoch=1,
-            created=CREATED,
-            git_commit=None,
-            metrics={},
-            segments=(),
-        ),
-        fence=lambda: None,
-    ).manifest
-    put_run(store, run, manifest)
+def publish_shards(store: Store, directory: Path) -> Manifest:
+    manifest = publish_directory(store, "shards", directory)
+    put_run(store, "tiny-1", manifest)
     return manifest
 
 
@@ -203,7 +179,7 @@ def test_shards_are_found_by_every_name(
 
 
 def test_revoked_shards_are_refused_unless_asked_for_by_fingerprint(
-    store: Store, tmp_path: Path, terminal: Terminal, capsys: pytest.CaptureFixture[str]
+    store: Store, tmp_path: Path, terminal: Terminal
 ):
     manifest = publish_shards(store, write_shards(tmp_path / "made", ["abc"], ["d"]))
     revoke(store, manifest, why="bad", who="me", when=CREATED)

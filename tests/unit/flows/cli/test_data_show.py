@@ -1,17 +1,14 @@
 """`nanochat data show`: tokens and loss mask of one conversation."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from flows.artifacts.publish import publish
-from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import Manifest, Provenance
 from infra.storage.base import Store
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.kinds.files import write_examples
-from tests.support.flows.shelf import CREATED, put_run
+from tests.support.flows.rows import publish_directory
+from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 
 CALL = [
@@ -29,33 +26,6 @@ EXAMPLES = [
 ]
 
 
-def put(store: Store, stage: str, directory: Path) -> Manifest:
-    preimage: dict[str, Any] = {
-        "stage": stage,
-        "format": 1,
-        "config": {},
-        "inputs": {},
-        "code": {},
-    }
-    return publish(
-        store,
-        Identity(stage=stage, fingerprint=fingerprint_of(preimage), preimage=preimage),
-        directory,
-        logs=[],
-        inputs={},
-        provenance=Provenance(
-            run="tiny-1",
-            owner="me",
-            epoch=1,
-            created=CREATED,
-            git_commit=None,
-            metrics={},
-            segments=(),
-        ),
-        fence=lambda: None,
-    ).manifest
-
-
 @pytest.fixture(autouse=True)
 def runs_with_examples(store: Store, tmp_path: Path) -> None:
     tokens, data = tmp_path / "tokenizer", tmp_path / "data"
@@ -66,7 +36,10 @@ def runs_with_examples(store: Store, tmp_path: Path) -> None:
         write_examples(data / "arithmetic" / f"{split}.jsonl", EXAMPLES)
     (data / "broken").mkdir()
     (data / "broken" / "train.jsonl").write_text('{"messages": 3}\n')
-    made = put(store, "tokenizer", tokens), put(store, "task_data", data)
+    made = (
+        publish_directory(store, "tokenizer", tokens),
+        publish_directory(store, "task_data", data),
+    )
     put_run(store, "tiny-1", *made)
     put_run(store, "mine-1", *made, name="mine", profile="d12", depth=6, overrides=("seed=2",))
 

@@ -17,7 +17,6 @@ from tests.support.flows.shelf import (
     make_manifest,
     put_artifact,
     put_run,
-    two_alike,
 )
 from tests.support.flows.terminal import Terminal
 
@@ -161,16 +160,6 @@ def test_an_artifact_is_shown_with_its_files_inputs_and_logs(store: Store, termi
     assert tree["files"][1]["sha256"] == sft.files[1].sha256
     assert tree["inputs"]["midtrain"]["fingerprint"] == mid.fingerprint
     assert tree["url"] == f"{store.url}/sft/{sft.fingerprint}"
-
-
-def test_an_ambiguous_prefix_lists_the_candidates(store: Store, terminal: Terminal):
-    one, other = two_alike("sft", run="tiny-7")
-    put_artifact(store, one)
-    put_artifact(store, other)
-    error, hint = terminal.fails("ls", f"sft/{one.fingerprint[:4]}")
-    assert "is ambiguous" in error
-    assert f"{one.name} (2026-11-21T06:00:00Z, run tiny-7)" in hint
-    assert other.name in hint
 
 
 def test_what_others_wrote_cannot_move_the_cursor(store: Store, terminal: Terminal):

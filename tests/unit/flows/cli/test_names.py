@@ -137,16 +137,6 @@ def test_a_tag_is_set_moved_shown_and_removed(store: Store, terminal: Terminal):
     assert terminal.said("tag", "--json") == ["[]"]
 
 
-def test_a_tag_names_what_its_run_made(store: Store, terminal: Terminal):
-    old, new = put(store, "sft", 1), put(store, "sft", 2)
-    put_run(store, "tiny-1", old)
-    put_run(store, "tiny-2", new)
-    terminal.said("tag", "main", "tiny-1")
-    assert terminal.said("ls", "sft@main")[0].startswith(old.name)
-    assert terminal.said("ls", "sft@tiny")[0].startswith(new.name)
-    assert terminal.said("status", "main")[0] == "run tiny-1: finished"
-
-
 def test_a_tag_that_would_hide_a_run_is_refused(store: Store, terminal: Terminal):
     put_run(store, "mine-1", name="mine")
     for name, what in (("mine-1", "the id of a run"), ("mine", "the name of a run")):

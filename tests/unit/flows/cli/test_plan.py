@@ -10,7 +10,7 @@ import pytest
 
 from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import Run, Status, write_run
+from flows.artifacts.runs import Status
 from flows.cli.app import main
 from flows.cli.train.run import is_recorded
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
@@ -25,6 +25,7 @@ from flows.stages import STAGES
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
 from tests.support.flows.house import build
+from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 
 TINY = open_profile("tiny").run
@@ -109,21 +110,7 @@ def record(
     name: str = "tiny",
 ) -> None:
     stages = {name: manifest.fingerprint for name, manifest in made.items()}
-    started = "2026-11-21T05:53:38Z"
-    write_run(
-        store,
-        Run(
-            run=run,
-            name=name,
-            profile="tiny",
-            depth=None,
-            overrides=(),
-            status=status,
-            started=started,
-            ended=started,
-            stages=stages,
-        ),
-    )
+    put_run(store, run, name=name, status=status, stages=stages)
 
 
 def test_run_starts_nothing_when_the_latest_run_has_made_everything(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.revocations import revoke
-from flows.artifacts.runs import Run, find_run, write_run
+from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import Manifest
@@ -33,18 +33,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NANOCHAT_HOME", str(home))
     monkeypatch.setenv("NANOCHAT_STORE", (tmp_path / "store").as_uri())
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    run = Run(
-        run="tiny-1",
-        name="tiny",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="interrupted",
-        started="2026-11-21T06:00:00Z",
-        ended="2026-11-21T06:01:00Z",
-        stages={},
-    )
-    write_run(store_of(home), run)
+    put_run(store_of(home), "tiny-1", status="interrupted", ended="2026-11-21T06:01:00Z")
     return home
 
 

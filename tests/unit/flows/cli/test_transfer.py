@@ -53,17 +53,6 @@ def test_fetch_leaves_out_what_only_training_needs(
     assert error == f"there is no 'optimizer.safetensors' in {sft.name}"
 
 
-def test_fetch_never_overwrites(store: Store, tmp_path: Path, terminal: Terminal):
-    sft = publish_files(store, "sft", FILES, tmp_path)
-    put_run(store, "tiny-1", sft)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text("mine")
-    error, hint = terminal.fails("fetch", "sft@tiny", "--to", str(tmp_path / "mine"))
-    assert error == f"{tmp_path}/mine/config.json exists already and differs from {sft.name}"
-    assert hint == "name another directory with --to, or move that file away"
-    assert (tmp_path / "mine" / "config.json").read_text() == "mine"
-
-
 def test_fetch_without_a_directory_makes_one_here_and_pull_is_the_same_command(
     store: Store, tmp_path: Path, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ):

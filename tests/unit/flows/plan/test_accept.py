@@ -8,7 +8,6 @@ import pytest
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest, newest_manifests
 from flows.artifacts.revocations import accepted_from, check_not_revoked, revoke
-from flows.artifacts.runs import Run, write_run
 from flows.gc.collect import collect
 from flows.gc.reach import Rules
 from flows.identity.fingerprint import fingerprint_of
@@ -20,6 +19,7 @@ from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.house import RUN, House, after, without
+from tests.support.flows.shelf import put_run
 
 WHEN = "2026-11-22T09:00:00Z"
 
@@ -280,18 +280,8 @@ def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
     """The older artifact itself goes: nothing was made from it."""
     refactor(full_house, "report")
     new = take(full_house, "report").manifest
-    record = Run(
-        run="tiny-20261122t090000z-aaaa",
-        name="tiny",
-        profile="tiny",
-        depth=None,
-        overrides=(),
-        status="finished",
-        started=WHEN,
-        ended=WHEN,
-        stages={i.stage.name: i.fingerprint or "" for i in full_house.plan().stages},
-    )
-    write_run(full_house.store, record)
+    stages = {i.stage.name: i.fingerprint or "" for i in full_house.plan().stages}
+    put_run(full_house.store, "tiny-1", stages=stages, started=WHEN, ended=WHEN)
     rules = Rules(keep=3600, grace=0)
     for _ in range(2):
         collect(full_house.store, rules, watch=lambda what, count: None)
