@@ -4,8 +4,9 @@
 
 Builds the launches of a decode step on torch's meta device, compiles each kernel for sm_90 with
 Triton's own compiler and prints, for each: launches in a step, programs, warps, registers a thread,
-bytes spilled, bytes of local memory, shared memory and bytes that the launches read of matrices or
-keys and values. It needs `pip install triton` and no GPU; nothing is run.
+bytes spilled, bytes of local memory, shared memory, loads and stores before the wait for the
+previous kernel, and bytes that the launches read of matrices or keys and values. It needs `pip
+install triton` and no GPU; nothing is run.
 
 The last lines estimate the share of memory bandwidth of a step: its bytes over the bandwidth of the
 data sheet, plus what each boundary between dependent kernels in a CUDA graph takes, about 1.3 us
@@ -48,6 +49,10 @@ MULTIPROCESSORS = 132  # of an H100 SXM and an H200
 BANDWIDTH = {"H100 SXM": 3.35e12, "H200": 4.8e12}  # bytes per second, of the data sheets
 BOUNDARY = 1.3e-6  # seconds
 META = torch.device("meta")
+COLUMNS = (
+    *("kernel", "launches", "programs", "warps", "registers", "spilled B", "local B", "shared B"),
+    *("early loads", "early stores", "MB"),
+)
 
 
 class NoDriver:
@@ -113,7 +118,7 @@ def show(kernels: DecodeKernels, rows: int, length: int, boundary: float) -> Non
     for launch in launches:
         alike[name_of(launch)].append(launch)
     say(f"rows {rows}, {length} tokens each: {len(launches)} kernels")
-    say("kernel | launches | programs | warps | registers | spilled B | local B | shared B | MB")
+    say(" | ".join(COLUMNS))
     total = 0
     for name, of in alike.items():
         read = sum(bytes_read(kernels, launch, rows, length) for launch in of)
@@ -154,9 +159,9 @@ def bytes_read(kernels: DecodeKernels, launch: Launch, rows: int, length: int) -
 
 def compile_one(launch: Launch) -> dict[str, int]:
     """Compile a kernel as its launch would: registers, bytes spilled, of local and of shared
-    memory."""
+    memory, global loads and stores before it waits for the previous kernel."""
     made: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    assembler = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "ptxas"
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"
         source.write_text(made.asm["ptx"])
@@ -167,6 +172,8 @@ def compile_one(launch: Launch) -> dict[str, int]:
             text=True,
         ).stderr
 
+    early = made.asm["ptx"].partition("griddepcontrol.wait")[0]
+
     def number(pattern: str) -> int:
         found = re.search(pattern, said)
         return int(found[1]) if found else 0
@@ -176,6 +183,8 @@ def compile_one(launch: Launch) -> dict[str, int]:
         "spilled": number(r"(\d+) bytes spill stores"),
         "local": number(r"(\d+) bytes stack frame"),
         "shared": made.metadata.shared,
+        "early_loads": len(re.findall(r"\bld\.(?:volatile\.)?global", early)),
+        "early_stores": len(re.findall(r"\bst\.(?:volatile\.)?global", early)),
     }
 
 
