@@ -9,7 +9,8 @@ from pathlib import Path
 
 from infra.storage.files import sha256_of
 from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
-from nanochat_core.data.hub.datasets import split_path
+from nanochat_core.data.hub.datasets import DATASETS, split_path
+from nanochat_core.data.text.installed import current_snapshot, installed_source
 from nanochat_core.data.text.pydocs import installed_snapshot
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, reason_of
@@ -51,8 +52,10 @@ def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
             from nanochat_core.data.text.s3_text import s3_snapshot
 
             return s3_snapshot(shards.path)
-        case _:
+        case name if name in DATASETS:
             return ()
+        case name:
+            return current_snapshot(installed_source(name), shards)
 
 
 def published_task(dataset: DatasetConfig) -> HubTask | None:

@@ -30,6 +30,7 @@ class Stage:
     entry: str  # module with `run(job)`
     compute: Literal["cpu", "gpu"]
     tasks: str | None = None  # the field of RunConfig naming the tasks that it imports by name
+    text: str | None = None  # the field of RunConfig naming the text source that it imports by name
     grades: bool = False  # it also grades answers to them
     format: int = 1  # of its files; part of the fingerprint: raise it when their meaning changes
     reads_records: bool = False  # it also reads its inputs' manifests and logs
@@ -45,6 +46,7 @@ SHARDS = Stage(
     config=("seed", "shards"),
     entry="nanochat_core.data.shards",
     compute="cpu",
+    text="shards.source",
 )
 TASK_DATA = Stage(
     name="task_data",

@@ -6,7 +6,7 @@ is used (tasks/registry.py), so that a stage loads, and its fingerprint covers, 
 its configuration names.
 """
 
-from importlib.metadata import EntryPoint, entry_points
+from tasks import plugins
 
 GROUP = "nanochat_flows.tasks"
 
@@ -31,17 +31,12 @@ def places_of(name: str) -> list[str]:
     """Return `module:attribute` of the tasks called `name`, of `TASKS` or of installed packages."""
     if name in TASKS:
         return [TASKS[name]]
-    return sorted({entry.value for entry in installed_tasks() if entry.name == name})
-
-
-def installed_tasks() -> tuple[EntryPoint, ...]:
-    """Return the tasks of installed packages. Reads the metadata of every package: some 10 ms."""
-    return tuple(entry_points(group=GROUP))
+    return plugins.places(GROUP, name)
 
 
 def all_names() -> list[str]:
     """Return the names of all tasks, sorted."""
-    return sorted({*TASKS, *(entry.name for entry in installed_tasks())})
+    return sorted({*TASKS, *plugins.names(GROUP)})
 
 
 def modules_of(name: str, *, grades: bool) -> tuple[str, ...]:

@@ -3,10 +3,9 @@
 `tasks.names` finds the tasks; a module is imported when its task is first used.
 """
 
-import importlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from tasks import plugins
 from tasks.base import Conversation, TaskError, check_split
 from tasks.kinds.sources import AnyTask, GeneratedTask, Grader, HubTask
 from tasks.names import GRADERS, TASKS, all_names, places_of
@@ -21,25 +20,13 @@ def task_named(name: str) -> AnyTask:
     places = places_of(name)
     if not places:
         raise TaskError(f"there is no task '{name}' (one of: {', '.join(all_names())})")
-    if len(places) > 1:
-        raise TaskError(f"installed packages have several tasks '{name}': {', '.join(places)}")
     if name in TASKS:
-        task: AnyTask = _load(places[0])
+        task: AnyTask = plugins.load(places[0])
         assert task.name == name, f"{places[0]} is task '{task.name}', not '{name}'"
         return task
-    return _load_installed(name, places[0])
-
-
-def _load_installed(name: str, place: str) -> AnyTask:
-    try:
-        task = _load(place)
-    except Exception as error:  # a package's own code may raise anything
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TaskError(f"task '{name}' cannot be loaded from {place}: {why}") from error
-    if not isinstance(task, GeneratedTask | HubTask):
-        raise TaskError(f"{place} is of type {type(task).__name__}, not a task")
+    task = plugins.load_one(places, (GeneratedTask, HubTask), f"task '{name}'")
     if task.name != name:
-        raise TaskError(f"{place} is task '{task.name}', its package calls it '{name}'")
+        raise TaskError(f"{places[0]} is task '{task.name}', its package calls it '{name}'")
     return task
 
 
@@ -49,7 +36,7 @@ def find_grader(name: str) -> Grader | None:
     A dataset that is not a task has none.
     """
     if name in GRADERS:
-        return _load(GRADERS[name])
+        return plugins.load(GRADERS[name])
     return task_named(name).grader if places_of(name) else None
 
 
@@ -59,13 +46,6 @@ def grader_of(name: str) -> Grader:
     if grader is None:
         raise TaskError(f"answers of task '{name}' cannot be graded")
     return grader
-
-
-def _load(place: str) -> Any:
-    """Import `module:attribute`."""
-    # The scan of imports for fingerprints cannot see this one: they add `modules_of` instead.
-    module, _, attribute = place.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def generate(

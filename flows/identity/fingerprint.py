@@ -9,8 +9,8 @@ its bytes.
 
 Not hashed: `CARRIERS`, and imports under `if TYPE_CHECKING:`. Imports inside functions are. Imports
 by computed names are not seen, so stages must not use them. The one exception is the modules of the
-tasks that a stage's configuration names (`task_modules`), which are entries like its own. A task of
-another installed package counts with all it imports from that package and from this repository.
+tasks and text sources that a stage's configuration names (`named_modules`), which are entries like
+its own. One of another package counts with all it imports from that package and this repository.
 """
 
 import contextlib
@@ -29,6 +29,7 @@ from flows.identity.ref import ArtifactRef
 from flows.identity.syntax import Module, scan
 from flows.stages import Stage
 from nanochat_core.config import RunConfig
+from nanochat_core.data.text.installed import modules_of as source_modules
 from nanochat_core.job import write_json
 from nanochat_core.section import Section, Tree
 from tasks.names import modules_of
@@ -119,17 +120,24 @@ def preimage_of(stage: Stage, run: RunConfig, *, code: "Code") -> dict[str, Tree
 
 def code_of(stage: Stage, config: Mapping[str, Tree], *, code: "Code") -> dict[str, str]:
     """Return the digests of all code that decides `stage` with `config`, its canonical sections."""
-    return code.closure(stage.entry, *task_modules(stage, config))
+    return code.closure(stage.entry, *named_modules(stage, config))
 
 
-def task_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
-    """Return the modules of the tasks that `config` names and `stage` imports by name."""
-    if stage.tasks is None:
-        return []
-    section, field = stage.tasks.split(".")
+def named_modules(stage: Stage, config: Mapping[str, Tree]) -> list[str]:
+    """Return the modules of tasks and text sources that `config` names and `stage` so imports."""
+    sources = _names_in(config, stage.text) if stage.text else []
+    tasks = _names_in(config, stage.tasks) if stage.tasks else []
+    return [
+        *(module for name in sources for module in source_modules(name)),
+        *(module for name in tasks for module in modules_of(name, grades=stage.grades)),
+    ]
+
+
+def _names_in(config: Mapping[str, Tree], place: str) -> list[str]:
+    """Return the name, or the names of all entries, in `section.field`."""
+    section, field = place.split(".")
     value: Any = cast("dict[str, Any]", config[section])[field]
-    names: list[str] = [value] if isinstance(value, str) else [entry["name"] for entry in value]
-    return [module for name in names for module in modules_of(name, grades=stage.grades)]
+    return [value] if isinstance(value, str) else [entry["name"] for entry in value]
 
 
 def plugins_of(identity: Identity) -> tuple[str, ...]:

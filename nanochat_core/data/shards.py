@@ -9,9 +9,9 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.datasets import DATASETS
@@ -19,7 +19,8 @@ from nanochat_core.data.hub.shards import fetch_shards
 from nanochat_core.data.shard_files import ShardFile, ShardSet, shard_name, write_shard
 from nanochat_core.data.text import hub_text, local_text, pydocs, s3_text
 from nanochat_core.data.text.counted_text import CountedText
-from nanochat_core.data.text.documents import Document
+from nanochat_core.data.text.documents import Document, TextSource
+from nanochat_core.data.text.installed import current_snapshot, installed_source
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import HEART
@@ -28,13 +29,12 @@ from nanochat_core.runtime.seeding import seed_for
 
 MAX_VALIDATION_SHARE = 0.04  # of the groups of documents; less if there are many shards
 
-# A source may leave files in the folder, which the next attempt finds again.
-TextSource: TypeAlias = Callable[[ShardsConfig, Progress, Path], Iterator[Document]]
-TEXT_SOURCES: dict[str, TextSource] = {
-    "pydocs": pydocs.documents,
-    "local": local_text.documents,
-    "hub": hub_text.documents,
-    "s3": s3_text.documents,
+# Others are those of installed packages.
+TEXT_SOURCES = {
+    "pydocs": TextSource(documents=pydocs.documents),
+    "local": TextSource(documents=local_text.documents),
+    "hub": TextSource(documents=hub_text.documents),
+    "s3": TextSource(documents=s3_text.documents),
 }
 
 
@@ -47,21 +47,17 @@ def run(job: Job) -> dict[str, Any]:
     scratch = job.directory / "scratch"
     scratch.mkdir(exist_ok=True)
     origin = None
-    if config.source in TEXT_SOURCES:
-        documents = TEXT_SOURCES[config.source](config, progress, scratch)
-        counted = CountedText(documents)
+    if config.source in DATASETS:
+        shards, blanks, origin = fetch_shards(
+            config, job.output, scratch=scratch, progress=progress
+        )
+    else:
+        counted = CountedText(_open_source(config).documents(config, progress, scratch))
         shards, blanks = _write_shards(
             counted, config, job.output, seed=job.config["seed"], scratch=scratch
         )
         for warning in counted.warnings():
             progress.message(f"warning: {warning}")
-    elif config.source in DATASETS:
-        shards, blanks, origin = fetch_shards(
-            config, job.output, scratch=scratch, progress=progress
-        )
-    else:
-        known = ", ".join([*TEXT_SOURCES, *DATASETS])
-        raise ConfigError(f"shards.source is '{config.source}'", hint=f"one of: {known}")
     # The index comes last: a directory without it holds no shards.
     ShardSet(directory=job.output, shards=shards, origin=origin).write()
     shutil.rmtree(scratch)
@@ -73,6 +69,22 @@ def run(job: Job) -> dict[str, Any]:
         "blank_documents": blanks,  # left out
         **({"commit": origin.commit} if origin else {}),
     }
+
+
+def _open_source(config: ShardsConfig) -> TextSource:
+    """Return the text source. Raises ConfigError, and DataError if an installed one's text changed.
+
+    The built-in ones compare with the snapshot themselves.
+    """
+    if config.source in TEXT_SOURCES:
+        return TEXT_SOURCES[config.source]
+    source = installed_source(config.source)
+    if current_snapshot(source, config) != config.snapshot:
+        raise DataError(
+            f"the text of '{config.source}' has changed since the run was planned",
+            hint="plan the run again",
+        )
+    return source
 
 
 def _write_shards(

@@ -1,4 +1,4 @@
-"""The package of docs/guides/task-package.md, installed by pip, in a directory of its own."""
+"""The packages of docs/guides/task-package.md, installed by pip, in a directory of their own."""
 
 import os
 import re
@@ -17,14 +17,14 @@ FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Return the folder into which the guide's package is installed; its files lie beside."""
+    """Return the folder into which the guide's packages are installed; their files lie beside."""
     for name, text in FILE.findall(GUIDE.read_text("utf-8")):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, "utf-8")
     # Not into this environment, and without the network that an isolated build needs.
     options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site"))
-    install = (sys.executable, "-m", "pip", "install", *options, "./backwards")
+    install = (sys.executable, "-m", "pip", "install", *options, "./backwards", "./poems")
     subprocess.run(install, cwd=tmp_path, check=True, capture_output=True)
     return tmp_path / "site"
 
@@ -73,4 +73,25 @@ def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(
         "error: task 'backwards' cannot be loaded from backwards:TASK: AttributeError: module "
         "'backwards' has no attribute 'TASK'",
         "hint: mend or uninstall the package that has it",
+    ]
+
+
+def test_text_of_an_installed_package_is_identity(site: Path, nanochat: Callable[..., str]) -> None:
+    file = site.parent / "poems.txt"
+    words = ("--set", "shards.source=poems", "--set", f"shards.path={file}")
+    words = (*words, "--set", "shards.num_shards=1")
+    assert nanochat("plan", "tiny", *words).splitlines() == [
+        f"error: there is no file {file}",
+        "hint: --set shards.path=FILE",
+    ]
+    file.write_text("\n***\n".join(f"poem {number}" for number in range(100)), "utf-8")
+    built = nanochat("stage", "shards", "tiny", *words)
+    assert "documents 100, characters 690" in built
+    assert "built  file://" in built
+    assert "= shards" in nanochat("plan", "tiny", *words)
+    file.write_text(file.read_text("utf-8") + "!", "utf-8")
+    assert re.search(r"^. shards .*shards.snapshot", nanochat("plan", "tiny", *words), re.MULTILINE)
+    assert nanochat("plan", "tiny", "--set", "shards.source=poem").splitlines() == [
+        "error: shards.source is 'poem'",
+        "hint: one of: pydocs, local, hub, s3, climbmix, fineweb-edu, poems",
     ]

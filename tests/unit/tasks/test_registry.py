@@ -122,7 +122,7 @@ def test_a_task_of_an_installed_package_is_used_by_its_name(tmp_path, monkeypatc
             "import no_such_module",
             "cannot be loaded from other:TASK: ModuleNotFoundError: No module",
         ),
-        ("TASK = 1", "other:TASK is of type int, not a task"),
+        ("TASK = 1", "task 'riddles': other:TASK is of type int"),
         (
             RIDDLES.replace('"riddles"', '"poems"'),
             "is task 'poems', its package calls it 'riddles'",
@@ -141,5 +141,5 @@ def test_two_packages_with_the_same_task_are_refused(tmp_path, monkeypatch):
     install(tmp_path, "riddles_one", "riddles", RIDDLES)
     install(tmp_path, "riddles_two", "riddles", RIDDLES)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(TaskError, match="several tasks 'riddles': riddles_one:TASK, riddles_tw"):
+    with pytest.raises(TaskError, match="more than one task 'riddles': riddles_one:TASK, ridd"):
         registry.task_named("riddles")

@@ -25,7 +25,7 @@ from flows.identity.fingerprint import (
     canonical_config,
     code_of,
     identify,
-    task_modules,
+    named_modules,
 )
 from flows.profiles import open_profile
 from flows.stages import CHAT_EVALS, RL, STAGES, TASK_DATA, Stage
@@ -252,7 +252,7 @@ def graph() -> grimp.ImportGraph:
 def test_the_closure_is_what_another_tool_finds(graph: grimp.ImportGraph, stage: Stage):
     """Less the carriers and what only they reach, and the packages, which are empty."""
     found: set[str] = set()
-    waiting = [stage.entry, *task_modules(stage, canonical_config(stage, RUN))]
+    waiting = [stage.entry, *named_modules(stage, canonical_config(stage, RUN))]
     while waiting:
         name = waiting.pop()
         if name not in found and name not in CARRIERS:

@@ -1,0 +1,46 @@
+"""Find and load what installed packages add: an entry point's name and its `module:attribute`."""
+
+import importlib
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from typing import Any
+
+from tasks.base import TaskError
+
+
+def places(group: str, name: str) -> list[str]:
+    """Return `module:attribute` of each entry point of `group` called `name`, sorted.
+
+    Reads the metadata of every installed package: some 10 ms.
+    """
+    return sorted({entry.value for entry in entry_points(group=group, name=name)})
+
+
+def names(group: str) -> set[str]:
+    """Return the names of the entry points of `group`."""
+    return {entry.name for entry in entry_points(group=group)}
+
+
+def load(place: str) -> Any:
+    """Import `module:attribute`."""
+    # The scan of imports for fingerprints cannot see this one: they add the module by its name.
+    module, _, attribute = place.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def load_one(found: Sequence[str], kind: type | tuple[type, ...], what: str) -> Any:
+    """Load the only one of `found`, for messages called `what`.
+
+    Raises TaskError if there are several, or if it cannot be imported or is not of type `kind`.
+    """
+    if len(found) > 1:
+        raise TaskError(f"installed packages have more than one {what}: {', '.join(found)}")
+    (place,) = found
+    try:
+        loaded = load(place)
+    except Exception as error:  # a package's own code may raise anything
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise TaskError(f"{what} cannot be loaded from {place}: {why}") from error
+    if not isinstance(loaded, kind):
+        raise TaskError(f"{what}: {place} is of type {type(loaded).__name__}")
+    return loaded
