@@ -1,11 +1,13 @@
 """Find and load what installed packages add: an entry point's name and its `module:attribute`."""
 
 import importlib
-from collections.abc import Sequence
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from tasks.base import TaskError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 def places(group: str, name: str) -> list[str]:
@@ -13,12 +15,19 @@ def places(group: str, name: str) -> list[str]:
 
     Reads the metadata of every installed package: some 10 ms.
     """
-    return sorted({entry.value for entry in entry_points(group=group, name=name)})
+    return sorted({entry.value for entry in _entries(group) if entry.name == name})
 
 
 def names(group: str) -> set[str]:
     """Return the names of the entry points of `group`."""
-    return {entry.name for entry in entry_points(group=group)}
+    return {entry.name for entry in _entries(group)}
+
+
+def _entries(group: str) -> "Iterable[EntryPoint]":
+    # Imported here: few runs need it, and every command would wait 20 ms for it.
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
 
 
 def load(place: str) -> Any:

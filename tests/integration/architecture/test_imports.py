@@ -61,7 +61,7 @@ def test_making_examples_loads_neither_another_task_nor_the_sandbox() -> None:
         "print(registry.is_gradable('humaneval'), *names)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = ["base", "humaneval", "kinds", "kinds.sources", "names", "registry"]
+    modules = ["base", "humaneval", "kinds", "kinds.sources", "names", "plugins", "registry"]
     assert done.stdout.split() == ["True", *(f"tasks.{name}" for name in modules)]
 
 
