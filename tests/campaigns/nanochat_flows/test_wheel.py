@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from flows.stages import STAGES
-from nanochat_flows.__main__ import PACKAGES
+from nanochat_flows.packages import PACKAGES
 from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
 from tests.support.installed import Installed, wheel
 
