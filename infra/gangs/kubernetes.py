@@ -9,6 +9,7 @@ import re
 import ssl
 import urllib.error
 import urllib.request
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -23,6 +24,7 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 _SECONDS = 30.0
 _MOST_LOG = 2**20  # bytes of a log in one call
 _PHASES: dict[str, Phase] = {"Completed": "finished", "Failed": "failed", "Deleted": "cancelled"}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")  # RFC 3339
 _LATER = (408, 429)  # status codes 4xx that a later request may not get
 
 
@@ -97,8 +99,13 @@ class Kubernetes:
         if after:  # the server knows whole seconds only
             query["sinceTime"] = re.sub(r"\.\d+", "", after)
         path = f"{self._pods}/{quote(started[-1]['metadata']['name'])}/log?{urlencode(query)}"
-        lines = [line.partition(" ") for line in (self._call("GET", path) or "").splitlines()]
-        new = [(time, text) for time, _, text in lines if time > after]
+        answer = self._call("GET", path) or ""
+        # What follows the last newline is a line that limitBytes has cut, perhaps in its time.
+        lines = [line.partition(" ") for line in answer.split("\n")[:-1]]
+        new = [(time, text) for time, _, text in lines if _TIME.fullmatch(time) and time > after]
+        if not new and after and len(answer.encode()) > _MOST_LOG // 2:
+            note = f"the rest of the lines of {after[:19]} is left out: too many in one second"
+            return [note], _next_second(after)
         return [text for _, text in new], new[-1][0] if new else after
 
     def _get(self, name: str) -> dict[str, Any] | None:
@@ -174,6 +181,12 @@ def _ended(jobset: Any) -> dict[str, Any] | None:
     conditions = jobset.get("status", {}).get("conditions", [])
     ends = [c for c in conditions if c["type"] in _PHASES and c["status"] == "True"]
     return ends[0] if ends else None
+
+
+def _next_second(time: str) -> str:
+    """Return the second after an RFC 3339 time, in the same time zone."""
+    moment = datetime.fromisoformat(time[:19]) + timedelta(seconds=1)
+    return f"{moment.isoformat()}.000000000{re.sub(r'[.][0-9]+', '', time[19:])}"
 
 
 def _message(error: urllib.error.HTTPError) -> str:

@@ -207,7 +207,8 @@ class Cluster:
         since = query.get("sinceTime", "")
         if since and not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)", since):
             raise Refusal(400, f"sinceTime is {since!r}")
-        return "".join(f"{line}\n" for line in self.logs[pod] if line[:19] >= since[:19])
+        text = "".join(f"{line}\n" for line in self.logs[pod] if line[:19] >= since[:19])
+        return text[: int(query["limitBytes"])]
 
 
 def _containers(job: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.gangs import kubernetes
 from infra.gangs.base import GangError, GangSpec, SchedulerUnavailable
 from infra.gangs.kubernetes import QUEUE, TEMPLATE, Kubernetes
 from infra.launch.rendezvous import Gang, find_gang, find_port
@@ -39,6 +40,18 @@ def open_cluster(
 def container_of(jobset: Any) -> Any:
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     return job["template"]["spec"]["containers"][0]
+
+
+def add_pod(
+    cluster: Cluster, pod: str, number: int, *, index: str = "0", phase: str = "Running"
+) -> None:
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": NAME,
+        "batch.kubernetes.io/job-completion-index": index,
+    }
+    created = f"2026-11-24T01:00:0{number}Z"
+    metadata = {"name": pod, "labels": labels, "creationTimestamp": created}
+    cluster.pods.append({"metadata": metadata, "status": {"phase": phase}})
 
 
 def test_a_gang_is_a_jobset_whose_pods_know_their_place(
@@ -156,17 +169,8 @@ def test_the_lines_of_pod_0_come_once_also_after_a_restart(
     gangs.submit(SPEC)
     assert gangs.logs(NAME, "") == ([], "")
 
-    def add(pod: str, number: int, *, index: str = "0", phase: str = "Running") -> None:
-        labels = {
-            "jobset.sigs.k8s.io/jobset-name": NAME,
-            "batch.kubernetes.io/job-completion-index": index,
-        }
-        created = f"2026-11-24T01:00:0{number}Z"
-        metadata = {"name": pod, "labels": labels, "creationTimestamp": created}
-        cluster.pods.append({"metadata": metadata, "status": {"phase": phase}})
-
-    add("first", 1)
-    add("other", 1, index="1")
+    add_pod(cluster, "first", 1)
+    add_pod(cluster, "other", 1, index="1")
     cluster.logs = {
         "first": [
             "2026-11-24T01:00:02.100000000Z one",
@@ -179,12 +183,49 @@ def test_the_lines_of_pod_0_come_once_also_after_a_restart(
     cluster.logs["first"].append("2026-11-24T01:00:02.300000000Z more")
     lines, after = gangs.logs(NAME, after)
     assert lines == ["more"]
-    add("second", 8, phase="Pending")
+    add_pod(cluster, "second", 8, phase="Pending")
     assert gangs.logs(NAME, after) == ([], after)
     cluster.pods[-1]["status"]["phase"] = "Running"
     lines, after = gangs.logs(NAME, after)
     assert lines == ["three"]
     assert gangs.logs(NAME, after) == ([], after)
+
+
+def test_lines_of_a_progress_bar_are_whole(cluster: Cluster, gangs: Kubernetes) -> None:
+    add_pod(cluster, "first", 1)
+    time = "2026-11-24T01:00:02.100000000Z"
+    cluster.logs["first"] = [f"{time} 10 %\r20 %\r9", "no time at all"]
+    assert gangs.logs(NAME, "") == (["10 %\r20 %\r9"], time)
+    assert gangs.logs(NAME, time) == ([], time)
+
+
+@pytest.mark.parametrize("cut", [50, 57, 80])  # within the second line: its time, or its text
+def test_a_line_that_the_limit_cuts_comes_with_the_next_call(
+    cluster: Cluster, gangs: Kubernetes, monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    add_pod(cluster, "first", 1)
+    times = [f"2026-11-24T01:00:0{second}.100000000Z" for second in (2, 3)]
+    cluster.logs["first"] = [f"{time} {'x' * 9}{time[18]}" for time in times]
+    monkeypatch.setattr(kubernetes, "_MOST_LOG", cut)
+    lines, after = gangs.logs(NAME, "")
+    assert (lines, after) == (["x" * 9 + "2"], times[0])
+    monkeypatch.undo()
+    assert gangs.logs(NAME, after) == (["x" * 9 + "3"], times[1])
+
+
+def test_a_second_with_more_than_one_calls_lines_does_not_stop_the_next(
+    cluster: Cluster, gangs: Kubernetes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_pod(cluster, "first", 1)
+    times = [f"2026-11-24T01:00:02.{part}00000000+02:00" for part in range(1, 5)]
+    later = "2026-11-24T01:00:03.500000000+02:00"
+    cluster.logs["first"] = [f"{time} x" for time in (*times, later)]
+    monkeypatch.setattr(kubernetes, "_MOST_LOG", 100)
+    lines, after = gangs.logs(NAME, "")
+    assert (lines, after) == (["x", "x"], times[1])
+    [note], after = gangs.logs(NAME, after)
+    assert "left out" in note
+    assert gangs.logs(NAME, after) == (["x"], later)
 
 
 def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
