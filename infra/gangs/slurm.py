@@ -15,6 +15,8 @@ SCRIPT = Path(__file__).parents[1] / "slurm" / "stage.sbatch"
 _SECONDS = 60.0  # for a command; a busy controller takes many
 _MOST_LOG = 2**16  # bytes of a log in one call
 _AWAY = re.compile(r"unable to contact|timed out|connection refused|try again|unavailable", re.I)
+# Jobs inherit the environment. A supervisor on a node would kill one with these as its own orphan.
+_OF_THIS_PROCESS = ("NANOCHAT_STACK", "PREFECT__FLOW_RUN_ID")
 # Of Slurm's states; any other means that the job has failed.
 _PHASES: dict[str, Phase] = {
     **dict.fromkeys(
@@ -105,10 +107,11 @@ def _look_up(*words: str) -> str:
 
 def _run(*words: str, environment: dict[str, str] | None = None) -> str:
     """Return the output of a command of Slurm."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_THIS_PROCESS}
     try:
         done = subprocess.run(
             words,
-            env={**os.environ, **(environment or {})},
+            env={**inherited, **(environment or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
