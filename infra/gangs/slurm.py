@@ -17,12 +17,25 @@ _MOST_LOG = 2**16  # bytes of a log in one call
 _AWAY = re.compile(r"unable to contact|timed out|connection refused|try again|unavailable", re.I)
 # Jobs inherit the environment. A supervisor on a node would kill one with these as its own orphan.
 _OF_THIS_PROCESS = ("NANOCHAT_STACK", "PREFECT__FLOW_RUN_ID")
-# Of Slurm's states; any other means that the job has failed.
+# Of Slurm's states; in any other, such as COMPLETING or STAGE_OUT, the job has not ended.
 _PHASES: dict[str, Phase] = {
     **dict.fromkeys(
-        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), "queued"
+        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
+        "queued",
     ),
-    **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"), "running"),
+    **dict.fromkeys(
+        (
+            "FAILED",
+            "TIMEOUT",
+            "NODE_FAIL",
+            "OUT_OF_MEMORY",
+            "BOOT_FAIL",
+            "DEADLINE",
+            "PREEMPTED",
+            "REVOKED",
+        ),
+        "failed",
+    ),
     "COMPLETED": "finished",
     "CANCELLED": "cancelled",
 }
@@ -37,7 +50,9 @@ class Slurm:
 
     def find(self, name: str) -> str | None:
         """Return the id of the user's job of this name that waits or runs, or None."""
-        states = "--states=PENDING,RUNNING,SUSPENDED"  # not one that was cancelled and still saves
+        # CONFIGURING and REQUEUED are flags: such a job does not match RUNNING or PENDING. Without
+        # COMPLETING, the flag also of a job that was cancelled and still saves.
+        states = "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING,REQUEUED"
         found = _run("squeue", "--me", "--noheader", f"--name={name}", states, "--format=%i")
         return next(iter(found.split()), None)
 
@@ -89,7 +104,7 @@ class Slurm:
 
 
 def _state(state: str, reason: str, exit_code: str) -> GangState:
-    phase = _PHASES.get(state, "failed")
+    phase = _PHASES.get(state, "running")
     code = re.match(r"(\d+):0$", exit_code) if phase == "failed" else None
     text = state if reason == "None" else f"{state} ({reason})"
     return GangState(phase=phase, text=text, exit_code=int(code[1]) if code else None)

@@ -44,7 +44,10 @@ def test_a_job_has_the_name_nodes_and_gpus_of_the_gang_and_runs_alone(
     assert "--dependency=singleton" in options
     assert rest == ["node", '{"a": 1}', "s3://b/p"]
     assert slurm.find("sft-1a2b") == "12"
-    assert "--name=sft-1a2b" in (tmp_path / "asked").read_text().splitlines()
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert {"--name=sft-1a2b", "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING,REQUEUED"} < set(
+        asked
+    )
 
 
 def test_a_job_is_no_process_of_this_machines_supervisor(
