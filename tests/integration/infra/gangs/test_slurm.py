@@ -74,6 +74,8 @@ def test_a_job_is_no_process_of_this_machines_supervisor(
         ("JobState=CANCELLED Reason=None ExitCode=0:15", "cancelled", "CANCELLED", None),
         ("JobState=FAILED Reason=NonZeroExitCode ExitCode=75:0", "failed", None, 75),
         ("JobState=NODE_FAIL Reason=None ExitCode=0:1", "failed", "NODE_FAIL", None),
+        ("JobState=OUT_OF_MEMORY Reason=OutOfMemory ExitCode=0:125", "failed", None, None),
+        ("JobState=OF_A_LATER_SLURM Reason=None ExitCode=0:0", "running", None, None),
     ],
 )
 def test_the_states_of_a_job(
