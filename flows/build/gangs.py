@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TypeVar
 
 from flows.build.build import (
@@ -32,8 +33,11 @@ from nanochat_core.errors import StageError
 
 SECONDS_BETWEEN_LOOKS = 5.0
 PATIENCE = 3600.0  # seconds without an answer of the scheduler; gangs run without it
+CANCEL_PATIENCE = 20.0  # the same for a cancel: a worker kills a cancelled flow run's process
 MISTAKE = 1  # exit code of a command that ends with an error that a retry repeats
-GRACE_SECONDS = 90.0  # of the ranks, unless the request says another; schedulers give more
+# Of the ranks, unless the request says another. A cancelled Slurm job has less: KillWait, 30 s by
+# default.
+GRACE_SECONDS = 90.0
 # Of node 0, which repeats the others' errors; `srun --label` writes the node before each line.
 _SAID = re.compile(r"(?: *0: +)?(error|hint): (.*)")
 
@@ -50,6 +54,18 @@ def build_on_gang(
     failed by a mistake or was cancelled, TransientStageError if it was lost or its scheduler does
     not answer for PATIENCE, GangError if the scheduler refuses it.
     """
+    following = _Following(
+        gangs, lambda text: watch(request.stage, {"kind": "message", "text": text})
+    )
+    try:
+        return _build(request, following, watch)
+    except BaseException:
+        if is_cancelled():
+            following.cancel(gang_name(request))
+        raise
+
+
+def _build(request: StageRequest, following: "_Following", watch: Watch) -> Built:
     stage, context, inputs = open_request(request, watch=watch)
     with reporting_failure(stage, context):
         identity = check_same(request, stage, context, inputs)
@@ -57,17 +73,10 @@ def build_on_gang(
         began = time.time()
         if (found := wait(lambda: _find(context, identity, request))) is not None:
             return reuse(context, found)
-        following = _Following(
-            gangs, lambda text: watch(stage.name, {"kind": "message", "text": text})
-        )
-        try:
-            gang = following.ask(lambda: _find_or_submit(gangs, request))
-            following.log(gangs.describe(gang))
-            state = following.wait_for_end(gang)
-        except BaseException:
-            if is_cancelled() and (left := gangs.find(gang_name(request))) is not None:
-                gangs.cancel(left)
-            raise
+        gangs = following.gangs
+        gang = following.gang = following.ask(lambda: _find_or_submit(gangs, request))
+        following.log(gangs.describe(gang))
+        state = following.wait_for_end(gang)
         manifest = wait(lambda: _find(context, identity, request))
         if manifest is None:
             raise _reason(gangs.describe(gang), state, following.said)
@@ -126,14 +135,15 @@ class _Following:
     def __init__(self, gangs: Gangs, log: Callable[[str], None]) -> None:
         self.log = log
         self.said: dict[str, str] = {}  # the last error of the gang's own, and its hint
-        self._gangs = gangs
+        self.gangs = gangs
+        self.gang: str | None = None  # its id, once it is known
         self._after = ""  # where its new lines begin
         self._reported: dict[str, str] = {}  # the last text of each subject
 
     def wait_for_end(self, gang: str) -> GangState:
         """Return the state in which the gang has ended."""
         while True:
-            state = self.ask(lambda: self._gangs.state(gang))
+            state = self.ask(lambda: self.gangs.state(gang))
             self._report("state", f"{state.phase}: {state.text}")
             while self._pass_lines_on(gang):
                 pass
@@ -141,9 +151,29 @@ class _Following:
                 return state
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
-    def ask(self, request: Callable[[], T]) -> T:
-        """Return the scheduler's answer; repeat the request while there is none."""
-        deadline = time.monotonic() + PATIENCE
+    def cancel(self, name: str) -> None:
+        """Cancel the gang; while its id is unknown, all gangs of this name.
+
+        If the scheduler refuses or does not answer, logs which gang still runs.
+        """
+        gang, cancelled = self.gang, set[str]()
+        try:
+            while (
+                gang := self.gang or self.ask(lambda: self.gangs.find(name), CANCEL_PATIENCE)
+            ) is not None and gang not in cancelled:
+                self.ask(partial(self.gangs.cancel, gang), CANCEL_PATIENCE)
+                cancelled.add(gang)
+                gang = None
+        except StageError as error:
+            which = self.gangs.describe(gang) if gang else f"gang {name}, if it exists,"
+            self.log(f"{which} still runs: {error}")
+
+    def ask(self, request: Callable[[], T], patience: float = PATIENCE) -> T:
+        """Return the scheduler's answer; repeat the request while there is none.
+
+        Raises TransientStageError after `patience` seconds.
+        """
+        deadline = time.monotonic() + patience
         while True:
             try:
                 return request()
@@ -151,7 +181,7 @@ class _Following:
                 self._report("answer", f"{error}; retrying")
                 if time.monotonic() > deadline:
                     raise TransientStageError(
-                        f"no answer for an hour: {error}",
+                        f"no answer for {patience:.0f} s: {error}",
                         hint="the gang continues; start or check its scheduler",
                     ) from error
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -159,7 +189,7 @@ class _Following:
     def _pass_lines_on(self, gang: str) -> bool:
         """Log the gang's new lines; return whether there were any."""
         try:
-            lines, self._after = self._gangs.logs(gang, self._after)
+            lines, self._after = self.gangs.logs(gang, self._after)
         except GangError as error:  # of a node that is lost, perhaps; the state says so
             self._report("lines", f"its lines cannot be read: {error}")
             return False

@@ -30,6 +30,7 @@ class Played:
     submitted: list[GangSpec] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     live: str | None = None
+    others: list[str] = field(default_factory=list)  # gangs of the same name
     is_mute: bool = False
 
     def find(self, name: str) -> str | None:
@@ -53,7 +54,11 @@ class Played:
         return self.ends
 
     def cancel(self, gang: str) -> None:
+        if self.away:
+            self.away -= 1
+            raise SchedulerUnavailable("no controller")
         self.cancelled.append(gang)
+        self.live = self.others.pop() if self.others else None
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
         if self.is_mute:
@@ -186,7 +191,7 @@ def test_a_scheduler_that_stays_away_is_given_up(
         monotonic=lambda: float(next(clock)), sleep=lambda seconds: None, time=lambda: 0.0
     )
     monkeypatch.setattr(gangs, "time", times)
-    with pytest.raises(TransientStageError, match="no answer for an hour: no controller"):
+    with pytest.raises(TransientStageError, match="no answer for 3600 s: no controller"):
         call(request_, Played(away=10**6))
 
 
@@ -202,6 +207,38 @@ def test_only_a_cancelled_caller_cancels_its_gang(
     with pytest.raises(KeyboardInterrupt):
         build_on_gang(request_, played, watch=watch, is_cancelled=lambda: is_cancelled)
     assert played.cancelled == (["12"] if is_cancelled else [])
+
+
+def test_a_cancel_during_the_search_cancels_all_gangs_of_the_name(
+    request_: StageRequest, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(request: StageRequest, *, watch: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gangs, "open_request", interrupted)
+    played = Played(live="7", others=["8"], away=2)
+    with pytest.raises(KeyboardInterrupt):
+        call(request_, played, is_cancelled=True)
+    assert played.cancelled == ["7", "8"]
+
+
+def test_a_cancel_without_an_answer_names_the_gang_that_still_runs(
+    request_: StageRequest, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gangs, "CANCEL_PATIENCE", 0.0)
+    played = Played(ends=GangState(phase="running", text="RUNNING"), builds=False)
+
+    def watch(stage: str, event: Any) -> None:
+        lines.append(event["text"])
+        if "RUNNING" in event["text"]:
+            played.away = 10**6
+            played.live = "7"  # of another's: only the one that is followed is cancelled
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_on_gang(request_, played, watch=watch, is_cancelled=lambda: True)
+    assert played.cancelled == []
+    assert lines[-1].startswith("job 12: show 12 still runs: no answer for 0 s: no controller")
 
 
 def test_a_refusal_of_the_scheduler_is_not_tried_again(request_: StageRequest, call: Call) -> None:
