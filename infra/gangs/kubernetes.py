@@ -73,7 +73,10 @@ class Kubernetes:
         if found is None:
             return GangState(phase="cancelled", text="its JobSet was deleted")
         if (end := _ended(found)) is not None:
-            return GangState(phase=_PHASES[end["type"]], text=end.get("message") or end["type"])
+            phase = _PHASES[end["type"]]
+            # Of pod 0: the others end with another code when it fails, or wait for it.
+            code = _exit_code(self._find_pod_0(gang)) if phase == "failed" else None
+            return GangState(phase=phase, text=end.get("message") or end["type"], exit_code=code)
         jobs = found.get("status", {}).get("replicatedJobsStatus", [])
         is_running = any(job.get("ready") or job.get("active") for job in jobs)
         restarts = found.get("status", {}).get("restarts", 0)
@@ -87,18 +90,13 @@ class Kubernetes:
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:
         """Return the new lines of pod 0; `after` is the time of the last one."""
-        labels = f"jobset.sigs.k8s.io/jobset-name={gang},batch.kubernetes.io/job-completion-index=0"
-        found = json.loads(
-            self._call("GET", f"{self._pods}?{urlencode({'labelSelector': labels})}") or "{}"
-        )
-        pods = sorted(found.get("items", []), key=lambda pod: pod["metadata"]["creationTimestamp"])
-        started = [pod for pod in pods if pod.get("status", {}).get("phase") != "Pending"]
-        if not started:
+        pod = self._find_pod_0(gang)
+        if pod is None:
             return [], after
         query = {"timestamps": "true", "limitBytes": str(_MOST_LOG)}
         if after:  # the server knows whole seconds only
             query["sinceTime"] = re.sub(r"\.\d+", "", after)
-        path = f"{self._pods}/{quote(started[-1]['metadata']['name'])}/log?{urlencode(query)}"
+        path = f"{self._pods}/{quote(pod['metadata']['name'])}/log?{urlencode(query)}"
         answer = self._call("GET", path) or ""
         # What follows the last newline is a line that limitBytes has cut, perhaps in its time.
         lines = [line.partition(" ") for line in answer.split("\n")[:-1]]
@@ -107,6 +105,16 @@ class Kubernetes:
             note = f"the rest of the lines of {after[:19]} is left out: too many in one second"
             return [note], _next_second(after)
         return [text for _, text in new], new[-1][0] if new else after
+
+    def _find_pod_0(self, gang: str) -> Any:
+        """Return the newest pod 0 of a gang that has started, or None."""
+        labels = f"jobset.sigs.k8s.io/jobset-name={gang},batch.kubernetes.io/job-completion-index=0"
+        found = json.loads(
+            self._call("GET", f"{self._pods}?{urlencode({'labelSelector': labels})}") or "{}"
+        )
+        pods = sorted(found.get("items", []), key=lambda pod: pod["metadata"]["creationTimestamp"])
+        started = [pod for pod in pods if pod.get("status", {}).get("phase") != "Pending"]
+        return started[-1] if started else None
 
     def _get(self, name: str) -> dict[str, Any] | None:
         text = self._call("GET", f"{self._jobsets}/{quote(name)}")
@@ -172,6 +180,14 @@ def make_jobset(template: Any, spec: GangSpec, *, queue: str | None) -> Any:
         if spec.gpus:
             amounts["nvidia.com/gpu"] = spec.gpus
     return template
+
+
+def _exit_code(pod: Any) -> int | None:
+    """Return the exit code of a pod's container; None if it is unknown."""
+    for status in pod["status"].get("containerStatuses", []) if pod is not None else ():
+        if (end := status.get("state", {}).get("terminated")) is not None:
+            return end.get("exitCode")
+    return None
 
 
 def _ended(jobset: Any) -> dict[str, Any] | None:

@@ -136,6 +136,19 @@ def test_the_states_of_a_gang(cluster: Cluster, gangs: Kubernetes) -> None:
     assert gangs.state(NAME).phase == "cancelled"
 
 
+def test_a_gang_that_failed_has_the_exit_code_of_pod_0(cluster: Cluster, gangs: Kubernetes) -> None:
+    gangs.submit(SPEC)
+    for number, code in enumerate((75, 1)):  # of an earlier attempt, and of the last
+        add_pod(cluster, f"pod-{number}", number, phase="Failed")
+        end = {"state": {"terminated": {"exitCode": code}}}
+        cluster.pods[-1]["status"]["containerStatuses"] = [end]
+    add_pod(cluster, "other", 2, index="1", phase="Failed")
+    cluster.end(NAME, "Failed", "jobset failed")
+    assert gangs.state(NAME).exit_code == 1
+    cluster.pods.clear()
+    assert gangs.state(NAME).exit_code is None
+
+
 def test_a_gang_that_ended_makes_room_for_the_next_and_one_that_runs_does_not(
     cluster: Cluster, gangs: Kubernetes
 ) -> None:
