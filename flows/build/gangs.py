@@ -181,7 +181,7 @@ class _Following:
                 self._report("answer", f"{error}; retrying")
                 if time.monotonic() > deadline:
                     raise TransientStageError(
-                        f"no answer for {patience:.0f} s: {error}",
+                        f"the scheduler does not answer: {error}",
                         hint="the gang continues; start or check its scheduler",
                     ) from error
             time.sleep(SECONDS_BETWEEN_LOOKS)
