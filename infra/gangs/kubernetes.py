@@ -4,6 +4,7 @@ The JobSet's template is infra/kubernetes/jobset/jobset.yaml, or a changed copy 
 of a local queue Kueue admits the pods of a JobSet together.
 """
 
+import http.client
 import json
 import re
 import ssl
@@ -25,7 +26,7 @@ _SECONDS = 30.0
 _MOST_LOG = 2**20  # bytes of a log in one call
 _PHASES: dict[str, Phase] = {"Completed": "finished", "Failed": "failed", "Deleted": "cancelled"}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")  # RFC 3339
-_LATER = (408, 429)  # status codes 4xx that a later request may not get
+_RETRYABLE_CODES = (408, 429)  # status codes 4xx that a later request may not get
 
 
 class Kubernetes:
@@ -109,16 +110,21 @@ class Kubernetes:
     def _find_pod_0(self, gang: str) -> Any:
         """Return the newest pod 0 of a gang that has started, or None."""
         labels = f"jobset.sigs.k8s.io/jobset-name={gang},batch.kubernetes.io/job-completion-index=0"
-        found = json.loads(
-            self._call("GET", f"{self._pods}?{urlencode({'labelSelector': labels})}") or "{}"
-        )
+        found = self._read(f"{self._pods}?{urlencode({'labelSelector': labels})}") or {}
         pods = sorted(found.get("items", []), key=lambda pod: pod["metadata"]["creationTimestamp"])
         started = [pod for pod in pods if pod.get("status", {}).get("phase") != "Pending"]
         return started[-1] if started else None
 
     def _get(self, name: str) -> dict[str, Any] | None:
-        text = self._call("GET", f"{self._jobsets}/{quote(name)}")
-        return None if text is None else json.loads(text)
+        return self._read(f"{self._jobsets}/{quote(name)}")
+
+    def _read(self, path: str) -> dict[str, Any] | None:
+        """Return an object of the server, or None if there is no such object."""
+        text = self._call("GET", path)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError:
+            raise SchedulerUnavailable(f"Kubernetes' answer is no JSON: {text!a:.80}") from None
 
     def _call(self, method: str, path: str, body: Any = None) -> str | None:
         """Return the server's answer; None if there is no such object."""
@@ -138,13 +144,13 @@ class Kubernetes:
         except urllib.error.HTTPError as error:
             if error.code == 404 and method != "POST":
                 return None
-            said = _message(error)
+            message = _message(error)
             if error.code == 409:
-                raise _Conflict(said) from None
-            is_away = error.code >= 500 or error.code in _LATER
-            kind = SchedulerUnavailable if is_away else GangError
-            raise kind(f"Kubernetes refuses {method} ({error.code}): {said}") from None
-        except OSError as error:
+                raise _Conflict(message) from None
+            is_unavailable = error.code >= 500 or error.code in _RETRYABLE_CODES
+            kind = SchedulerUnavailable if is_unavailable else GangError
+            raise kind(f"Kubernetes refuses {method} ({error.code}): {message}") from None
+        except (OSError, http.client.HTTPException) as error:  # the latter: an answer that is cut
             raise SchedulerUnavailable(f"Kubernetes does not answer: {error}") from None
 
 

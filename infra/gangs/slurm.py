@@ -14,7 +14,9 @@ from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUna
 SCRIPT = Path(__file__).parents[1] / "slurm" / "stage.sbatch"
 _SECONDS = 60.0  # for a command; a busy controller takes many
 _MOST_LOG = 2**16  # bytes of a log in one call
-_AWAY = re.compile(r"unable to contact|timed out|connection refused|try again|unavailable", re.I)
+_UNAVAILABLE = re.compile(
+    r"unable to contact|timed out|connection refused|try again|unavailable", re.I
+)
 # Jobs inherit the environment. A supervisor on a node would kill one with these as its own orphan.
 _OF_THIS_PROCESS = ("NANOCHAT_STACK", "PREFECT__FLOW_RUN_ID")
 # Of Slurm's states; in any other, such as COMPLETING or STAGE_OUT, the job has not ended.
@@ -140,8 +142,10 @@ def _run(*words: str, environment: dict[str, str] | None = None) -> str:
             f"there is no {words[0]} here",
             hint="start the pool's worker on a machine that has Slurm's commands",
         ) from None
+    except OSError as error:  # no memory for a process, say
+        raise SchedulerUnavailable(f"{words[0]} cannot be started: {error}") from None
     if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        kind = SchedulerUnavailable if _AWAY.search(done.stderr) else GangError
-        raise kind(f"{words[0]}: {said[-1]}")
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        kind = SchedulerUnavailable if _UNAVAILABLE.search(done.stderr) else GangError
+        raise kind(f"{words[0]}: {lines[-1]}")
     return done.stdout

@@ -160,6 +160,7 @@ class Cluster:
     logs: dict[str, list[str]] = field(default_factory=dict)  # lines "TIME TEXT", by pod
     deleting: set[str] = field(default_factory=set)  # names that are not free yet
     broken: int = 0  # so many requests get status code 500
+    promised: int = 0  # bytes of each answer that the server announces, if not as many as it has
     requests: list[str] = field(default_factory=list)
 
     def end(self, name: str, condition: str, message: str = "") -> None:
@@ -261,6 +262,8 @@ def kubernetes_api(directory: Path) -> Generator[Cluster]:
                 found = {"kind": "Status", "code": code, "message": message}
             said = found if isinstance(found, str) else json.dumps(found)
             self.send_response(code)
+            if cluster.promised:
+                self.send_header("Content-Length", str(cluster.promised))
             self.end_headers()
             self.wfile.write(said.encode())
 

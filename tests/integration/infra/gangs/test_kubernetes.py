@@ -12,7 +12,7 @@ from infra.gangs import kubernetes
 from infra.gangs.base import GangError, GangSpec, SchedulerUnavailable
 from infra.gangs.kubernetes import QUEUE, TEMPLATE, Kubernetes
 from infra.launch.rendezvous import Gang, find_gang, find_port
-from tests.support.infra.kubernetes_api import Cluster, kubernetes_api
+from tests.support.infra.kubernetes_api import TOKEN, Cluster, kubernetes_api
 
 NAME = "pretrain-1a2b3c4d5e6f-0a1b2c"
 SPEC = GangSpec(
@@ -251,6 +251,12 @@ def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
     with pytest.raises(GangError, match=r"\(401\): Unauthorized") as caught:
         gangs.state(NAME)
     assert not isinstance(caught.value, SchedulerUnavailable)
+    (cluster.account / "token").write_text(TOKEN)
+    gangs.submit(SPEC)
+    for promised, match in ((10**6, "does not answer"), (5, "no JSON")):
+        cluster.promised = promised
+        with pytest.raises(SchedulerUnavailable, match=match):
+            gangs.state(NAME)
     away = replace(cluster, url=f"http://127.0.0.1:{find_port()}")
     with pytest.raises(SchedulerUnavailable, match="does not answer"):
         open_cluster(away).state(NAME)

@@ -120,6 +120,16 @@ def test_a_machine_without_slurm_says_so(play: Play, monkeypatch: pytest.MonkeyP
     assert "Slurm's commands" in (caught.value.hint or "")
 
 
+def test_a_command_that_cannot_be_started_is_tried_again(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = play(squeue="")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin" / "squeue").write_bytes(b"\x7fELF")
+    with pytest.raises(SchedulerUnavailable, match="squeue cannot be started"):
+        slurm.find("x")
+
+
 def test_lines_come_once_and_whole(play: Play, tmp_path: Path) -> None:
     slurm = play()
     assert slurm.logs("12", "") == ([], "")
