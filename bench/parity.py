@@ -2,14 +2,16 @@
 
     NANOCHAT_DIR=/path/to/nanochat python bench/parity.py [--seeds 1 2] [--steps 300]
 
-Both sides get the same text (docstrings of the packages installed here), the same tokenizer, depth,
-batch and number of steps, in fp32 on the CPU (--device cuda, in bf16 and fp8: not run there yet),
+Both sides get the same text (docstrings of the packages installed here, in another order for each
+seed), the same tokenizer, depth, batch and number of steps, in fp32 on the CPU (--device cuda, in
+bf16 and fp8: not run there yet),
 side by side in the same run: ours is the stage `pretrain` as the product runs it, the peer's its
 own scripts/base_train.py, unchanged, with its initial weights and schedule, on our rows in our
 order. `--data own` leaves it its own loader: then the two learn from different parts of the text in
 so few steps, and the difference says as much of the text as of the training. Both models are scored
-by one evaluator on the same held-out text. Exit 1: ours is worse by more than --tolerance on
-average over the seeds, in any precision.
+by one evaluator on the same held-out text. Printed last: the difference in percent, mean over the
+seeds with its 95 % interval. Exit 1: ours is worse by more than --tolerance on average over the
+seeds, in any precision.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +49,8 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
 TOLERANCE = 0.003
+# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; more count as ten.
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 LAST_LINES = 15  # of a peer that failed, to print
 VOCAB, SEQUENCE_LEN = 4096, 512
 EVAL_TOKENS = 100_000
@@ -73,31 +78,34 @@ def main() -> None:
     run = run_config(options)
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-parity-") as directory:
-        began = time.monotonic()
-        made = prepare(run, Path(directory))
-        print(f"data made in {time.monotonic() - began:.0f} s")
         batch = run.pretrain.total_batch_size
         print(f"{options.steps} steps of {batch} tokens, depth {options.depth}")
         for seed in options.seeds:
-            home = Path(directory) / f"seed-{seed}"
-            found.append(
-                {"seed": seed}
-                | train_both(replace(run, seed=seed), made, home, Path(checkout), options)
-            )
+            home, of_seed = Path(directory) / f"seed-{seed}", replace(run, seed=seed)
+            made = prepare(of_seed, home / "data")
+            found.append({"seed": seed} | train_both(of_seed, made, home, Path(checkout), options))
             print(f"seed {seed}: " + describe(found[-1]), flush=True)
     worst = -math.inf
     for precision in options.precisions:
-        excess = statistics.mean(one["ours"][precision] / one["peer"] - 1 for one in found)
+        excess, half = interval([one["ours"][precision] / one["peer"] - 1 for one in found])
         worst = max(worst, excess)
         print(
-            f"ours in {precision} / peer - 1 over {len(found)} seeds: {excess:+.3%}, "
-            f"at most {options.tolerance:.1%} wanted"
+            f"ours in {precision} / peer - 1 over {len(found)} seeds: {excess:+.3%} "
+            f"(± {half:.3%}), at most {options.tolerance:.1%} wanted"
         )
     tree = {"seeds": found, "excess": worst}
     print(json.dumps(tree))
     if options.json:
         options.json.write_text(json.dumps(tree, indent=1))
     sys.exit(1 if worst > options.tolerance else 0)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and half the width of its 95 % interval by Student's t (nan for one value)."""
+    if len(values) < 2:
+        return values[0], math.nan
+    quantile = T95[min(len(values), len(T95)) - 2]
+    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def describe(one: dict[str, Any]) -> str:

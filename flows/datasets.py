@@ -68,7 +68,7 @@ def published_task(dataset: DatasetConfig) -> HubTask | None:
     try:
         task = task_named(dataset.name)
     except TaskError as error:
-        raise ConfigError(str(error), hint="mend or uninstall the package that has it") from error
+        raise ConfigError(str(error), hint="fix or uninstall the package that has it") from error
     return task if isinstance(task, HubTask) else None
 
 

@@ -1,4 +1,4 @@
-"""What the decode kernels become on an H100 or H200, without having one.
+"""Compile the decode kernels for an H100 or H200, without having one.
 
     python -m bench.gpu.decode_kernels [--depth 20] [--rows 1 8] [--length 1024]
 

@@ -85,7 +85,7 @@ def make_job(
         config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
         inputs=inputs,
         resources=context.placement.resources,
-        plugins=plugins_of(identity),
+        plugins=plugins_of(stage, context.run),
     )
 
 

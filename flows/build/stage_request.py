@@ -194,7 +194,7 @@ def check_same(
     if ours.fingerprint != request.fingerprint:
         raise ConfigError(
             f"{request.ref.name} was requested, but this machine would build {ours.ref.name}",
-            hint="give worker and caller the same version of the code",
+            hint="give worker and caller the same version of the code, also of packages with tasks",
         )
     return ours
 

@@ -18,7 +18,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +29,7 @@ from flows.identity.syntax import Module, scan
 from flows.stages import Stage
 from nanochat_core.config import RunConfig
 from nanochat_core.data.text.installed import modules_of as source_modules
+from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
 from nanochat_core.section import Section, Tree
 from tasks.names import modules_of
@@ -140,10 +140,10 @@ def _names_in(config: Mapping[str, Tree], place: str) -> list[str]:
     return [value] if isinstance(value, str) else [entry["name"] for entry in value]
 
 
-def plugins_of(identity: Identity) -> tuple[str, ...]:
-    """Return the top-level packages of other distributions whose code a fingerprint covers."""
-    code = cast("dict[str, Tree]", identity.preimage["code"])
-    return tuple(sorted({re.split("[./]", name)[0] for name in code} - set(PACKAGES)))
+def plugins_of(stage: Stage, run: RunConfig) -> tuple[str, ...]:
+    """Return the top-level packages, other than ours, whose code a stage runs."""
+    modules = named_modules(stage, canonical_config(stage, run))
+    return tuple(sorted({_top(name) for name in modules} - set(PACKAGES)))
 
 
 def fingerprint_of(preimage: Mapping[str, Tree]) -> str:
@@ -204,6 +204,11 @@ class Code:
         # Carriers count as seen: neither they nor what only they import is hashed.
         seen, waiting = set(CARRIERS), list(self._modules([entry]))
         for name in more:
+            if _top(name) not in PACKAGES and self._find(name) is None:
+                raise ConfigError(
+                    f"there is no source file of the module {name}, whose code is to be hashed",
+                    hint="install the package that has it as Python source",
+                )
             waiting += self._modules([name], own=_top(name))
         while waiting:
             name = waiting.pop()
@@ -233,7 +238,9 @@ class Code:
         self._digests[name] = {name: module.digest}
         for file in (path.parent / file_name for file_name in module.file_names):
             if file.is_file():
-                data = file.relative_to(self._root_of(name)).as_posix()
+                # The root is above as many folders as the module has packages.
+                levels = name.count(".") + (path.name == "__init__.py")
+                data = file.relative_to(path.parents[levels]).as_posix()
                 scanned = self._scan(file.read_bytes(), file.suffix, package)
                 self._digests[name][data] = scanned.digest
         self._imports[name] = list(self._modules(module.imports, own=_top(name)))
@@ -275,22 +282,24 @@ class Code:
             package = name.rpartition(".")[0]
             parent = self._find(package) if package else None
             is_name = parent is not None and parent.name != "__init__.py"  # not in a package
-            stem = f"{self._root_of(name)}/{name.replace('.', '/')}"
-            files = () if is_name else (f"{stem}.py", f"{stem}/__init__.py")
+            roots = () if is_name else self._roots_of(name)
+            stems = [f"{root}/{name.replace('.', '/')}" for root in roots]
+            files = [file for stem in stems for file in (f"{stem}.py", f"{stem}/__init__.py")]
             self._paths[name] = next((Path(f) for f in files if os.path.isfile(f)), None)
         return self._paths[name]
 
-    def _root_of(self, name: str) -> Path:
-        """Return the directory that holds the top-level package of a module."""
+    def _roots_of(self, name: str) -> list[Path]:
+        """Return the directories that may hold the top-level package of a module."""
         top = _top(name)
         if top in PACKAGES:
-            return self._root
-        # Found, not imported. A single module lies in that directory, a package one below.
-        spec = importlib.util.find_spec(top)
-        if spec is None or spec.origin is None:
-            return self._root
-        levels = 0 if spec.submodule_search_locations is None else 1
-        return Path(spec.origin).parents[levels]
+            return [self._root]
+        spec = importlib.util.find_spec(top)  # found, not imported
+        if spec is None:
+            return []
+        # A package without __init__.py may have several folders.
+        if spec.submodule_search_locations is not None:
+            return [Path(folder).parent for folder in spec.submodule_search_locations]
+        return [Path(spec.origin).parent] if spec.origin else []
 
 
 def _top(name: str) -> str:

@@ -120,7 +120,7 @@ def prove_offer(
             config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
             inputs=dict(inputs),
             resources=placement.resources,
-            plugins=plugins_of(offer.identity),
+            plugins=plugins_of(stage, run),
         )
         return prove(
             stage,

@@ -77,10 +77,11 @@ class Service:
 
     async def stop(self) -> None:
         """End every engine process."""
+        pools = self.pools
         for leaving in tuple(self._leaving):
             leaving.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
-        await self.pool.stop()
+        await asyncio.gather(*(pool.stop() for pool in pools))
 
     def _forget(self, drained: asyncio.Task[None]) -> None:
         self._restarts += self._leaving.pop(drained).restarts

@@ -26,7 +26,7 @@ def installed_source(name: str) -> TextSource:
     try:
         return plugins.load_one(found, TextSource, f"text source '{name}'")
     except TaskError as error:
-        raise ConfigError(str(error), hint="mend or uninstall the package that has it") from error
+        raise ConfigError(str(error), hint="fix or uninstall the package that has it") from error
 
 
 def current_snapshot(source: TextSource, config: ShardsConfig) -> tuple[str, ...]:

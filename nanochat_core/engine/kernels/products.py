@@ -46,7 +46,7 @@ def _norm(x, C: tl.constexpr, eps):
     return x * tl.rsqrt(tl.sum(x * x, axis=0) / C + eps)
 
 
-@triton.jit(do_not_specialize=["layer"])  # or layers 0, 1 and 16 would be compiled anew
+@triton.jit(do_not_specialize=["layer"])  # or layers 0, 1 and 16 would be recompiled
 def qkv(
     x_ptr,
     x0_ptr,

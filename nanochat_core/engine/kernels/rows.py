@@ -59,8 +59,8 @@ def embed(
     slot = tl.load(rows_ptr + b)
     token = tl.load(token_ptr + slot)
     length = tl.load(length_ptr + slot)
-    goes = (tl.load(stopped_ptr + slot) == 0) & (length + 1 < tl.load(limit_ptr + slot))
-    tl.store(position_ptr + b, tl.where(goes, length, -1).to(tl.int32))
+    continues = (tl.load(stopped_ptr + slot) == 0) & (length + 1 < tl.load(limit_ptr + slot))
+    tl.store(position_ptr + b, tl.where(continues, length, -1).to(tl.int32))
     x = tl.load(embed_ptr + token * C + k, mask=k < C, other=0.0).to(tl.float32)
     if SMEAR:
         prev_token = tl.load(prev_token_ptr + slot)  # there is one: a prompt has a token

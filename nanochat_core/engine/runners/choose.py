@@ -176,7 +176,10 @@ def open_runner(
             graphs = DeviceRunner(
                 model, capacity, dtype=dtype, stop_tokens=stops, graphs=True, kernels=by_kernels
             )
-        except RuntimeError as error:  # torch's error for whatever CUDA refuses
+        except Exception as error:
+            # torch's error for whatever CUDA refuses; Triton's compiler has several of its own.
+            if not (by_kernels or isinstance(error, RuntimeError)):
+                raise
             why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
             if options.get("runner") is not None:
                 raise ConfigError(

@@ -37,7 +37,7 @@ PDL_CAPABILITY = (9, 0)
 
 
 class Target(NamedTuple):
-    """What the launches are laid out for."""
+    """The GPU for which the launches are laid out."""
 
     num_multiprocessors: int
     keys: int = 64  # that a program of attention reads at once

@@ -1,4 +1,4 @@
-"""What the steps of a device runner read and write: the slots' state, and a step's kind and output.
+"""The data of a device runner's steps: the slots' state, and a step's kind and output.
 
 Shapes: B rows of a step.
 """

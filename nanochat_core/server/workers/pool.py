@@ -68,6 +68,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_stopping = False
 
     @property
     def pid(self) -> int | None:
@@ -79,11 +80,17 @@ class Worker:
         self._task = asyncio.create_task(self._keep_running())
 
     async def stop(self) -> None:
-        """End the process; its requests under way fail."""
-        if self._task:
+        """End the process; its requests under way fail. After a cancellation, call it again."""
+        if self._task is None:
+            return
+        # Cancelled once, and waited for without passing a cancellation on: a second one would
+        # interrupt `_run_once` while it reaps the process.
+        if not self._is_stopping:
+            self._is_stopping = True
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        await asyncio.wait([self._task])
+        with contextlib.suppress(asyncio.CancelledError):
+            self._task.result()
 
     def submit(self, request: EngineRequest) -> AnswerStream:
         """Send a request to the process, which must be ready."""

@@ -72,7 +72,7 @@ def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(
     assert nanochat("plan", "backwards.toml").splitlines() == [
         "error: task 'backwards' cannot be loaded from backwards:TASK: AttributeError: module "
         "'backwards' has no attribute 'TASK'",
-        "hint: mend or uninstall the package that has it",
+        "hint: fix or uninstall the package that has it",
     ]
 
 

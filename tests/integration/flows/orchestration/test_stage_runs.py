@@ -107,8 +107,7 @@ def test_a_refusal_ends_the_following(
     make_caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import httpx
-
-    from flows.orchestration import dispatch
+    from prefect.client.orchestration import SyncPrefectClient
 
     def refuse(*given: Any) -> Any:
         request = httpx.Request("GET", "http://127.0.0.1/api")
@@ -116,7 +115,7 @@ def test_a_refusal_ends_the_following(
         raise httpx.HTTPStatusError("401", request=request, response=answer)
 
     caller = make_caller("one")
-    monkeypatch.setattr(dispatch, "_look", refuse)
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run", refuse)
     with pytest.raises(ConfigError, match=r"Prefect refuses \(401\): .*Unauthorized"):
         caller.send().result()
 

@@ -268,3 +268,18 @@ def test_whatever_is_newer_is_served_whatever_failed_before(caplog, coming, trie
         assert text_of(live.ask("echo new")) == "new"
     assert says in caplog.text
     assert made == tried
+
+
+def test_a_stop_that_is_cancelled_leaves_no_process_behind():
+    async def stop_twice() -> int | None:
+        pool = fake_pool()
+        await pool.start()
+        process = pool.workers[0]._process
+        first = asyncio.create_task(pool.stop())
+        await asyncio.sleep(0.001)  # its process is being waited for
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await pool.stop()
+        return process.returncode
+
+    assert asyncio.run(stop_twice()) is not None

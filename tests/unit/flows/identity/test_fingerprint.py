@@ -18,8 +18,9 @@ from flows.identity.fingerprint import (
     plugins_of,
 )
 from flows.identity.syntax import scan
-from flows.stages import PRETRAIN, REPORT, STAGES, stage_named
+from flows.stages import PRETRAIN, REPORT, STAGES, TASK_DATA, stage_named
 from nanochat_core import scaling
+from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
 from nanochat_core.section import Section
 
@@ -377,7 +378,10 @@ def test_a_task_of_another_package_counts_with_what_it_imports_from_there(
         *("riddles", "riddles.task", "riddles.words", "riddles/words.txt"),
     }
     assert "tasks.identity" in found
-    identity = identify(PRETRAIN, RUN, {"rows": "0" * 64, "tokenizer": "1" * 64}, code=Code(mini))
-    assert plugins_of(identity) == ()
-    identity.preimage["code"] = dict.fromkeys(found, "")
-    assert plugins_of(identity) == ("riddles",)
+    (mini / "site" / "riddles" / "__init__.py").unlink()  # several packages may share the name
+    assert {"riddles.task", "riddles/words.txt"} <= Code(mini).closure(
+        SFT_ENTRY, "riddles.task"
+    ).keys()
+    with pytest.raises(ConfigError, match=r"no source file of the module riddles\.absent"):
+        Code(mini).closure(SFT_ENTRY, "riddles.absent")
+    assert plugins_of(TASK_DATA, RUN) == ()

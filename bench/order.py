@@ -1,0 +1,135 @@
+"""What the order and the packing of text cost: bits per byte after the same training on each.
+
+    python bench/order.py [--seeds 1 2 3 4 5] [--depth 4] [--steps 300]
+
+Every seed has documents of its own order, a tokenizer, initial weights. From these documents come
+rows of each kind in `ARMS`, one after another: packed by our policy or by nanochat's, read in the
+order in which packing fills them (as nanochat reads) or shuffled over the whole text (as we do).
+The stage `pretrain` trains on each with the same number of tokens; every model is scored on the
+validation rows of both policies. Printed: the difference of each arm from the first in percent,
+mean over the seeds with its 95 % interval (Student's t of the paired differences).
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from bench.parity import evaluate, interval, make_job, prepare, run_config
+from infra.launch.torchrun import run_job
+from nanochat_core.config import RunConfig
+from nanochat_core.data import rows as rows_stage
+from nanochat_core.data.row_files import INDEX_FILE, Rows
+from nanochat_core.model.checkpoint import load_model
+
+ARMS = {  # name -> packing policy, whether the rows are shuffled over the whole text
+    "ours": ("default", True),
+    "ours, in order": ("default", False),
+    "nanochat, shuffled": ("nanochat", True),
+    "nanochat, in order": ("nanochat", False),
+}
+
+
+def main() -> None:
+    """Train every arm for each seed, print a table."""
+    parser = argparse.ArgumentParser(description="What the order and packing of text cost.")
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rows", type=int, default=4, help="rows of 512 tokens in a step")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    run = run_config(options)
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory(prefix="bench-order-") as directory:
+            of_seed = train_all(replace(run, seed=seed), Path(directory), options)
+        for arm, scores in of_seed.items():
+            found[arm].append(scores)
+            print(json.dumps({"seed": seed, "arm": arm, **scores}), flush=True)
+    print_table(found)
+
+
+def train_all(
+    run: RunConfig, directory: Path, options: argparse.Namespace
+) -> dict[str, dict[str, float]]:
+    """Train on every arm's rows; bits per byte by arm and validation rows."""
+    made = {"default": prepare(run, directory / "data")}
+    packed = make_job(
+        "rows",
+        replace(run, rows=replace(run.rows, policy="nanochat")),
+        directory / "nanochat-rows",
+        {"tokens": made["default"]["tokens"]},
+        device="cpu",
+        threads=1,
+    )
+    rows_stage.run(packed)
+    made["nanochat"] = made["default"] | {"rows": packed.output}
+    found: dict[str, dict[str, float]] = {}
+    for number, arm in enumerate(options.arms):
+        began = time.monotonic()
+        policy, shuffled = ARMS[arm]
+        files = made[policy]["rows"]
+        if not shuffled:
+            files = in_order(files, directory / f"rows-{number}", options, run.seed)
+        job = make_job(
+            "pretrain",
+            run,
+            directory / f"arm-{number}",
+            {"rows": files, "tokenizer": made[policy]["tokenizer"]},
+            device="cpu",
+            threads=options.threads,
+        )
+        run_job(job, processes=1, on_event=lambda event: None)
+        model = load_model(job.output, torch.device("cpu"))
+        found[arm] = {name: evaluate(model, made[name]) for name in made}
+        found[arm]["seconds"] = round(time.monotonic() - began)
+    return found
+
+
+def in_order(source: Path, target: Path, options: argparse.Namespace, seed: int) -> Path:
+    """Rows of which training takes the first of `source` in the order of the file."""
+    target.mkdir()
+    tree = json.loads((source / INDEX_FILE).read_text(encoding="utf-8"))
+    rows = Rows.open(source, "train")
+    number = options.steps * options.rows
+    if number > rows.num_rows:
+        raise SystemExit(f"{number} rows are needed, the text fills {rows.num_rows}")
+    few = dataclasses.replace(rows, ids=rows.ids[:number])
+    placed: npt.NDArray[Any] = np.empty_like(few.ids)
+    for step in range(options.steps):
+        first = step * options.rows
+        placed[few.step_ids(step, options.rows, seed)] = few.ids[first : first + options.rows]
+    (target / "train.rows").write_bytes(placed.tobytes())
+    (target / "val.rows").symlink_to(source / "val.rows")
+    (target / INDEX_FILE).write_text(json.dumps(tree | {"num_train": number}), encoding="utf-8")
+    return target
+
+
+def print_table(found: dict[str, list[dict[str, float]]]) -> None:
+    """Mean bits per byte of each arm, and its difference from the first."""
+    first, *_ = found
+    for policy in ("default", "nanochat"):
+        print(f"validation rows packed by {policy}")
+        for arm, scores in found.items():
+            values = [one[policy] for one in scores]
+            ratios = [
+                100 * (value / base[policy] - 1)
+                for value, base in zip(values, found[first], strict=True)
+            ]
+            mean, half = interval(ratios)
+            print(f"  {arm:20} {statistics.mean(values):.4f}  {mean:+.2f} % (± {half:.2f})")
+
+
+if __name__ == "__main__":
+    main()
