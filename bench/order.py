@@ -1,6 +1,6 @@
 """What the order and the packing of text cost: bits per byte after the same training on each.
 
-    python bench/order.py [--seeds 1 2 3 4 5] [--depth 4] [--steps 300]
+    python -m bench.order [--seeds 1 2 3 4 5] [--depth 4] [--steps 300]
 
 Every seed has documents of its own order, a tokenizer, initial weights. From these documents come
 rows of each kind in `ARMS`, one after another: packed by our policy or by nanochat's, read in the
@@ -128,7 +128,7 @@ def print_table(found: dict[str, list[dict[str, float]]]) -> None:
                 for value, base in zip(values, found[first], strict=True)
             ]
             mean, half = interval(ratios)
-            print(f"  {arm:20} {statistics.mean(values):.4f}  {mean:+.2f} % (± {half:.2f})")
+            print(f"  {arm:20} {statistics.mean(values):.4f}  {mean:+.2f} % (+- {half:.2f})")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def main() -> None:
         worst = max(worst, excess)
         print(
             f"ours in {precision} / peer - 1 over {len(found)} seeds: {excess:+.3%} "
-            f"(± {half:.3%}), at most {options.tolerance:.1%} wanted"
+            f"(+- {half:.3%}), at most {options.tolerance:.1%} wanted"
         )
     tree = {"seeds": found, "excess": worst}
     print(json.dumps(tree))
