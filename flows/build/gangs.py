@@ -39,7 +39,8 @@ MISTAKE = 1  # exit code of a command that ends with an error that a retry repea
 # default.
 GRACE_SECONDS = 90.0
 # Of node 0, which repeats the others' errors; `srun --label` writes the node before each line.
-_SAID = re.compile(r"(?: *0: +)?(error|hint): (.*)")
+_ERROR_PREFIX = re.compile(r"(?: *0: +)?(error|hint): (.*)")
+_RESTART = re.compile(r"[0-9:]{8} job \d+ on .*, restart \d+")  # the first line of stage.sbatch
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ def _build(request: StageRequest, following: "_Following", watch: Watch) -> Buil
         state = following.wait_for_end(gang)
         manifest = wait(lambda: _find(context, identity, request))
         if manifest is None:
-            raise _reason(gangs.describe(gang), state, following.said)
+            raise _reason(gangs.describe(gang), state, following.last_error)
     uri = uri_of(context.store, manifest)
     seconds, metrics = time.time() - began, manifest.provenance.metrics
     watch(stage.name, {"kind": "finished", "uri": uri, "seconds": seconds, "metrics": metrics})
@@ -117,16 +118,18 @@ def _find(context: BuildContext, identity: Identity, request: StageRequest) -> M
     return None if is_old else found
 
 
-def _reason(gang: str, state: GangState, said: dict[str, str]) -> StageError:
-    """Return the error of a gang that ended without an artifact; `said` is its own last error."""
+def _reason(gang: str, state: GangState, last_error: dict[str, str]) -> StageError:
+    """Return the error of a gang that ended without an artifact. `last_error` is its own."""
     if state.phase == "cancelled":
         return StageError(f"{gang} was cancelled: {state.text}", hint="press Retry to resume")
     if state.phase == "failed" and state.exit_code == MISTAKE:
-        return StageError(said.get("error") or f"{gang}: {state.text}", hint=said.get("hint"))
+        return StageError(
+            last_error.get("error") or f"{gang}: {state.text}", hint=last_error.get("hint")
+        )
     if state.phase == "finished":
         text, hint = "it ended well, without an artifact", "give its nodes the same store"
         return TransientStageError(f"{gang}: {text}", hint=hint)
-    return TransientStageError(f"{gang} was lost: {said.get('error') or state.text}")
+    return TransientStageError(f"{gang} was lost: {last_error.get('error') or state.text}")
 
 
 class _Following:
@@ -134,7 +137,7 @@ class _Following:
 
     def __init__(self, gangs: Gangs, log: Callable[[str], None]) -> None:
         self.log = log
-        self.said: dict[str, str] = {}  # the last error of the gang's own, and its hint
+        self.last_error: dict[str, str] = {}  # of the gang's own in this attempt, with its hint
         self.gangs = gangs
         self.gang: str | None = None  # its id, once it is known
         self._after = ""  # where its new lines begin
@@ -145,8 +148,10 @@ class _Following:
         while True:
             state = self.ask(lambda: self.gangs.state(gang))
             self._report("state", f"{state.phase}: {state.text}")
-            while self._pass_lines_on(gang):
+            while self.forward_logs(gang):
                 pass
+            if state.phase == "queued":  # what was logged so far is of an attempt that is over
+                self.last_error = {}
             if state.phase not in ("queued", "running"):
                 return state
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -186,7 +191,7 @@ class _Following:
                     ) from error
             time.sleep(SECONDS_BETWEEN_LOOKS)
 
-    def _pass_lines_on(self, gang: str) -> bool:
+    def forward_logs(self, gang: str) -> bool:
         """Log the gang's new lines; return whether there were any."""
         try:
             lines, self._after = self.gangs.logs(gang, self._after)
@@ -195,8 +200,11 @@ class _Following:
             return False
         for line in lines:
             self.log(line)
-            if (found := _SAID.match(line)) is not None:
-                self.said = {**(self.said if found[1] == "hint" else {}), found[1]: found[2]}
+            if (found := _ERROR_PREFIX.match(line)) is not None:
+                kept = self.last_error if found[1] == "hint" else {}
+                self.last_error = {**kept, found[1]: found[2]}
+            elif _RESTART.match(line):
+                self.last_error = {}
         return bool(lines)
 
     def _report(self, subject: str, text: str) -> None:

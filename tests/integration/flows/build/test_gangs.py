@@ -127,13 +127,39 @@ def test_a_gang_that_waits_or_runs_is_found_again(
     assert not played.submitted
 
 
-def test_a_mistake_is_told_with_the_gangs_own_words(request_: StageRequest, call: Call) -> None:
-    said = ["1: error: an echo", "0: error: seed is 'x'", "0: hint: a number", "1: hint: of node 1"]
+def test_a_mistake_is_reported_with_the_gangs_own_words(request_: StageRequest, call: Call) -> None:
+    logged = [
+        "1: error: an echo",
+        "0: error: seed is 'x'",
+        "0: hint: a number",
+        "1: hint: of node 1",
+    ]
     ends = GangState(phase="failed", text="FAILED", exit_code=1)
     with pytest.raises(StageError, match="seed is 'x'") as caught:
-        call(request_, Played(ends=ends, lines=said, builds=False))
+        call(request_, Played(ends=ends, lines=logged, builds=False))
     assert caught.value.hint == "a number"
     assert not is_retryable(caught.value)
+
+
+def test_an_error_of_an_earlier_attempt_is_not_quoted(request_: StageRequest, call: Call) -> None:
+    restart = "01:02:03 job 12 on a[1-2], restart 1"
+    ends = GangState(phase="failed", text="NODE_FAIL")
+    with pytest.raises(TransientStageError, match="lost: NODE_FAIL"):
+        call(request_, Played(ends=ends, lines=["0: error: lost", restart], builds=False))
+
+
+def test_an_error_before_the_gang_was_queued_again_is_not_quoted(
+    request_: StageRequest, call: Call
+) -> None:
+    class Requeued(Played):
+        def state(self, gang: str) -> GangState:
+            if len(states) > 1:
+                return states.pop(0)
+            return states[0]
+
+    states = [GangState(phase="queued", text="PENDING"), GangState(phase="failed", text="TIMEOUT")]
+    with pytest.raises(TransientStageError, match="lost: TIMEOUT"):
+        call(request_, Requeued(lines=["0: error: lost"], builds=False))
 
 
 @pytest.mark.parametrize(
