@@ -201,8 +201,8 @@ class _Following:
         for line in lines:
             self.log(line)
             if (found := _ERROR_PREFIX.match(line)) is not None:
-                kept = self.last_error if found[1] == "hint" else {}
-                self.last_error = {**kept, found[1]: found[2]}
+                previous = self.last_error if found[1] == "hint" else {}
+                self.last_error = {**previous, found[1]: found[2]}
             elif _RESTART.match(line):
                 self.last_error = {}
         return bool(lines)

@@ -30,7 +30,7 @@ class GangSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GangState:
-    """What the scheduler says of a gang."""
+    """A gang's state, as the scheduler reports it."""
 
     phase: Phase
     text: str  # its own words: "PENDING (Resources)"
@@ -49,15 +49,15 @@ class Gangs(Protocol):
         ...
 
     def describe(self, gang: str) -> str:
-        """Return what a person looks for: the scheduler's name of it, and a command."""
+        """Return the scheduler's name of a gang, and the command that shows it."""
         ...
 
     def state(self, gang: str) -> GangState:
-        """Return what has become of a gang."""
+        """Return a gang's state."""
         ...
 
     def cancel(self, gang: str) -> None:
-        """Stop a gang: its processes get SIGTERM, and none comes back. Idempotent."""
+        """Stop a gang: its processes get SIGTERM, and are not restarted. Idempotent."""
         ...
 
     def logs(self, gang: str, after: str) -> tuple[list[str], str]:

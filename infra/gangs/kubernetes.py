@@ -20,7 +20,7 @@ import yaml
 from infra.gangs.base import GangError, GangSpec, GangState, Phase, SchedulerUnavailable
 
 TEMPLATE = Path(__file__).parents[1] / "kubernetes" / "jobset" / "jobset.yaml"
-ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # what each pod is given
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # as pods see it
 QUEUE = "kueue.x-k8s.io/queue-name"
 _SECONDS = 30.0
 _MOST_LOG = 2**20  # bytes of a log in one call

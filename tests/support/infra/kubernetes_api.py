@@ -151,7 +151,7 @@ class Refusal(Exception):
 
 @dataclass
 class Cluster:
-    """What the server has; a test plays the controllers by changing it."""
+    """The objects of the server; a test plays the controllers by changing them."""
 
     url: str = ""
     account: Path = Path()
@@ -260,12 +260,12 @@ def kubernetes_api(directory: Path) -> Generator[Cluster]:
             except Refusal as error:
                 code, message = error.args
                 found = {"kind": "Status", "code": code, "message": message}
-            said = found if isinstance(found, str) else json.dumps(found)
+            answer = found if isinstance(found, str) else json.dumps(found)
             self.send_response(code)
             if cluster.promised:
                 self.send_header("Content-Length", str(cluster.promised))
             self.end_headers()
-            self.wfile.write(said.encode())
+            self.wfile.write(answer.encode())
 
         do_GET = do_POST = do_DELETE = _answer
 

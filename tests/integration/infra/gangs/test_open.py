@@ -1,4 +1,4 @@
-"""Which scheduler a worker's environment names."""
+"""The scheduler that a worker's environment names."""
 
 from pathlib import Path
 
