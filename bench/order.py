@@ -1,4 +1,4 @@
-"""What the order and the packing of text cost: bits per byte after the same training on each.
+"""Compare orders and packings of text: bits per byte after the same training on each.
 
     python -m bench.order [--seeds 1 2 3 4 5] [--depth 4] [--steps 300]
 

@@ -1,4 +1,4 @@
-"""Whether we learn what nanochat learns: bits per byte of both after the same training.
+"""Compare what we and nanochat learn: bits per byte of both after the same training.
 
     NANOCHAT_DIR=/path/to/nanochat python bench/parity.py [--seeds 1 2] [--steps 300]
 
