@@ -89,9 +89,10 @@ def main() -> None:
     for precision in options.precisions:
         excess, half = interval([one["ours"][precision] / one["peer"] - 1 for one in found])
         worst = max(worst, excess)
+        spread = "one seed, no interval" if math.isnan(half) else f"+- {half:.3%}"
         print(
             f"ours in {precision} / peer - 1 over {len(found)} seeds: {excess:+.3%} "
-            f"(+- {half:.3%}), at most {options.tolerance:.1%} wanted"
+            f"({spread}), at most {options.tolerance:.1%} wanted"
         )
     tree = {"seeds": found, "excess": worst}
     print(json.dumps(tree))

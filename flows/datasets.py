@@ -16,7 +16,7 @@ from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, reason_of
 from tasks.base import TaskError
 from tasks.kinds.sources import HubTask
-from tasks.names import all_names, places_of
+from tasks.names import all_names, references_of
 from tasks.registry import task_named
 
 
@@ -63,7 +63,7 @@ def published_task(dataset: DatasetConfig) -> HubTask | None:
 
     Raises ConfigError if the task is of an installed package and cannot be used.
     """
-    if dataset.path is not None or not places_of(dataset.name):
+    if dataset.path is not None or not references_of(dataset.name):
         return None
     try:
         task = task_named(dataset.name)
@@ -77,7 +77,7 @@ def _look_at(dataset: DatasetConfig) -> DatasetConfig:
     if dataset.path is None:
         _check_task(dataset)
         return dataset
-    if places_of(dataset.name):
+    if references_of(dataset.name):
         raise ConfigError(
             f"the dataset {dataset.path} is called '{dataset.name}', as a task is",
             hint="give it a name of its own in task_data.datasets",
@@ -97,7 +97,7 @@ def _look_at(dataset: DatasetConfig) -> DatasetConfig:
 
 
 def _check_task(dataset: DatasetConfig) -> None:
-    if not places_of(dataset.name):
+    if not references_of(dataset.name):
         raise ConfigError(
             f"there is no task '{dataset.name}'",
             hint=f"give the dataset a path, or one of: {', '.join(all_names())}",

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -267,6 +266,8 @@ def _count_amd(root: Path) -> int:
 
 
 def _has_rocm() -> bool:
+    import importlib.metadata  # 25 ms, and only machines with an AMD GPU need it
+
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return "rocm" in importlib.metadata.version("torch")
     return False

@@ -27,11 +27,11 @@ TASKS: dict[str, str] = {
 GRADERS: dict[str, str] = {"humaneval": "tasks.sandbox.humaneval_grader:GRADER"}
 
 
-def places_of(name: str) -> list[str]:
+def references_of(name: str) -> list[str]:
     """Return `module:attribute` of the tasks called `name`, of `TASKS` or of installed packages."""
     if name in TASKS:
         return [TASKS[name]]
-    return plugins.places(GROUP, name)
+    return plugins.references(GROUP, name)
 
 
 def all_names() -> list[str]:
@@ -44,5 +44,5 @@ def modules_of(name: str, *, grades: bool) -> tuple[str, ...]:
 
     A dataset that is no task has none.
     """
-    places = [*places_of(name), *([GRADERS[name]] if grades and name in GRADERS else [])]
-    return tuple(place.partition(":")[0] for place in places)
+    references = [*references_of(name), *([GRADERS[name]] if grades and name in GRADERS else [])]
+    return tuple(reference.partition(":")[0] for reference in references)

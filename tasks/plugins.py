@@ -1,4 +1,7 @@
-"""Find and load what installed packages add: an entry point's name and its `module:attribute`."""
+"""Find and load what installed packages add by entry points.
+
+An object reference is the packaging standard's `module:attribute`.
+"""
 
 import importlib
 from collections.abc import Iterable, Sequence
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 
-def places(group: str, name: str) -> list[str]:
+def references(group: str, name: str) -> list[str]:
     """Return `module:attribute` of each entry point of `group` called `name`, sorted.
 
     Reads the metadata of every installed package: some 10 ms.
@@ -30,10 +33,10 @@ def _entries(group: str) -> "Iterable[EntryPoint]":
     return entry_points(group=group)
 
 
-def load(place: str) -> Any:
+def load(reference: str) -> Any:
     """Import `module:attribute`."""
     # The scan of imports for fingerprints cannot see this one: they add the module by its name.
-    module, _, attribute = place.partition(":")
+    module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
@@ -44,12 +47,12 @@ def load_one(found: Sequence[str], kind: type | tuple[type, ...], what: str) -> 
     """
     if len(found) > 1:
         raise TaskError(f"installed packages have more than one {what}: {', '.join(found)}")
-    (place,) = found
+    (reference,) = found
     try:
-        loaded = load(place)
+        loaded = load(reference)
     except Exception as error:  # a package's own code may raise anything
         why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise TaskError(f"{what} cannot be loaded from {place}: {why}") from error
+        raise TaskError(f"{what} cannot be loaded from {reference}: {why}") from error
     if not isinstance(loaded, kind):
-        raise TaskError(f"{what}: {place} is of type {type(loaded).__name__}")
+        raise TaskError(f"{what}: {reference} is of type {type(loaded).__name__}")
     return loaded

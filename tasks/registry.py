@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from tasks import plugins
 from tasks.base import Conversation, TaskError, check_split
 from tasks.kinds.sources import AnyTask, GeneratedTask, Grader, HubTask
-from tasks.names import GRADERS, TASKS, all_names, places_of
+from tasks.names import GRADERS, TASKS, all_names, references_of
 
 
 def task_named(name: str) -> AnyTask:
@@ -17,16 +17,16 @@ def task_named(name: str) -> AnyTask:
     Also raises TaskError if two installed packages have a task of this name, and if the module of
     one cannot be imported or has something else under its name.
     """
-    places = places_of(name)
-    if not places:
+    references = references_of(name)
+    if not references:
         raise TaskError(f"there is no task '{name}' (one of: {', '.join(all_names())})")
     if name in TASKS:
-        task: AnyTask = plugins.load(places[0])
-        assert task.name == name, f"{places[0]} is task '{task.name}', not '{name}'"
+        task: AnyTask = plugins.load(references[0])
+        assert task.name == name, f"{references[0]} is task '{task.name}', not '{name}'"
         return task
-    task = plugins.load_one(places, (GeneratedTask, HubTask), f"task '{name}'")
+    task = plugins.load_one(references, (GeneratedTask, HubTask), f"task '{name}'")
     if task.name != name:
-        raise TaskError(f"{places[0]} is task '{task.name}', its package calls it '{name}'")
+        raise TaskError(f"{references[0]} is task '{task.name}', its package calls it '{name}'")
     return task
 
 
@@ -37,7 +37,7 @@ def find_grader(name: str) -> Grader | None:
     """
     if name in GRADERS:
         return plugins.load(GRADERS[name])
-    return task_named(name).grader if places_of(name) else None
+    return task_named(name).grader if references_of(name) else None
 
 
 def grader_of(name: str) -> Grader:

@@ -165,7 +165,7 @@ def compile_one(launch: Launch) -> dict[str, int]:
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"
         source.write_text(made.asm["ptx"])
-        said = subprocess.run(
+        report = subprocess.run(
             [assembler, "-v", "--gpu-name=sm_90a", source, "-o", source.with_suffix(".cubin")],
             check=True,
             capture_output=True,
@@ -175,7 +175,7 @@ def compile_one(launch: Launch) -> dict[str, int]:
     early = made.asm["ptx"].partition("griddepcontrol.wait")[0]
 
     def number(pattern: str) -> int:
-        found = re.search(pattern, said)
+        found = re.search(pattern, report)
         return int(found[1]) if found else 0
 
     return {

@@ -101,8 +101,11 @@ class Slurm:
                 data = log.read(_MOST_LOG)
         except OSError:  # not started, or not yet seen through the shared file system
             return [], after
-        data = data[: data.rfind(b"\n") + 1] if len(data) < _MOST_LOG else data
-        return data.decode(errors="replace").splitlines(), str(start + len(data))
+        whole = data[: data.rfind(b"\n") + 1]
+        if not whole and len(data) == _MOST_LOG:  # one line longer than a call reads
+            whole = data
+        lines = whole.decode(errors="replace").removesuffix("\n").split("\n") if whole else []
+        return lines, str(start + len(whole))
 
 
 def _state(state: str, reason: str, exit_code: str) -> GangState:

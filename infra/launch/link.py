@@ -99,15 +99,15 @@ def accept_links(
                     with contextlib.suppress(OSError):  # it has ended already
                         unknown[listener.accept()[0]] = (time.monotonic() + SECONDS_UNKNOWN, b"")
                     continue
-                deadline, said = unknown[connection]
+                deadline, received = unknown[connection]
                 # No byte more: what follows the secret is the first message.
-                data = _receive(connection, len(expected) - len(said))
-                unknown[connection] = (deadline, said + data)
-                if data and len(said + data) < len(expected):
+                data = _receive(connection, len(expected) - len(received))
+                unknown[connection] = (deadline, received + data)
+                if data and len(received + data) < len(expected):
                     continue
                 del unknown[connection]
                 # In one comparison of constant time: no prefix can be guessed by itself.
-                if hmac.compare_digest(said + data, expected):
+                if hmac.compare_digest(received + data, expected):
                     yield Link(connection, silence=silence)
                 else:
                     connection.close()

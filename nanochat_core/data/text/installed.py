@@ -13,13 +13,13 @@ BUILT_IN = ("pydocs", "local", "hub", "s3", *DATASETS)
 
 def modules_of(name: str) -> list[str]:
     """Return the module of an installed text source; none for a built-in or unknown one."""
-    found = [] if name in BUILT_IN else plugins.places(GROUP, name)
-    return [place.partition(":")[0] for place in found]
+    found = [] if name in BUILT_IN else plugins.references(GROUP, name)
+    return [reference.partition(":")[0] for reference in found]
 
 
 def installed_source(name: str) -> TextSource:
     """Load an installed text source. Raises ConfigError if there is none, or if it is unusable."""
-    found = plugins.places(GROUP, name)
+    found = plugins.references(GROUP, name)
     if not found:
         known = ", ".join([*BUILT_IN, *sorted(plugins.names(GROUP))])
         raise ConfigError(f"shards.source is '{name}'", hint=f"one of: {known}")

@@ -258,8 +258,10 @@ def _unable(name: str, model: GPT, precision: str) -> str | None:
         # Triton's absence is a reason, and torch's builds for CPUs come without it.
         if find_spec("triton") is None:
             return "the package triton is not installed"
-        from nanochat_core.engine.runners import decode_kernels
-
+        try:
+            from nanochat_core.engine.runners import decode_kernels
+        except ImportError as error:
+            return f"the kernels do not fit this version of triton: {error}"
         return decode_kernels.unable(model.config, model.lm_head.weight.device)
     return None
 

@@ -187,13 +187,13 @@ class DeviceRunner(TorchRunner):
         """Read the token of each slot: logits (B, V) fp32, capped."""
         state = self.state
         token, prev_token, length = state.token[rows], state.prev_token[rows], state.length[rows]
-        goes = self._goes(rows)
+        continues = self._continues(rows)
         positions = length.clamp(max=self.max_len - 1)
         tables = [table[rows] for table in self.tables]
         entry = (positions // self.page_size)[:, None]
         # Stopped rows write their keys and values into the scratch page, which is page 0.
         places = [
-            torch.where(goes, table.gather(1, entry)[:, 0], 0) * self.page_size
+            torch.where(continues, table.gather(1, entry)[:, 0], 0) * self.page_size
             + positions % self.page_size
             for table in tables
         ]
@@ -206,7 +206,7 @@ class DeviceRunner(TorchRunner):
 
         return cap(forward(self.weights, token, prev_token, positions, attention_fn), self._softcap)
 
-    def _goes(self, rows: Tensor) -> Tensor:
+    def _continues(self, rows: Tensor) -> Tensor:
         """Return (B,) bool: false for a slot that is stopped or has no further token to read."""
         state = self.state
         return ~state.stopped[rows] & (state.length[rows] + 1 < state.limit[rows])
@@ -215,7 +215,7 @@ class DeviceRunner(TorchRunner):
         """Sample each slot's next token and advance the slot."""
         state = self.state
         token, prev_token, length = state.token[rows], state.prev_token[rows], state.length[rows]
-        goes = self._goes(rows)
+        continues = self._continues(rows)
         vocab = self.vocab_size
         new = sample_rows(
             logits,
@@ -225,14 +225,14 @@ class DeviceRunner(TorchRunner):
             num_candidates=vocab if kind.all_candidates else min(MOST_CANDIDATES, vocab),
             seen=state.seen[rows] if kind.all_candidates else None,
         )
-        state.prev_token[rows] = torch.where(goes, token, prev_token)
-        state.token[rows] = torch.where(goes, new, token)
-        state.length[rows] = length + goes
+        state.prev_token[rows] = torch.where(continues, token, prev_token)
+        state.token[rows] = torch.where(continues, new, token)
+        state.length[rows] = length + continues
         # The new token is at position length + 1: with it prompt and answer hold length + 2.
         ends = (new[:, None] == self._stops).any(dim=-1) | (length + 2 >= state.limit[rows])
-        state.stopped[rows] = ~goes | ends
+        state.stopped[rows] = ~continues | ends
         if kind.all_candidates:
-            state.seen[rows, new] |= goes
+            state.seen[rows, new] |= continues
         # Empty tensors and not None: all kinds of steps then have outputs of one form.
         nothing = logits[:0, 0]
         chosen, ids, values = (
@@ -240,7 +240,9 @@ class DeviceRunner(TorchRunner):
             if kind.wants_log_probs
             else (nothing, nothing.long(), nothing)
         )
-        return StepOutput(tokens=torch.where(goes, new, -1), chosen=chosen, ids=ids, values=values)
+        return StepOutput(
+            tokens=torch.where(continues, new, -1), chosen=chosen, ids=ids, values=values
+        )
 
     def _attend(
         self, group: int, layer: int, q: Tensor, positions: Tensor, table: Tensor

@@ -139,9 +139,9 @@ def test_lines_come_once_and_whole(play: Play, tmp_path: Path) -> None:
     lines, after = slurm.logs("12", "")
     assert lines == ["one", "two"]
     with log.open("a") as more:
-        more.write("ee\n")
+        more.write("ee\nfo\rur\n")
     lines, after = slurm.logs("12", after)
-    assert lines == ["three"]
+    assert lines == ["three", "fo\rur"]
     assert slurm.logs("12", after) == ([], after)
     with log.open("a") as more:
         more.write("x" * 100_000)  # a line that is too long comes in pieces

@@ -12,8 +12,10 @@ import pytest
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
+from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.data.shard_files import ShardSet, read_row_groups
 from nanochat_core.data.text import local_text
+from nanochat_core.data.text.installed import BUILT_IN
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress, read_events
@@ -211,3 +213,7 @@ def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
     (folder / "c.txt").write_text("another text")
     with pytest.raises(DataError, match="has changed since the run was planned"):
         list(documents)
+
+
+def test_the_names_that_a_plan_knows_are_those_that_the_stage_can_read():
+    assert BUILT_IN == (*shards.TEXT_SOURCES, *DATASETS)
