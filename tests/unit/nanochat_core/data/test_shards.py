@@ -216,4 +216,4 @@ def test_text_edited_while_it_is_read_is_refused(tmp_path, folder):
 
 
 def test_the_names_that_a_plan_knows_are_those_that_the_stage_can_read():
-    assert BUILT_IN == (*shards.TEXT_SOURCES, *DATASETS)
+    assert (*shards.TEXT_SOURCES, *DATASETS) == BUILT_IN
