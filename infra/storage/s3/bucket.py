@@ -24,7 +24,6 @@ from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
     ErrorResponse,
-    NoRanges,
     NoResponse,
     ObjectHead,
     Page,
@@ -32,7 +31,6 @@ from infra.storage.s3.errors import (
     check_version,
     field_of,
     find_date,
-    is_whole,
     parse_range,
     pass_on,
     version_of,
@@ -121,7 +119,7 @@ class Bucket:
     ) -> None:
         """Pass a part, or the whole object, to `write`, in pieces with their offsets.
 
-        Raises Changed, and NoRanges if the store sends the whole object instead of the part.
+        Raises Changed, and StoreError if the store sends the whole object instead of the part.
         """
         wants_all = part.length == found.size
         with self._reading(key, None if wants_all else part) as answer:
@@ -129,9 +127,12 @@ class Bucket:
             span = (part.start, part.start + part.length - 1, found.size)
             if wants_all:
                 check_size(f"{self.url}/{key}", answer.get("ContentLength", 0), found.size)
-            elif is_whole(answer):
-                raise NoRanges
-            elif parse_range(answer.get("ContentRange", "")) != span:
+            elif "ContentRange" not in answer:
+                raise StoreError(
+                    f"store {self.url} answers a range request with the whole object",
+                    hint="use a store that reads ranges; a proxy before it may ignore them",
+                )
+            elif parse_range(answer["ContentRange"]) != span:
                 raise NoResponse(f"the store sent {answer.get('ContentRange')} for {part}")
             pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
@@ -245,14 +246,7 @@ class Bucket:
     @contextlib.contextmanager
     def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:
         """Send a GET whose body is read in the block; an unread rest closes the connection."""
-        try:
-            answer = self._ask("get_object", key, {"Range": part.span} if part else {})
-        except ErrorResponse as error:
-            if part is None or error.code != "SignatureDoesNotMatch":
-                raise
-            # A caching proxy removes the Range header, which is signed; without it the whole object
-            # comes. A wrong secret fails again.
-            answer = self._ask("get_object", key)
+        answer = self._ask("get_object", key, {"Range": part.span} if part else {})
         with contextlib.closing(answer["Body"]), translating():
             yield answer
 

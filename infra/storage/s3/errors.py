@@ -110,10 +110,6 @@ class Page:
     token: str | None  # requests the next page; None from stores that give no token
 
 
-class NoRanges(Exception):
-    """An answer to a range request that is the whole object."""
-
-
 class Changed(Exception):
     """An object that was replaced since its version was read."""
 
@@ -319,12 +315,6 @@ def pass_on(
 def version_of(answer: Any) -> str:
     """Return an object's version: its ETag without quotes, which some servers omit."""
     return answer.get("ETag", "").strip('"')
-
-
-def is_whole(answer: Any) -> bool:
-    """Return whether the answer to a range request is the whole object."""
-    # A range is answered with 206; a server or proxy without ranges ignores it and answers 200.
-    return answer["ResponseMetadata"]["HTTPStatusCode"] == 200
 
 
 def check_version(answer: Any, found: ObjectHead) -> None:

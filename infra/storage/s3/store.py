@@ -45,7 +45,6 @@ from infra.storage.s3.errors import (
     REDIRECT,
     Changed,
     ErrorResponse,
-    NoRanges,
     NoResponse,
     ObjectHead,
     RetryPolicy,
@@ -82,7 +81,6 @@ class S3Store:
         self._trying_checksums = threading.Lock()
         self.faults: Sequence[str] | None = None  # of its conditional writes; None: not probed yet
         self._checksum_of_parts: Checksum | None = None
-        self._has_ranges = True
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
 
     @property
@@ -265,25 +263,14 @@ class S3Store:
 
     def _fetch_into(self, file: PartFile, key: str, found: ObjectHead, on_bytes: OnBytes) -> None:
         on_bytes(found.size - sum(part.length for part in file.missing))
-        if len(file.parts) > 1 and self._has_ranges:
 
-            def work(part: Part, stop: threading.Event) -> None:
-                read = functools.partial(self.bucket.read, key, found, part, file.write)
-                self._persist(f"get {key}", read, stop=stop)
-                file.finish(part)
-                on_bytes(part.length)
+        def work(part: Part, stop: threading.Event) -> None:
+            read = functools.partial(self.bucket.read, key, found, part, file.write)
+            self._persist(f"get {key}", read, stop=stop)
+            file.finish(part)
+            on_bytes(part.length)
 
-            try:
-                run_all(self._pool, file.missing, work, at_once=THREADS)
-            except NoRanges:
-                self._has_ranges = False  # for all later fetches: each answer is the whole object
-        if missing := file.missing:
-            whole = Part(index=0, start=0, length=found.size)
-            read = functools.partial(self.bucket.read, key, found, whole, file.write)
-            self._persist(f"get {key}", read)
-            for part in missing:
-                file.finish(part)
-                on_bytes(part.length)
+        run_all(self._pool, file.missing, work, at_once=THREADS)
 
     def _remove_old(self, key: str, older_than: float) -> bool:
         try:

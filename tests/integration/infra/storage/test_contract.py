@@ -27,7 +27,6 @@ PART = 1 << 16  # bytes; a part of a large object here
 IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "plain": (),
-    "no-ranges": (Quirk.IGNORES_RANGES,),
     "no-checksums": (Quirk.CHECKS_NO_CHECKSUMS,),
     "lists-no-uploads": (Quirk.LISTS_NO_UPLOADS,),
     "loses-answers-to-put": (Fault(kind=Kind.LOSE, verb="PUT", every=3),),
@@ -76,7 +75,6 @@ _PARTS = ("_a_file_", "every_byte", "upload_replaces", "half_written")
 _FETCHES = ("_a_file_", "larger_than_expected", "every_byte", "upload_replaces")
 _LISTS = ("deleting", "listing")
 BREAKS: dict[str, tuple[str, ...]] = {
-    "no-ranges": _FETCHES,
     "no-checksums": _PARTS,
     "lists-no-uploads": ("half_written",),
     "loses-answers-to-put": _PUTS,

@@ -12,8 +12,8 @@ from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import MakeFake, store_on
-from tests.support.infra.storage.misbehaviour import PAGE, Answer, Fault, Kind, Quirk, Request
+from tests.support.infra.storage.fixtures import store_on
+from tests.support.infra.storage.misbehaviour import PAGE, Answer, Fault, Kind, Request
 
 VERBS: dict[str, Callable[[S3Store, Path], object]] = {
     "list": lambda store, path: list(store.list("")),
@@ -197,20 +197,6 @@ def test_a_bucket_that_has_moved_names_its_region(fake: FakeS3) -> None:
     with pytest.raises(StoreError, match="is in region eu-west-1") as caught:
         store_on(fake).get("a")
     assert "AWS_REGION=eu-west-1" in (caught.value.hint or "")
-
-
-def test_objects_come_whole_where_a_proxy_removes_the_range(
-    make_fake: MakeFake, large: Path, tmp_path: Path
-) -> None:
-    fake = make_fake(Quirk.LOSES_SIGNED_RANGES)
-    store = store_on(fake)
-    store.upload("large", large)
-    data = large.read_bytes()
-    store.fetch("large", tmp_path / "target", size=len(data))
-    assert (tmp_path / "target").read_bytes() == data
-    fake.requests.clear()
-    store.fetch("large", tmp_path / "again", size=len(data))
-    assert fake.count("GET") == 1, "it is remembered"
 
 
 def test_a_wrong_secret_is_still_named_where_a_range_is_asked_for(

@@ -153,21 +153,17 @@ def test_an_object_that_never_stays_the_same_is_given_up(
     assert not (tmp_path / "target").exists()
 
 
-def test_a_store_without_ranges_sends_each_object_once(
+def test_a_store_without_ranges_is_refused_in_one_line(
     make_fake: MakeFake, large: Path, small_parts: int, tmp_path: Path
 ) -> None:
     fake = make_fake(Quirk.IGNORES_RANGES)
     store = tried_store_on(fake)
     store.upload("large", large)
     fake.requests.clear()
-    told: list[int] = []
-    store.fetch("large", tmp_path / "target", size=large.stat().st_size, on_bytes=told.append)
-    assert (tmp_path / "target").read_bytes() == large.read_bytes()
-    assert sum(told) == large.stat().st_size
-    assert fake.count("GET") <= s3_store.THREADS + 1, "each thread may have asked, none has read"
-    fake.requests.clear()
-    store.fetch("large", tmp_path / "again", size=large.stat().st_size)
-    assert fake.count("GET") == 1, "it is remembered"
+    with pytest.raises(StoreError, match="answers a range request with the whole object"):
+        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    assert not (tmp_path / "target").exists()
+    assert fake.count("GET") <= s3_store.THREADS, "it is not repeated"
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.SHORTEN, Kind.RESET])

@@ -93,8 +93,6 @@ class FakeS3:
             "Last-Modified": formatdate(found.written, usegmt=True),
         }
         span = request.headers.get("range")
-        if span and Quirk.LOSES_SIGNED_RANGES in self.quirks:
-            raise FakeError(403, "SignatureDoesNotMatch")
         if span is None or Quirk.IGNORES_RANGES in self.quirks:
             return Answer(body=found.data, headers=headers)
         first, last = (int(n) for n in span.removeprefix("bytes=").split("-"))

@@ -19,7 +19,6 @@ class Quirk(Enum):
     REFUSES_IF_MATCH = auto()
     REFUSES_QUOTED_VERSIONS = auto()
     IGNORES_RANGES = auto()
-    LOSES_SIGNED_RANGES = auto()  # a proxy in front removes the header, which is signed
     LISTS_1000_SILENTLY = auto()
     CHECKS_NO_CHECKSUMS = auto()
     CHECKS_NO_MD5 = auto()
