@@ -15,11 +15,11 @@ from infra.prefect.access import SQLITE, ServerError
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process, this_process
 
-FORMAT = 4  # of both records
+FORMAT = 5  # of both records
 HOST = "127.0.0.1"
 _SECONDS_TO_BEGIN = 60.0  # another machine takes a lost run over later than that
 
-State: TypeAlias = Literal["starting", "registering", "ready", "stopping", "failed"]
+State: TypeAlias = Literal["starting", "ready", "stopping"]
 _Record = TypeVar("_Record", "Server", "Stack")
 
 
@@ -57,8 +57,6 @@ class Stack:
     start: str  # distinguishes the process from a later one with its number
     state: State
     api_url: str | None = None
-    server: int | None = None  # pid; None while none runs, or for a shared server
-    database: str | None = None  # without its password; None for a shared server
     workers: dict[str, int] = field(default_factory=dict[str, int])  # pool -> pid
     runs: list[str] = field(default_factory=list[str])  # flow runs that have a process here
     problem: str | None = None  # an error for a person

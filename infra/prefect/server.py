@@ -52,6 +52,7 @@ FIRST_PORT = 4200
 PORTS = 100
 SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
 SECONDS_TO_STOP = 10.0
+START_ANEW = "`nanochat down` stops it; then give the same command again"  # a hint
 # Settings of a person's own Prefect: our server's pages would show that server's address.
 FOREIGN = (
     "PREFECT_API_AUTH_STRING",
@@ -303,17 +304,17 @@ def is_healthy(server: Server, *, seconds: float = 2.0) -> bool:
 
 def check_wanted(server: Server) -> None:
     """Raise ServerError if the running server differs from what the environment asks for."""
-    hint = "`nanochat down` stops it; then give the same command again"
     if auth() and not server.is_guarded:
         raise ServerError(
-            f"{AUTH} is set, but the server at {server.ui_url} runs without a password", hint=hint
+            f"{AUTH} is set, but the server at {server.ui_url} runs without a password",
+            hint=START_ANEW,
         )
     wanted = database()
     if wanted is not None and shown_database(wanted) != server.database:
         raise ServerError(
             f"the server at {server.ui_url} keeps its history in {server.database}, not in "
             f"{shown_database(wanted)}",
-            hint=hint,
+            hint=START_ANEW,
         )
 
 

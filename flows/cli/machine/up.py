@@ -84,24 +84,25 @@ def up(
         return _supervise(place, port, pools, guarded=not no_password)
     from infra.prefect.supervisor.control import (
         check_same,
-        find_going,
+        find_running,
         start_supervisor,
         wait_until_ready,
     )
 
     # Asked before the workers start: a worker creates the pool it is missing.
     missing = _what_is_missing(pools)
-    stack = find_going(place.home_path, log=screen().print)
+    stack = find_running(place.home_path)
     supervisor = None
     if stack is not None:
-        check_same(stack, port=port)  # raises if it runs with other settings
+        check_same(place.home_path, stack, port=port)  # raises if it runs with other settings
         screen().print("it is up already")
     else:
         _check(place)
         # The same command again: `up` and its options, in the same environment and directory.
         command = [*NANOCHAT, "up", "--foreground", *sys.argv[2:]]
         supervisor = start_supervisor(place.home_path, command)
-    stack = wait_until_ready(place.home_path, supervisor, log=screen().print)
+        screen().print("starting server and workers; in a new home it takes some ten seconds")
+    stack = wait_until_ready(place.home_path, supervisor)
     print_lines(_lines(stack, place))
     if stack.problem:
         print_warning(f"{stack.problem}; {stack.hint}")
@@ -199,15 +200,16 @@ def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     home = place.home_path
     workers = ", ".join(f"{pool} (runs at once: {runs_at_once(pool)})" for pool in stack.workers)
     yield f"Prefect      {stack.ui_url}"
+    server = find_process_of_server(home)
     if address := login_address(home):
         yield f"log in       {address}"
-    elif (server := find_process_of_server(home)) is not None and server.is_guarded:
+    elif server is not None and server.is_guarded:
         yield f"             it asks for the user:password of {AUTH}"
     elif server is not None:
         yield "             without a password: every user of this machine may run code by it"
     yield f"workers      {workers}"
-    if stack.database is not None:
-        yield f"history      {home / 'prefect' if stack.database == SQLITE else stack.database}"
+    if server is not None:
+        yield f"history      {home / 'prefect' if server.database == SQLITE else server.database}"
     yield f"logs         {home / 'prefect'}"
     words = shlex.join(place.words)
     ending = f" {words}" if words else ""

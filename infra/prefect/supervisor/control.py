@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import time
 import urllib.error
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
@@ -27,7 +27,7 @@ from infra.prefect.records import (
     find_stack,
     read_stack,
 )
-from infra.prefect.server import check_wanted, stop_server
+from infra.prefect.server import START_ANEW, check_wanted, stop_server
 from infra.prefect.supervisor.processes import end_leftovers
 
 SECONDS_TO_START = 240.0  # a new home on a busy machine takes a minute
@@ -36,10 +36,6 @@ SECONDS_TO_END = 120.0  # first the runs save, then the processes that they left
 _SECONDS_BETWEEN_LOOKS = 0.1
 _ANSWER_SECONDS = 20.0  # a busy server reads its database for longer than a health check takes
 _FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
-_WAITS = {
-    "starting": "starting the Prefect server; in a new home it takes some ten seconds",
-    "registering": "registering the deployments, and starting the workers",
-}
 
 
 def start_supervisor(home: Path, command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -49,46 +45,31 @@ def start_supervisor(home: Path, command: Sequence[str]) -> subprocess.Popen[byt
     return spawn(command, log=log)
 
 
-def find_going(home: Path, *, log: Callable[[str], None]) -> Stack | None:
-    """Return the running stack of `home`, or None; first wait for one that is stopping."""
-    deadline = time.monotonic() + SECONDS_TO_END
-    logged = False
-    while (stack := find_stack(home)) is not None and stack.state in ("stopping", "failed"):
-        if not logged:
-            logged = True
-            log("waiting until an earlier one has stopped")
-        if time.monotonic() > deadline:
-            raise ServerError(
-                f"the supervisor of {home} does not stop (process {stack.pid})",
-                hint="`nanochat down` ends it",
-            )
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    return stack
+def find_running(home: Path) -> Stack | None:
+    """Return the stack of `home`; None if there is none, or the last one is stopping."""
+    stack = find_stack(home)
+    return stack if stack is not None and stack.state != "stopping" else None
 
 
-def wait_until_ready(
-    home: Path, supervisor: subprocess.Popen[bytes] | None, *, log: Callable[[str], None]
-) -> Stack:
-    """Wait until the stack's workers poll for runs; log progress with `log`.
+def wait_until_ready(home: Path, supervisor: subprocess.Popen[bytes] | None) -> Stack:
+    """Wait until the stack's workers poll for runs.
 
     `supervisor` is the process that was started for it; None means that it ran before. Raises
     ServerError with the supervisor's own message if it gives up, and if it takes too long.
     """
     deadline = time.monotonic() + SECONDS_TO_START
-    logged = ""
     while time.monotonic() < deadline:
+        is_over = supervisor is not None and supervisor.poll() is not None
         stack = find_stack(home)
-        # It writes its record only once it runs: none yet is an error only if it has ended.
-        if stack is None:
-            if supervisor is None or supervisor.poll() is not None:
-                raise _gave_up(home, supervisor)
-        elif stack.state == "ready":
-            if supervisor is not None and supervisor.pid == stack.pid:
+        # Another supervisor's record: one that is stopping, and that ours waits for.
+        if stack is not None and supervisor is not None and stack.pid != supervisor.pid:
+            stack = None
+        if is_over or (stack is None and supervisor is None):
+            raise _gave_up(home, supervisor)
+        if stack is not None and stack.state == "ready":
+            if supervisor is not None:
                 supervisor.returncode = 0  # else Popen warns that it outlives this command
             return stack
-        elif stack.state != logged and stack.state in _WAITS:
-            logged = stack.state
-            log(_WAITS[logged])
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     raise ServerError(
         f"the stack of {home} is not up after {SECONDS_TO_START:g} s",
@@ -96,23 +77,18 @@ def wait_until_ready(
     )
 
 
-def check_same(stack: Stack, *, port: int | None) -> None:
+def check_same(home: Path, stack: Stack, *, port: int | None) -> None:
     """Raise ServerError if the running stack differs from the options and the environment."""
-    hint = "`nanochat down` stops it; then give the same command again"
-    wanted = database()
-    if wanted is not None and stack.database != shown_database(wanted):
-        raise ServerError(
-            f"the stack keeps its history in {stack.database or 'a shared server'}, not in "
-            f"{shown_database(wanted)}",
-            hint=hint,
-        )
     if stack.api_url is None:
         return
+    server = find_process_of_server(home)
+    if server is not None and server.api_url == stack.api_url:
+        check_wanted(server)
     shared = configured_api_url()
     if shared is not None and shared != stack.api_url:
-        raise ServerError(f"the stack uses {stack.api_url}, not {shared}", hint=hint)
+        raise ServerError(f"the stack uses {stack.api_url}, not {shared}", hint=START_ANEW)
     if port is not None and not stack.api_url.endswith(f":{port}/api"):
-        raise ServerError(f"the stack is up at {stack.ui_url}, not on port {port}", hint=hint)
+        raise ServerError(f"the stack is up at {stack.ui_url}, not on port {port}", hint=START_ANEW)
     check_admitted(stack.api_url)
 
 
@@ -162,8 +138,7 @@ def wait_for_own_server(home: Path) -> None:
     """
     deadline = time.monotonic() + SECONDS_TO_BE_STARTED
     while time.monotonic() < deadline and configured_api_url() is None:
-        stack = find_stack(home)
-        if stack is None or stack.state in ("stopping", "failed") or find_process_of_server(home):
+        if find_running(home) is None or find_process_of_server(home) is not None:
             return
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 

@@ -1,8 +1,7 @@
 """Processes of a stack: restarted when they end, and ended when the stack does.
 
-A worker that is killed leaves the processes of its runs, and these, when killed, leave ranks that
-still save. All of them are found by a variable in their environment. A run gets the time to save,
-and is then killed.
+Every process that a worker starts, at any depth, is found by a variable in its environment. One
+that lost its worker or its run gets the time to save, and is then killed.
 """
 
 import contextlib
@@ -10,15 +9,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import psutil
 
-from infra.prefect.logs import last_line, spawn
+from infra.prefect.logs import spawn
 
 SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
-STACK = "NANOCHAT_STACK"  # the home; marks every process that a supervisor's workers started
+SECONDS_TO_DIE = 10.0  # of a killed process, or of a worker without runs
+STACK = "NANOCHAT_STACK"  # the home; marks a supervisor's workers and all that they start
 FIRST_PAUSE = 1.0  # seconds before the second start; doubled with each early end
 LONGEST_PAUSE = 30.0
 SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start
@@ -120,10 +120,11 @@ class ManagedProcess:
         self._log(f"{self._name}: ended ({code})")
         return code
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it lives."""
+    def signal(self, *numbers: signal.Signals) -> None:
+        """Send signals to the process, if it lives."""
         if self._process is not None:
-            self._process.send_signal(number)
+            for number in numbers:
+                self._process.send_signal(number)
 
     def kill(self) -> None:
         """Kill the process and its process group."""
@@ -133,82 +134,70 @@ class ManagedProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
-    def last_words(self) -> str:
-        """Return the last line of the output."""
-        return last_line(self.output)
 
+def marked(home: Path) -> dict[psutil.Process, str]:
+    """Return the live processes of the home's workers, and of all that these started, less this.
 
-class Attempt:
-    """One flow run's process on this machine: the leader of a session and a process group."""
-
-    def __init__(self, process: psutil.Process, flow_run: str) -> None:
-        self.process = process
-        self.flow_run = flow_run
-        self._deadline: float | None = None  # monotonic seconds; None: not asked to end
-
-    @property
-    def is_over(self) -> bool:
-        """True if the process has ended."""
-        # A zombie has ended, although its pid exists until its parent reaps it.
-        try:
-            return self.process.status() == psutil.STATUS_ZOMBIE or not self.process.is_running()
-        except psutil.NoSuchProcess:
-            return True
-
-    def end(self, seconds: float) -> None:
-        """Send SIGTERM on the first call, and SIGKILL once `seconds` have passed.
-
-        A later call may shorten the time; with 0 it kills.
-        """
-        now = time.monotonic()
-        if self._deadline is None:
-            self._deadline = now + seconds
-            self._signal(signal.SIGTERM)
-        elif now >= min(self._deadline, now + seconds):
-            self._signal(signal.SIGKILL)
-
-    def _signal(self, number: signal.Signals) -> None:
-        """Signal the process group, as Prefect does: a flow's threads do not pass a signal on."""
-        if not self.is_over:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-
-def attempts_of(worker: int) -> list[Attempt]:
-    """Return the flow runs whose processes a worker started."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return _attempts(psutil.Process(worker).children())
-    return []
-
-
-def leftovers(home: Path) -> list[psutil.Process]:
-    """Return the live processes that workers of the home's supervisors started, less this one."""
-    found: list[psutil.Process] = []
+    Each with the id of its flow run; "" for a process of no run.
+    """
+    found: dict[psutil.Process, str] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            is_marked = process.environ().get(STACK) == str(home)
-            if is_marked and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
+            environment = process.environ()
+            is_ours = environment.get(STACK) == str(home) and process.pid != os.getpid()
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found[process] = environment.get(_FLOW_RUN, "")
+    return found
 
 
-class Orphans:
-    """Processes that outlived the run that started them: ranks that still save, or hang."""
+class Leftovers:
+    """Processes that lost their worker or their run: runs, and ranks that still save or hang."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self) -> None:
         self._ends: dict[psutil.Process, float] = {}  # monotonic seconds after which each is killed
 
-    def look(self, owners: Collection[int]) -> None:
-        """Kill those that had SECONDS_TO_SAVE; descendants of the pids `owners` are none."""
+    def end(
+        self,
+        processes: Iterable[psutil.Process],
+        *,
+        owners: Collection[int] = (),
+        seconds: float = SECONDS_TO_SAVE,
+    ) -> int:
+        """Ask those of `processes` that have no owner to end; return how many there are.
+
+        `owners` are pids, which own themselves and all of their descendants. Never blocks: each
+        process is asked when it is first seen, and killed by a call that comes `seconds` later.
+        With a lower number a later call shortens the time.
+        """
         now = time.monotonic()
-        found = [process for process in leftovers(self._home) if not _is_owned(process, owners)]
-        # The time to save begins when a process is first seen without an owner.
-        self._ends = {process: self._ends.get(process, now + SECONDS_TO_SAVE) for process in found}
-        for process in found:
-            if now > self._ends[process]:
-                with contextlib.suppress(psutil.NoSuchProcess):
+        left = [process for process in processes if not _is_owned(process, owners)]
+        for process in left:
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if process not in self._ends:
+                    _ask_to_end(process)
+                elif now >= min(self._ends[process], now + seconds):
                     process.kill()
+        self._ends = {process: self._ends.get(process, now + seconds) for process in left}
+        return len(left)
+
+
+def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
+    """End the processes that workers of an earlier supervisor left; return their number."""
+    leftovers = Leftovers()
+    deadline = time.monotonic() + seconds + SECONDS_TO_DIE
+    number = leftovers.end(marked(home), seconds=seconds)
+    while leftovers.end(marked(home), seconds=seconds) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return number
+
+
+def _ask_to_end(process: psutil.Process) -> None:
+    """Send SIGTERM to the process group of a run, if this process leads one.
+
+    A flow's threads do not pass a signal on; the children of a leader are notified by it.
+    """
+    if _FLOW_RUN in process.environ() and os.getpgid(process.pid) == process.pid:
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def _is_owned(process: psutil.Process, owners: Collection[int]) -> bool:
@@ -216,36 +205,3 @@ def _is_owned(process: psutil.Process, owners: Collection[int]) -> bool:
         return any(one.pid in owners for one in (process, *process.parents()))
     except psutil.Error:
         return True  # it has just ended: seen again next time if not
-
-
-def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
-    """End the processes that workers of an earlier supervisor left; return their number.
-
-    Runs are asked to save and end; after `seconds` all that is left is killed.
-    """
-    left = leftovers(home)
-    # Only leaders of a process group: their children inherited the run's id, and are notified by
-    # the run or by the kernel.
-    for attempt in _attempts([process for process in left if _leads(process)]):
-        attempt.end(seconds)
-    _, alive = psutil.wait_procs(left, seconds)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(alive, seconds)
-    return len(left)
-
-
-def _attempts(processes: list[psutil.Process]) -> list[Attempt]:
-    found: list[Attempt] = []
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            if flow_run := process.environ().get(_FLOW_RUN):
-                found.append(Attempt(process, flow_run))
-    return found
-
-
-def _leads(process: psutil.Process) -> bool:
-    with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(process.pid) == process.pid
-    return False

@@ -24,6 +24,7 @@ AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py make
 SECONDS_OF_AUTOMATION = 45.0  # the automation of a busy server may take that long
 MOST_CRASHES = 10  # of a run that never began
 _MOST_SECONDS = 3600.0  # a run that crashed longer ago was left so by a person
+_MOST_RUNS = 50  # that crashed last, in one look
 _SECONDS = 10.0  # timeout of a request to a busy server
 
 
@@ -57,62 +58,32 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
 def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) -> None:
     """Resume crashed runs that the automation missed, and give up those that never begin.
 
-    `now` is in unix seconds. Does nothing if Prefect does not answer.
+    Resumes none while the automation is switched off. `now` is in unix seconds. Raises OSError or
+    ValueError if Prefect cannot answer now.
     """
-    try:
-        crashed = crashed_runs(api_url)
-        # First: a run that is given up is not resumed once more.
-        given_up = hopeless(api_url, crashed)
-        for flow_run in given_up:
-            give_up(api_url, flow_run)
-            log(f"run {flow_run}: crashed {MOST_CRASHES} times before it began; given up")
-        for flow_run in forgotten(api_url, crashed, now=now):
-            if flow_run not in given_up:
-                resume(api_url, flow_run)
-                log(f"run {flow_run}: resumed, its crash was overlooked")
-    except (OSError, ValueError):
-        return
-
-
-def crashed_runs(api_url: str) -> list[dict[str, Any]]:
-    """Return the crashed runs that are to be resumed, the last crashed first."""
     wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
-    body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": 50}
-    return _ask(api_url, "/flow_runs/filter", body=body)
-
-
-def forgotten(api_url: str, crashed: list[dict[str, Any]], *, now: float) -> list[str]:
-    """Return the runs that the automation should have resumed by `now`; none if it is off."""
-    late = [r["id"] for r in crashed if SECONDS_OF_AUTOMATION < now - _seconds(r) < _MOST_SECONDS]
-    if not late:
-        return []
+    body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": _MOST_RUNS}
     named = {"automations": {"name": {"any_": [AUTOMATION]}}}
     is_on = any(found["enabled"] for found in _ask(api_url, "/automations/filter", body=named))
-    return late if is_on else []
+    for run in _ask(api_url, "/flow_runs/filter", body=body):
+        if _is_hopeless(api_url, run):
+            # A person may still resume it, with Retry on its page.
+            tags = [tag for tag in run["tags"] if tag != AUTO_RESUME]
+            _ask(api_url, f"/flow_runs/{run['id']}", body={"tags": tags}, method="PATCH")
+            log(f"run {run['id']}: crashed {MOST_CRASHES} times before it began; given up")
+        elif is_on and SECONDS_OF_AUTOMATION < now - _seconds(run) < _MOST_SECONDS:
+            # Not forced: Prefect refuses it for a run that was resumed meanwhile.
+            _set_state(api_url, run["id"], "SCHEDULED", "AwaitingRetry", "resumed after a crash")
+            log(f"run {run['id']}: resumed, its crash was overlooked")
 
 
-def hopeless(api_url: str, crashed: list[dict[str, Any]]) -> list[str]:
-    """Return the runs that crashed MOST_CRASHES times and never began."""
-
-    def crashes(flow_run: str) -> int:
-        states = _ask(api_url, f"/flow_run_states/?flow_run_id={flow_run}")
-        return sum(state["type"] == "CRASHED" for state in states)
-
+def _is_hopeless(api_url: str, run: dict[str, Any]) -> bool:
+    """Return whether the run crashed MOST_CRASHES times and never began."""
     # Prefect counts a run's starts itself: 0 means that its code never ran.
-    waiting = [run["id"] for run in crashed if not run["run_count"]]
-    return [flow_run for flow_run in waiting if crashes(flow_run) >= MOST_CRASHES]
-
-
-def resume(api_url: str, flow_run: str) -> None:
-    """Schedule the run again, unless it was resumed meanwhile."""
-    _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", "resumed after a crash")
-
-
-def give_up(api_url: str, flow_run: str) -> None:
-    """Stop resuming the run automatically. A person still may, with Retry on its page."""
-    path = f"/flow_runs/{flow_run}"
-    tags = [tag for tag in _ask(api_url, path)["tags"] if tag != AUTO_RESUME]
-    _ask(api_url, path, body={"tags": tags}, method="PATCH")
+    if run["run_count"]:
+        return False
+    states = _ask(api_url, f"/flow_run_states/?flow_run_id={run['id']}")
+    return sum(state["type"] == "CRASHED" for state in states) >= MOST_CRASHES
 
 
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:

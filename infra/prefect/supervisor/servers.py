@@ -1,4 +1,4 @@
-"""The Prefect server of a stack: one of its own that is kept running, or a shared one."""
+"""The local Prefect server of a stack, which is kept running."""
 
 import contextlib
 from collections.abc import Callable
@@ -23,17 +23,15 @@ class OwnServer:
     """The server of a home, which is restarted on its port when it ends."""
 
     def __init__(self, home: Path, port: int, *, guarded: bool, log: Callable[[str], None]) -> None:
-        self.server: Server | None = None
         self._home = home
         self._port = port
         self._guarded = guarded  # whether a new server requires a password
         self._log = log
+        self._server: Server | None = None  # the last one
         self._pause = Backoff()
         self._questions = Interval(SECONDS_BETWEEN_QUESTIONS)
         self._unanswered = 0  # questions in a row
-        self._is_up = False
-        self._was_up = False
-        self._problem = ""  # logged last, so that it is logged once
+        self._is_up: bool | None = None  # None: no server of this stack has ever been up
 
     def look(self) -> str | None:
         """Return the API's address while the server is up, else None; restart it if it ended.
@@ -41,25 +39,21 @@ class OwnServer:
         Raises ServerError if it never came up.
         """
         try:
-            server = find_process_of_server(self._home)
-            if server is None:
+            if (server := find_process_of_server(self._home)) is None:
                 self._restart()
             else:
-                self.server = server
                 self._check(server)
         except ServerError as error:
             # A server that never came up is misconfigured. A later failure, such as a full disk,
             # may pass, and the runs continue meanwhile.
-            if not self._was_up:
+            if self._is_up is None:
                 raise
-            wait = self._pause.ended()
-            if str(error) != self._problem:
-                self._problem = str(error)
-                self._log(f"server: {error}; again in {wait:g} s, and so on")
-        return self.server.api_url if self.server and self._is_up else None
+            self._log(f"server: {error}; again in {self._pause.ended():g} s")
+        return self._server.api_url if self._server and self._is_up else None
 
     def _check(self, server: Server) -> None:
         """Ask whether the server answers; kill one that has been silent for too long."""
+        self._server = server
         is_due = self._questions.begins()
         if self._is_up and not is_due:
             return
@@ -67,10 +61,9 @@ class OwnServer:
             self._unanswered = 0
             if not self._is_up:
                 check_admitted(server.api_url)
-                self._is_up = self._was_up = True
-                self._problem = ""
+                self._is_up = True
                 self._log(f"server: process {server.pid} answers at {server.ui_url}")
-        elif is_due and self._was_up:
+        elif is_due and self._is_up is not None:
             self._unanswered += 1
             if self._unanswered >= (MOST_UNANSWERED if self._is_up else MOST_UNANSWERED_AT_START):
                 self._log(
@@ -82,32 +75,14 @@ class OwnServer:
                         process.kill()
 
     def _restart(self) -> None:
-        if self.server is not None and not self._was_up:
+        if self._server is not None and self._is_up is None:
             raise did_not_start(self._home, "ended while starting")
         if self._is_up:
             self._is_up = False
             self._log(f"server: ended; again in {self._pause.ended():g} s")
         if self._pause.is_over:
             self._pause.began()
-            port = self.server.port if self.server else self._port
-            self.server = start_server(self._home, port=port, guarded=self._guarded)
+            port = self._server.port if self._server else self._port
+            self._server = start_server(self._home, port=port, guarded=self._guarded)
             self._unanswered = 0
             self._pause.ended()  # if it does not come up, the next try waits longer
-
-
-class SharedServer:
-    """A server that is operated elsewhere."""
-
-    server: Server | None = None
-
-    def __init__(self, api_url: str, *, log: Callable[[str], None]) -> None:
-        self._api_url = api_url
-        self._log = log
-        self._was_up = False
-
-    def look(self) -> str | None:
-        """Return the API's address once it has answered, else None. Raises if it refuses us."""
-        if not self._was_up and check_admitted(self._api_url):
-            self._was_up = True
-            self._log(f"server: {self._api_url} answers")
-        return self._api_url if self._was_up else None

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -24,26 +24,28 @@ from infra.prefect.access import (
     WEBHOOK,
     ServerError,
     auth,
+    check_admitted,
     configured_api_url,
     configured_webhook,
 )
-from infra.prefect.logs import rotate
-from infra.prefect.records import my_stack, runs_of_last, write_record
+from infra.prefect.logs import last_line, rotate
+from infra.prefect.records import find_stack, my_stack, runs_of_last, write_record
 from infra.prefect.server import client_environment, own_environment, stop_server
+from infra.prefect.supervisor.control import SECONDS_TO_END
 from infra.prefect.supervisor.processes import (
+    SECONDS_TO_DIE,
     SECONDS_TO_SAVE,
     Interval,
+    Leftovers,
     ManagedProcess,
-    Orphans,
     end_leftovers,
-    leftovers,
+    marked,
 )
-from infra.prefect.supervisor.runs import look_for_crashed, report_lost
-from infra.prefect.supervisor.servers import OwnServer, SharedServer
-from infra.prefect.supervisor.workers import PrefectWorker
+from infra.prefect.supervisor.runs import is_polling, look_for_crashed, report_lost
+from infra.prefect.supervisor.servers import OwnServer
+from infra.prefect.supervisor.workers import managed_worker, worker_environment, worker_name
 
-SECONDS_BETWEEN_LOOKS = 0.5
-SECONDS_TO_STOP = 10.0  # a worker without runs
+SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_REPORT = 15.0  # lost runs to Prefect, when the stack stops
 REGISTRATIONS = 3  # tries to register the deployments
 
@@ -66,30 +68,27 @@ class Supervisor:
         log: Callable[[str], None],
     ) -> None:
         self._home = home
+        self._store = store
         self._log = log
         self._stop = threading.Event()
         self._hurry = threading.Event()  # asked to stop a second time
         self._record = my_stack()
         self._is_written = True  # False if the last write of the record failed
         self._api_url: str | None = None  # while the server is up
-        shared = configured_api_url()
-        self._is_own = shared is None
-        self._server = (
-            OwnServer(home, port, guarded=guarded, log=log)
-            if shared is None
-            else SharedServer(shared, log=log)
-        )
+        self._shared = configured_api_url()
+        self._server = OwnServer(home, port, guarded=guarded, log=log)
         self._registration = ManagedProcess(
             "registration", list(register), output=home / "prefect" / "register.log", log=log
         )
         self._registrations_left = REGISTRATIONS if register else 0
-        self._workers = [PrefectWorker(pool, home, store=store, log=log) for pool in pools]
+        self._workers = {pool: managed_worker(pool, home, log=log) for pool in pools}
+        self._leftovers = Leftovers()
+        # Flow run id -> unix seconds of the last look that saw a process of it.
+        self._seen: dict[str, float] = {}
         # Flow run id -> unix seconds: lost runs that Prefect does not know of yet. A run that began
         # later than that has been resumed elsewhere.
         self._lost: dict[str, float] = {}
-        self._crashed_runs = Interval(10)
-        self._orphans, self._orphans_look = Orphans(home), Interval(10)
-        self._long_logs = Interval(60)
+        self._chores = Interval(10)
 
     def run(self) -> None:
         """Supervise everything until SIGTERM or Ctrl-C; return when all of it has ended.
@@ -106,7 +105,7 @@ class Supervisor:
                 while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
                     self._look()
             except ServerError as error:
-                self._note(state="failed", problem=str(error), hint=error.hint)
+                self._note(problem=str(error), hint=error.hint)
                 raise
             finally:
                 self._end()
@@ -114,43 +113,71 @@ class Supervisor:
     def _look(self) -> None:
         """Check everything once and restart what ended. Never blocks on a process."""
         self._look_at_server()
+        for worker in self._workers.values():
+            worker.ended()
+        pids = {pool: worker.pid for pool, worker in self._workers.items()}
+        processes = marked(self._home)
+        self._follow(set(processes.values()), is_any_lost=None in pids.values())
+        # Without a living worker above it a rank that hangs would hold its GPU.
+        owners = {pid for pid in pids.values() if pid is not None}
+        number_left = self._leftovers.end(processes, owners=owners)
         # Workers start after the registration: of simultaneous writers SQLite lets some fail.
         if self._api_url is not None and self._is_registered(self._api_url):
-            # Runs that began after this moment are not of the worker that ended.
-            for worker in self._workers:
-                self._lost |= dict.fromkeys(worker.look(self._api_url), time.time())
             self._report(self._api_url, "its worker ended", resume=False)
-            if self._is_own and self._crashed_runs.begins():
-                look_for_crashed(self._api_url, now=time.time(), log=self._log)
-            if self._record.state != "ready" and all(
-                worker.is_ready(self._api_url) for worker in self._workers
-            ):
+            # The next worker waits for the runs of the last one: until they end, the GPU is theirs.
+            if number_left == 0:
+                self._start_workers(self._api_url)
+            if self._record.state != "ready" and self._are_polling(self._api_url):
                 self._log("ready")
                 self._note(state="ready")
-        if self._orphans_look.begins():
-            # A rank that hangs would hold its GPU, and stages of other jobs would lack the memory.
-            runs = (attempt.process.pid for worker in self._workers for attempt in worker.attempts)
-            pids = (worker.process.pid for worker in self._workers)
-            self._orphans.look({*runs, *(pid for pid in pids if pid is not None)})
-        if self._long_logs.begins():
+        if self._chores.begins():
+            if self._api_url is not None and self._shared is None:
+                with contextlib.suppress(OSError, ValueError):  # repeated in the next interval
+                    look_for_crashed(self._api_url, now=time.time(), log=self._log)
             for path in (self._home / "prefect").glob("*.log"):
                 rotate(path)
-        processes = {worker.pool: worker.process.pid for worker in self._workers}
         self._note(
-            workers={pool: pid for pool, pid in processes.items() if pid is not None},
-            runs=[*self._lost, *(a.flow_run for w in self._workers for a in w.attempts)],
+            workers={pool: worker.pid for pool, worker in self._workers.items() if worker.pid},
+            runs=[*self._lost, *self._seen],
         )
 
     def _look_at_server(self) -> None:
-        before, self._api_url = self._record.api_url, self._server.look()
-        if (server := self._server.server) is not None:
-            self._note(server=server.pid, database=server.database)
+        before = self._record.api_url
+        if self._shared is None:
+            self._api_url = self._server.look()
+        elif self._api_url is None and check_admitted(self._shared):
+            self._api_url = self._shared
+            self._log(f"server: {self._shared} answers")
         if self._api_url is not None and self._api_url != before:
             self._note(api_url=self._api_url)
             # Restarted on another port, because its own was taken: workers have the old address.
             if before is not None:
-                for worker in self._workers:
-                    worker.stop()
+                self._signal_workers(signal.SIGTERM)
+
+    def _follow(self, alive: Collection[str], *, is_any_lost: bool) -> None:
+        """Note which runs have a process, and which were lost with a worker that ended."""
+        now = time.time()
+        self._seen |= {run: now for run in alive if run}
+        # A worker that is asked to end kills its runs and does not report them to Prefect, so those
+        # that ended just before it are lost too.
+        gone = {run: seen + SECONDS_TO_DIE for run, seen in self._seen.items() if run not in alive}
+        if is_any_lost:
+            self._lost |= gone
+        else:
+            gone = {run: end for run, end in gone.items() if now > end}
+        self._seen = {run: seen for run, seen in self._seen.items() if run not in gone}
+
+    def _start_workers(self, api_url: str) -> None:
+        for worker in self._workers.values():
+            if worker.may_start:
+                worker.start(worker_environment(self._home, api_url, store=self._store))
+
+    def _are_polling(self, api_url: str) -> bool:
+        """Return whether all workers poll for runs."""
+        return all(
+            not worker.is_over and is_polling(api_url, pool, worker_name(pool), since=worker.since)
+            for pool, worker in self._workers.items()
+        )
 
     def _is_registered(self, api_url: str) -> bool:
         """Return whether the deployments are registered, or all tries are used up."""
@@ -160,19 +187,18 @@ class Supervisor:
             if code == 0:
                 self._log("the deployments are registered")
             else:
-                what = f"the deployments could not be registered: {process.last_words()}"
+                what = f"the deployments could not be registered: {last_line(process.output)}"
                 self._log(f"{what}; tries left: {self._registrations_left}")
                 if not self._registrations_left:
                     self._note(problem=what, hint=f"its log is {process.output}")
         if self._registrations_left and process.may_start:
-            self._note(state="registering")
             process.start(self._registration_environment(api_url))
         return not self._registrations_left
 
     def _registration_environment(self, api_url: str) -> dict[str, str]:
         given, webhook = auth(), configured_webhook()
         return {
-            **(own_environment() if self._is_own else os.environ),
+            **(own_environment() if self._shared is None else os.environ),
             **client_environment(self._home, api_url, console_logs=False),
             **({} if given is None else {AUTH: given}),
             **({} if webhook is None else {WEBHOOK: webhook}),
@@ -191,44 +217,43 @@ class Supervisor:
     def _end(self) -> None:
         """End the runs, the workers, what they left, and the server."""
         self._log("stopping")
-        if self._record.state != "failed":
-            self._note(state="stopping")
+        self._note(state="stopping")
         self._registration.kill()
-        # Runs before workers: a worker that ends first kills its runs before they have saved.
+        # Runs before workers: a worker that ends first kills its runs before they have saved. One
+        # that is suspended takes no other run, since SIGTERM is pending when it is woken.
+        self._signal_workers(signal.SIGSTOP)
         self._end_runs()
-        for worker in self._workers:
-            worker.stop()
-        self._wait(lambda: all(w.process.is_over for w in self._workers), SECONDS_TO_STOP)
-        for worker in self._workers:
-            worker.process.kill()
+        self._signal_workers(signal.SIGTERM, signal.SIGCONT)
+        workers = self._workers.values()
+        self._wait(lambda: all(worker.is_over for worker in workers), SECONDS_TO_DIE)
+        for worker in workers:
+            worker.kill()
+        end_leftovers(self._home, seconds=0)
         # The server ends last: runs and workers report their ends to it.
-        if self._lost and (api_url := self._server.look()) is not None:
+        if self._lost and (api_url := self._api_url) is not None:
             why = "the stack was stopped; resumes when a worker starts"
             self._wait(lambda: self._report(api_url, why, resume=True), SECONDS_TO_REPORT)
-        # Ranks of a run that was killed still save.
-        self._wait(lambda: not leftovers(self._home), SECONDS_TO_SAVE)
-        end_leftovers(self._home, seconds=0)
-        if self._is_own:
+        if self._shared is None:
             stop_server(self._home)
-        self._note(server=None, workers={}, runs=list(self._lost))
+        self._note(workers={}, runs=list(self._lost))
         self._log("stopped")
 
     def _end_runs(self) -> None:
-        """Ask every run to save and end, and wait for it."""
-        # A suspended worker takes no other run, and does not kill those that save.
-        for worker in self._workers:
-            worker.suspend()
-        attempts = [attempt for worker in self._workers for attempt in worker.attempts]
+        """Ask every run to save and end, and wait for all of their processes."""
+        pids = {worker.pid for worker in self._workers.values()}
 
         def are_over() -> bool:
-            for attempt in attempts:
-                attempt.end(0 if self._hurry.is_set() else SECONDS_TO_SAVE)
-            return all(attempt.is_over for attempt in attempts)
+            processes = {p: run for p, run in marked(self._home).items() if p.pid not in pids}
+            self._seen |= {run: time.time() for run in processes.values() if run}
+            seconds = 0 if self._hurry.is_set() else SECONDS_TO_SAVE
+            return self._leftovers.end(processes, seconds=seconds) == 0
 
-        if running := sum(not attempt.is_over for attempt in attempts):
-            self._log(f"runs that save and end: {running}")
-            self._wait(are_over, SECONDS_TO_SAVE + SECONDS_TO_STOP, hurries=False)
-        self._lost |= dict.fromkeys([attempt.flow_run for attempt in attempts], time.time())
+        self._wait(are_over, SECONDS_TO_SAVE + SECONDS_TO_DIE, hurries=False)
+        self._lost |= {run: seen + SECONDS_TO_DIE for run, seen in self._seen.items()}
+
+    def _signal_workers(self, *numbers: signal.Signals) -> None:
+        for worker in self._workers.values():
+            worker.signal(*numbers)
 
     def _note(self, **changes: Any) -> None:
         changed = replace(self._record, **changes)
@@ -268,8 +293,9 @@ def _only_supervisor(home: Path) -> Generator[None]:
     (home / "prefect").mkdir(parents=True, exist_ok=True)
     # The kernel releases the lock when its process dies, so a killed supervisor leaves none.
     lock = FileLock(home / "prefect" / "supervisor.lock")
+    stack = find_stack(home)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=SECONDS_TO_END if stack and stack.state == "stopping" else 0)
     except Timeout:
         raise ServerError(
             f"{home} has a supervisor already", hint="`nanochat down` stops it"

@@ -22,7 +22,7 @@ def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Serv
         assert ("`nanochat deploy`" not in up.stderr) == is_told
         assert len(up.stderr.splitlines()) == (0 if is_told else 1)
         assert f"Prefect      {server.ui_url}" in up.stdout
-        assert stack.record.server is None
+        assert stack.server is None
         assert list(stack.record.workers) == ["cpu"]
         stack.deploy_toy()
         run = stack.start_toy("shared")

@@ -28,11 +28,11 @@ from infra.prefect.supervisor.control import (
 )
 from infra.prefect.supervisor.processes import (
     STACK,
-    Attempt,
     Backoff,
+    Leftovers,
     ManagedProcess,
-    Orphans,
     end_leftovers,
+    marked,
 )
 from infra.prefect.supervisor.workers import runs_at_once, worker_command, worker_environment
 from nanochat_core.runtime.process_start import this_process
@@ -73,23 +73,31 @@ def test_a_record_that_is_not_one_is_no_stack(tmp_path: Path, text: str) -> None
 def test_a_supervisor_that_gave_up_is_quoted(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as supervisor:
         supervisor.wait()
-    failed = replace(
-        my_stack(), pid=supervisor.pid, start="1", state="failed", problem="no server", hint="look"
-    )
+    failed = replace(my_stack(), pid=supervisor.pid, start="1", problem="no server", hint="look")
     write_record(tmp_path, failed)
 
     with pytest.raises(ServerError, match="no server") as caught:
-        wait_until_ready(tmp_path, supervisor, log=print)
+        wait_until_ready(tmp_path, supervisor)
     assert caught.value.hint == "look"
 
 
-def test_a_stack_on_another_database_is_not_what_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+def write_server(home: Path) -> None:
+    """The record of a server that is this process."""
+    me = this_process()
+    record = {"format": FORMAT, "port": 1, "pid": me.pid, "start": me.start}
+    (home / "prefect").mkdir()
+    (home / "prefect" / "server.json").write_text(json.dumps(record))
+
+
+def test_a_stack_on_another_database_is_not_the_one_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write_server(tmp_path)
+    stack = replace(my_stack(), state="ready", api_url="http://127.0.0.1:1/api")
     monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
 
     with pytest.raises(ServerError, match="in sqlite, not in postgresql://me@db/x") as caught:
-        check_same(replace(my_stack(), state="ready", database="sqlite"), port=None)
+        check_same(tmp_path, stack, port=None)
     assert "nanochat down" in (caught.value.hint or "")
 
 
@@ -104,10 +112,7 @@ def test_a_stack_on_another_database_is_not_what_was_asked_for(
 def test_a_server_is_taken_over_only_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str | None
 ) -> None:
-    me = this_process()
-    record = {"format": FORMAT, "port": 1, "pid": me.pid, "start": me.start}
-    (tmp_path / "prefect").mkdir()
-    (tmp_path / "prefect" / "server.json").write_text(json.dumps(record))
+    write_server(tmp_path)
     monkeypatch.setenv(name, value)
 
     if said is None:
@@ -149,7 +154,7 @@ def test_the_end_of_a_process_is_reported_once_with_its_code(tmp_path: Path) -> 
     wait_for(lambda: child.is_over, "its end")
     assert child.pid is not None  # not reported yet
     assert [child.ended(), child.ended(), child.pid] == [3, None, None]
-    assert child.last_words() == "last"
+    assert last_line(child.output) == "last"
 
 
 def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
@@ -165,34 +170,35 @@ def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: 
             process.wait()
 
 
-def test_what_outlives_its_run_gets_the_time_to_save_and_is_then_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_outlives_its_run_has_time_to_save_and_is_then_killed(
+    tmp_path: Path,
 ) -> None:
-    marked = {**os.environ, STACK: str(tmp_path)}
-    run = subprocess.Popen(["bash", "-c", "sleep 600 & wait"], env=marked, start_new_session=True)
-    hanging = subprocess.Popen(SLEEP, env=marked)
+    environment = {**os.environ, STACK: str(tmp_path)}
+    run = subprocess.Popen(
+        ["bash", "-c", "sleep 600 & wait"], env=environment, start_new_session=True
+    )
+    hanging = subprocess.Popen(SLEEP, env=environment)
     try:
         wait_for(lambda: len(psutil.Process(run.pid).children()) == 1, "the run's rank")
         rank = psutil.Process(run.pid).children()[0]
-        orphans = Orphans(tmp_path)
+        leftovers = Leftovers()
 
-        orphans.look({run.pid})
-        orphans.look({run.pid})
+        def end(seconds: float) -> int:
+            return leftovers.end(marked(tmp_path), owners={run.pid}, seconds=seconds)
+
+        assert [end(600), end(600)] == [1, 1]
         assert hanging.poll() is None
 
-        monkeypatch.setattr(processes, "SECONDS_TO_SAVE", 0.0)
-        orphans = Orphans(tmp_path)
-        orphans.look({run.pid})
-        assert hanging.poll() is None  # its time begins when it is first seen
-        orphans.look({run.pid})
+        end(0)
         assert hanging.wait(120) == -signal.SIGKILL
         assert run.poll() is None
         assert rank.is_running()
 
         run.kill()
         run.wait()
-        orphans.look({run.pid})
-        orphans.look({run.pid})
+        end(0)
+        assert rank.is_running()  # its time begins when it is first seen
+        end(0)
         wait_for(lambda: not rank.is_running(), "the end of the rank")
     finally:
         hanging.kill()
@@ -218,23 +224,26 @@ def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path
     assert (tmp_path / "saved").exists()
 
 
-def test_a_run_that_was_asked_to_end_is_killed_once_it_is_asked_to_hurry(tmp_path: Path) -> None:
+def test_a_run_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
     code = (
         "import signal, time; from pathlib import Path;"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); Path('up').touch(); time.sleep(600)"
     )
+    environment = {**os.environ, STACK: str(tmp_path), "PREFECT__FLOW_RUN_ID": "1"}
     command = [sys.executable, "-c", code]
-    run = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    run = subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True)
     try:
         wait_for((tmp_path / "up").exists, "the run")
-        attempt = Attempt(psutil.Process(run.pid), "1")
-        attempt.end(600)
-        attempt.end(600)
-        assert not attempt.is_over
+        found = marked(tmp_path)
+        assert list(found.values()) == ["1"]
+        leftovers = Leftovers()
 
-        attempt.end(0)
+        assert [leftovers.end(found), leftovers.end(found)] == [1, 1]
+        assert run.poll() is None
 
-        wait_for(lambda: attempt.is_over, "the end of the run")
+        leftovers.end(found, seconds=0)
+
+        assert run.wait(120) == -signal.SIGKILL
     finally:
         run.kill()
         run.wait()

@@ -19,7 +19,7 @@ from infra.prefect.records import Server, write_record
 from infra.prefect.supervisor import processes
 from infra.prefect.supervisor import servers as servers_module
 from infra.prefect.supervisor.servers import MOST_UNANSWERED, OwnServer
-from infra.prefect.supervisor.workers import PrefectWorker
+from infra.prefect.supervisor.workers import managed_worker
 from nanochat_core.runtime.process_start import start_of
 from tests.support.infra.stack.live import wait_for
 
@@ -127,7 +127,7 @@ def test_what_keeps_a_server_from_starting_again_is_waited_for(
     for _ in range(20):
         now[0] += 31
         assert own.look() is None
-    assert len([line for line in servers.said if "the disk is full" in line]) == 1
+    assert servers.said[-1] == "server: the disk is full; again in 30 s"
 
     servers.problem = None
     now[0] += 31
@@ -147,13 +147,14 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
 ) -> None:
     (tmp_path / "prefect").mkdir()
     said: list[str] = []
-    worker = PrefectWorker("gpu", tmp_path, store=None, log=said.append)
+    worker = managed_worker("gpu", tmp_path, log=said.append)
 
     def fail(*command: object, **options: object) -> None:
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(processes, "spawn", fail)
 
-    assert worker.look("http://127.0.0.1:1/api") == []
-    assert worker.look("http://127.0.0.1:1/api") == []
+    worker.start({})
+
+    assert (worker.pid, worker.may_start) == (None, False)
     assert said == ["worker gpu: No space left on device; again in 1 s"]

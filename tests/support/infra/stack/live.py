@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from infra.prefect.password import find_password
-from infra.prefect.records import Stack, read_stack
+from infra.prefect.records import Stack, find_process_of_server, read_stack
 from tests.support.prefect_login import Login
 
 PASSWORD = "only-in-the-environment"
@@ -76,6 +76,12 @@ class LiveStack:
         stack = read_stack(self.home)
         assert stack is not None
         return stack
+
+    @property
+    def server(self) -> int | None:
+        """The pid of the home's own server, while it lives."""
+        found = find_process_of_server(self.home)
+        return found and found.pid
 
     def ask(self, path: str, body: Any = None) -> Any:
         """The API's answer to a GET, or to a POST of `body`."""
