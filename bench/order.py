@@ -24,11 +24,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.parity import evaluate, interval, make_job, prepare, run_config
+from bench.parity import evaluate, make_job, prepare, run_config
 from infra.launch.torchrun import run_job
 from nanochat_core.config import RunConfig
 from nanochat_core.data import rows as rows_stage
 from nanochat_core.data.row_files import INDEX_FILE, Rows
+from nanochat_core.evaluate.intervals import mean_over_seeds
 from nanochat_core.model.checkpoint import load_model
 
 ARMS = {  # name -> packing policy, whether the rows are shuffled over the whole text
@@ -127,8 +128,9 @@ def print_table(found: dict[str, list[dict[str, float]]]) -> None:
                 100 * (value / base[policy] - 1)
                 for value, base in zip(values, found[first], strict=True)
             ]
-            mean, half = interval(ratios)
-            print(f"  {arm:20} {statistics.mean(values):.4f}  {mean:+.2f} % (+- {half:.2f})")
+            mean = mean_over_seeds(ratios)
+            change = f"{mean.value:+.2f} % ({mean.low:+.2f} to {mean.high:+.2f})"
+            print(f"  {arm:20} {statistics.mean(values):.4f}  {change}")
 
 
 if __name__ == "__main__":

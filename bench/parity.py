@@ -20,12 +20,10 @@ import json
 import math
 import os
 import pickle
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,7 @@ from nanochat_core import scaling
 from nanochat_core.config import RunConfig
 from nanochat_core.data.row_files import Rows
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
+from nanochat_core.evaluate.intervals import mean_over_seeds
 from nanochat_core.job import Job, Resources
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
@@ -49,8 +48,6 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
 TOLERANCE = 0.003
-# Two-sided 95 % quantiles of Student's t for 1, 2, ... degrees of freedom; more count as ten.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 LAST_LINES = 15  # of a peer that failed, to print
 VOCAB, SEQUENCE_LEN = 4096, 512
 EVAL_TOKENS = 100_000
@@ -87,11 +84,12 @@ def main() -> None:
             print(f"seed {seed}: " + describe(found[-1]), flush=True)
     worst = -math.inf
     for precision in options.precisions:
-        excess, half = interval([one["ours"][precision] / one["peer"] - 1 for one in found])
-        worst = max(worst, excess)
-        spread = "one seed, no interval" if math.isnan(half) else f"+- {half:.3%}"
+        excess = mean_over_seeds([one["ours"][precision] / one["peer"] - 1 for one in found])
+        worst = max(worst, excess.value)
+        spread = f"{excess.low:+.3%} to {excess.high:+.3%}"
+        spread = "one seed, no interval" if math.isinf(excess.low) else spread
         print(
-            f"ours in {precision} / peer - 1 over {len(found)} seeds: {excess:+.3%} "
+            f"ours in {precision} / peer - 1 over {len(found)} seeds: {excess.value:+.3%} "
             f"({spread}), at most {options.tolerance:.1%} wanted"
         )
     tree = {"seeds": found, "excess": worst}
@@ -99,14 +97,6 @@ def main() -> None:
     if options.json:
         options.json.write_text(json.dumps(tree, indent=1))
     sys.exit(1 if worst > options.tolerance else 0)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval by Student's t (nan for one value)."""
-    if len(values) < 2:
-        return values[0], math.nan
-    quantile = T95[min(len(values), len(T95)) - 2]
-    return statistics.mean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def describe(one: dict[str, Any]) -> str:

@@ -11,11 +11,11 @@ from itertools import islice
 from flows.artifacts.names import check_stage, open_run, suggest
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, newest_runs, read_all, runs_called
-from flows.compare.compare import Delta, scores_of
-from flows.evals.regression import USUAL, Evaluation, delta_between, same_suite
+from flows.compare.compare import delta_between, scores_of
+from flows.evals.regression import USUAL, Evaluation, same_suite
 from flows.evals.suite import history_name
 from flows.identity.manifest import Manifest
-from flows.render.score import Score
+from flows.render.score import Delta, Score
 from flows.stages import EVALUATORS, MODELS
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError

@@ -3,26 +3,27 @@
 Only evaluations of the same suite compare: same stage, settings and data, another model. A model
 that did not change has the same evaluation artifact. So a loss against the `previous` evaluation is
 reported once, on the day of the change; against the `best` one, every time until it is recovered.
+
+A loss is a regression if it exceeds what the rule allows and the 95 % interval of the difference,
+of pairs of answers or of rows of text, leaves out 0. Without an interval the rule alone decides.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from flows.artifacts.publish import find_or_note
 from flows.artifacts.runs import Run, newest_runs
-from flows.compare.compare import Delta, delta_of, pairs_of, scores_of
+from flows.compare.compare import delta_between, scores_of
 from flows.evals.suite import Against, Rule
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
-from flows.render.score import Score
+from flows.render.score import Delta, Score
 from flows.render.text import number
 from flows.stages import EVALUATORS
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.errors import ConfigError
 
 USUAL = ("chatcore", "core", "val_bpb")  # default metrics: the first that was measured is used
 _LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
@@ -57,7 +58,7 @@ class Assessment:
 
     @property
     def is_inside(self) -> bool:
-        """True if the 95 % interval of the difference includes 0: it may be chance.
+        """True if the 95 % interval of the difference includes 0: other questions may undo it.
 
         False without an interval, or if nothing changed.
         """
@@ -73,11 +74,11 @@ class Assessment:
             return f"{shown}; there is no earlier evaluation to compare it with"
         if self.delta.value == 0:
             return f"{shown}, as in run {self.baseline_run}"
-        text = f"{shown}, {self.delta.value:+.4g} against {number(self.baseline.value)} of run "
+        text = f"{shown}, {self.delta.number()} against {number(self.baseline.value)} of run "
         text += f"{self.baseline_run}"
         if self.regressed:
             text += f": worse by more than {number(self.drop)}"
-        return text + ("; inside the 95 % interval of the difference" if self.is_inside else "")
+        return text + ("; the interval of the difference includes 0" if self.is_inside else "")
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -140,33 +141,20 @@ def assess(
     if baseline is None:
         return found
     delta = delta_between(store, baseline.manifest, newest.manifest, metric)
-    return replace(
+    found = replace(
         found,
         baseline=scores_of(baseline.manifest)[metric],
         baseline_run=baseline.run.run,
         delta=delta,
-        # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
-        regressed=-delta.value * _sign(metric) > rule.drop,
     )
+    # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
+    is_worse = -delta.value * _sign(metric) > rule.drop
+    return replace(found, regressed=is_worse and not found.is_inside)
 
 
 def same_suite(first: Manifest, second: Manifest) -> bool:
     """Return whether two evaluations differ in the model alone, or not at all."""
     return first.stage == second.stage and _suite(first) == _suite(second)
-
-
-def delta_between(store: Store, old: Manifest, new: Manifest, metric: str) -> Delta:
-    """Return the difference of two evaluations of the same suite, paired if they have answers."""
-    # An evaluation compared with itself differs by 0 exactly, without any interval.
-    if old.fingerprint == new.fingerprint:
-        return Delta(value=0.0)
-    with tempfile.TemporaryDirectory(prefix="evals-") as room:
-        try:
-            pairs = pairs_of(store, [old, new], Path(room))[0].by_task.get(metric)
-        except ArtifactError:
-            # The scores are still valid; unpaired, their difference gets the wider interval.
-            pairs = None
-    return delta_of(scores_of(old)[metric], scores_of(new)[metric], pairs)
 
 
 def history_rows(history: Sequence[Evaluation], metric: str) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ class Score:
     """A number, with the ends of its 95 % interval; None where there is none."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
     def text(self, *, sign: str = "", decimals: int | None = None) -> str:
         """0.25, 0.2, 0.3 -> "0.25 (0.2 to 0.3)"; without an interval the number alone.
@@ -24,3 +24,35 @@ class Score:
             if n is not None
         )
         return f"{shown} ({' to '.join(ends)})" if len(ends) == 2 else shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """The difference of a score from an earlier or another one, with its 95 % interval."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the interval leaves out 0; False without an interval."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+    @property
+    def text(self) -> str:
+        """The difference with its sign and interval; * marks a clear one."""
+        return f"{self.number()} *" if self.is_clear else self.number()
+
+    @property
+    def points(self) -> str:
+        """The difference of two shares in percent: "+25.0 points (+14.0 to +35.0)"."""
+        value, *ends = (
+            f"{100 * n:+.1f}" for n in (self.value, self.low, self.high) if n is not None
+        )
+        return f"{value} points ({' to '.join(ends)})" if ends else f"{value} points"
+
+    def number(self, *, decimals: int | None = None) -> str:
+        """The difference with its sign and interval: "+0.25 (+0.1398 to +0.3499)"."""
+        score = Score(value=self.value, low=self.low, high=self.high)
+        return score.text(sign="+", decimals=decimals)

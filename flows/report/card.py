@@ -9,11 +9,11 @@ from typing import Any
 from flows.identity.manifest import Provenance
 from flows.identity.ref import short
 from flows.render.charts import Chart, Stop
-from flows.render.score import Score
+from flows.render.score import Delta, Score
 from flows.render.text import duration, percent
 from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
-from flows.report.scores import TaskScore, chat_scores, measured, task_scores
+from flows.report.scores import TaskScore, chat_changes, chat_scores, measured, task_scores
 from flows.stages import (
     BASE_EVAL,
     CHAT_MODELS,
@@ -83,6 +83,8 @@ class Card:
     rl_task: str
     chat_scores: Mapping[str, tuple[TaskScore | None, ...]]  # by task, in order of CHAT_MODELS
     chatcore: Mapping[str, Score | None]  # by chat model; None: a task could not be evaluated
+    # By task, and of "chatcore": what changed from the model before.
+    chat_changes: Mapping[str, tuple[Delta | None, ...]]
     failures: tuple[str, ...]  # why a task could not be evaluated, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
@@ -130,32 +132,40 @@ class Card:
     def is_worse(self, task: str, place: int) -> bool:
         """Return whether a model of CHAT_MODELS scores below the one before it, beyond chance.
 
-        That is: their 95 % intervals do not overlap.
+        That is: the 95 % interval of the difference leaves out 0.
         """
-        before, after = (self.chat_scores[task][i] for i in (place - 1, place))
-        return place > 0 and bool(before and after and after.high < before.low)
+        change = self.chat_changes[task][place]
+        return change is not None and change.is_clear and change.value < 0
+
+    def chatcore_change(self, model: Stage) -> str:
+        """Return by how much ChatCORE differs from the model before; "" if that is not known."""
+        changes = self.chat_changes.get("chatcore")
+        change = changes[CHAT_MODELS.index(model)] if changes else None
+        return change.number(decimals=3) if change else ""
 
     def before_and_after(self) -> list[str]:
         """Return one line per task with its pass@1 before and after RL."""
-        pairs = (
-            (task, self.score(task, RL.inputs[0]), self.score(task, RL))
-            for task in self.chat_scores
+        place = CHAT_MODELS.index(RL)
+        found = (
+            (task, *scores[place - 1 : place + 1], self.chat_changes[task][place])
+            for task, scores in self.chat_scores.items()
         )
         return [
             f"{task}: pass@1 {percent(before.accuracy)} before RL ({RL.inputs[0].name}), "
-            f"{percent(after.accuracy)} after RL"
-            f"{' (worse)' if self.is_worse(task, CHAT_MODELS.index(RL)) else ''}"
-            for task, before, after in pairs
-            if before and after
+            f"{percent(after.accuracy)} after RL, {change.points}"
+            f"{': worse' if self.is_worse(task, place) else ''}"
+            for task, before, after, change in found
+            if before and after and change
         ]
 
 
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
     pretrain = artifacts[PRETRAIN.name]
+    evaluations = [artifacts[EVALUATORS[model.name].name] for model in CHAT_MODELS]
     scores = {
-        model.name: artifacts[EVALUATORS[model.name].name].read_json("scores.json")
-        for model in CHAT_MODELS
+        model.name: evaluation.read_json("scores.json")
+        for model, evaluation in zip(CHAT_MODELS, evaluations, strict=True)
     }
     # REPORT.inputs has every stage before the report, in the order in which they are built.
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
@@ -173,6 +183,7 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         rl_task=config[RL.name]["task"],
         chat_scores=chat_scores(scores),
         chatcore={name: measured(tree, "chatcore") for name, tree in scores.items()},
+        chat_changes=chat_changes(scores, [evaluation.files for evaluation in evaluations]),
         failures=tuple(
             f"{label}, {task}: {reason}"
             for label, of_model in (

@@ -5,7 +5,7 @@ Model output and other untrusted text is in fenced blocks, where markdown has no
 
 from collections.abc import Iterator
 
-from flows.render.score import Score
+from flows.render.score import Delta, Score
 from flows.render.table import markdown_table
 from flows.render.text import (
     bytes_per_token,
@@ -46,15 +46,23 @@ def _headline(card: Card) -> Iterator[str]:
     yield from (f"- {line}" for line in card.before_and_after())
     # This list is the first of the text: `nanochat run` prints it (`headline` in its module).
     before, after = (_chatcore(card.chatcore[stage.name]) for stage in (RL.inputs[0], RL))
-    yield f"- ChatCORE {before} before RL ({RL.inputs[0].name}), {after} after RL"
+    change = card.chatcore_change(RL)
+    yield (
+        f"- ChatCORE {before} before RL ({RL.inputs[0].name}), {after} after RL"
+        f"{f', {change}' if change else ''}"
+    )
 
 
 def _scores(card: Card) -> Iterator[str]:
     yield "\n## Scores\n"
     yield "Share of questions answered correctly with one greedy answer each (pass@1);"
-    yield "in brackets the 95 % interval."
+    yield "in brackets the 95 % interval. Last, the difference from the model before; where both"
+    yield "answered the same questions, its interval is that of the pairs."
     yield ""
-    rows = [[task, *map(_cell, scores)] for task, scores in card.chat_scores.items()]
+    rows = [
+        [task, *map(_cell, scores, card.chat_changes[task])]
+        for task, scores in card.chat_scores.items()
+    ]
     rows.append(["ChatCORE", *map(_chatcore, card.chatcore.values())])
     yield markdown_table(["task", *(stage.label for stage in CHAT_MODELS)], rows)
     if card.failures:
@@ -82,10 +90,11 @@ def _chatcore(score: Score | None) -> str:
     return score.text(decimals=3) if score else "not known"
 
 
-def _cell(score: TaskScore | None) -> str:
+def _cell(score: TaskScore | None, change: Delta | None = None) -> str:
     if score is None:
         return "not asked"
-    return f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
+    shown = f"{percent(score.accuracy)} ({score.interval}; {score.correct} of {score.total})"
+    return f"{shown}; {change.points}" if change else shown
 
 
 def _samples(card: Card) -> Iterator[str]:

@@ -1,10 +1,13 @@
-"""Scores on the report card, each with its 95 % interval."""
+"""Scores on the report card, each with its 95 % interval, and what each stage changed in them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
-from flows.render.score import Score
+from flows.render.paired import delta_of, pair
+from flows.render.score import Delta, Score
 from flows.render.text import percent
 from flows.stages import CHAT_MODELS
 
@@ -36,6 +39,39 @@ def chat_scores(scores: Mapping[str, dict[str, Any]]) -> dict[str, tuple[TaskSco
     found = [task_scores(scores[stage.name]) for stage in CHAT_MODELS]
     tasks = sorted({task for of_model in found for task in of_model})
     return {task: tuple(of_model.get(task) for of_model in found) for task in tasks}
+
+
+def chat_changes(
+    scores: Mapping[str, dict[str, Any]], files: Sequence[Path]
+) -> dict[str, tuple[Delta | None, ...]]:
+    """Return by task and for "chatcore" the difference of each chat model from the one before.
+
+    `files` are the directories of their evaluations, in the order of CHAT_MODELS. None: the first
+    model, or one of the two was not asked. Raises ArtifactError.
+    """
+    numbers = [_numbers(scores[stage.name]) for stage in CHAT_MODELS]
+    steps = list(zip(pairwise(numbers), map(pair, files, files[1:]), strict=True))
+    return {
+        name: (
+            None,
+            *(
+                delta_of(old[name], new[name], pairs.differences.get(name))
+                if name in old and name in new
+                else None
+                for (old, new), pairs in steps
+            ),
+        )
+        for name in sorted({name for of_model in numbers for name in of_model})
+    }
+
+
+def _numbers(scores: Mapping[str, Any]) -> dict[str, Score]:
+    found = {
+        task: Score(value=score.accuracy, low=score.low, high=score.high)
+        for task, score in task_scores(scores).items()
+    }
+    chatcore = measured(scores, "chatcore")
+    return found | ({"chatcore": chatcore} if chatcore else {})
 
 
 def task_scores(scores: Mapping[str, Any]) -> dict[str, TaskScore]:

@@ -1,16 +1,17 @@
 """Stage `base_eval`: bits per byte of the base model, CORE, and continuations of a few prompts.
 
     scores.json       {format, val_bpb, train_bpb, core, intervals: {name: [low, high]},
-                       tasks: {label: {accuracy, correct, total, low, high, centred}},
+                       tasks: {label: {accuracy, correct, total, low, high, centred, baseline}},
                        failed: {label: reason}, suite}
     examples.parquet  task, place, answer, gold, correct: every example of CORE
+    losses.parquet    split, place, nats, bytes: every row of text, so that models can be paired
     samples.jsonl     {prompt, text}, `text` being the greedy continuation without the prompt
 
-Intervals are of 95 %, see intervals.py. `suite` is the digest of CORE's questions: only scores of
-the same suite are comparable. Without the metric's data (`task_data.core_bundle`) `core` and
-`suite` are null. A task that cannot be evaluated, because a line is damaged for instance, is in
-`failed`, and `core` is null: a mean without it would be another metric. If nothing of the bundle
-can be read, `failed` has an entry `core`.
+Intervals are of 95 %, see intervals.py. `baseline` is the accuracy of guessing. `suite` is the
+digest of CORE's questions: only scores of the same suite are comparable. Without the metric's data
+(`task_data.core_bundle`) `core` and `suite` are null. A task that cannot be evaluated, because a
+line is damaged for instance, is in `failed`, and `core` is null: a mean without it would be another
+metric. If nothing of the bundle can be read, `failed` has an entry `core`.
 """
 
 import math
@@ -18,13 +19,15 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from nanochat_core.config import BaseEvalConfig
 from nanochat_core.data.row_files import Rows
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
-from nanochat_core.evaluate.bits_per_byte import row_sums
+from nanochat_core.evaluate.bits_per_byte import row_losses
 from nanochat_core.evaluate.core import CoreScore, TaskScore, core_metric
 from nanochat_core.evaluate.core_tasks import CoreSuite, open_suite
 from nanochat_core.evaluate.generate import complete_greedily
@@ -40,7 +43,8 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 FORMAT = 2
-DECIMALS = 5  # of a score: fp32 losses near 10 differ by 1e-6 with the device batch
+# Of a score, and of a row's nats: fp32 losses near 10 differ by 1e-6 with the device batch.
+DECIMALS, DECIMALS_OF_ROW = 5, 2
 SPLITS = ("val", "train")
 EXAMPLES = pa.schema(
     [
@@ -49,6 +53,14 @@ EXAMPLES = pa.schema(
         ("answer", pa.int32()),  # index of an option, or 1 for a right continuation, else 0
         ("gold", pa.int32()),
         ("correct", pa.bool_()),
+    ]
+)
+LOSSES = pa.schema(
+    [
+        ("split", pa.string()),
+        ("place", pa.int32()),  # index of the row in its split
+        ("nats", pa.float32()),
+        ("bytes", pa.int32()),
     ]
 )
 
@@ -81,8 +93,10 @@ def run(job: Job) -> dict[str, Any]:
     # Units of progress: each split's bits per byte, each example of CORE, and all samples as one.
     progress.start(len(SPLITS) + asked + 1, unit="part")
     scores: dict[str, Interval] = {}
+    losses: dict[str, npt.NDArray[np.float64]] = {}
     for done, split in enumerate(SPLITS, start=1):
-        scores[f"{split}_bpb"] = _bits_per_byte(job, split, config, model, tokenizer, world)
+        losses[split] = _row_losses(job, split, config, model, tokenizer, world)
+        scores[f"{split}_bpb"] = _bits_per_byte(losses[split])
         progress.step(done, **_values(scores))
     core: CoreScore | None = None
     if suite is not None:
@@ -105,6 +119,7 @@ def run(job: Job) -> dict[str, Any]:
         )
         texts = continuations(engine, config.prompts, max_new_tokens=config.max_new_tokens)
         write_samples(job.output / "samples.jsonl", config.prompts, texts)
+        _write_losses(job, losses)
         _write_scores(job, scores, suite, core, failed)
     progress.step(len(SPLITS) + asked + 1, **_values(scores))
     return metrics_of(scores) | _reasons(failed)
@@ -152,18 +167,18 @@ def _check_length(job: Job, model: GPT, progress: Progress) -> None:
         )
 
 
-def _bits_per_byte(
+def _row_losses(
     job: Job,
     split: str,
     config: BaseEvalConfig,
     model: GPT,
     tokenizer: Tokenizer,
     world: World,
-) -> Interval:
+) -> npt.NDArray[np.float64]:
     rows = Rows.open(job.inputs["rows"], split)
     # Rows of another tokenizer would give a number too, and a wrong one.
     rows.check_tokenizer(tokenizer.digest())
-    sums = row_sums(
+    return row_losses(
         model,
         rows,
         tokenizer.token_bytes(),
@@ -171,7 +186,10 @@ def _bits_per_byte(
         batch_size=job.resources.device_batch_size,
         world=world,
     )
-    nats = asdict(ratio_of(*sums))  # per byte; over ln 2 these are bits
+
+
+def _bits_per_byte(losses: npt.NDArray[np.float64]) -> Interval:
+    nats = asdict(ratio_of(*losses.tolist()))  # per byte; over ln 2 these are bits
     return Interval(**{end: round(n / math.log(2), DECIMALS) for end, n in nats.items()})
 
 
@@ -185,6 +203,15 @@ def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
     for label, reason in list(failed.items())[:1]:
         reasons.setdefault("core_failed", f"{label}: {reason}")
     return reasons
+
+
+def _write_losses(job: Job, losses: Mapping[str, npt.NDArray[np.float64]]) -> None:
+    rows = [
+        {"split": split, "place": i, "nats": round(n, DECIMALS_OF_ROW), "bytes": int(b)}
+        for split, of_split in losses.items()
+        for i, (n, b) in enumerate(of_split.T.tolist())
+    ]
+    write_table(job.output / "losses.parquet", rows, LOSSES)
 
 
 def _write_scores(
@@ -226,4 +253,5 @@ def _task_tree(task: TaskScore) -> dict[str, float]:
         "low": task.accuracy.low,
         "high": task.accuracy.high,
         "centred": task.centred.value,
+        "baseline": task.baseline,
     }

@@ -28,16 +28,16 @@ def bits_per_byte(
 ) -> float:
     """Return bits per byte over the first `num_tokens` targets of `rows`: whole rows, at least one.
 
-    See `row_sums` for the rest.
+    See `row_losses` for the rest.
     """
-    sums = row_sums(
+    nats, num_bytes = row_losses(
         model, rows, token_bytes, num_tokens=num_tokens, batch_size=batch_size, world=world
     )
-    return sums[1] / (math.log(2) * sums[2])
+    return float(nats.sum() / (math.log(2) * num_bytes.sum()))
 
 
 @torch.no_grad()
-def row_sums(
+def row_losses(
     model: GPT,
     rows: Rows,
     token_bytes: npt.NDArray[np.int32],
@@ -45,8 +45,8 @@ def row_sums(
     num_tokens: int,
     batch_size: int,
     world: World,
-) -> tuple[float, ...]:
-    """Return sums over rows: 1, nats, bytes, and nats^2, nats * bytes, bytes^2 for the variance.
+) -> npt.NDArray[np.float64]:
+    """Return the nats and the bytes of each of the first rows, (2, rows).
 
     `token_bytes` (V,): the bytes of each id, 0 for special tokens. The ranks share the rows,
     `batch_size` at a time, and all return the same numbers. Restores the model's mode. Collective.
@@ -58,8 +58,8 @@ def row_sums(
     num_rows = min(rows.num_rows, max(1, num_tokens // rows.sequence_len))
     # Strided, so that the shares of the ranks differ by one row at most.
     share = np.arange(world.rank, num_rows, world.size)
-    # fp64, so that the order of the additions, which depends on the ranks, hardly matters.
-    sums = torch.zeros(6, dtype=torch.float64, device=device)
+    # Rows of other ranks stay 0, so the sum over ranks below is a gather.
+    found = torch.zeros(2, num_rows, dtype=torch.float64, device=device)
     for first in range(0, len(share), batch_size):
         HEART.beat("evaluating")
         at = share[first : first + batch_size]
@@ -67,12 +67,10 @@ def row_sums(
         filled = np.resize(at, batch_size) if first and model.is_compiled else at
         tokens = torch.from_numpy(rows.take(filled)).to(device)
         nats = model.token_losses(tokens[:, :-1], tokens[:, 1:])[: len(at)]  # (B, T)
-        targets = tokens[: len(at), 1:]
-        num_bytes = lengths[targets]
+        num_bytes = lengths[tokens[: len(at), 1:]]
         # A special token has no bytes, so its loss must not count either.
-        n = (nats.double() * (num_bytes > 0)).sum(dim=1)  # (B,)
-        b = num_bytes.sum(dim=1).double()
-        sums += torch.stack([torch.ones_like(n), n, b, n * n, n * b, b * b]).sum(dim=1)
-    world.sum(sums)
+        found[0, at] = (nats.double() * (num_bytes > 0)).sum(dim=1)
+        found[1, at] = num_bytes.sum(dim=1).double()
+    world.sum(found)
     model.train(was_training)
-    return tuple(sums.tolist())
+    return found.cpu().numpy()

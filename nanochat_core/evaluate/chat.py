@@ -3,16 +3,18 @@
 The answer to a question with lettered choices is the likeliest letter (see multiple_choice.py), to
 others the model's greedy completion; the tasks grade it. Writes
 
-    scores.json       {format, tasks: {name: {accuracy, correct, total, low, high, centred}},
-                       failed: {name: reason}, chatcore, intervals: {chatcore: [low, high]}, suite}
+    scores.json       {format, tasks: {name: {accuracy, correct, total, low, high, centred,
+                       baseline}}, failed: {name: reason}, chatcore,
+                       intervals: {chatcore: [low, high]}, suite}
     examples.parquet  task, place, prompt, answer, expected, correct: every example
     samples.jsonl     {prompt, text}, answers to the prompts of the config
 
-`low` and `high` are a 95 % interval, see intervals.py. `centred` is the accuracy on a scale from
-guessing (0) to all right (1), `chatcore` the mean of that over the tasks. A task whose data cannot
-be used is in `failed`, and `chatcore` is null: a mean without it would be another metric. If the
-machine lacks something, such as a sandbox, the stage fails before the first question. `suite` is
-the digest of the questions: only scores of the same suite are comparable.
+`low` and `high` are a 95 % interval, see intervals.py. `baseline` is the accuracy of guessing,
+`centred` the accuracy on a scale from guessing (0) to all right (1), `chatcore` the mean of that
+over the tasks. A task whose data cannot be used is in `failed`, and `chatcore` is null: a mean
+without it would be another metric. If the machine lacks something, such as a sandbox, the stage
+fails before the first question. `suite` is the digest of the questions: only scores of the same
+suite are comparable.
 """
 
 import hashlib
@@ -234,6 +236,7 @@ def _task_tree(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, flo
         "low": score.low,
         "high": score.high,
         "centred": centred(score, grader_of(name).baseline).value,
+        "baseline": grader_of(name).baseline,
     }
 
 

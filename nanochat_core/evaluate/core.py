@@ -44,6 +44,7 @@ class TaskScore:
     label: str
     accuracy: Interval
     centred: Interval
+    baseline: float  # the accuracy of guessing
     answers: tuple[int, ...]  # per example: the option taken, or 1 for a right continuation, else 0
     golds: tuple[int, ...]
 
@@ -143,6 +144,7 @@ def score_task(task: CoreTask, answers: Sequence[int]) -> TaskScore:
         label=task.label,
         accuracy=accuracy,
         centred=centred(accuracy, task.baseline),
+        baseline=task.baseline,
         answers=tuple(answers),
         golds=golds,
     )

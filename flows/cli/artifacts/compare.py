@@ -15,7 +15,7 @@ from flows.cli.output import print_result, screen
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.render.charts import Chart
-from flows.render.score import Score
+from flows.render.score import Delta, Score
 from flows.render.table import Row, columns
 from flows.render.text import number
 from flows.stages import STAGES
@@ -47,9 +47,10 @@ def compare(
 
     Of training stages the curves stand below each other, on one scale.
 
-    A difference marked * is larger than other questions of the same kind would explain (95 %; of
-    answers to the same questions by McNemar's exact test); another seed of training may still.
-    gained and lost count answers that became right and wrong.
+    A difference marked * is larger than other questions of the same kind would explain: its 95 %
+    interval leaves out 0. The interval is of pairs where the same questions were answered or the
+    same text was read. Another seed of training may still explain it. gained and lost count answers
+    that became right and wrong.
     """
     import tempfile
 
@@ -72,7 +73,7 @@ def compare(
         stages: list[dict[str, Any]] = []
         for name in names:
             manifests = [each.get(name) for each in found]
-            stage, rows[name] = _compare_stage(store, name, manifests, Path(directory))
+            stage, rows[name] = _compare_stage(store, name, manifests)
             # Curves need the events of every artifact. If all references have the same one, its
             # curve is drawn on the page only, which shows all stages.
             if html is not None or len(set(stage["fingerprints"])) > 1:
@@ -141,13 +142,14 @@ def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
 
 
 def _compare_stage(
-    store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
+    store: Store, stage: str, manifests: Sequence[Manifest | None]
 ) -> tuple[dict[str, Any], list[list[str]]]:
     """Return a stage's scores and their differences from the first, as JSON and as table rows.
 
     A row is the metric, then for each reference its score and the difference.
     """
-    from flows.compare.compare import Pairs, delta_of, pairs_of, scores_of
+    from flows.compare.compare import pairs_of, scores_of
+    from flows.render.paired import NONE, delta_of
 
     scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
     names = list(dict.fromkeys(name for each in scores for name in each))
@@ -163,7 +165,7 @@ def _compare_stage(
     rows: list[list[str]] = []
     if same or not names:
         return tree, rows
-    paired = [Pairs(by_task={}), *pairs_of(store, manifests, directory)]
+    paired = [NONE, *pairs_of(store, manifests)]
     for name in names:
         first = scores[0].get(name)
         cells: list[dict[str, Any] | None] = []
@@ -172,13 +174,13 @@ def _compare_stage(
             score, delta = each.get(name), None
             cell = score and asdict(score)
             if cell and score and first and index:
-                delta = delta_of(first, score, paired[index].by_task.get(name))
+                delta = delta_of(first, score, paired[index].differences.get(name))
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
             rows[-1] += [_shown(score), delta.text if delta else ""]
         tree["scores"].append({"metric": name, "of": cells})
     tree["answers"] = [
-        [{**asdict(item), "delta": asdict(item.delta)} for item in pairs.by_task.values()]
+        [{**asdict(item), "delta": asdict(item.interval)} for item in pairs.by_task.values()]
         for pairs in paired
     ]
     tree["not_paired"] = [pairs.why_not for pairs in paired]
@@ -227,8 +229,9 @@ def _shown(score: Score | None) -> str:
 
 def _answers(first: str, name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
     yield (
-        f"{task['task']}: of {task['total']} questions {name} gained {task['gained']} and lost "
-        f"{task['lost']}; {len(task['changed'])} answered otherwise than by {first}"
+        f"{task['task']}: {Delta(**task['delta']).text}; of {task['total']} questions {name} "
+        f"gained {task['gained']} and lost {task['lost']}; {len(task['changed'])} answered "
+        f"otherwise than by {first}"
     )
     for item in task["changed"][:shown]:
         verdicts = ["right" if item[key] else "wrong" for key in ("was_right", "is_right")]

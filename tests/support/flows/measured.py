@@ -28,13 +28,18 @@ def put_measured(
     *,
     steps: Sequence[Mapping[str, Any]] = (),
     examples: Sequence[Mapping[str, Any]] = (),
+    losses: Sequence[Mapping[str, Any]] = (),
     scores: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> Manifest:
     """An artifact in the store whose steps, examples and scores.json can be read."""
     manifest = make_manifest(stage, **facts)
     files, logs = list(manifest.files), list(manifest.logs)
-    for rows, name, among in ((steps, "metrics", logs), (examples, "examples", files)):
+    for rows, name, among in (
+        (steps, "metrics", logs),
+        (examples, "examples", files),
+        (losses, "losses", files),
+    ):
         if rows:
             among.append(put_file(store, manifest, f"{name}.parquet", parquet(rows)))
     if scores is not None:

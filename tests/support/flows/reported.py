@@ -14,6 +14,7 @@ from flows.stages import REPORT, Stage
 from infra.storage.files import sha256_of
 from nanochat_core.config import RunConfig
 from nanochat_core.job import Job, Resources
+from tests.support.flows.measured import parquet
 
 Card: TypeAlias = tuple[str, str]
 RESOURCES = Resources(
@@ -83,6 +84,8 @@ def make_inputs(
         files.mkdir(parents=True)
         for name, text in make_files(stage.name, answer).items():
             (files / name).write_text(text, encoding="utf-8")
+        if stage.name.startswith("chat_eval_"):
+            (files / "examples.parquet").write_bytes(make_examples(files))
         write_events(files.parent / "logs" / "events.jsonl", stage.name, num_steps)
         made[stage.name] = make_manifest(stage, files, made, run)
         (files.parent / "manifest.json").write_bytes(made[stage.name].to_json())
@@ -126,6 +129,18 @@ def make_files(stage: str, answer: str) -> dict[str, str]:
         }
     files = {"config.json": json.dumps({"model": {"depth": 3}, "of": stage})}
     return files | ({"samples.jsonl": make_paid_samples(answer)} if stage == "rl" else {})
+
+
+def make_examples(files: Path) -> bytes:
+    """As many right answers as the scores say, to the first questions of each task."""
+    scores = json.loads((files / "scores.json").read_text())["tasks"]
+    return parquet(
+        [
+            {"task": task, "place": i, "answer": "", "correct": i < score["correct"]}
+            for task, score in scores.items()
+            for i in range(score["total"])
+        ]
+    )
 
 
 def make_samples(*pairs: tuple[str, str]) -> str:

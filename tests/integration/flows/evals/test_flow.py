@@ -143,7 +143,9 @@ def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
     assert "worse by more than 0.02" in table.description
 
     [text] = wait_until(lambda: [b["text"] for _, b in bodies if "sft@main" in b["text"]])
-    assert text.startswith("sft@main got worse: chatcore 0.5 (0.49 to 0.51), -0.3 against 0.8")
+    assert text.startswith(
+        "sft@main got worse: chatcore 0.5 (0.49 to 0.51), -0.3 (-0.3141 to -0.2859) against 0.8"
+    )
 
 
 @pytest.fixture

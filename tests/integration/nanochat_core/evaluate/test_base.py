@@ -1,4 +1,5 @@
 import json
+import math
 import shutil
 
 import pyarrow.parquet as pq
@@ -38,8 +39,13 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
     assert any("no CORE metric" in text for text in told)
     assert any(" in fp32 (" in text for text in told)  # which runner answers, and why it
     assert pq.read_table(job.output / "examples.parquet").num_rows == 0
+    losses = pq.read_table(job.output / "losses.parquet").to_pylist()
     for split in ("val", "train"):
         assert scores[f"{split}_bpb"] == metrics[f"{split}_bpb"]
+        rows = [row for row in losses if row["split"] == split]
+        assert [row["place"] for row in rows] == list(range(4))  # 128 tokens, 32 a row
+        nats, num_bytes = (sum(row[name] for row in rows) for name in ("nats", "bytes"))
+        assert nats / math.log(2) / num_bytes == pytest.approx(scores[f"{split}_bpb"], rel=1e-4)
         low, high = scores["intervals"][f"{split}_bpb"]
         assert low < scores[f"{split}_bpb"] < high
         expected = bits_per_byte(
@@ -75,7 +81,7 @@ def test_two_runs_leave_the_same_bytes(make):
     jobs = [make("first"), make("second", device_batch_size=1)]
     for job in jobs:
         base.run(job)
-    for name in ("scores.json", "samples.jsonl", "examples.parquet"):
+    for name in ("scores.json", "samples.jsonl", "examples.parquet", "losses.parquet"):
         first, second = ((job.output / name).read_bytes() for job in jobs)
         assert first == second
 

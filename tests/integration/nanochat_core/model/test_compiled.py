@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.evaluate.bits_per_byte import row_sums
+from nanochat_core.evaluate.bits_per_byte import row_losses
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
@@ -61,17 +62,17 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
     taken = np.random.default_rng(1).integers(256, size=(21, 17), dtype=np.int64)
     rows: Any = SimpleNamespace(num_rows=21, sequence_len=16, take=lambda at: taken[at])
 
-    def sums() -> tuple[float, ...]:
-        return row_sums(
+    def losses() -> npt.NDArray[np.float64]:
+        return row_losses(
             model, rows, np.ones(256, np.int32), num_tokens=21 * 16, batch_size=8, world=ALONE
         )
 
-    expected = sums()
+    expected = losses()
     model.compile_passes()
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    assert sums() == pytest.approx(expected, rel=1e-5)
+    assert losses() == pytest.approx(expected, rel=1e-5)
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()
 

@@ -9,6 +9,7 @@ from flows.evals.suite import Rule
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
+from tests.support.flows.measured import put_measured
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 
@@ -102,19 +103,47 @@ def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shel
     assert not same_suite(shelf.history[-1].manifest, newest.manifest)
 
 
-def test_a_loss_inside_its_interval_is_said_to_be_inside(store: Store, shelf: Shelf) -> None:
+def test_a_loss_whose_interval_includes_0_is_no_regression(store: Store, shelf: Shelf) -> None:
     shelf.night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
     unsure = shelf.night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
     verdict = assess(store, unsure, shelf.history, Rule())
-    assert verdict.regressed
+    assert not verdict.regressed
     assert verdict.is_inside
-    assert verdict.text.endswith(
-        "worse by more than 0.02; inside the 95 % interval of the difference"
+    assert verdict.text == (
+        f"chatcore 0.4 (0.2 to 0.6), -0.1 (-0.3828 to +0.1828) against 0.5 of run "
+        f"{verdict.baseline_run}; the interval of the difference includes 0"
     )
     sure = shelf.night(chatcore=0.01, chatcore_low=0.0, chatcore_high=0.02)
     verdict = assess(store, sure, shelf.history, Rule())
     assert (verdict.regressed, verdict.is_inside) == (True, False)
     assert verdict.facts["delta_interval"][1] < 0
+
+
+@pytest.mark.parametrize(("lost", "gained", "regressed"), [(6, 0, True), (14, 8, False)])
+def test_answers_to_the_same_questions_decide_together(
+    store: Store, lost: int, gained: int, regressed: bool
+) -> None:
+    """Both lose 6 of 100 questions; the intervals of the two scores overlap both times."""
+    nights: list[Evaluation] = []
+    for name, right in (("first", range(50)), ("second", range(lost, 50 + gained))):
+        share = len(right) / 100
+        manifest = put_measured(
+            store,
+            "chat_eval_sft",
+            inputs={"sft": make_manifest("sft", files={"data": name})},
+            metrics={"sums": share, "sums_low": share - 0.1, "sums_high": share + 0.1},
+            examples=[
+                {"task": "sums", "place": i, "answer": "", "correct": i in right}
+                for i in range(100)
+            ],
+        )
+        run = put_run(store, f"eval-main-{name}", manifest, name="eval-main")
+        nights.append(Evaluation(run=run, manifest=manifest))
+    old, new = nights
+    verdict = assess(store, new, [old], Rule(metric="sums", drop=0.02))
+    assert verdict.delta is not None
+    assert verdict.delta.value == pytest.approx(-0.06)
+    assert (verdict.regressed, verdict.is_inside) == (regressed, not regressed)
 
 
 def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:

@@ -1,0 +1,208 @@
+"""Two evaluations of the same questions or the same text, and the difference of their scores.
+
+Pairs know more than two scores do: what both answer alike says nothing about the difference, so its
+interval is narrower. It covers the choice of questions, not the seed of training. The files of an
+evaluation are those of `nanochat_core.evaluate.base` and `chat`. An artifact without its answers,
+and a score that is no share of them, have no pairs.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from flows.render.score import Delta, Score
+from nanochat_core.errors import ArtifactError
+from nanochat_core.evaluate.intervals import (
+    Interval,
+    difference_of,
+    paired_difference,
+    ratio_of,
+    weighted_sum,
+)
+
+EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"
+FILES = (EXAMPLES, LOSSES, SCORES)  # that are read of an evaluation
+_MEANS = ("core", "chatcore")  # over all tasks, each from guessing (0) to all right (1)
+_ASKED = ("prompt", "expected", "gold")  # columns that identify a question
+_SHOWN_DIGITS = 12  # of a suite's digest, in messages
+_TOLERANCE = 2e-5  # of a difference: bits per byte have five decimals
+
+
+@dataclass(frozen=True)
+class AnswerPair:
+    """Two artifacts' answers to one question."""
+
+    task: str
+    place: int  # index among the task's questions
+    old: str
+    new: str
+    was_right: bool
+    is_right: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """Paired answers to the questions of a task, of the first artifact and another one."""
+
+    task: str
+    total: int
+    kept: int  # right in both
+    gained: int  # wrong in the first, right in the other
+    lost: int  # right in the first, wrong in the other
+    changed: tuple[AnswerPair, ...]  # every question whose answer or correctness differs
+
+    @property
+    def interval(self) -> Interval:
+        """The difference of the shares of right answers."""
+        return paired_difference(self.total, self.kept, self.gained, self.lost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """What one evaluation has in common with the first."""
+
+    by_task: Mapping[str, Answers]
+    differences: Mapping[str, Interval]  # by metric: a task, a mean over all tasks, bits per byte
+    why_not: str | None = None  # why some or all questions are not paired
+
+
+NONE = Pairs(by_task={}, differences={})
+
+
+def pair(first: Path, other: Path) -> Pairs:
+    """Pair the evaluations whose files are in two directories. Raises ArtifactError.
+
+    Questions are not paired if they are of another suite according to scores.json, or of another
+    text at the same index; text is not if a row has other bytes.
+    """
+    old, new = (_read_scores(directory) for directory in (first, other))
+    suites = [tree.get("suite") for tree in (old, new)]
+    by_task: dict[str, Answers] = {}
+    if None not in suites and suites[0] != suites[1]:
+        digits = " and ".join(str(digest)[:_SHOWN_DIGITS] for digest in suites)
+        why_not = f"their suites are {digits}"
+    else:
+        by_task, why_not = _pair_answers(first / EXAMPLES, other / EXAMPLES)
+    differences = {task: answers.interval for task, answers in by_task.items()}
+    if (mean := _difference_of_means(by_task, old, new)) is not None:
+        differences |= dict.fromkeys(_MEANS, mean)
+    differences |= _pair_losses(first / LOSSES, other / LOSSES)
+    return Pairs(by_task=by_task, differences=differences, why_not=why_not)
+
+
+def delta_of(old: Score, new: Score, paired: Interval | None) -> Delta:
+    """Return the difference of two scores; `paired` is that of their pairs, None without.
+
+    Without pairs the two count as independent: a wider interval. None without both intervals.
+    """
+    value = new.value - old.value
+    # Use the pairs only if they explain the scores, which may count other questions too.
+    if paired is not None and math.isclose(paired.value, value, abs_tol=_TOLERANCE):
+        return Delta(value=value, low=paired.low, high=paired.high)
+    if old.low is None or old.high is None or new.low is None or new.high is None:
+        return Delta(value=value)
+    apart = difference_of(
+        Interval(value=new.value, low=new.low, high=new.high),
+        Interval(value=old.value, low=old.low, high=old.high),
+    )
+    return Delta(value=value, low=apart.low, high=apart.high)
+
+
+def _read_scores(directory: Path) -> Mapping[str, Any]:
+    path = directory / SCORES
+    if not path.exists():
+        return {}
+    try:
+        tree = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ArtifactError(f"{path} is no table of scores: {error}") from error
+    if not isinstance(tree, dict):
+        raise ArtifactError(f"{path} is no table of scores")
+    return cast("dict[str, Any]", tree)
+
+
+def _read_table(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table; none without the file."""
+    if not path.exists():
+        return []
+    import duckdb  # here, since importing it slows down commands that do not need it
+
+    try:
+        with duckdb.connect(":memory:") as connection:
+            found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
+            names = [column[0] for column in found.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    except duckdb.Error as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+
+
+def _pair_answers(first: Path, other: Path) -> tuple[dict[str, Answers], str | None]:
+    """Pair two tables of answers; why tasks are left out: they had other questions."""
+    earlier = {(row["task"], row["place"]): row for row in _read_table(first)}
+    others: dict[str, None] = {}
+    by_task: dict[str, list[AnswerPair]] = {}
+    for row in sorted(_read_table(other), key=lambda row: (row["task"], row["place"])):
+        if (before := earlier.get((row["task"], row["place"]))) is None:
+            continue
+        if any(before[name] != row[name] for name in _ASKED if name in before and name in row):
+            others[row["task"]] = None
+        by_task.setdefault(row["task"], []).append(
+            AnswerPair(
+                task=row["task"],
+                place=row["place"],
+                old=str(before["answer"]),
+                new=str(row["answer"]),
+                was_right=before["correct"],
+                is_right=row["correct"],
+            )
+        )
+    paired = {task: _sum_up(task, pairs) for task, pairs in by_task.items() if task not in others}
+    return paired, f"the questions differ in {', '.join(others)}" if others else None
+
+
+def _sum_up(task: str, answers: Sequence[AnswerPair]) -> Answers:
+    return Answers(
+        task=task,
+        total=len(answers),
+        kept=sum(a.is_right and a.was_right for a in answers),
+        gained=sum(a.is_right and not a.was_right for a in answers),
+        lost=sum(a.was_right and not a.is_right for a in answers),
+        changed=tuple(a for a in answers if a.old != a.new or a.was_right != a.is_right),
+    )
+
+
+def _difference_of_means(
+    by_task: Mapping[str, Answers], old: Mapping[str, Any], new: Mapping[str, Any]
+) -> Interval | None:
+    """Return the difference of CORE or ChatCORE; None unless all tasks of both are paired."""
+    tasks = new.get("tasks", {})
+    baselines = [tasks[task].get("baseline") for task in by_task if task in tasks]
+    is_whole = by_task.keys() == tasks.keys() == old.get("tasks", {}).keys()
+    if not baselines or not is_whole or None in baselines:
+        return None
+    # A share is stretched so that guessing is 0 and all right is 1, and so is a difference.
+    weights = [1 / (len(baselines) * (1 - baseline)) for baseline in baselines]
+    return weighted_sum([answers.interval for answers in by_task.values()], weights)
+
+
+def _pair_losses(first: Path, other: Path) -> dict[str, Interval]:
+    """Return the difference of bits per byte of each split of the same text, as {split}_bpb."""
+    old, new = (dict(_by_split(path)) for path in (first, other))
+    found: dict[str, Interval] = {}
+    for split in old.keys() & new.keys():
+        (nats, num_bytes), (nats_before, bytes_before) = new[split], old[split]
+        if num_bytes == bytes_before:
+            bits = [(n - b) / math.log(2) for n, b in zip(nats, nats_before, strict=True)]
+            found[f"{split}_bpb"] = ratio_of(bits, num_bytes)
+    return found
+
+
+def _by_split(path: Path) -> Iterator[tuple[str, tuple[list[float], list[int]]]]:
+    """Yield each split of a table of losses with the nats and the bytes of its rows."""
+    rows = _read_table(path)
+    for split in dict.fromkeys(row["split"] for row in rows):
+        of_split = [row for row in rows if row["split"] == split]
+        yield split, ([row["nats"] for row in of_split], [row["bytes"] for row in of_split])
