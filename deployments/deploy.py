@@ -20,6 +20,7 @@ from deployments.registry import Wanted, register
 from flows.miniseries.flow import miniseries
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import nanochat
+from flows.sweep.flow import sweep
 from infra.prefect.access import configured_webhook
 from infra.prefect.supervisor.runs import AUTO_RESUME
 from nanochat_core.errors import NanochatError
@@ -104,6 +105,14 @@ def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
         tags=[AUTO_RESUME],
         parameters={"pool": GPU},
     )
+    grid = Wanted(
+        flow=sweep,
+        name="sweep",
+        pool=CPU,
+        description="Train settings of a grid with several seeds, and compare what remains.",
+        tags=[AUTO_RESUME],
+        parameters={"pool": GPU},
+    )
     stages = [
         Wanted(
             flow=one_stage,
@@ -118,7 +127,7 @@ def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
     ]
     nightly = deployment_of(Recurring(model=EVALUATED, parameters={"pool": GPU}))
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
-    return [replace(item, version=version) for item in (pipeline, series, *stages, nightly)]
+    return [replace(item, version=version) for item in (pipeline, series, grid, *stages, nightly)]
 
 
 def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:

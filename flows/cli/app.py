@@ -76,8 +76,8 @@ _COMMANDS = (
     _Command(name="run", folder=_TRAIN),
     _Command(name="submit", folder=_TRAIN),
     _Command(name="stage", folder=_TRAIN),
-    _Command(name="node", folder=_TRAIN),
     _Command(name="miniseries", folder=_TRAIN),
+    _Command(name="sweep", folder=_TRAIN),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
     _Command(name="logs", folder=_TRAIN),
     _Command(name="explain", folder=_TRAIN),
@@ -111,6 +111,7 @@ _COMMANDS = (
     _Command(
         name="infra", folder=_MACHINE, group_help="Write files for compose, systemd and clusters."
     ),
+    _Command(name="node", folder=_MACHINE),
     _Command(name="bench", folder=_MACHINE, group_help="Measure this machine."),
 )
 # Errors of the machine, each with its hint. Any other OSError is a bug and keeps its traceback.

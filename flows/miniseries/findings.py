@@ -22,6 +22,7 @@ HEADER = (
     *("depth", "parameters", "scaling", "tokens", "tokens/param", "FLOPs"),
     *("val_bpb", "CORE", "trained in"),
 )
+SIZES = 6  # the first columns of HEADER, which follow from settings without any training
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from flows.artifacts.runs import Run, known_names, newest_runs
 from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from flows.miniseries.series import ADDED
 from flows.render.score import Score
 from flows.stages import BASE_EVAL, PRETRAIN
 from infra.storage.base import Store
@@ -23,6 +22,8 @@ from nanochat_core.scaling import (
     num_params,
     num_scaling_params,
 )
+
+ADDED = "shards.num_shards="  # key of the override that a series may add
 
 
 @dataclass(frozen=True, kw_only=True)

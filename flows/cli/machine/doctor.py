@@ -30,7 +30,7 @@ def doctor(
 
     Every failure comes with its remedy. Exits with 1 when a run could not work.
     """
-    from flows.cli.machine.checks import examine, try_store
+    from flows.cli.checks import examine, try_store
 
     if probe_store:
         checks = try_store(place.store_url)

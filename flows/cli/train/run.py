@@ -107,7 +107,7 @@ def is_recorded(store: Store, name: str, planned: Plan) -> bool:
 
 def check_room(home: Path, store: Store) -> None:
     """Raise ConfigError if the disk is too full for any run, or the store refuses to be written."""
-    from flows.cli.machine.checks import check_home, check_writes
+    from flows.cli.checks import check_home, check_writes
 
     for check in (check_home(home), check_writes(store)):
         if check.state == "fail":

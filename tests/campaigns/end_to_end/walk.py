@@ -20,6 +20,7 @@ DEPLOYMENTS = (
     "one-stage/gpu",
     "nanochat-eval/main",
     "miniseries/miniseries",
+    "sweep/sweep",
 )
 STAGES = 14
 NAME = "main"  # of the run; what the nightly evaluation judges

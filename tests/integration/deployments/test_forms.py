@@ -17,7 +17,7 @@ from tests.support.deployments.prefect_api import PrefectApi
 
 ROOT = Path(__file__).parents[3]
 STAGE_NAMES = [stage.name for stage in STAGES]
-FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "miniseries/miniseries")
+FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "miniseries/miniseries", "sweep/sweep")
 
 WRONG = [
     ("profile", "tinny"),
@@ -82,6 +82,7 @@ def form_of(path: str) -> dict[str, Any]:
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
         "flows.miniseries.flow.miniseries",
+        "flows.sweep.flow.sweep",
     ],
 )
 def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
@@ -97,6 +98,7 @@ def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
         "flows.miniseries.flow.miniseries",
+        "flows.sweep.flow.sweep",
     ],
 )
 def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:

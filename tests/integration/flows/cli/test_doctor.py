@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import checks
 from flows.cli.app import main
-from flows.cli.machine import checks
 from infra.storage.base import Store
 
 

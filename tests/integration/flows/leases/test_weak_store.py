@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.machine.checks import check_store
+from flows.cli.checks import check_store
 from infra.storage.local import LocalStore
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError

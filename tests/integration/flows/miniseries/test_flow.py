@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from flows.artifacts.runs import find_run
-from flows.miniseries.series import Series, open_series, units_of
+from flows.miniseries.series import open_series
 from flows.stages import Stage
+from flows.sweep.members import RunGroup, units_of
 from infra.prefect.records import Server
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
 from tests.support.flows.house import make_run
@@ -46,23 +48,24 @@ def make_stages(toys: Any) -> list[Stage]:
 
 
 @pytest.fixture
-def series() -> Series:
+def series() -> RunGroup:
     """Three depths of tiny."""
     return open_series("tiny", [1, 2, 3])
 
 
 @pytest.fixture
-def run_series(toys: Any, series: Series, server: Server) -> Callable[[str], Any]:
+def run_series(toys: Any, series: RunGroup, server: Server) -> Callable[[str], Any]:
     """Runs toy stages at these depths, as a flow run of this name; returns what it made."""
     from prefect import flow
 
-    from flows.miniseries.flow import sweep
+    from flows.miniseries.flow import report_on
+    from flows.sweep.build import build_units
 
     stages = make_stages(toys)
 
     def run(name: str) -> Any:
         runs = {
-            member.depth: replace(
+            member.label: replace(
                 make_run(f"{member.name}-{name}"), name=member.name, depth=member.depth
             )
             for member in series.members
@@ -70,7 +73,9 @@ def run_series(toys: Any, series: Series, server: Server) -> Callable[[str], Any
 
         @flow(name="toy-series", flow_run_name=name)
         def toy_flow() -> Any:
-            return sweep(series, units_of(series, stages), toys.context(name), runs)
+            report = partial(report_on, series)
+            units = units_of(series, stages)
+            return build_units(series, units, toys.context(name), runs, report=report)
 
         return toy_flow()
 
@@ -91,14 +96,14 @@ def most_on_the_gpu(toys: Any) -> int:
 
 
 def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(
-    toys: Any, run_series: Callable[[str], Any], series: Series
+    toys: Any, run_series: Callable[[str], Any], series: RunGroup
 ) -> None:
     swept = run_series("series-whole")
     assert most_on_the_gpu(toys) == 1
 
-    assert (swept.built, swept.cached) == (7, 0)
-    assert [point.depth for point in swept.findings.points] == [1, 2, 3]
-    assert [point.val_bpb.value for point in swept.findings.points] == [2.9, 2.8, 2.7]
+    assert (swept.spent.built.stages, swept.spent.cached.stages) == (7, 0)
+    assert [point["depth"] for point in swept.report.tree["points"]] == [1, 2, 3]
+    assert [p["val_bpb"]["value"] for p in swept.report.tree["points"]] == [2.9, 2.8, 2.7]
     assert toys.kinds("text").count("building") == 1
     assert toys.kinds("d2 / pretrain").count("building") == 1
     records = [find_run(toys.context().store, f"{m.name}-series-whole") for m in series.members]
@@ -142,9 +147,9 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
 
     toys.set_broken("d2", False)
     swept = run_series("series-mended")
-    assert (swept.built, swept.cached) == (2, 5)
-    assert [point.depth for point in swept.findings.points] == [1, 2, 3]
-    assert swept.findings.missing == ()
+    assert (swept.spent.built.stages, swept.spent.cached.stages) == (2, 5)
+    assert [point["depth"] for point in swept.report.tree["points"]] == [1, 2, 3]
+    assert swept.report.tree["missing"] == ()
 
 
 def test_the_form_has_depths_with_bounds(server: Server) -> None:

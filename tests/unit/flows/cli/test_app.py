@@ -26,8 +26,8 @@ COMMANDS = [  # in the order of the help
         "run",
         "submit",
         "stage",
-        "node",
         "miniseries",
+        "sweep",
         "status",
         "logs",
         "explain",
@@ -37,7 +37,7 @@ COMMANDS = [  # in the order of the help
     ),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
     *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
-    *("doctor", "up", "deploy", "down", "infra", "bench"),
+    *("doctor", "up", "deploy", "down", "infra", "node", "bench"),
 ]
 
 
@@ -182,7 +182,7 @@ def test_a_run_on_a_disk_without_room_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
 ) -> None:
     for name in ("DISK_NEEDED", "DISK_WANTED"):
-        monkeypatch.setattr(f"flows.cli.machine.checks.{name}", 1 << 60)
+        monkeypatch.setattr(f"flows.cli.checks.{name}", 1 << 60)
     error, hint = terminal.fails("run", "tiny")
     assert error.endswith(f"GiB free in {tmp_path / 'home'}")
     assert "free some space" in hint

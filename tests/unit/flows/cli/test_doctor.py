@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli import checks
 from flows.cli.app import main
-from flows.cli.machine import checks
-from flows.cli.machine.checks import GIB
+from flows.cli.checks import GIB
 from infra.prefect.records import my_stack, write_record
 from tasks.sandbox.backends import Backend
 

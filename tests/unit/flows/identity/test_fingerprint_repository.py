@@ -59,7 +59,7 @@ BITS = 8  # of the number of a name in `reached()`
 # Files beside the code that decide no artifact, or do so by values that are hashed elsewhere.
 UNHASHED = {
     "flows/compare/compare.html.jinja": "the page of `nanochat compare`",
-    "flows/miniseries/series.html.jinja": "the page of a miniseries",
+    "flows/sweep/page.html.jinja": "the page of a sweep",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
 }

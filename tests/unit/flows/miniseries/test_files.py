@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.miniseries.files import write_files
 from flows.miniseries.findings import Findings, analyse
 from flows.miniseries.picture import pictures
 from flows.miniseries.points import Missing, runs_of
+from flows.miniseries.report import report_of
+from flows.sweep.files import write_files
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 from tests.support.flows.measured_series import put_judged
@@ -26,7 +27,7 @@ def findings(store: Store) -> Findings:
 
 
 def test_all_three_are_written_and_nothing_else(findings: Findings, tmp_path: Path) -> None:
-    files = write_files(tmp_path, findings)
+    files = write_files(tmp_path, report_of(findings))
 
     directory = tmp_path / "miniseries" / "tiny"
     assert sorted(path.name for path in directory.iterdir()) == [
@@ -40,7 +41,7 @@ def test_all_three_are_written_and_nothing_else(findings: Findings, tmp_path: Pa
 
 
 def test_the_page_holds_all_that_it_shows(findings: Findings, tmp_path: Path) -> None:
-    page = write_files(tmp_path, findings).page.read_text()
+    page = write_files(tmp_path, report_of(findings)).page.read_text()
 
     assert "default-src 'none'" in page
     assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
@@ -52,7 +53,7 @@ def test_the_page_holds_all_that_it_shows(findings: Findings, tmp_path: Path) ->
 
 
 def test_the_same_findings_give_the_same_bytes(findings: Findings, tmp_path: Path) -> None:
-    one, other = (write_files(tmp_path / name, findings) for name in ("one", "other"))
+    one, other = (write_files(tmp_path / name, report_of(findings)) for name in ("one", "other"))
 
     assert one.page.read_bytes() == other.page.read_bytes()
     assert one.numbers.read_bytes() == other.numbers.read_bytes()
@@ -76,7 +77,7 @@ def test_nothing_measured_is_a_page_without_a_picture(store: Store, tmp_path: Pa
     (tmp_path / "miniseries" / "tiny").mkdir(parents=True)
     (tmp_path / "miniseries" / "tiny" / "series.png").write_text("of earlier")
 
-    files = write_files(tmp_path, analyse(store, missing, name="tiny", profile="tiny"))
+    files = write_files(tmp_path, report_of(analyse(store, missing, name="tiny", profile="tiny")))
 
     assert files.picture is None
     assert not (tmp_path / "miniseries" / "tiny" / "series.png").exists()
@@ -86,7 +87,7 @@ def test_nothing_measured_is_a_page_without_a_picture(store: Store, tmp_path: Pa
 def test_foreign_text_is_not_taken_for_markup(store: Store, tmp_path: Path) -> None:
     missing = {1: Missing(depth=1, why="<script>alert(1)</script>\x1b[2J")}
 
-    files = write_files(tmp_path, analyse(store, missing, name="tiny", profile="tiny"))
+    files = write_files(tmp_path, report_of(analyse(store, missing, name="tiny", profile="tiny")))
 
     page = files.page.read_text()
     assert "<script>" not in page
@@ -99,5 +100,5 @@ def test_what_cannot_be_written_is_said_and_leaves_what_was_there(
     (tmp_path / "miniseries").write_text("a file")
 
     with pytest.raises(ConfigError, match="cannot be written"):
-        write_files(tmp_path, findings)
+        write_files(tmp_path, report_of(findings))
     assert (tmp_path / "miniseries").read_text() == "a file"

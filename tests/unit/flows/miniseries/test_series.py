@@ -2,14 +2,16 @@
 
 import pytest
 
-from flows.miniseries.series import STAGES_OF_SERIES, open_series, units_of
+from flows.miniseries.series import open_series
 from flows.overrides import default_name
 from flows.profiles import open_profile
+from flows.stages import BASE_EVAL
+from flows.sweep.members import stages_to, units_of
 from nanochat_core.errors import ConfigError
 
 
 def test_it_ends_with_the_scores_of_the_base_model() -> None:
-    names = [stage.name for stage in STAGES_OF_SERIES]
+    names = [stage.name for stage in stages_to(BASE_EVAL)]
 
     assert names == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "base_eval"]
 
@@ -31,7 +33,7 @@ def test_all_depths_get_the_text_of_the_one_that_needs_most() -> None:
     most = open_profile("d12").run.shards.num_shards
     assert open_profile("d12", depth=4).run.shards.num_shards < most
     assert {member.profile.run.shards.num_shards for member in series.members} == {most}
-    assert units_of(series)[0].is_shared
+    assert units_of(series)[0].label == "shards"
     for member in series.members:  # a run's record gives the very same settings again
         again = open_profile("d12", depth=member.depth, overrides=member.overrides)
         assert again == member.profile

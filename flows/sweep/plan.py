@@ -1,4 +1,4 @@
-"""The plan of a series: what would be built, and how long it would take; each stage counts once."""
+"""The plan of a group: what would be built, and how long it would take; each stage counts once."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,24 +6,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flows.identity.ref import short
-from flows.miniseries.findings import HEADER, cells_of
-from flows.miniseries.points import size_of
-from flows.miniseries.series import Member, Series, Unit, units_of
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.render import totals
 from flows.render.table import columns
 from flows.render.text import duration
+from flows.sweep.members import Member, RunGroup, Unit, units_of
 from infra.placement import Placement
 from infra.storage.base import Store
 
-_SIZES = 6  # the first columns of HEADER, which follow from settings without any training
-
 
 @dataclass(frozen=True, kw_only=True)
-class SeriesPlan:
-    """The plan of all stages of a series."""
+class GroupPlan:
+    """The plan of all stages of a group."""
 
-    series: Series
+    group: RunGroup
     units: tuple[Unit, ...]  # inputs first
     plan: Plan  # a stage for each unit
 
@@ -33,48 +29,49 @@ class SeriesPlan:
         return zip(self.units, self.plan.stages, strict=True)
 
 
-def plan_series(series: Series, store: Store, work: Path, placement: Placement) -> SeriesPlan:
-    """Plan every depth. Raises what `flows.plan.plan.make_plan` raises."""
+def plan_group(group: RunGroup, store: Store, work: Path, placement: Placement) -> GroupPlan:
+    """Plan every member. Raises what `flows.plan.plan.make_plan` raises."""
     plans = {
-        member.depth: make_plan(member.profile.run, store, work, placement=placement)
-        for member in series.members
+        member.label: make_plan(member.profile.run, store, work, placement=placement)
+        for member in group.members
     }
-    units = units_of(series)
+    units = units_of(group)
     # A unit has the same settings and inputs for all its members: any one's plan will do.
-    items = tuple(plans[unit.members[0].depth].of(unit.stage.name) for unit in units)
-    return SeriesPlan(series=series, units=units, plan=Plan(store=store.url, stages=items))
+    items = tuple(plans[unit.members[0].label].of(unit.stage.name) for unit in units)
+    return GroupPlan(group=group, units=units, plan=Plan(store=store.url, stages=items))
 
 
-def lines_of(planned: SeriesPlan) -> list[str]:
-    """Return the plan for people: shared stages, a table of the depths, and the sum."""
-    # Stages of one depth alone are in the table; those that several share stand above it.
+def lines_of(planned: GroupPlan) -> list[str]:
+    """Return the plan for people: shared stages, a table of the members, and the sum."""
+    # Stages of one member alone are in the table; those that several share stand above it.
     alone = [(unit, item) for unit, item in planned.items if len(unit.members) == 1]
     several = [(unit, item) for unit, item in planned.items if len(unit.members) > 1]
     stages = list(dict.fromkeys(unit.stage.name for unit, _ in alone))
-    table = [[*HEADER[:_SIZES], *stages, "about"]]
-    for member in planned.series.members:
+    table = [[*planned.group.head, *stages, "about"]]
+    for member in planned.group.members:
         mine = {unit.stage.name: item for unit, item in alone if unit.members == (member,)}
         table.append(_row(member, mine, stages))
     return [
         *columns([_shared_row(unit, item) for unit, item in several]),
         "",
-        *columns(table, right=range(1, _SIZES)),
+        *columns(table, right=range(1, len(planned.group.head))),
         "",
         totals(planned.plan)["summary"],
     ]
 
 
-def plan_to_json(planned: SeriesPlan) -> str:
+def plan_to_json(planned: GroupPlan) -> str:
     """Return the plan as JSON, for programs."""
     tree = {
         "format": 1,
-        "name": planned.series.name,
-        "profile": planned.series.profile,
+        "name": planned.group.name,
+        "profile": planned.group.profile,
         "store": planned.plan.store,
         **totals(planned.plan),
         "stages": [
             {
                 "stage": unit.stage.name,
+                "members": [member.label for member in unit.members],
                 "depths": [member.depth for member in unit.members],
                 "state": item.state,
                 "fingerprint": item.fingerprint,
@@ -93,10 +90,9 @@ def _shared_row(unit: Unit, item: StagePlan) -> list[str]:
 
 
 def _row(member: Member, mine: Mapping[str, StagePlan], stages: Sequence[str]) -> list[str]:
-    run = member.profile.run
     known = [item.estimate.seconds for item in mine.values() if item.estimate]
     return [
-        *cells_of(member.depth, size_of(run.model, run.numerics, run.pretrain)),
+        *member.cells,
         *(_state(mine.get(stage)) for stage in stages),
         duration(sum(known)) if known else "",
     ]

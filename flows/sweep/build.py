@@ -1,0 +1,369 @@
+"""Build the runs of a group in one Prefect flow: shared stages once, and what is wanted next.
+
+Each member is a run of its own in the store. One that fails does not stop the others: the flow ends
+as failed and names it; the same flow run again builds what is missing.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, TypeAlias
+
+from prefect.futures import PrefectFuture
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.artifacts.runs import Run, RunRecord, Status, new_run, new_run_id, timestamp
+from flows.build.build import BuildContext, Built
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from flows.leases.outage import StoreWait
+from flows.leases.queue import PriorityQueue, QueueEntry
+from flows.orchestration.caller import LOCAL_RUN
+from flows.orchestration.pipeline import (
+    check_restart_limit,
+    ignore_events,
+    open_starts,
+    pin_names,
+    wait_of_run,
+    with_pool,
+)
+from flows.orchestration.stage_runs import stop_stages
+from flows.orchestration.stage_task import submit
+from flows.plan.upstream import SECTIONS
+from flows.profiles import make_placement
+from flows.run_request import (
+    OVERRIDES,
+    PROFILE,
+    RETRIES,
+    RUN_NAME,
+    STRICT,
+    InStore,
+    OnMachine,
+    OnNodes,
+)
+from flows.sweep.cost import Spent, spent_on
+from flows.sweep.files import Files, GroupReport, write_files
+from flows.sweep.members import Member, RunGroup, Unit, pin_members
+from flows.sweep.pages import GroupPages
+from flows.sweep.plan import GroupPlan, plan_group
+from infra.launch.torchrun import StageInterrupted
+from infra.placement import default_home
+from infra.storage.open import open_store
+from nanochat_core.errors import ConfigError, NanochatError, StageError
+
+# By member label: the last artifact of each member that has ended; None: it failed.
+Results: TypeAlias = Mapping[str, Manifest | None]
+Wanted: TypeAlias = Callable[[Results], Collection[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest(InStore, OnNodes, OnMachine):
+    """The parameters that flows of several runs share."""
+
+    profile: Annotated[str, PROFILE] = "tiny"
+    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
+    run_name: Annotated[str | None, RUN_NAME] = None
+    strict: Annotated[bool, STRICT] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupResult:
+    """The results of a group that completed."""
+
+    report: GroupReport
+    files: Files
+    spent: Spent
+    ui_url: str | None  # Prefect's page of the flow run
+
+
+def flow_run_name(kind: str, name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    """Return a function for Prefect that names a flow run by its group and the time."""
+
+    def name() -> str:
+        if flow_run.get_run_count():  # a retry: it counts itself once it is running
+            return flow_run.get_name() or ""
+        parameters = flow_run.get_parameters()
+        try:
+            found = name_of(parameters)
+        except ConfigError:  # a wrong setting: the flow itself reports it
+            found = parameters["profile"]
+        return new_run_id(f"{kind}-{found}", timestamp(time.time()))
+
+    return name
+
+
+def build_group(
+    group: RunGroup,
+    request: GroupRequest,
+    *,
+    report: Callable[[Mapping[str, Run], Results, BuildContext], GroupReport],
+    wanted: Wanted | None = None,
+) -> GroupResult:
+    """Plan the group, then build it as `build_units` does. In a flow only."""
+    caller = LOCAL_RUN.get()
+    # One placement for all: that of the largest model, which fills the most GPUs.
+    largest = group.largest
+    placement = make_placement(
+        largest.profile.pace,
+        home=caller.home if caller else default_home(),
+        store=request.store,
+        gpus=request.gpus,
+        settings=request.place,
+    )
+    opened_store = open_store(placement.store)
+    run_id = flow_run.get_name() or group.name
+    # With the time of the flow run in it, so a retry finds the same records.
+    when = run_id.removeprefix(f"{group.kind}-{group.name}-")
+    ids = {member.label: f"{member.name}-{when}" for member in group.members}
+    stop = caller.stop if caller else threading.Event()
+    store_wait = wait_of_run(opened_store, stop)
+    starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=request.pool))
+    placement = with_pool(placement, nodes=request.nodes, pool=request.pool)
+    placement.home.mkdir(parents=True, exist_ok=True)
+    largest_id, warn = ids[largest.label], get_run_logger().warning
+    # Resolved once for all: a name that moves in between must not give members other data.
+    pinned, pins = store_wait(
+        lambda: pin_names(
+            largest.profile.run, opened_store, largest_id, placement, SECTIONS, log=warn
+        )
+    )
+    group = pin_members(group, pins)
+    context = BuildContext(
+        run=pinned,
+        run_id=run_id,
+        placement=placement,
+        store=opened_store,
+        watch=caller.watch if caller else ignore_events,
+        strict=request.strict,
+        stop=stop,
+    )
+    planned = store_wait(lambda: plan_group(group, context.store, context.work, placement))
+    # A checkpoint found by the plan counts as progress of the start before.
+    for label, run in ids.items():
+        mine = [item for unit, item in planned.items if unit.has(label)]
+        starts = starts.add_plan(run, mine)
+    check_restart_limit(opened_store, starts, pool=request.pool)
+    if planned.plan.exit_code:
+        store_wait(context.store.check_conditions)
+    runs = {
+        member.label: starts.record_in(
+            new_run(
+                ids[member.label],
+                member.name,
+                request,
+                upstream=pins,
+                depth=member.depth,
+                overrides=member.overrides,
+            )
+        )
+        for member in group.members
+    }
+    return build_units(
+        group,
+        planned.units,
+        context,
+        runs,
+        report=report,
+        wanted=wanted,
+        planned=planned,
+        retries=request.retries,
+    )
+
+
+def build_units(
+    group: RunGroup,
+    units: Sequence[Unit],
+    context: BuildContext,
+    runs: Mapping[str, Run],
+    *,
+    report: Callable[[Mapping[str, Run], Results, BuildContext], GroupReport],
+    wanted: Wanted | None = None,
+    planned: GroupPlan | None = None,
+    retries: int = RETRIES,
+) -> GroupResult:
+    """Build the wanted members, independent units concurrently, then report. In a flow only.
+
+    `runs` are the records by member label; the plan is only shown. `wanted` returns the labels of
+    the members to build, given the results so far, and is asked again after each unit; None means
+    all members. Once no unit runs, the results are shown and written even if some failed. Raises
+    StageError that names the failed members, StageInterrupted if the group was stopped, and bugs of
+    ours unchanged.
+    """
+    store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
+    pages = GroupPages(f"{group.kind} {group.name}", [run.run for run in runs.values()])
+    if planned is not None:
+        pages.show_plan(planned)
+    work = _Work(
+        group=group,
+        units=units,
+        context=context,
+        runs=runs,
+        store_wait=store_wait,
+        retries=retries,
+    )
+    try:
+        while True:
+            results = work.results()
+            work.start(group.members if wanted is None else _of(group, wanted(results)))
+            if len(work.built) == len(work.futures):
+                break
+            work.wait()
+        failures = work.failures()
+        ended = {label: work.end_record(label) for label in work.records}
+    except BaseException as error:
+        by_id = {runs[label].run: record for label, record in work.records.items()}
+        stop_stages(error, context, list(work.futures.values()), by_id)
+        pages.close()
+        raise
+    # After failures too: the members that completed have results.
+    try:
+        reported = store_wait(lambda: report(ended, results, context))
+        spent = spent_on(filter(None, work.built.values()))
+        files = write_files(context.placement.home, reported)
+        get_run_logger().info(f"{group.kind}: {files.page}")
+        pages.show_report(reported, files, spent.lines)
+    finally:
+        pages.close()
+    if failures:
+        raise _failed(group, results, failures, files)
+    return GroupResult(
+        report=reported, files=files, spent=spent, ui_url=flow_run.get_flow_run_ui_url()
+    )
+
+
+def _of(group: RunGroup, labels: Collection[str]) -> list[Member]:
+    return [member for member in group.members if member.label in labels]
+
+
+@dataclass(kw_only=True)
+class _Work:
+    """The units of a group that were submitted, and the records of the members they are for."""
+
+    group: RunGroup
+    units: Sequence[Unit]
+    context: BuildContext
+    runs: Mapping[str, Run]
+    store_wait: StoreWait
+    retries: int
+    device: PriorityQueue = field(default_factory=PriorityQueue)
+    futures: dict[str, PrefectFuture[Built]] = field(default_factory=dict[str, Any])
+    records: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
+    ended: "queue.SimpleQueue[str]" = field(default_factory=lambda: queue.SimpleQueue())
+    built: dict[str, Built | None] = field(default_factory=dict[str, Any])  # None: it failed
+
+    def start(self, members: Sequence[Member]) -> None:
+        """Record the members that are new, and submit those of their units that are not yet."""
+        for member in members:
+            if member.label in self.records:
+                continue
+            run = replace(self.runs[member.label], stages=self._stages(member.label))
+            self.records[member.label] = RunRecord(self.context.store, run)
+            self.store_wait(self.records[member.label].write)
+            # Inputs come first among the units, so the futures of a unit's inputs exist.
+            for unit in self.units:
+                if unit.has(member.label) and unit.label not in self.futures:
+                    self._submit(unit, member)
+
+    def wait(self) -> None:
+        """Wait until another unit has ended."""
+        label = self.ended.get()
+        future = self.futures[label]
+        future.wait()  # it has ended: this only reads its state
+        self.built[label] = future.result() if future.state.is_completed() else None
+
+    def results(self) -> dict[str, Manifest | None]:
+        """Return the last artifact of each member that has ended."""
+        found: dict[str, Manifest | None] = {}
+        for unit in self.units:
+            if unit.stage.name == self.units[-1].stage.name and unit.label in self.built:
+                built = self.built[unit.label]
+                made = built.manifest if built else None
+                found |= {m.label: made for m in unit.members if m.label in self.records}
+        return found
+
+    def end_record(self, label: str) -> Run:
+        """Write and return the final record of a member."""
+        is_finished = all(self.built[u.label] for u in self.units if u.has(label))
+        status: Status = "finished" if is_finished else "failed"
+        # All its artifacts: one that ended while this member started may not be recorded yet.
+        return self.store_wait(lambda: self.records[label].end(status, self._stages(label)))
+
+    def _stages(self, label: str) -> dict[str, str]:
+        """Return the fingerprints of a member's artifacts so far, by stage."""
+        mine = (self.built.get(unit.label) for unit in self.units if unit.has(label))
+        return dict(built.manifest.ref for built in mine if built)
+
+    def failures(self) -> dict[str, NanochatError]:
+        """Return the errors of failed units by label, without units that waited for them in vain.
+
+        Raises StageInterrupted if a unit was interrupted.
+        """
+        found: dict[str, NanochatError] = {}
+        for label, future in self.futures.items():
+            state = future.state
+            if state.is_failed() or state.is_crashed() or state.is_cancelled():
+                try:
+                    state.result()
+                except StageInterrupted:
+                    raise
+                except NanochatError as error:
+                    found[label] = error
+        return found
+
+    def _submit(self, unit: Unit, member: Member) -> None:
+        future = submit(
+            unit.stage,
+            self._context_of(unit, member),
+            self.runs[member.label],
+            {source.stage.name: self.futures[source.label] for source in unit.inputs},
+            force=False,
+            retries=self.retries,
+            label=unit.label,
+        )
+        self.futures[unit.label] = future
+
+        def note_end(_: PrefectFuture[Built]) -> None:
+            self.ended.put(unit.label)
+
+        future.add_done_callback(note_end)
+
+    def _context_of(self, unit: Unit, member: Member) -> BuildContext:
+        """Return the context that the unit is built in, for the member that wants it first.
+
+        Its events carry the unit's label, and its artifact is recorded in the runs of all members.
+        """
+
+        def watch(_: str, event: dict[str, Any]) -> None:
+            self.context.watch(unit.label, event)
+
+        def record(ref: ArtifactRef) -> None:
+            for each in unit.members:
+                if (found := self.records.get(each.label)) is not None:
+                    found.add(ref)
+
+        return replace(
+            self.context,
+            run=member.profile.run,
+            run_id=self.runs[member.label].run,
+            watch=watch,
+            record=record,
+            # The first members get the device first, so that their results come early.
+            device=QueueEntry(queue=self.device, rank=(self.group.members.index(member),)),
+        )
+
+
+def _failed(
+    group: RunGroup, results: Results, failures: Mapping[str, NanochatError], files: Files
+) -> StageError:
+    """Return one error for all failures, with the first one's hint."""
+    failed = [m.label for m in group.members if m.label in results and results[m.label] is None]
+    errors = "; ".join(f"{label}: {error}" for label, error in failures.items())
+    first = next(iter(failures.values()))
+    return StageError(
+        f"{len(failed)} of {len(group.members)} {group.noun} failed, {', '.join(failed)} "
+        f"({errors}); results of the others: {files.page}",
+        hint=first.hint or "run the same command again; finished stages are reused",
+    )

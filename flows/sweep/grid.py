@@ -1,0 +1,237 @@
+"""A sweep: every combination of the varied settings, and the unchanged ones, with several seeds."""
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from flows.artifacts.runs import check_name
+from flows.overrides import default_name, single_settings
+from flows.profiles import PROFILES, Profile, open_profile
+from flows.run_request import OVERRIDES, PROFILE, RUN_NAME, Option, Recipe, list_of
+from flows.stages import BASE_EVAL, CHAT_EVALS, PRETRAIN, stage_named
+from flows.sweep.members import Member, RunGroup
+from nanochat_core.errors import ConfigError
+
+SEEDS = (42, 43, 44)
+MOST_RUNS = 100
+_EXAMPLE = "for example --vary optimizer.muon_lr=0.01,0.03"
+_DIGITS = 6  # of a name
+_MAX_SHOWN = 24  # characters of a value in a table
+# Stages whose artifact has a score: the metric, and 1 if less of it is better, else -1.
+METRICS = {
+    **{stage.name: ("val_bpb", 1) for stage in (PRETRAIN, BASE_EVAL)},
+    **{stage.name: ("chatcore", -1) for stage in CHAT_EVALS},
+}
+VARY = Option(
+    label="Varied settings",
+    help="Settings to vary, each as section.name=value,value; every combination is a point.",
+    more="Values that have commas are given as a JSON list.",
+    group="settings",
+    rules=list_of(pattern="=", examples=["optimizer.muon_lr=0.01,0.03"]),
+)
+STAGE = Option(
+    label="Last stage",
+    help="Stage whose score is compared: bits per byte, or ChatCORE after a chat stage.",
+    group="settings",
+    rules={"enum": list(METRICS)},
+)
+REDUCTION = Option(
+    label="Reduction",
+    help="After each seed one of so many points gets the next seed; 1 stops none.",
+    group="settings",
+    rules={"minimum": 1},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid(Recipe):
+    """All that decides what a sweep trains."""
+
+    profile: Annotated[str, PROFILE] = "tiny"
+    vary: Annotated[tuple[str, ...], VARY] = ()
+    seeds: Annotated[
+        tuple[int, ...],
+        Option(
+            label="Seeds",
+            help="Different seeds; all points are trained with the same ones, in this order.",
+            group="settings",
+            rules={"items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
+        ),
+    ] = SEEDS
+    stage: Annotated[str, STAGE] = PRETRAIN.name
+    reduction: Annotated[int, REDUCTION] = 2
+    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
+    run_name: Annotated[str | None, RUN_NAME] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPoint:
+    """One combination of the varied settings."""
+
+    label: str  # base, p1, p2, ...
+    settings: tuple[str, ...]  # as section.name=value; none of the base
+    cells: tuple[str, ...]  # its label and the values of the varied settings, for tables
+
+    def member(self, seed: int) -> str:
+        """Return the label of the member that trains this point with this seed."""
+        return " ".join((self.label, f"s{seed}"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(RunGroup):
+    """The points of a grid, each with the same seeds. The first point is the base."""
+
+    points: tuple[SweepPoint, ...]
+    grid: Grid
+
+    @property
+    def metric(self) -> str:
+        """The name of the score that is compared."""
+        return METRICS[self.stage.name][0]
+
+    @property
+    def sign(self) -> int:
+        """1 if less of the score is better, else -1."""
+        return METRICS[self.stage.name][1]
+
+
+def name_of_sweep(grid: Grid) -> str:
+    """Return the name of a sweep; the same grid gives the same name. Raises ConfigError."""
+    if grid.run_name is not None:
+        return grid.run_name
+    own = default_name(grid.profile, depth=grid.depth, overrides=grid.overrides)
+    text = json.dumps([grid.vary, grid.seeds, grid.stage, grid.reduction])
+    return f"{own}-sweep-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
+
+
+def open_sweep(grid: Grid) -> Sweep:
+    """Return the sweep of a grid: the members seed by seed, so that each rung is built in order.
+
+    A combination that changes nothing, or the same as another, is left out. Raises ConfigError for
+    an unknown profile, setting, stage or value, and for a grid that is empty or too large.
+    """
+    name = name_of_sweep(grid)
+    check_name(f"{name}-p{MOST_RUNS}-s{max(grid.seeds, default=0)}")
+    if grid.stage not in METRICS:
+        raise ConfigError(
+            f"stage {grid.stage} has no score to compare", hint=f"one of: {', '.join(METRICS)}"
+        )
+    varied = _varied(grid)
+    _check_seeds(grid)
+    if grid.reduction < 1:
+        raise ConfigError(f"reduction is {grid.reduction}, expected 1 or more", hint="1 stops none")
+    runs = (1 + math.prod(len(values) for values in varied.values())) * len(grid.seeds)
+    if runs > MOST_RUNS:
+        raise ConfigError(
+            f"the grid is of {runs} runs, expected at most {MOST_RUNS}",
+            hint="vary fewer values, or give fewer --seeds",
+        )
+    combinations = [
+        tuple(f"{key}={value}" for key, value in zip(varied, values, strict=True))
+        for values in itertools.product(*varied.values())
+    ]
+    points: list[SweepPoint] = []
+    seen: list[Profile] = []
+    # All are opened before the base's values are looked up: an unknown setting is refused.
+    opened = [(settings, _open(grid, settings, grid.seeds[0])) for settings in combinations]
+    for settings, profile in [((), _open(grid, (), grid.seeds[0])), *opened]:
+        if profile not in seen:
+            label = f"p{len(points)}" if points else "base"
+            cells = (label, *_cells(profile, list(varied)))
+            points.append(SweepPoint(label=label, settings=settings, cells=cells))
+            seen.append(profile)
+    if len(points) == 1:
+        raise ConfigError(
+            "every point has the settings of the base", hint="vary a setting to another value"
+        )
+    return Sweep(
+        kind="sweep",
+        noun="runs",
+        name=name,
+        profile=grid.profile,
+        stage=stage_named(grid.stage),
+        head=("point", *_titles(list(varied)), "seed"),
+        members=tuple(
+            Member(
+                label=point.member(seed),
+                name=f"{name}-{point.label}-s{seed}",
+                depth=grid.depth or PROFILES[grid.profile]().run.model.depth,
+                profile=_open(grid, point.settings, seed),
+                overrides=_overrides(grid, point.settings, seed),
+                cells=(*point.cells, str(seed)),
+            )
+            for seed in grid.seeds
+            for point in points
+        ),
+        points=tuple(points),
+        grid=grid,
+    )
+
+
+def _varied(grid: Grid) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for text in grid.vary:
+        key, _, listed = (part.strip() for part in text.partition("="))
+        values = _values(listed)
+        if not key or not values or "" in values:
+            raise ConfigError(
+                f"'{text}' is not of the form section.name=value,value",
+                hint=_EXAMPLE,
+            )
+        if key in found:
+            raise ConfigError(f"{key} is varied twice", hint="give all its values in one --vary")
+        found[key] = values
+    if not found:
+        raise ConfigError("no setting is varied", hint=_EXAMPLE)
+    return found
+
+
+def _values(text: str) -> list[str]:
+    try:
+        tree = json.loads(text)
+    except ValueError:
+        tree = None
+    if not isinstance(tree, list):
+        return [value.strip() for value in text.split(",")]
+    values: list[object] = tree  # pyright: ignore[reportUnknownVariableType] - JSON
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]
+
+
+def _check_seeds(grid: Grid) -> None:
+    keys = [text.partition("=")[0].strip() for text in (*grid.vary, *grid.overrides)]
+    if "seed" in keys:
+        raise ConfigError("seed is set, but a sweep has its own seeds", hint="give --seeds 7,8,9")
+    if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
+        given = ",".join(map(str, grid.seeds)) or "none"
+        raise ConfigError(f"seeds are {given}, expected different ones", hint="like --seeds 42,43")
+
+
+def _overrides(grid: Grid, settings: Sequence[str], seed: int) -> tuple[str, ...]:
+    return (*grid.overrides, *settings, f"seed={seed}")
+
+
+def _open(grid: Grid, settings: Sequence[str], seed: int) -> Profile:
+    overrides = _overrides(grid, settings, seed)
+    try:
+        return open_profile(grid.profile, depth=grid.depth, overrides=overrides)
+    except ConfigError as error:
+        error.hint = error.hint or _EXAMPLE
+        raise
+
+
+def _cells(profile: Profile, keys: Sequence[str]) -> list[str]:
+    """Return the values of these settings; a long one is cut."""
+    # Of the opened profile: also the base has them, and 0.010 is 0.01.
+    known = dict(single_settings(profile.run.tree()))
+    texts = [v if isinstance(v, str) else json.dumps(v) for v in map(known.__getitem__, keys)]
+    return [t if len(t) <= _MAX_SHOWN else f"{t[: _MAX_SHOWN - 3]}..." for t in texts]
+
+
+def _titles(keys: Sequence[str]) -> list[str]:
+    """Return the last part of each name, or the whole where two are the same."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return [short if last.count(short) == 1 else key for key, short in zip(keys, last, strict=True)]

@@ -1,0 +1,243 @@
+"""The results of a sweep: each point's score, and its difference from the base by pairs of seeds.
+
+Text and weights both depend on the seed, so scores of one seed are compared with each other: the
+mean of these differences has Student's 95 % interval.
+"""
+
+import math
+import statistics
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flows.compare.compare import scores_of
+from flows.identity.manifest import Manifest
+from flows.render.score import Score
+from flows.sweep.files import GroupReport
+from flows.sweep.grid import Sweep, SweepPoint
+from flows.sweep.halving import FAILED, seeds_allowed
+from flows.sweep.picture import DifferencePlot, PlottedPoint
+
+# Student's t for 95 %, two-sided, from 1 degree of freedom on.
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+FORMAT = 1  # of the JSON
+_DECIMALS = 4
+_FOOTER = """The difference from base is the mean over pairs of runs with the same seed, with its
+95 % interval by Student's t. Each interval is of one point: of twenty points that are no better
+than base, one is expected to have an interval without 0. A point that was stopped ranked behind
+others with the same seeds; no interval says that it would have stayed there."""
+
+Results = Mapping[str, Manifest | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointResult:
+    """The scores of one point."""
+
+    point: SweepPoint
+    by_seed: Mapping[int, Manifest]  # the runs that count, in order
+    scores: tuple[float, ...]  # of these
+    has_failed: bool
+    stopped: str  # why it has fewer seeds than others; "": it has all
+    from_base: tuple[float, ...]  # the score less the base's, for each seed that both have
+
+    @property
+    def mean(self) -> float | None:
+        """The mean score; None if no run ended well."""
+        return statistics.fmean(self.scores) if self.scores else None
+
+    @property
+    def difference(self) -> Score | None:
+        """The mean difference from the base, with its interval if there are two seeds or more."""
+        return paired_mean(self.from_base) if self.from_base else None
+
+    @property
+    def is_clear(self) -> bool:
+        """True if the interval of the difference leaves out 0."""
+        found = self.difference
+        if found is None or found.low is None or found.high is None:
+            return False
+        return not found.low <= 0 <= found.high
+
+
+def paired_mean(differences: Sequence[float]) -> Score:
+    """Return the mean of differences, at least one, with Student's 95 % interval; none of one."""
+    mean, freedom = statistics.fmean(differences), len(differences) - 1
+    if freedom == 0:
+        return Score(value=mean, low=None, high=None)
+    student = T95[min(freedom, len(T95)) - 1]
+    half = student * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Score(value=mean, low=mean - half, high=mean + half)
+
+
+def wanted_of(sweep: Sweep, results: Results) -> Collection[str]:
+    """Return the labels of the members to build, given the results so far: the base with all seeds,
+    and each other point with as many as successive halving allows."""
+    allowed = _allowed(sweep, results)
+    return {
+        point.member(seed)
+        for point, count in zip(sweep.points, allowed, strict=True)
+        for seed in sweep.grid.seeds[:count]
+    }
+
+
+def results_of(sweep: Sweep, results: Results) -> list[PointResult]:
+    """Return the points' results, of the runs that successive halving wants and no others."""
+    found: list[PointResult] = []
+    allowed = _allowed(sweep, results)
+    seeds = sweep.grid.seeds
+    base: dict[int, float] = {}
+    for point, count in zip(sweep.points, allowed, strict=True):
+        made = {seed: results.get(point.member(seed)) for seed in seeds[:count]}
+        by_seed = {seed: manifest for seed, manifest in made.items() if manifest is not None}
+        scores = {seed: score_of(sweep, manifest) for seed, manifest in by_seed.items()}
+        base = scores if point is sweep.points[0] else base
+        found.append(
+            PointResult(
+                point=point,
+                by_seed=by_seed,
+                scores=tuple(scores.values()),
+                has_failed=len(by_seed) < len(made),
+                stopped="" if count == len(seeds) else f"after {_seeds(count)}",
+                from_base=tuple(scores[seed] - base[seed] for seed in scores if seed in base),
+            )
+        )
+    return found
+
+
+def score_of(sweep: Sweep, manifest: Manifest) -> float:
+    """Return the score of the sweep's last stage. Raises KeyError if it was not measured."""
+    return scores_of(manifest)[sweep.metric].value
+
+
+def report_of_sweep(sweep: Sweep, results: Results, store: str) -> GroupReport:
+    """Return all that is shown of a sweep; the same artifacts give the same report."""
+    found = results_of(sweep, results)
+    plot = DifferencePlot(
+        title=f"Sweep {sweep.name}",
+        axis=f"{sweep.metric} less that of base, same seeds",
+        caption=f"mean and 95 % interval, cut at the edge; faint: single seeds; {_better(sweep)}",
+        points=[
+            PlottedPoint(label=" ".join(each.point.cells), mean=mean, seeds=each.from_base)
+            for each in found
+            if (mean := each.difference) is not None
+        ],
+    )
+    return GroupReport(
+        kind="sweep",
+        file="sweep",
+        name=sweep.name,
+        heading=f"{sweep.name}: {len(found)} points",
+        profile=sweep.profile,
+        overrides=sweep.grid.overrides,
+        store=store,
+        pictures=[plot] if plot.points else [],
+        sentences=list(_sentences(sweep, found)),
+        header=(*sweep.head[:-1], "seeds", f"mean {sweep.metric}", "from base", "ended"),
+        rows=[_row(sweep, each) for each in found],
+        num_numbers=len(sweep.head) + 1,
+        footer=_FOOTER,
+        tree=_tree(sweep, found, store),
+    )
+
+
+def _allowed(sweep: Sweep, results: Results) -> list[int]:
+    seeds = sweep.grid.seeds
+    scores: list[dict[int, float]] = []
+    for point in sweep.points[1:]:
+        known = {i: point.member(seed) for i, seed in enumerate(seeds)}
+        ended = {i: results[label] for i, label in known.items() if label in results}
+        scores.append(
+            {
+                i: FAILED if made is None else sweep.sign * score_of(sweep, made)
+                for i, made in ended.items()
+            }
+        )
+    reduction = sweep.grid.reduction
+    return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
+
+
+def _row(sweep: Sweep, each: PointResult) -> tuple[str, ...]:
+    mean, difference = each.mean, each.difference
+    is_base = each.point is sweep.points[0]
+    return (
+        *each.point.cells,
+        f"{len(each.scores)} of {len(sweep.grid.seeds)}",
+        "" if mean is None else f"{mean:.{_DECIMALS}f}",
+        "" if is_base or difference is None else difference.text(sign="+", decimals=_DECIMALS),
+        "failed" if each.has_failed else f"stopped {each.stopped}" if each.stopped else "",
+    )
+
+
+def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
+    whole = [each for each in found if not each.stopped and not each.has_failed]
+    if found[0] in whole:
+        yield _best(sweep, min(whole, key=lambda each: sweep.sign * (each.mean or 0.0)))
+    else:
+        yield "base failed: there are no differences from it for its missing seeds"
+    if stopped := [each for each in found if each.stopped]:
+        labels = ", ".join(f"{each.point.label} {each.stopped}" for each in stopped)
+        runs = sum(len(each.scores) for each in found)
+        yield (
+            f"stopped: {labels}; after each seed the best 1 in {sweep.grid.reduction} continue, so "
+            f"{runs} of {len(sweep.members)} runs count"
+        )
+    if len(sweep.grid.seeds) == 1:
+        yield "one seed has no interval: it does not show which difference is noise"
+    for each in found[1:]:
+        for stage in ("rows", "task_data"):
+            if any(_differs(stage, found[0], each, seed) for seed in each.by_seed):
+                yield f"note: {each.point.label} has other {stage} than base, maybe other text"
+
+
+def _best(sweep: Sweep, best: PointResult) -> str:
+    if best.point is sweep.points[0]:
+        return f"no point that has all seeds is better than base, by mean {sweep.metric}"
+    assert best.difference is not None
+    assert best.mean is not None
+    text = best.difference.text(sign="+", decimals=_DECIMALS)
+    doubt = "" if best.is_clear else "; its interval does not leave out 0"
+    doubt = "" if len(best.scores) == 1 else doubt
+    settings = ", ".join(best.point.settings)
+    return (
+        f"best: {best.point.label} ({settings}), {sweep.metric} {best.mean:.{_DECIMALS}f}, "
+        f"{text} from base{doubt}"
+    )
+
+
+def _differs(stage: str, base: PointResult, other: PointResult, seed: int) -> bool:
+    if seed not in base.by_seed:
+        return False
+    one, two = (each.by_seed[seed].inputs.get(stage) for each in (base, other))
+    return one is not None and two is not None and one.digest != two.digest
+
+
+def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "name": sweep.name,
+        "store": store,
+        **asdict(sweep.grid),
+        "metric": sweep.metric,
+        "points": [
+            {
+                "label": each.point.label,
+                "settings": each.point.settings,
+                "scores": dict(zip(map(str, each.by_seed), each.scores, strict=True)),
+                "fingerprints": {str(s): made.fingerprint for s, made in each.by_seed.items()},
+                "mean": each.mean,
+                "from_base": asdict(each.difference) if each.difference else None,
+                "stopped": bool(each.stopped),
+                "failed": each.has_failed,
+            }
+            for each in found
+        ],
+    }
+
+
+def _better(sweep: Sweep) -> str:
+    return "less is better" if sweep.sign > 0 else "more is better"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'' if count == 1 else 's'}"

@@ -1,0 +1,103 @@
+"""A grid of settings: its points, its runs, what they share, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from flows.profiles import open_profile
+from flows.sweep.grid import Grid, Sweep, open_sweep
+from flows.sweep.members import units_of
+from nanochat_core.errors import ConfigError
+
+LR = "optimizer.muon_lr=0.01,0.03"
+STEPS = "pretrain.num_steps=10,20"
+
+
+def grid(*vary: str, **options: Any) -> Sweep:
+    return open_sweep(Grid(vary=vary, **options))
+
+
+def test_points_are_the_base_and_every_combination() -> None:
+    sweep = grid(LR, STEPS)
+
+    assert sweep.head == ("point", "muon_lr", "num_steps", "seed")
+    assert [point.cells for point in sweep.points] == [
+        ("base", "0.02", "320"),
+        ("p1", "0.01", "10"),
+        ("p2", "0.01", "20"),
+        ("p3", "0.03", "10"),
+        ("p4", "0.03", "20"),
+    ]
+    assert [member.label for member in sweep.members][:6] == [
+        *("base s42", "p1 s42", "p2 s42", "p3 s42", "p4 s42", "base s43")
+    ]
+
+
+def test_a_member_is_what_its_overrides_say() -> None:
+    sweep = grid(LR, overrides=("pretrain.num_steps=7",), depth=2, seeds=(1,), run_name="mine")
+
+    member = sweep.members[2]
+    assert member.name == "mine-p2-s1"
+    assert member.overrides == ("pretrain.num_steps=7", "optimizer.muon_lr=0.03", "seed=1")
+    assert member.profile == open_profile("tiny", depth=2, overrides=member.overrides)
+
+
+def test_a_point_that_changes_nothing_is_left_out() -> None:
+    assert [p.cells[1] for p in grid("optimizer.muon_lr=0.020,0.03,0.030").points] == [
+        "0.02",
+        "0.03",
+    ]
+
+
+def test_values_with_commas_are_a_json_list() -> None:
+    sweep = grid('base_eval.prompts=[["a,b"],["c"]]', stage="base_eval")
+
+    assert [p.cells[1] for p in sweep.points[1:]] == ['["a,b"]', '["c"]']
+
+
+def test_runs_of_one_seed_share_what_is_not_varied() -> None:
+    labels = [unit.label for unit in units_of(grid(LR, seeds=(1, 2)))]
+
+    assert labels[:2] == ["s1 / shards", "s2 / shards"]
+    assert [label for label in labels if "pretrain" in label] == [
+        f"{point} s{seed} / pretrain" for seed in (1, 2) for point in ("base", "p1", "p2")
+    ]
+
+
+def test_the_same_grid_has_the_same_name_and_another_one_another() -> None:
+    name = grid(LR).name
+
+    assert name.startswith("tiny-sweep-")
+    assert grid(LR).name == name
+    assert grid(LR, reduction=3).name != name
+    assert grid(LR, overrides=("pretrain.num_steps=7",)).name != name
+
+
+@pytest.mark.parametrize(
+    ("vary", "options", "error"),
+    [
+        ((), {}, "no setting is varied"),
+        (("optimizer.muon_lr",), {}, "not of the form"),
+        (("optimizer.muon_lr=0.1,",), {}, "not of the form"),
+        ((LR, LR), {}, "optimizer.muon_lr is varied twice"),
+        (("optimizer.muon_l=1,2",), {}, "there is no setting 'optimizer.muon_l'"),
+        (("optimizer.muon_lr=fast",), {}, "optimizer.muon_lr is"),
+        (("optimizer.muon_lr=0.02",), {}, "every point has the settings of the base"),
+        (("seed=1,2",), {}, "seed is set, but a sweep has its own seeds"),
+        ((LR,), {"overrides": ("seed=7",)}, "seed is set, but a sweep has its own seeds"),
+        ((LR,), {"seeds": (1, 1)}, "seeds are 1,1, expected different ones"),
+        ((LR,), {"seeds": ()}, "seeds are none, expected different ones"),
+        ((LR,), {"stage": "sft"}, "stage sft has no score to compare"),
+        ((LR,), {"run_name": "a/b"}, "cannot be the name of a run"),
+        ((LR,), {"profile": "tinny"}, "there is no profile 'tinny'"),
+        ((LR,), {"reduction": 0}, "reduction is 0"),
+        ((f"pretrain.num_steps={','.join(map(str, range(1, 41)))}",), {}, "123 runs"),
+    ],
+    ids=str,
+)
+def test_what_is_no_sweep_is_refused_with_a_hint(
+    vary: tuple[str, ...], options: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error) as caught:
+        grid(*vary, **options)
+    assert caught.value.hint

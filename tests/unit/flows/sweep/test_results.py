@@ -1,0 +1,157 @@
+"""The results of a sweep: differences by pairs of seeds, who was stopped, table, page, numbers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.identity.manifest import Manifest
+from flows.sweep.files import GroupReport, write_files
+from flows.sweep.grid import Grid, Sweep, open_sweep
+from flows.sweep.results import paired_mean, report_of_sweep, wanted_of
+from tests.support.flows.shelf import make_manifest
+
+# By point, val_bpb of the seeds 1, 2 and 3. The seeds differ far more than the points.
+TABLE = {
+    "base": (3.0, 2.0, 4.0),
+    "p1": (2.9, 1.92, 3.89),
+    "p2": (3.1, 2.1, 4.1),
+}
+
+
+def sweep_of(**options: Any) -> Sweep:
+    vary = ("optimizer.muon_lr=0.01,0.03",)
+    return open_sweep(Grid(vary=vary, seeds=(1, 2, 3), run_name="lr", **options))
+
+
+def made(score: float, text: str = "text") -> Manifest:
+    rows = make_manifest("rows", files={"rows": text})
+    files = {"model": f"{score}"}
+    return make_manifest("pretrain", files=files, inputs={"rows": rows}, metrics={"val_bpb": score})
+
+
+def results(table: dict[str, tuple[float | None, ...]] | None = None) -> dict[str, Manifest | None]:
+    return {
+        f"{point} s{seed}": None if score is None else made(score)
+        for point, scores in (table or TABLE).items()
+        for seed, score in enumerate(scores, start=1)
+    }
+
+
+def report(table: dict[str, tuple[float | None, ...]] | None = None, **options: Any) -> GroupReport:
+    return report_of_sweep(sweep_of(**options), results(table), "file:///store")
+
+
+def test_the_interval_of_a_mean_is_students() -> None:
+    # By hand: the mean of 1, 2, 3 is 2, its standard error 1 / sqrt(3), and t with 2 degrees 4.303.
+    found = paired_mean([1.0, 2.0, 3.0])
+
+    assert found.value == 2.0
+    assert found.high == pytest.approx(2 + 4.303 / 3**0.5)
+    assert found.low == pytest.approx(2 - 4.303 / 3**0.5)
+    assert (paired_mean([0.5]).low, paired_mean([0.5]).high) == (None, None)
+
+
+def test_the_table_has_differences_between_runs_of_the_same_seed() -> None:
+    found = report(reduction=1)
+
+    assert found.header == ("point", "muon_lr", "seeds", "mean val_bpb", "from base", "ended")
+    assert found.rows == [
+        ("base", "0.02", "3 of 3", "3.0000", "", ""),
+        ("p1", "0.01", "3 of 3", "2.9033", "-0.0967 (-0.1346 to -0.0587)", ""),
+        ("p2", "0.03", "3 of 3", "3.1000", "+0.1000 (+0.1000 to +0.1000)", ""),
+    ]
+    assert found.sentences == [
+        "best: p1 (optimizer.muon_lr=0.01), val_bpb 2.9033, -0.0967 (-0.1346 to -0.0587) from base"
+    ]
+
+
+def test_a_point_that_is_stopped_keeps_the_seeds_it_had() -> None:
+    found = report()
+
+    assert found.rows[2] == ("p2", "0.03", "1 of 3", "3.1000", "+0.1000", "stopped after 1 seed")
+    assert (
+        "p2 after 1 seed; after each seed the best 1 in 2 continue, so 7 of 9 runs"
+        in found.sentences[1]
+    )
+
+
+def test_runs_that_are_not_wanted_decide_nothing() -> None:
+    """Left in the store by a sweep with another reduction, they must not change the table."""
+    without = {label: made for label, made in results().items() if label not in ("p2 s2", "p2 s3")}
+
+    assert report_of_sweep(sweep_of(), without, "file:///store") == report()
+
+
+def test_the_base_gets_all_seeds_and_the_points_what_is_allowed() -> None:
+    sweep = sweep_of()
+    base = {f"base s{seed}" for seed in (1, 2, 3)}
+
+    assert wanted_of(sweep, {}) == base | {"p1 s1", "p2 s1"}
+    known = {label: made for label, made in results().items() if label in ("p1 s1", "p2 s1")}
+    assert wanted_of(sweep, known) == base | {"p1 s1", "p2 s1", "p1 s2"}
+
+
+def test_a_failed_run_is_named_and_stops_its_point() -> None:
+    found = report({**TABLE, "p1": (None, None, None)})
+
+    assert found.rows[1] == ("p1", "0.01", "0 of 3", "", "", "failed")
+    assert found.sentences[0] == "no point that has all seeds is better than base, by mean val_bpb"
+
+
+def test_without_a_base_there_are_no_differences() -> None:
+    found = report({**TABLE, "base": (None, None, None)})
+
+    assert [row[4] for row in found.rows] == ["", "", ""]
+    assert found.sentences[0].startswith("base failed")
+    assert not found.pictures
+
+
+def test_a_difference_within_the_noise_is_no_finding() -> None:
+    found = report({**TABLE, "p1": (2.9, 2.05, 3.99)})
+
+    assert found.sentences[0].endswith("from base; its interval does not leave out 0")
+
+
+def test_chatcore_is_better_if_it_is_more() -> None:
+    table = {"base": 0.5, "p1": 0.4, "p2": 0.6}
+    made_of = {
+        f"{point} s{seed}": make_manifest("chat_eval_sft", metrics={"chatcore": score})
+        for point, score in table.items()
+        for seed in (1, 2, 3)
+    }
+    found = report_of_sweep(sweep_of(stage="chat_eval_sft"), made_of, "file:///store")
+
+    assert found.sentences[0].startswith("best: p2")
+    assert found.rows[1][-1] == "stopped after 1 seed"
+
+
+def test_other_text_is_noted() -> None:
+    sweep, found = sweep_of(reduction=1), results()
+    found["p1 s1"] = made(2.9, text="other")
+
+    sentences = report_of_sweep(sweep, found, "file:///store").sentences
+    assert [each for each in sentences if each.startswith("note: ")] == [
+        "note: p1 has other rows than base, maybe other text"
+    ]
+
+
+def test_the_page_holds_all_that_it_shows_and_the_same_results_give_the_same_bytes(
+    tmp_path: Path,
+) -> None:
+    one, other = (write_files(tmp_path / name, report()) for name in ("one", "other"))
+
+    page = one.page.read_text()
+    assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
+    assert "stopped after 1 seed" in page
+    assert "base 0.02</text>" in page
+    assert one.picture is not None
+    assert other.picture is not None
+    assert one.page.read_bytes() == other.page.read_bytes()
+    assert one.picture.read_bytes() == other.picture.read_bytes()
+    assert one.numbers.read_bytes() == other.numbers.read_bytes()
+    points = json.loads(one.numbers.read_text())["points"]
+    assert points[1]["scores"] == {"1": 2.9, "2": 1.92, "3": 3.89}
+    assert points[2]["stopped"]
