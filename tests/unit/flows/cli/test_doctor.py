@@ -23,7 +23,7 @@ TORCH = {
     "gpus": list[str](),
     "gpu_bf16": False,
 }
-ROOT = Path(checks.__file__).parents[3]
+ROOT = Path(checks.__file__).parents[2]
 
 
 def test_an_old_python_is_refused() -> None:
