@@ -155,7 +155,6 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
     """Return the option that the model chooses for each question; with `greedy` 1 if every target
     is its likeliest token, else 0."""
     device = model.lm_head.weight.device
-    to_answers = _greedy_answers if greedy else _chosen_options
     answers: list[int] = []
     waiting: tuple[Sequence[Question], Tensor] | None = None
     for part in packs_of((q.tree.num_tokens for q in questions), tokens_of_pack(device)):
@@ -171,9 +170,17 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
             )
         # The copy to the host waits for the GPU: read the previous pack while this one runs.
         if waiting is not None:
-            answers += to_answers(*waiting)
+            answers += answers_from(*waiting, greedy=greedy)
         waiting = some, values
-    return answers + to_answers(*waiting) if waiting is not None else answers
+    return answers + answers_from(*waiting, greedy=greedy) if waiting is not None else answers
+
+
+def answers_from(questions: Sequence[Question], values: Tensor, *, greedy: bool) -> list[int]:
+    """Return the answer to each question from a value for each of all targets, (R,).
+
+    With `greedy` it is whether the target is the likeliest token, else its loss.
+    """
+    return (_greedy_answers if greedy else _chosen_options)(questions, values)
 
 
 def _hits(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
