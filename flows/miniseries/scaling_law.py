@@ -18,6 +18,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from nanochat_core.evaluate.intervals import t_quantile
+
 Array: TypeAlias = npt.NDArray[np.float64]
 
 FLOOR_NEEDS = 4  # points at different x before a floor is fitted
@@ -28,8 +30,6 @@ _LEAST_FALL, _MOST_FALL, _GRID = 1e-4, 60.0, 801
 _ZOOMS, _ZOOM_GRID = 5, 81
 _ANGLES = 181  # floors of an ellipse of laws: its ends are off by at most 4e-5 of its radius
 _ROUNDING = 1e-24  # sum of squares of relative rounding errors, generously
-# Student's t for 95 %, two-sided, from 1 degree of freedom on.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ class _Family:
         if self.freedom >= 1:
             least = best.squares(floor).item()
             self.scatter = math.sqrt(least / self.freedom)  # relative standard deviation
-            self.student = _T95[min(self.freedom, len(_T95)) - 1]
+            self.student = t_quantile(self.freedom)
             # Points exactly on a law have a sum of squares of rounding errors only.
             self._limit = max(least * (1 + self.student**2 / self.freedom), _ROUNDING)
 

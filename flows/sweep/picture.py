@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.render.score import Score
+from flows.render.score import Delta
 from flows.render.vega import IN_PAGE, LIGHT, Colours, Layer, Panel, channel, layer, png, svg
 
 _ROW = 30  # pixels of a point
@@ -16,7 +16,7 @@ class PlottedPoint:
     """A point in the plot."""
 
     label: str
-    mean: Score  # difference from the base
+    mean: Delta  # difference from the base
     seeds: Sequence[float]  # the differences that it is the mean of
 
 

@@ -4,7 +4,6 @@ Text and weights both depend on the seed, so scores of one seed are compared wit
 mean of these differences has Student's 95 % interval.
 """
 
-import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,14 +11,13 @@ from typing import Any
 
 from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
-from flows.render.score import Score
+from flows.render.score import Delta
 from flows.sweep.files import GroupReport
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.halving import FAILED, seeds_allowed
 from flows.sweep.picture import DifferencePlot, PlottedPoint
+from nanochat_core.evaluate.intervals import mean_over_seeds
 
-# Student's t for 95 %, two-sided, from 1 degree of freedom on.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
 FORMAT = 1  # of the JSON
 _DECIMALS = 4
 _FOOTER = """The difference from base is the mean over pairs of runs with the same seed, with its
@@ -47,27 +45,14 @@ class PointResult:
         return statistics.fmean(self.scores) if self.scores else None
 
     @property
-    def difference(self) -> Score | None:
+    def difference(self) -> Delta | None:
         """The mean difference from the base, with its interval if there are two seeds or more."""
-        return paired_mean(self.from_base) if self.from_base else None
-
-    @property
-    def is_clear(self) -> bool:
-        """True if the interval of the difference leaves out 0."""
-        found = self.difference
-        if found is None or found.low is None or found.high is None:
-            return False
-        return not found.low <= 0 <= found.high
-
-
-def paired_mean(differences: Sequence[float]) -> Score:
-    """Return the mean of differences, at least one, with Student's 95 % interval; none of one."""
-    mean, freedom = statistics.fmean(differences), len(differences) - 1
-    if freedom == 0:
-        return Score(value=mean, low=None, high=None)
-    student = T95[min(freedom, len(T95)) - 1]
-    half = student * statistics.stdev(differences) / math.sqrt(len(differences))
-    return Score(value=mean, low=mean - half, high=mean + half)
+        if not self.from_base:
+            return None
+        mean = mean_over_seeds(self.from_base)
+        if len(self.from_base) == 1:
+            return Delta(value=mean.value)
+        return Delta(value=mean.value, low=mean.low, high=mean.high)
 
 
 def wanted_of(sweep: Sweep, results: Results) -> Collection[str]:
@@ -164,7 +149,7 @@ def _row(sweep: Sweep, each: PointResult) -> tuple[str, ...]:
         *each.point.cells,
         f"{len(each.scores)} of {len(sweep.grid.seeds)}",
         "" if mean is None else f"{mean:.{_DECIMALS}f}",
-        "" if is_base or difference is None else difference.text(sign="+", decimals=_DECIMALS),
+        "" if is_base or difference is None else difference.number(decimals=_DECIMALS),
         "failed" if each.has_failed else f"stopped {each.stopped}" if each.stopped else "",
     )
 
@@ -195,9 +180,9 @@ def _best(sweep: Sweep, best: PointResult) -> str:
         return f"no point that has all seeds is better than base, by mean {sweep.metric}"
     assert best.difference is not None
     assert best.mean is not None
-    text = best.difference.text(sign="+", decimals=_DECIMALS)
-    doubt = "" if best.is_clear else "; its interval does not leave out 0"
-    doubt = "" if len(best.scores) == 1 else doubt
+    text = best.difference.number(decimals=_DECIMALS)
+    is_noise = len(best.scores) > 1 and not best.difference.is_clear
+    doubt = "; its interval does not leave out 0" if is_noise else ""
     settings = ", ".join(best.point.settings)
     return (
         f"best: {best.point.label} ({settings}), {sweep.metric} {best.mean:.{_DECIMALS}f}, "

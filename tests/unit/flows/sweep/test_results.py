@@ -5,12 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from flows.identity.manifest import Manifest
 from flows.sweep.files import GroupReport, write_files
 from flows.sweep.grid import Grid, Sweep, open_sweep
-from flows.sweep.results import paired_mean, report_of_sweep, wanted_of
+from flows.sweep.results import report_of_sweep, wanted_of
 from tests.support.flows.shelf import make_manifest
 
 # By point, val_bpb of the seeds 1, 2 and 3. The seeds differ far more than the points.
@@ -42,16 +40,6 @@ def results(table: dict[str, tuple[float | None, ...]] | None = None) -> dict[st
 
 def report(table: dict[str, tuple[float | None, ...]] | None = None, **options: Any) -> GroupReport:
     return report_of_sweep(sweep_of(**options), results(table), "file:///store")
-
-
-def test_the_interval_of_a_mean_is_students() -> None:
-    # By hand: the mean of 1, 2, 3 is 2, its standard error 1 / sqrt(3), and t with 2 degrees 4.303.
-    found = paired_mean([1.0, 2.0, 3.0])
-
-    assert found.value == 2.0
-    assert found.high == pytest.approx(2 + 4.303 / 3**0.5)
-    assert found.low == pytest.approx(2 - 4.303 / 3**0.5)
-    assert (paired_mean([0.5]).low, paired_mean([0.5]).high) == (None, None)
 
 
 def test_the_table_has_differences_between_runs_of_the_same_seed() -> None:

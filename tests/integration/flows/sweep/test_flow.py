@@ -1,0 +1,80 @@
+"""A sweep on a real server: what is built, what is stopped, and the same table after kills."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import find_run
+from infra.prefect.records import Server
+from nanochat_core.errors import StageError
+from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
+from tests.support.flows.toy_sweep import run_process, run_sweep, toy_sweep
+
+pytestmark = pytest.mark.prefect
+
+VARY = "optimizer.muon_lr=0.01,0.028,0.05,0.5"
+# Of four points two get the second seed and one the third: 7 runs, 3 of the base, 3 texts.
+BUILT = 13
+
+
+def files_of(home: Path) -> dict[str, bytes]:
+    """The files of the sweep, without the address of their store."""
+    paths = sorted((home / "sweep" / "toy").iterdir())
+    return {path.name: path.read_bytes().replace(str(home).encode(), b"") for path in paths}
+
+
+def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(
+    toys: Any, server: Server
+) -> None:
+    swept = run_sweep(toys, toy_sweep(VARY), "sweep-whole")
+
+    assert (swept.spent.built.stages, swept.spent.cached.stages) == (BUILT, 0)
+    assert swept.spent.built.seconds > 0
+    assert swept.spent.built.dollars > 0  # the toys' machine has a price
+    assert [row[2] for row in swept.report.rows] == [
+        *("3 of 3", "2 of 3", "3 of 3", "1 of 3", "1 of 3")
+    ]
+    assert swept.report.sentences[0].startswith("best: p2 (optimizer.muon_lr=0.028)")
+    tasks = task_runs("sweep-whole")
+    assert {f"s{seed} / text" for seed in (1, 2, 3)} <= set(tasks)
+    assert "p4 s1 / pretrain" in tasks
+    assert "p4 s2 / pretrain" not in tasks
+    store = toys.context().store
+    run = find_run(store, "toy-p2-s3-sweep-whole")
+    assert run is not None
+    assert (run.status, set(run.stages)) == ("finished", {"text", "pretrain"})
+    assert find_run(store, "toy-p4-s2-sweep-whole") is None
+    assert artifacts("sweep-toy-models")
+    assert artifacts("sweep-toy-plot")
+
+    again = run_sweep(toys, toy_sweep(VARY), "sweep-again")
+    assert (again.spent.built.stages, again.spent.cached.stages) == (0, BUILT)
+    assert again.report == swept.report
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_compared(toys: Any, server: Server) -> None:
+    with pytest.raises(StageError, match=r"1 of 9 runs failed, p2 s1 \(p2 s1 / pretrain: .*diverg"):
+        run_sweep(toys, toy_sweep("optimizer.muon_lr=0.03,2"), "sweep-diverged")
+
+    points = json.loads(files_of(toys.home)["sweep.json"])["points"]
+    assert [len(point["scores"]) for point in points] == [3, 3, 0]
+    assert [point["failed"] for point in points] == [False, False, True]
+
+
+def test_killed_at_several_moments_it_ends_with_the_same_files(
+    make_toys: Callable[[Path], Any], tmp_path: Path, server: Server
+) -> None:
+    whole, killed = make_toys(tmp_path / "whole"), make_toys(tmp_path / "killed")
+
+    assert run_process(whole) == 0
+    # Each stage gives one event or more, so that no run ends before the last of these numbers.
+    for events in ("2", "8", "11", "12"):
+        assert run_process(killed, events) == -signal.SIGKILL
+    assert run_process(killed) == 0
+
+    assert files_of(whole.home).keys() == {"sweep.html", "sweep.json", "sweep.png"}
+    assert files_of(killed.home) == files_of(whole.home)
