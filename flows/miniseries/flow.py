@@ -20,9 +20,9 @@ from flows.orchestration.forms import takes
 from flows.orchestration.stage_task import failing_in_a_line
 from flows.overrides import default_name
 from flows.run_request import RUN_NAME, Option
-from flows.sweep.build import GroupRequest, GroupResult, Results, build_group, flow_run_name
+from flows.sweep.build import GroupRequest, GroupResult, build_group, flow_run_name
 from flows.sweep.files import GroupReport
-from flows.sweep.members import RunGroup
+from flows.sweep.members import Results, RunGroup
 
 DEPTHS = (2, 3, 4, 6)
 

@@ -46,7 +46,7 @@ from flows.run_request import (
 )
 from flows.sweep.cost import Spent, spent_on
 from flows.sweep.files import Files, GroupReport, write_files
-from flows.sweep.members import Member, RunGroup, Unit, pin_members
+from flows.sweep.members import Member, Results, RunGroup, Unit, pin_members
 from flows.sweep.pages import GroupPages
 from flows.sweep.plan import GroupPlan, plan_group
 from infra.launch.torchrun import StageInterrupted
@@ -54,8 +54,6 @@ from infra.placement import default_home
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError, NanochatError, StageError
 
-# By member label: the last artifact of each member that has ended; None: it failed.
-Results: TypeAlias = Mapping[str, Manifest | None]
 Wanted: TypeAlias = Callable[[Results], Collection[str]]
 
 

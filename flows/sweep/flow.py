@@ -13,9 +13,10 @@ from flows.orchestration.caller import cancellable
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_task import failing_in_a_line
 from flows.run_request import shared
-from flows.sweep.build import GroupRequest, GroupResult, Results, build_group, flow_run_name
+from flows.sweep.build import GroupRequest, GroupResult, build_group, flow_run_name
 from flows.sweep.files import GroupReport
 from flows.sweep.grid import Grid, Sweep, name_of_sweep, open_sweep
+from flows.sweep.members import Results
 from flows.sweep.results import report_of_sweep, wanted_of
 
 

@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from flows.identity.fingerprint import canonical_config, canonical_json
+from flows.identity.manifest import Manifest
 from flows.plan.pinned import stages_before
 from flows.plan.upstream import apply_pins
 from flows.profiles import Profile
 from flows.stages import STAGES, Stage
+
+# By member label: the last artifact of each member that has ended; None: it failed.
+Results: TypeAlias = Mapping[str, Manifest | None]
 
 
 @dataclass(frozen=True, kw_only=True)

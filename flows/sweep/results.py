@@ -15,6 +15,7 @@ from flows.render.score import Delta
 from flows.sweep.files import GroupReport
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.halving import FAILED, seeds_allowed
+from flows.sweep.members import Results
 from flows.sweep.picture import DifferencePlot, PlottedPoint
 from nanochat_core.evaluate.intervals import mean_over_seeds
 
@@ -24,8 +25,6 @@ _FOOTER = """The difference from base is the mean over pairs of runs with the sa
 95 % interval by Student's t. Each interval is of one point: of twenty points that are no better
 than base, one is expected to have an interval without 0. A point that was stopped ranked behind
 others with the same seeds; no interval says that it would have stayed there."""
-
-Results = Mapping[str, Manifest | None]
 
 
 @dataclass(frozen=True, kw_only=True)

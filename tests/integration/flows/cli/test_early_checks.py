@@ -49,7 +49,11 @@ def closed_store(tmp_path: Path) -> str:
     return (tmp_path / "closed").as_uri()
 
 
-COMMANDS = [("run", "tiny"), ("miniseries", "tiny", "--depths", "1,2")]
+COMMANDS = [
+    ("run", "tiny"),
+    ("miniseries", "tiny", "--depths", "1,2"),
+    ("sweep", "tiny", "--vary", "optimizer.muon_lr=0.1"),
+]
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=str)
