@@ -36,7 +36,6 @@ _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new|\.used|\.lock)
 _LEAVING = re.compile(r"\.[0-9a-f]{12}-[0-9a-f]{12}\.[0-9a-f]{32}\.old")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
 _SECONDS_BETWEEN_TRIES = 0.1
-_PATIENCE = 10.0  # seconds to wait for another process that makes room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +128,8 @@ class Cache:
 
         Removes leftovers of killed processes too. Raises ArtifactError if the disk refuses.
         """
-        with writing(self.directory, ArtifactError), _alone(self.directory / ".lock"):
+        # Two processes at once remove the same artifacts, in the same order.
+        with writing(self.directory, ArtifactError):
             entries = sorted(self._entries(), key=_last_use)
             sizes = [_disk_use(e.directory) + _disk_use(e.unfinished) for e in entries]
             total = sum(sizes)
@@ -315,23 +315,6 @@ def _is_at(descriptor: int, path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
-
-
-@contextlib.contextmanager
-def _alone(path: Path) -> Generator[None]:
-    """Hold the lock of the whole cache, or continue without it after 10 s.
-
-    Two processes at once would each remove what only one of them had to. That does no harm, so a
-    process that hangs is not waited for.
-    """
-    with path.open("w") as file:
-        for _ in range(round(_PATIENCE / _SECONDS_BETWEEN_TRIES)):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_SECONDS_BETWEEN_TRIES)
-        yield
 
 
 @contextlib.contextmanager

@@ -29,18 +29,18 @@ from flows.artifacts.checkpoint_records import (
     committed,
     open_record,
 )
+from flows.artifacts.transfer import fetch_or_fault
 from flows.identity.manifest import File
 from flows.identity.rebuilds import NONE, rebuild_of
 from flows.identity.records import OtherFormat, encode_record
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import BadObject, ObjectNotFound, Store
+from infra.storage.base import Store
 from infra.storage.files import sha256_of, writing
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
 
 KEEP = 2  # steps in the store; an older one is removed once newer ones are committed
 _RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
-_FETCHES = 3  # tries: damage on the way may be gone at the next
 
 Log: TypeAlias = Callable[[str], None]
 
@@ -324,7 +324,12 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
     fresh.mkdir(parents=True)
     try:
         for file in found.files:
-            fetch_file(store, file, fresh / file.path)
+            path = fresh / file.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if fault := fetch_or_fault(store, file, path, of=f"checkpoint step {found.step}"):
+                raise ArtifactError(f"{file.key} {fault}")
+            with path.open("rb") as fetched:
+                os.fsync(fetched.fileno())  # before the rename that makes the directory count
         write_json(fresh / COMMIT, found.commit)
         # The records move before the rename: a checkpoint that counts must not lack its events.
         for name in _RECORDS:
@@ -336,25 +341,6 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
         sync_directory(local.parent)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-
-
-def fetch_file(store: Store, file: File, path: Path) -> None:
-    """Fetch one file, verified and flushed to disk. Raises ArtifactError if it is damaged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    what = ""
-    for _ in range(_FETCHES):
-        try:
-            store.fetch(file.key, path, size=file.size)
-        except (ObjectNotFound, BadObject) as error:
-            raise ArtifactError(f"{file.key} {error.fault}") from None
-        sha256 = sha256_of(path)
-        if sha256 == file.sha256:
-            with path.open("rb") as fetched:
-                os.fsync(fetched.fileno())  # before the rename that makes the directory count
-            return
-        what = f"{file.key} has sha256 {sha256[:12]}, committed {file.sha256[:12]}"
-        path.unlink()  # or the next fetch could resume the damaged file
-    raise ArtifactError(what)
 
 
 def _give_back(record: Path, target: Path) -> None:

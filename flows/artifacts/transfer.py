@@ -137,24 +137,24 @@ def fetch_file(
     on_bytes: OnBytes = ignore_bytes,
 ) -> None:
     """Fetch one file of an artifact to `path`, verified. Raises ArtifactError, StoreError."""
-    fault = fetch_or_fault(store, manifest, file, path, private=private, on_bytes=on_bytes)
+    fault = fetch_or_fault(store, file, path, of=manifest.name, private=private, on_bytes=on_bytes)
     if fault is not None:
         raise damaged(store, manifest, file, fault)
 
 
 def fetch_or_fault(
     store: Store,
-    manifest: Manifest,
     file: File,
     path: Path,
     *,
+    of: str,
     private: bool = False,
     on_bytes: OnBytes = ignore_bytes,
 ) -> str | None:
     """Do as `fetch_file`, but return what is wrong with the store's own object.
 
-    Then `path` does not exist. None means that the file is whole. Raises ArtifactError if the
-    damage happens on the way.
+    Then `path` does not exist. None means that the file is whole. `of` is what the file belongs to,
+    for errors. Raises ArtifactError if the damage happens on the way.
     """
     faults: list[str] = []
     for _ in range(TRIES):
@@ -172,10 +172,10 @@ def fetch_or_fault(
     # A damaged object gives the same wrong bytes each time; a damaged path gives others.
     if len(set(faults)) > 1:
         raise ArtifactError(
-            f"{_name_in(store, manifest, file)} came out wrong {TRIES} times, not twice the same: "
+            f"{_name_in(store, of, file)} came out wrong {TRIES} times, not twice the same: "
             f"it {faults[-1]}",
-            hint="the network or a disk on the way damages data; when that is mended: "
-            f"`nanochat fetch {manifest.name}`",
+            hint="the network or a disk on the way damages data; when that is mended, run the same "
+            "command again",
         )
     return faults[-1]
 
@@ -183,7 +183,7 @@ def fetch_or_fault(
 def damaged(store: Store, manifest: Manifest, file: File, fault: str) -> ArtifactError:
     """Return the error for a file whose object in the store is not what the manifest says."""
     return ArtifactError(
-        f"{_name_in(store, manifest, file)} {fault}",
+        f"{_name_in(store, manifest.name, file)} {fault}",
         hint="the store's copy is damaged; if another store has a whole one, `nanochat push "
         f"{manifest.name} --verify --to {store.url} --store THE-OTHER` mends it, and `nanochat run "
         f"PROFILE --force {manifest.stage}` builds it again",
@@ -254,8 +254,8 @@ def scratch_name(file: File) -> str:
     return hashlib.sha256(file.key.encode()).hexdigest()[:32]
 
 
-def _name_in(store: Store, manifest: Manifest, file: File) -> str:
-    return f"{file.path} of {manifest.name} ({store.url}/{file.key})"
+def _name_in(store: Store, of: str, file: File) -> str:
+    return f"{file.path} of {of} ({store.url}/{file.key})"
 
 
 _Item = TypeVar("_Item")

@@ -211,7 +211,8 @@ def add_damaged(target: Store, lacking: Lacking, *, scratch: Path, on_bytes: OnB
     def find_fault_of(item: Item, on_bytes: OnBytes) -> str | None:
         path = scratch / f"there-{scratch_name(item[1])}"  # another name than the source's copy
         try:
-            return fetch_or_fault(target, *item, path, on_bytes=on_bytes)
+            manifest, file = item
+            return fetch_or_fault(target, file, path, of=manifest.name, on_bytes=on_bytes)
         finally:
             path.unlink(missing_ok=True)
 

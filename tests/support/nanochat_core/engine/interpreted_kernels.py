@@ -18,11 +18,11 @@ from nanochat_core.engine.runners import decode_kernels
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.decode_kernels import run
 from nanochat_core.engine.runners.device_runner import DeviceRunner
-from nanochat_core.engine.runners.naive import generate_naive
 from nanochat_core.engine.sampling import SamplingRows, row_key, sample_rows
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 from tests.support.nanochat_core.engine.fixtures import make_model, tokenizer
+from tests.support.nanochat_core.engine.naive import generate_naive
 
 __all__ = ["make_model", "tokenizer"]
 # Of numpy, in masked lanes.

@@ -1,6 +1,5 @@
 """Room in the cache: what is dropped, what never is, and many processes that share it."""
 
-import fcntl
 import os
 import shutil
 import threading
@@ -152,16 +151,6 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(
     assert told == [0, 0, 0]
     assert store.fetched == []
     fetch(store, manifest, cache)
-
-
-def test_who_makes_room_does_not_wait_for_ever_for_another(
-    store: CountingStore, cache: Cache, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(module, "_PATIENCE", 0.3)
-    cache.directory.mkdir()
-    with (cache.directory / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        assert (fetch(store, manifest, cache) / "files" / "train.rows").exists()
 
 
 def test_without_its_lock_what_is_used_would_be_dropped(

@@ -1,6 +1,6 @@
 """Naive decoding: the whole sequence through the model for every token, without cache or batch.
 
-Tests compare the engine with it, and it shows in few lines what the engine computes.
+Tests compare the engine with it.
 """
 
 from collections.abc import Sequence
