@@ -1,14 +1,19 @@
+import copy
 import json
 import math
 import shutil
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from flows.render.paired import delta_of, pair
+from flows.render.score import Score
 from nanochat_core.data.row_files import Rows, write_index
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.evaluate import base
 from nanochat_core.evaluate.bits_per_byte import bits_per_byte
+from nanochat_core.model.checkpoint import save_model
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
@@ -124,3 +129,24 @@ def test_what_is_no_model_or_no_rows_is_named(make, tmp_path):
         base.run(make("a", inputs={"pretrain": tmp_path}))
     with pytest.raises(DataError, match="holds no rows"):
         base.run(make("b", inputs={"rows": tmp_path}))
+
+
+def test_two_models_on_the_same_rows_are_paired(make, model, tokenizer, tmp_path):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight *= 0.99
+    words, changed = tmp_path / "words", tmp_path / "changed"
+    for directory in (words, changed):
+        directory.mkdir()
+    tokenizer.save(words)
+    save_model(changed, other, tokenizer=words, optimizer={}, made_by="pretrain")
+    jobs = [make("first"), make("second", inputs={"pretrain": changed})]
+    first, second = (base.run(job)["val_bpb"] for job in jobs)
+    outputs = [job.output for job in jobs]
+    found = pair(*outputs).differences["val_bpb"]
+    assert found.value == pytest.approx(second - first, abs=2e-4)  # of four rows of 32 tokens
+    assert found.low < found.value < found.high
+    shown = delta_of(Score(value=first), Score(value=second), found)
+    assert (shown.low, shown.high) == (found.low, found.high)
+    same = pair(outputs[0], outputs[0]).differences["val_bpb"]
+    assert (same.low, same.value, same.high) == (0.0, 0.0, 0.0)
