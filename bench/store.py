@@ -172,7 +172,7 @@ def make_artifact(directory: Path, size: int) -> Manifest:
         logs=[],
         inputs={},
         provenance=provenance,
-        fence=lambda: None,
+        check_lease=lambda: None,
     )
     shutil.rmtree(output)
     return published.manifest

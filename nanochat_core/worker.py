@@ -20,7 +20,7 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result, digests_of, write_json
 from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.code_record import record_code
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.metrics import write_metrics
 from nanochat_core.runtime.process_start import this_process
 from nanochat_core.runtime.trackers import following, may_linger
@@ -64,7 +64,7 @@ def _run(job: Job, rank: int) -> int:
         job.output.mkdir(exist_ok=True)
         job.checkpoints.mkdir(exist_ok=True)
         _remove_half_files(job.output)
-    HEART.open(job.directory / "ranks", rank)
+    HEARTBEAT.open(job.directory / "ranks", rank)
     try:
         with following(job, active=rank == 0):
             metrics = importlib.import_module(job.entry).run(job)
@@ -84,7 +84,7 @@ def _run(job: Job, rank: int) -> int:
         Result(
             status="finished",
             metrics=metrics,
-            output=digests_of(job.output, beat=lambda: HEART.beat("hashing the output")),
+            output=digests_of(job.output, beat=lambda: HEARTBEAT.beat("hashing the output")),
             versions=versions,
         ).write(job.directory)
     return 0

@@ -146,7 +146,7 @@ def reinforcing(device: str) -> Values:
             )
             for length, sign in zip(lengths, (0.5, -0.5), strict=True)
         ]
-        compute = policy_gradients_of(model, optimizer, rollouts, anchors=None, world=ALONE)
+        compute = policy_gradients_of(model, optimizer, rollouts, ref_log_probs=None, world=ALONE)
         losses.append(float(compute(device_batch_size=1)))
         optimizer.step(**SCHEDULE)
     assert all(abs(loss) < 100 for loss in losses), losses

@@ -26,9 +26,9 @@ from bench.train import Case
 from flows.profiles import make_placement, open_profile
 from flows.stages import STAGES
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
-from infra.launch.watchdog import pulses_of
+from infra.launch.watchdog import heartbeats_of
 from nanochat_core.job import Job
-from nanochat_core.runtime.heartbeat import read_pulses
+from nanochat_core.runtime.heartbeat import read_heartbeats
 from nanochat_core.section import Section
 
 SIGNALS = {"undisturbed": None, "killed": signal.SIGKILL, "stopped": signal.SIGTERM}
@@ -180,8 +180,8 @@ def interrupt(job: Job, sent: signal.Signals, *, at: int) -> None:
         log(event)
         if event["kind"] == "step" and event["step"] >= at and not is_sent:
             is_sent = True
-            for pulse in read_pulses(pulses_of(job)):
-                os.kill(pulse.pid, sent)
+            for heartbeat in read_heartbeats(heartbeats_of(job)):
+                os.kill(heartbeat.pid, sent)
 
     try:
         run_job(job, processes=1, on_event=on_event)

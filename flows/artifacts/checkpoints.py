@@ -52,16 +52,16 @@ def send(
     *,
     owner: str,
     fencing_token: int,
-    fence: Callable[[], None],
+    check_lease: Callable[[], None],
     there: Collection[File] = (),
 ) -> int:
     """Upload the checkpoint in `directory`, a copy of one of `job`'s directories; return its step.
 
-    Files that are `there` in the store, by name and contents, need not be in `directory`. `fence`
-    raises if the job's lease is lost. Raises StoreError, and ArtifactError if an upload arrived
-    incomplete.
+    Files that are `there` in the store, by name and contents, need not be in `directory`.
+    `check_lease` raises if the job's lease is lost. Raises StoreError, and ArtifactError if an
+    upload arrived incomplete.
     """
-    fence()  # only saves work: the call right before the commit decides
+    check_lease()  # only saves work: the call right before the commit decides
     commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
     attempt = f"{place_of(job, commit['step'])}/{uuid.uuid4().hex[:12]}"
     committed: dict[str, Any] = commit["files"]
@@ -90,9 +90,9 @@ def send(
         epoch=fencing_token,
         rebuild=rebuild_of(job.directory),
     )
-    # The record last, after the fence: without it the files are no checkpoint, and an owner that
+    # The record last, after the check: without it the files are no checkpoint, and an owner that
     # was replaced while it uploaded must not commit.
-    fence()
+    check_lease()
     store.put(f"{attempt}/{COMMIT}", encode_record(asdict(record), format=FORMAT))
     return record.step
 

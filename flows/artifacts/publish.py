@@ -28,7 +28,7 @@ from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.identity.records import encode_record, find_document, find_stored, repair_hint
 from flows.identity.ref import ArtifactRef, short
-from infra.storage.base import OnBytes, Persist, Store, VersionedObject, call_once, ignore_bytes
+from infra.storage.base import OnBytes, Retry, Store, VersionedObject, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
 
@@ -72,17 +72,17 @@ def publish(
     logs: Iterable[Path],
     inputs: Mapping[str, Manifest],
     provenance: Provenance,
-    fence: Callable[[], None],
+    check_lease: Callable[[], None],
     on_bytes: OnBytes = ignore_bytes,
-    persist: Persist = call_once,
+    retry: Retry = call_once,
 ) -> Published:
     """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
 
-    `fence` is called right before the manifest is written, and raises if this attempt has lost its
-    lease (flows/leases/lease.py). If another attempt was first, its artifact is adopted. `persist`
-    retries each file's upload, and the commit with its fence, while the store does not answer.
-    Raises StoreError, and ArtifactError if `output` is empty, cannot be read, or holds something
-    that is not a plain file.
+    `check_lease` is called right before the manifest is written, and raises if this attempt has
+    lost its lease (flows/leases/lease.py). If another attempt was first, its artifact is adopted.
+    `retry` repeats each file's upload, and the commit with its check, while the store does not
+    answer. Raises StoreError, and ArtifactError if `output` is empty, cannot be read, or holds
+    something that is not a plain file.
     """
     # Random: an upload of another attempt, however late, writes to other keys.
     attempt = uuid.uuid4().hex[:12]
@@ -98,8 +98,8 @@ def publish(
                 earlier = newest_manifests(store, identity.stage, LOOKED_AT)
                 return stack.enter_context(sharing(store, identity, sizes, earlier))
 
-            upload = partial(_upload, store, on_bytes=on_bytes, persist=persist)
-            shared = persist(share)
+            upload = partial(_upload, store, on_bytes=on_bytes, retry=retry)
+            shared = retry(share)
             files = upload(ref.files_prefix(attempt), output, found, shared)
             kept = [upload(ref.logs_prefix(attempt), x.parent, [x], {}) for x in logs]
         digest = digest_of(files)
@@ -114,9 +114,9 @@ def publish(
                 n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
             },
             provenance=provenance,
-            divergences=tuple(persist(lambda: _other_contents(store, ref, digest))),
+            divergences=tuple(retry(lambda: _other_contents(store, ref, digest))),
         )
-        return commit(store, manifest, attempt=attempt, fence=fence, persist=persist)
+        return commit(store, manifest, attempt=attempt, check_lease=check_lease, retry=retry)
 
 
 def commit(
@@ -124,12 +124,13 @@ def commit(
     manifest: Manifest,
     *,
     attempt: str,
-    fence: Callable[[], None],
-    persist: Persist = call_once,
+    check_lease: Callable[[], None],
+    retry: Retry = call_once,
 ) -> Published:
     """Write the manifest of files that the store has: from then on the artifact exists.
 
-    If another attempt was first, its artifact is adopted. `fence` and `persist` as for `publish`.
+    If another attempt was first, its artifact is adopted. `check_lease` and `retry` as for
+    `publish`.
     """
     # Read it as others will: a manifest that readers refuse would block its key.
     data = manifest.to_json()
@@ -137,12 +138,12 @@ def commit(
     key = manifest.ref.manifest_key
     # Read once, outside the retried write: a retry after a lost answer must not overwrite the note
     # of a rebuild that began meanwhile, so its condition stays the same.
-    found = persist(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
-    if persist(lambda: _put_manifest(store, key, data, found, fence)):
+    found = retry(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
+    if retry(lambda: _put_manifest(store, key, data, found, check_lease)):
         # After the manifest: the index decides nothing, and may lack an artifact after a crash.
-        persist(lambda: _add_to_index(store, manifest))
+        retry(lambda: _add_to_index(store, manifest))
         return Published(manifest=manifest, adopted=False, divergence=None)
-    return persist(lambda: _adopt(store, manifest, attempt))
+    return retry(lambda: _adopt(store, manifest, attempt))
 
 
 def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
@@ -163,10 +164,10 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner, adopted=True, divergence=divergence)
 
 
-def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) -> None:
+def supersede(store: Store, manifest: Manifest, *, check_lease: Callable[[], None]) -> None:
     """Put this artifact aside so that its stage is built again; its files and manifest stay.
 
-    A note replaces the manifest, and the next manifest the note. `fence` as for `publish`.
+    A note replaces the manifest, and the next manifest the note. `check_lease` as for `publish`.
     Idempotent, also after a crash: no-op if the artifact is put aside already. Raises ArtifactError
     if another manifest is there.
     """
@@ -175,7 +176,7 @@ def supersede(store: Store, manifest: Manifest, *, fence: Callable[[], None]) ->
     if found is None or _PUT_ASIDE in found[0]:
         return
     tree, stored = found
-    fence()
+    check_lease()
     if Manifest.from_tree(tree, where=f"{store.url}/{key}") == manifest:
         # The copy before the note, or a crash in between would lose the manifest.
         copy = f"{manifest.ref.superseded_prefix}/{short(manifest.digest)}.json"
@@ -196,13 +197,13 @@ def _put_manifest(
     key: str,
     data: bytes,
     found: tuple[dict[str, Any], VersionedObject] | None,
-    fence: Callable[[], None],
+    check_lease: Callable[[], None],
 ) -> bool:
     """Write a manifest where there is none, or over the note of one that was put aside.
 
     `found` is what the key held before the first try. Returns False if another attempt was first.
     """
-    fence()  # last: in the gap before the write, put-if-absent alone decides
+    check_lease()  # last: in the gap before the write, put-if-absent alone decides
     if found is None:
         return store.put_if_absent(key, data)
     tree, stored = found
@@ -288,7 +289,7 @@ def _upload(
     shared: Shared,
     *,
     on_bytes: OnBytes,
-    persist: Persist,
+    retry: Retry,
 ) -> tuple[File, ...]:
     """Upload the files whose bytes no object in `shared` has; return the records of all."""
 
@@ -306,7 +307,7 @@ def _upload(
 
     def upload_until_stored(path: Path, on_bytes: OnBytes) -> File:
         # Retried by file: an outage near the end must not repeat the whole upload.
-        return persist(lambda: upload_one(path, on_bytes))
+        return retry(lambda: upload_one(path, on_bytes))
 
     return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
 

@@ -135,7 +135,7 @@ def _reuse_or_build(
             # before our record could reserve it: claim again.
             if isinstance(held, Manifest):
                 continue
-            wait(partial(_make_room, context, identity, found, redo=redo, fence=held.check))
+            wait(partial(_make_room, context, identity, found, redo=redo, check_lease=held.check))
             built = _build(stage, context, lookup, inputs, lease=held)
             # Checkpoints go after the manifest is in the store: a crash in between must be able to
             # resume. Still under the lease, so that they are not those of another builder.
@@ -236,7 +236,7 @@ def _make_room(
     unwanted: Manifest | None,
     *,
     redo: bool,
-    fence: Callable[[], None],
+    check_lease: Callable[[], None],
 ) -> None:
     """Supersede an unwanted artifact and void its checkpoints before a rebuild. Idempotent.
 
@@ -246,13 +246,13 @@ def _make_room(
     mark = find_rebuild_mark(context.store, identity.ref)
     has_begun = redo and mark is not None and mark.run == context.run_id
     if (redo or unwanted is not None) and not has_begun:
-        fence()
+        check_lease()
         checkpoints.forget(context.store, identity.ref)  # first: it would delete the mark too
         mark = mark_rebuild(context.store, identity.ref, run=context.run_id)
     # After the mark: a crash in between would otherwise leave a stage that looks never built, and
     # work directories from before the rebuild would be resumed.
     if unwanted is not None:
-        supersede(context.store, unwanted, fence=fence)
+        supersede(context.store, unwanted, check_lease=check_lease)
     open_work(work_of(context, identity), mark.id if mark else NONE)
 
 
@@ -335,8 +335,8 @@ def _publish(
             segments=tuple(read_segments(job)),
             work=measure_work(stage, context.run),
         ),
-        fence=lease.check,
-        persist=wait,
+        check_lease=lease.check,
+        retry=wait,
     )
     # Either another builder was first with other contents, or an earlier build of this fingerprint,
     # since superseded, had other contents. Both show that the stage is not deterministic.

@@ -82,9 +82,9 @@ class Coordinator:
         self._lock = threading.Lock()  # around changes of `_peers`
 
     @property
-    def meeting(self) -> Rendezvous:
+    def rendezvous(self) -> Rendezvous:
         """Return the rendezvous as node 0 joins it."""
-        return meeting_of(self._start, self._job, node=0)
+        return rendezvous_of(self._start, self._job, node=0)
 
     @property
     def shards(self) -> list[File]:
@@ -263,7 +263,7 @@ class Coordinator:
         return NodeLost(text, hint=_AGAIN, log_tail="")
 
 
-def meeting_of(start: Start, job: Job, *, node: int) -> Rendezvous:
+def rendezvous_of(start: Start, job: Job, *, node: int) -> Rendezvous:
     """Return the torchrun rendezvous of an attempt, as `node` joins it."""
     assert start.endpoint is not None
     return Rendezvous(
@@ -303,13 +303,13 @@ def lead(
         commit=checkpoints.commit_of(newest) if newest else "",
     )
     address = address or own_address(toward=store_host(store.url))
-    leader = Coordinator(job, start, lease, terms=terms, log=log)
+    coordinator = Coordinator(job, start, lease, terms=terms, log=log)
     # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.
     with socket.create_server((address if find_interface(address) else "", 0)) as listener:
         lease.announce(f"{address}:{listener.getsockname()[1]}")
-        with leader.listening(listener):
-            leader.assemble(address)
-            yield leader
+        with coordinator.listening(listener):
+            coordinator.assemble(address)
+            yield coordinator
 
 
 def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:
@@ -321,5 +321,5 @@ def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:
             directory,
             owner=lease.owner,
             fencing_token=lease.fencing_token,
-            fence=lease.check,
+            check_lease=lease.check,
         )

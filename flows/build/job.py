@@ -147,9 +147,9 @@ def run_stage(
     with contextlib.ExitStack() as stack:
         # The coordinator before the mirror, so that the last checkpoint is still sent with the
         # other nodes' shards: the stack closes in reverse.
-        leader = None
+        coordinator = None
         if nodes > 1:
-            leader = stack.enter_context(
+            coordinator = stack.enter_context(
                 lead(
                     context.store,
                     job,
@@ -162,21 +162,21 @@ def run_stage(
                 )
             )
         if context.placement.mirrors_checkpoints:
-            stack.enter_context(_mirror(context, job, lease, leader, check))
+            stack.enter_context(_mirror(context, job, lease, coordinator, check))
         append_segment(job, processes=nodes * processes, nodes=nodes)
         try:
             return run_job(
                 job,
                 processes=processes,
                 on_event=on_event,
-                stop=leader.ending if leader else lease.ending,
-                lost=leader.lost if leader else None,
+                stop=coordinator.ending if coordinator else lease.ending,
+                lost=coordinator.lost if coordinator else None,
                 check=check,
                 root=context.root,
-                meeting=leader.meeting if leader else None,
+                rendezvous=coordinator.rendezvous if coordinator else None,
             )
         except StageError as error:
-            if (cause := _cause(error, context, lease, leader)) is error:
+            if (cause := _cause(error, context, lease, coordinator)) is error:
                 raise
             raise cause from error
 
@@ -198,7 +198,7 @@ def find_finished(job: Job) -> Result | None:
 
 
 def _cause(
-    error: StageError, context: BuildContext, lease: HeldLease, leader: Coordinator | None
+    error: StageError, context: BuildContext, lease: HeldLease, coordinator: Coordinator | None
 ) -> StageError:
     """Return the error that ended the job. Raises LeaseLost if the lost lease ended it."""
     # The lease may be lost while the run is being stopped: the stop is the cause to report.
@@ -206,12 +206,16 @@ def _cause(
         return error
     if isinstance(error, StageInterrupted):
         lease.raise_if_lost()
-    return error if leader is None else leader.explain(error)
+    return error if coordinator is None else coordinator.explain(error)
 
 
 @contextlib.contextmanager
 def _mirror(
-    context: BuildContext, job: Job, lease: HeldLease, leader: Coordinator | None, check: CodeCheck
+    context: BuildContext,
+    job: Job,
+    lease: HeldLease,
+    coordinator: Coordinator | None,
+    check: CodeCheck,
 ) -> Generator[None]:
     """Upload every new checkpoint to the store while the block runs.
 
@@ -230,14 +234,14 @@ def _mirror(
 
     def send(directory: Path) -> None:
         check()  # a checkpoint of other code must not be resumed under this fingerprint
-        there: list[File] = leader.shards if leader else []
+        there: list[File] = coordinator.shards if coordinator else []
         sent = checkpoints.send(
             context.store,
             job,
             directory,
             owner=lease.owner,
             fencing_token=lease.fencing_token,
-            fence=lease.check,
+            check_lease=lease.check,
             there=there,
         )
         with contextlib.suppress(StoreError):  # the next checkpoint prunes these steps too

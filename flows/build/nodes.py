@@ -22,7 +22,7 @@ from flows.build.build import Lookup, build, find_usable, look_up, reporting_fai
 from flows.build.checkpoint_shards import uploading_shards
 from flows.build.code_check import CodeCheck
 from flows.build.context import BuildContext, Built
-from flows.build.coordinator import SECONDS_BETWEEN_BEATS, meeting_of
+from flows.build.coordinator import SECONDS_BETWEEN_BEATS, rendezvous_of
 from flows.build.executions import append_segment
 from flows.build.job import (
     fetch_inputs,
@@ -317,9 +317,9 @@ class _Attempt:
 
     def _run(self, job: Job, start: Start, check: CodeCheck) -> None:
         processes = start.processes
-        meeting = meeting_of(start, job, node=self._node)
+        rendezvous = rendezvous_of(start, job, node=self._node)
         # torchrun's static rendezvous numbers ranks by node, so these are known before it starts.
-        first = meeting.first_rank(processes)
+        first = rendezvous.first_rank(processes)
         append_segment(job, processes=processes * start.nodes, nodes=start.nodes)
         with uploading_shards(
             self._context.store,
@@ -337,7 +337,7 @@ class _Attempt:
                 lost=self._lost,
                 check=check,
                 root=self._context.root,
-                meeting=meeting,
+                rendezvous=rendezvous,
             )
 
     def _hear(self, over: threading.Event) -> None:

@@ -93,7 +93,7 @@ def as_options(group: Group) -> Callable[[type[_Options]], type[_Options]]:
     return make
 
 
-def words_of(options: Any) -> list[str]:
+def argv_of(options: Any) -> list[str]:
     """Return the options that were given as command line words, for a command to copy."""
     words: list[str] = []
     kind = cast("type[Any]", type(options))
@@ -159,7 +159,7 @@ class NamedOptions(NamedRecipe, RunOptions):
 
     def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
         """Return the `nanochat run` command of `profile` with these changes and options `place`."""
-        return shlex.join(["nanochat", "run", profile, *words_of(self), *place])
+        return shlex.join(["nanochat", "run", profile, *argv_of(self), *place])
 
 
 @as_options(WHAT)
@@ -186,9 +186,9 @@ class StoreOptions(InStore, _InHome):
     """The home directory and the artifact store."""
 
     @property
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
-        return words_of(self)
+        return argv_of(self)
 
     @property
     def home_path(self) -> Path:
@@ -274,9 +274,9 @@ class PlacementOptions(OnMachine, DeviceOptions):
     ] = None
 
     @property
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
-        return words_of(replace(self, place=self.settings))
+        return argv_of(replace(self, place=self.settings))
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -315,7 +315,7 @@ class WorkerOptions(OnNodes):
     """The workers that build the GPU stages of a run, and the number of retries."""
 
     # The given options as command line words, for a command that a user may copy.
-    words = property(words_of)
+    argv = property(argv_of)
 
     def check(self) -> None:
         """Raise ConfigError for nodes without a pool, and for a pool that runs no GPU stages."""

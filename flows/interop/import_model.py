@@ -140,7 +140,7 @@ def import_checkpoint(
                     logs=[],
                     inputs={},
                     provenance=provenance,
-                    fence=lambda: None,  # no lease: put-if-absent of the manifest is enough
+                    check_lease=lambda: None,  # no lease: put-if-absent of the manifest is enough
                     on_bytes=on_bytes,
                 )
                 for stage, identity in found.items()

@@ -160,7 +160,7 @@ def push(
             for manifest in lacking.manifests:
                 _send_files(source, target, manifest, lacking, scratch, on_bytes)
                 published = commit(
-                    target, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None
+                    target, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None
                 )
                 adopted += [published.manifest] if published.adopted else []
         # Records and tags come last: they must not name artifacts that the target lacks.

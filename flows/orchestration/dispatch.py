@@ -59,11 +59,11 @@ def _dispatch(
     stage: Stage, context: BuildContext, run: Run, inputs: Mapping[str, Manifest], *, force: bool
 ) -> Built:
     began = time.time()
-    sought = look_up(stage, context, inputs, force=force)
-    if sought.manifest is not None:
-        return reuse(context, sought.manifest)
+    lookup = look_up(stage, context, inputs, force=force)
+    if lookup.manifest is not None:
+        return reuse(context, lookup.manifest)
     request = make_request(
-        stage, context, run, inputs, fingerprint=sought.identity.fingerprint, force=force
+        stage, context, run, inputs, fingerprint=lookup.identity.fingerprint, force=force
     )
     # Repeats only where the run that ended was another caller's, cancelled or failed for reasons of
     # its own: then this caller submits a request itself. See _check_ended.

@@ -34,37 +34,37 @@ class RunPages:
     def __init__(self, run: Run, store: Store) -> None:
         self._run = run
         self._store = store
-        self._courier = BackgroundWriter(name_of(run.run))
-        self._courier.send(self._tag)
+        self._writer = BackgroundWriter(name_of(run.run))
+        self._writer.send(self._tag)
 
     def show_plan(self, plan: Plan) -> None:
         """Show what the run is about to do, stage by stage."""
         text = f"{render(plan)[-1]}. Store: {plan.store}"
-        self._courier.send(
-            lambda: self._courier.write("plan", "table", plan_rows(plan), description=text)
+        self._writer.send(
+            lambda: self._writer.write("plan", "table", plan_rows(plan), description=text)
         )
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
         """Show the results so far: addresses and commands, scores side by side, curves."""
         for write in (self._write_artifacts, self._write_scores, self._write_curves):
             # One send each, so that a failure of one does not lose the others.
-            self._courier.send(lambda write=write: write(built))
+            self._writer.send(lambda write=write: write(built))
 
     def show_report(self, text: str, uri: str) -> None:
         """Show the report card, unless it is too long; `uri` is that of its artifact."""
         # A longer card is still in the store, and `nanochat report` shows it.
         if len(text.encode()) <= MOST_TEXT:
-            self._courier.send(
-                lambda: self._courier.write("report-card", "markdown", text, description=uri)
+            self._writer.send(
+                lambda: self._writer.write("report-card", "markdown", text, description=uri)
             )
 
     def close(self) -> None:
         """Wait until everything is written or has failed."""
-        self._courier.close()
+        self._writer.close()
 
     def _tag(self) -> None:
         """Tag the flow run with the run's id, as its remote stages are, so that both are found."""
-        found, client = self._courier.flow_run_id, self._courier.client
+        found, client = self._writer.flow_run_id, self._writer.client
         assert found is not None  # this class is used in flow runs only
         # The update replaces all tags. A series has several runs in one flow run, so a tag each.
         tags = {*client.read_flow_run(found).tags, f"run:{self._run.run}"}
@@ -72,18 +72,18 @@ class RunPages:
 
     def _write_artifacts(self, built: Mapping[str, Built]) -> None:
         text = artifacts_text(self._run, built, self._store.url)
-        self._courier.write("artifacts", "markdown", text, description=self._store.url)
+        self._writer.write("artifacts", "markdown", text, description=self._store.url)
 
     def _write_scores(self, built: Mapping[str, Built]) -> None:
         if rows := score_rows(read_scores(self._store, built)):
             about = (
                 "In brackets the 95 % interval; for tasks, the share of questions answered right."
             )
-            self._courier.write("scores", "table", rows, description=about)
+            self._writer.write("scores", "table", rows, description=about)
 
     def _write_curves(self, built: Mapping[str, Built]) -> None:
         if text := curves_text(read_curves(self._store, built)):
-            self._courier.write("curves", "markdown", text, description="Training, step by step")
+            self._writer.write("curves", "markdown", text, description="Training, step by step")
 
 
 _MOST_LOG = 20_000_000  # bytes of a job's events that are read for a curve

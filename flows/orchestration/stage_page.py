@@ -169,7 +169,7 @@ class StagePage:
         """Show `stage`, which is built for the run with the id `run`."""
         self._stage = stage.name
         self._logger = get_run_logger()
-        self._courier = BackgroundWriter(f"{name_of(run)}-{stage.name}")
+        self._writer = BackgroundWriter(f"{name_of(run)}-{stage.name}")
         self._curves = LossCurves(stage.name)
         self._job: Path | None = None  # its directory
         self._resumed = ""
@@ -205,7 +205,7 @@ class StagePage:
 
     def close(self) -> None:
         """Wait until everything is sent or has failed."""
-        self._courier.close()
+        self._writer.close()
 
     def _log(self, text: str, level: int = logging.INFO) -> None:
         """Log with the stage's name, since the page of a run mixes the lines of all its stages."""
@@ -232,7 +232,7 @@ class StagePage:
             self._next_line = now + SECONDS_BETWEEN_LINES
             self._log(loop.line)
         # Updates are dropped while the last one is being sent: a slow server must not queue them.
-        if now >= self._next_update and not self._courier.is_busy:
+        if now >= self._next_update and not self._writer.is_busy:
             self._next_update = now + SECONDS_BETWEEN_UPDATES
             self._show_progress(loop, self._resumed + loop.line)
             if now >= self._next_picture:
@@ -241,16 +241,16 @@ class StagePage:
 
     def _show_progress(self, loop: Loop, text: str, *, is_done: bool = False) -> None:
         description, percent = f"{self._stage}: {text}", 100.0 if is_done else loop.percent
-        self._courier.send(
-            lambda: self._courier.write("progress", "progress", percent, description=description)
+        self._writer.send(
+            lambda: self._writer.write("progress", "progress", percent, description=description)
         )
 
     def _finish(self, event: Mapping[str, Any]) -> None:
         if loop := self._loop:
             self._show_progress(loop, f"{self._resumed}finished at {loop}", is_done=True)
         if rows := metric_rows(event["metrics"]):
-            self._courier.send(
-                lambda: self._courier.write("metrics", "table", rows, description=event["uri"])
+            self._writer.send(
+                lambda: self._writer.write("metrics", "table", rows, description=event["uri"])
             )
         self._show_curve()
 
@@ -260,8 +260,8 @@ class StagePage:
                 self._log(part, logging.ERROR)
         last_seen = str(self._loop) if self._loop else None
         text = failure_text(self._stage, event, last_seen=last_seen)
-        self._courier.send(
-            lambda: self._courier.write("failure", "markdown", text, description=event["error"])
+        self._writer.send(
+            lambda: self._writer.write("failure", "markdown", text, description=event["error"])
         )
 
     def _show_curve(self) -> None:
@@ -269,12 +269,12 @@ class StagePage:
         titles = ", ".join(quantity.title for quantity, _ in shown)
 
         def draw() -> None:
-            self._courier.write(
+            self._writer.write(
                 "curve", "image", png_url(shown), description=f"{self._stage}: {titles}"
             )
 
         if shown:
-            self._courier.send(draw)
+            self._writer.send(draw)
 
 
 _MOST_LOG = 20_000  # characters of a log's end that a failure page shows

@@ -171,12 +171,12 @@ def accept(
     # it: a manifest whose files were collected in between is withdrawn.
     _check_there(store, old)
     # No lease, so nothing to check: put-if-absent lets one of several writers win.
-    published = commit(store, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None)
+    published = commit(store, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None)
     if not published.adopted:
         try:
             _check_there(store, manifest)
         except ArtifactError:
-            supersede(store, manifest, fence=lambda: None)
+            supersede(store, manifest, check_lease=lambda: None)
             raise
     return Acceptance(
         manifest=published.manifest, adopted=published.adopted, divergence=published.divergence

@@ -132,7 +132,7 @@ class Rendezvous:
         """Return the lowest rank on this machine, which runs `processes` ranks."""
         return self.node * processes
 
-    def words(self) -> list[str]:
+    def torchrun_args(self) -> list[str]:
         """Return the rendezvous options of torchrun."""
         return [
             f"--nnodes={self.nodes}",

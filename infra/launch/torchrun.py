@@ -22,10 +22,10 @@ from typing import IO, Any, TypeAlias, cast
 from infra.launch.compile_cache import compile_cache
 from infra.launch.earlier import earlier_workers_ended
 from infra.launch.rendezvous import Rendezvous
-from infra.launch.watchdog import Hang, Watchdog, find_place, pulses_of
+from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
-from nanochat_core.runtime.heartbeat import forget_pulses
+from nanochat_core.runtime.heartbeat import forget_heartbeats
 from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
@@ -64,7 +64,7 @@ def run_job(
     check: Callable[[], None] = lambda: None,
     root: Path | None = None,
     steps: int | None = None,
-    meeting: Rendezvous | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> Result:
     """Run `job` in `processes` workers until it ends; each progress event is passed to `on_event`.
 
@@ -73,10 +73,10 @@ def run_job(
     workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of `check`, which is called
     all the time and at the end) stops them before it is raised. Once `lost` is set ranks of other
     machines are gone, nothing more can be saved, and ranks that are being stopped have
-    SECONDS_IF_LOST left instead of the resources' grace. With `root` the workers run the
-    code of the repository in that directory. With `steps` they are interrupted after so many steps,
-    their state saved, unless they finish earlier. With a `meeting` they are this machine's part of
-    a job of several machines, `processes` on each. Only node 0 has the result; elsewhere an empty
+    SECONDS_IF_LOST left instead of the resources' grace. With `root` the workers run the code of
+    the repository in that directory. With `steps` they are interrupted after so many steps, their
+    state saved, unless they finish earlier. With a `rendezvous` they are this machine's part of a
+    job of several machines, `processes` on each. Only node 0 has the result; elsewhere an empty
     result means that the ranks here ended well, and JobFailed that they did not: node 0 has the
     reason.
 
@@ -98,12 +98,12 @@ def run_job(
         # Under the locks: an earlier worker may still have written its own result.
         for name in ("result.json", "error.json"):
             (job.directory / name).unlink(missing_ok=True)
-        forget_pulses(pulses_of(job))
+        forget_heartbeats(heartbeats_of(job))
         events = _Tail.after_last_attempt(job.events)
     # Only node 0 has a watchdog: a rank that hangs elsewhere stops its ranks too. Ranks of other
     # nodes may rightly be silent while rank 0 waits for its disk or for their files.
-    watch = None if meeting is not None and meeting.node else Watchdog(job)
-    first_rank = meeting.first_rank(processes) if meeting else 0
+    watch = None if rendezvous is not None and rendezvous.node else Watchdog(job)
+    first_rank = rendezvous.first_rank(processes) if rendezvous else 0
     compiles = job.resources.compile or job.resources.device == "cuda"
 
     def look() -> None:
@@ -111,14 +111,14 @@ def run_job(
         check()
         if watch is not None and (hang := watch.find()):
             watch.dump_stacks()
-            raise _hung(job, hang, is_alone=meeting is None)
+            raise _hung(job, hang, is_alone=rendezvous is None)
 
     with (job.directory / "worker.log").open("wb") as worker_log:
         returncode = _supervise(
-            _command(path, processes, meeting),
+            _command(path, processes, rendezvous),
             _environment(job, processes, root=root, steps=steps)
             | (compile_cache(log) if compiles else {})
-            | (meeting.environment() if meeting else {}),
+            | (rendezvous.environment() if rendezvous else {}),
             worker_log,
             look,
             stop,
@@ -138,14 +138,14 @@ def replay_line(job: Job) -> str:
     return f"python -P -m nanochat_core.worker {shlex.quote(str(job.directory / 'job.json'))}"
 
 
-def _command(path: Path, processes: int, meeting: Rendezvous | None) -> list[str]:
-    if processes == 1 and meeting is None:
+def _command(path: Path, processes: int, rendezvous: Rendezvous | None) -> list[str]:
+    if processes == 1 and rendezvous is None:
         return [sys.executable, "-m", "nanochat_core.worker", str(path)]
     return [
         sys.executable,
         "-m",
         "infra.launch.agent",
-        *(meeting.words() if meeting else ["--rdzv-backend=loopback"]),
+        *(rendezvous.torchrun_args() if rendezvous else ["--rdzv-backend=loopback"]),
         f"--nproc-per-node={processes}",
         "--redirects=3",  # stdout and stderr of each rank to files of its own
         f"--log-dir={path.parent / 'ranks'}",

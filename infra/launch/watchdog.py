@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat_core.job import Job
-from nanochat_core.runtime.heartbeat import Pulse, read_pulses
+from nanochat_core.runtime.heartbeat import Heartbeat, read_heartbeats
 
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -36,7 +36,7 @@ class Watchdog:
     """The periodic check of the ranks' heartbeats."""
 
     def __init__(self, job: Job, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._directory = pulses_of(job)
+        self._directory = heartbeats_of(job)
         self._patience = job.resources.hang_seconds
         self._clock = clock
         self._looked = float("-inf")
@@ -48,24 +48,26 @@ class Watchdog:
         if now - self._looked < min(_SECONDS_BETWEEN_LOOKS, self._patience / 4):
             return None
         self._looked = now
-        pulses = list(read_pulses(self._directory))
-        if not pulses:
+        heartbeats = list(read_heartbeats(self._directory))
+        if not heartbeats:
             return None
         # `times` is above 1 while a rank starts, or does work that takes long and cannot beat.
-        if any(now - pulse.beat <= self._patience * pulse.times for pulse in pulses):
+        if any(
+            now - heartbeat.beat <= self._patience * heartbeat.times for heartbeat in heartbeats
+        ):
             return None
-        silence = now - max(pulse.beat for pulse in pulses)
-        first = min(pulses, key=lambda pulse: pulse.beat)
+        silence = now - max(heartbeat.beat for heartbeat in heartbeats)
+        first = min(heartbeats, key=lambda heartbeat: heartbeat.beat)
         return Hang(rank=first.rank, seconds=silence, doing=first.doing, steps=first.steps)
 
     def dump_stacks(self) -> None:
         """Make every rank write its threads' stacks into its log."""
-        for pulse in read_pulses(self._directory):
-            _signal(pulse)
+        for heartbeat in read_heartbeats(self._directory):
+            _signal(heartbeat)
         time.sleep(_SECONDS_FOR_STACKS)  # the ranks write on their own: wait before they are killed
 
 
-def pulses_of(job: Job) -> Path:
+def heartbeats_of(job: Job) -> Path:
     """Return the directory of the ranks' heartbeats."""
     return job.directory / "ranks"
 
@@ -79,6 +81,6 @@ def find_place(log: str) -> str | None:
     return f"{Path(frame['file']).name}:{frame['line']} in {frame['name']}"
 
 
-def _signal(pulse: Pulse) -> None:
+def _signal(heartbeat: Heartbeat) -> None:
     with contextlib.suppress(ProcessLookupError):  # it is gone
-        os.kill(pulse.pid, signal.SIGUSR1)
+        os.kill(heartbeat.pid, signal.SIGUSR1)

@@ -155,7 +155,7 @@ class StoreUnavailable(StoreError):
     """No answer, or a temporary refusal: the same request may succeed later without a repair."""
 
 
-class Persist(Protocol):
+class Retry(Protocol):
     """A caller of actions that may retry them while the store does not answer."""
 
     def __call__(self, action: Callable[[], T], /) -> T:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nanochat_core.errors import StageError
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 
 _PR_SET_PDEATHSIG = 1
 _AHEAD = 4  # items in progress or finished per process, counted from the next result
@@ -47,7 +47,7 @@ def map_in_processes(
     if processes < 2:
         for item in items:
             yield work(item)
-            HEART.beat("working")
+            HEARTBEAT.beat("working")
         return
     workers: dict[Connection, SpawnProcess] = {}  # by the parent's end of their pipe
     try:
@@ -68,7 +68,7 @@ def _start(work: Callable[[Any], Any]) -> tuple[Connection, SpawnProcess]:
     # spawn: a fork would copy locks that threads of torch or pyarrow may hold.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, work, HEART.path), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, work, HEARTBEAT.path), daemon=True)
     process.start()
     theirs.close()  # so that the pipe reports EOF when the process ends
     return ours, process
@@ -97,7 +97,7 @@ def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
             number, result, error = _receive(pipe)
             if error is not None:
                 raise error
-            HEART.beat("working")
+            HEARTBEAT.beat("working")
             early[number] = result
             free.append(pipe)
 
@@ -113,15 +113,15 @@ def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:
         ) from error
 
 
-def _serve(pipe: Connection, work: Callable[[Any], Any], pulse: Path | None) -> None:
+def _serve(pipe: Connection, work: Callable[[Any], Any], heartbeat: Path | None) -> None:
     """Process items in a worker process until the parent closes the pipe."""
     # Ctrl-C reaches every process of the terminal: only the job handles it, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A parent that is killed cannot end its workers: Linux does it.
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if pulse is not None:
-        HEART.join(pulse)
+    if heartbeat is not None:
+        HEARTBEAT.join(heartbeat)
     while True:
         try:
             number, item = pipe.recv()

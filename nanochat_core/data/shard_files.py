@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from nanochat_core.data.array_files import read_index
 from nanochat_core.errors import DataError
 from nanochat_core.job import move_into_place, write_json
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 
 FORMAT = 1
 INDEX_FILE = "shards.json"
@@ -124,7 +124,7 @@ def _write_groups(
         temporary, _SCHEMA, compression="zstd", use_dictionary=False, write_statistics=False
     ) as writer:
         for group in groups:
-            HEART.beat("writing documents")
+            HEARTBEAT.beat("writing documents")
             writer.write_table(pa.table({"text": group}, schema=_SCHEMA))
     move_into_place(temporary, path)
 
@@ -243,7 +243,7 @@ def _open(path: Path, column: str = TEXT) -> pq.ParquetFile:
 
 def _read_group(file: pq.ParquetFile, group: int, path: Path, name: str = TEXT) -> pa.ChunkedArray:
     """Return the documents of a row group, null ones as empty strings."""
-    HEART.beat("reading documents")
+    HEARTBEAT.beat("reading documents")
     try:
         column = file.read_row_group(group, columns=[name], use_threads=False)[name]
     except (OSError, pa.ArrowException) as error:

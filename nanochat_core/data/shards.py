@@ -23,7 +23,7 @@ from nanochat_core.data.text.documents import Document, TextSource
 from nanochat_core.data.text.installed import current_snapshot, installed_source
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 
@@ -124,7 +124,7 @@ def _deal(documents: Iterable[Document], piles: list[Path], *, seed: int) -> tup
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(pile.open("w", encoding="ascii")) for pile in piles]
         for document in documents:
-            HEART.beat("dealing out documents")
+            HEARTBEAT.beat("dealing out documents")
             if not document.text.strip():
                 blanks += 1
                 continue

@@ -23,7 +23,7 @@ from nanochat_core.engine.sequences import RequestHandle
 from nanochat_core.engine.tools import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.device import use_device
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 LISTEN_SECONDS = 1.0  # longest sleep of the engine's thread, and of callers that wait for it
@@ -275,7 +275,7 @@ class Engine:
             # The step stopped midway, so the scheduler's state is not to be trusted: end all.
             self.scheduler.fail_all(ENGINE_FAILED, error if isinstance(error, Exception) else None)
             raise
-        HEART.beat("answering")
+        HEARTBEAT.beat("answering")
         return has_more
 
     def _serve(self) -> None:

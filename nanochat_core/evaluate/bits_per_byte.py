@@ -14,7 +14,7 @@ import torch
 from nanochat_core.data.row_files import Rows
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 
 
 def bits_per_byte(
@@ -61,7 +61,7 @@ def row_losses(
     # Rows of other ranks stay 0, so the sum over ranks below is a gather.
     found = torch.zeros(2, num_rows, dtype=torch.float64, device=device)
     for first in range(0, len(share), batch_size):
-        HEART.beat("evaluating")
+        HEARTBEAT.beat("evaluating")
         at = share[first : first + batch_size]
         # Kernels for the shape of a smaller last batch would take minutes to compile.
         filled = np.resize(at, batch_size) if first and model.is_compiled else at

@@ -27,7 +27,7 @@ from nanochat_core.evaluate.intervals import Interval, centred, mean_of, share_o
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.trees import PackedTree, packs_of, tokens_of_pack
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 BLOCK = 128  # examples per unit of work
@@ -158,7 +158,7 @@ def answer(model: GPT, questions: Sequence[Question], *, greedy: bool) -> list[i
     answers: list[int] = []
     waiting: tuple[Sequence[Question], Tensor] | None = None
     for part in packs_of((q.tree.num_tokens for q in questions), tokens_of_pack(device)):
-        HEART.beat("evaluating")
+        HEARTBEAT.beat("evaluating")
         some = questions[part.start : part.stop]
         pack = PackedTree([q.tree for q in some], device)
         targets = torch.tensor([t for q in some for t in q.targets], device=device)

@@ -9,7 +9,7 @@ import torch
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError, StageError
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from tasks.base import Conversation, Task, TaskError
@@ -59,7 +59,7 @@ def grade(name: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
     """
     correct: list[bool] = []
     for start in range(0, len(graded), GRADED_AT_ONCE):
-        HEART.beat("grading")
+        HEARTBEAT.beat("grading")
         correct += are_correct(name, graded[start : start + GRADED_AT_ONCE])
     return correct
 

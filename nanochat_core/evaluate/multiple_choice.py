@@ -10,7 +10,7 @@ import torch
 from nanochat_core.errors import DataError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.trees import PackedTree, Tree, packs_of, tokens_of_pack
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 from tasks.base import Conversation
@@ -40,7 +40,7 @@ def likeliest_letters(
     # Copied to the host only at the end, so that no pack waits for the GPU.
     scores = [torch.zeros(0, len(wanted))]
     for part in packs_of((tree.num_tokens for tree in trees), tokens_of_pack(device)):
-        HEART.beat("evaluating")
+        HEARTBEAT.beat("evaluating")
         pack = PackedTree(trees[part.start : part.stop], device)
         scores.append(model.logits_at(pack.read(model), every).float())
     table = torch.cat([some.cpu() for some in scores])

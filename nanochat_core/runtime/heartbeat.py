@@ -25,7 +25,7 @@ _PREFIX = "heartbeat-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class Heartbeat:
     """A rank's last beat."""
 
     rank: int
@@ -36,8 +36,8 @@ class Pulse:
     doing: str
 
 
-class Heart:
-    """The writer of this process's pulse. Does nothing until a worker opens it."""
+class HeartbeatWriter:
+    """The writer of this process's heartbeat. Does nothing until a worker opens it."""
 
     def __init__(self) -> None:
         self._path: Path | None = None
@@ -101,11 +101,11 @@ class Heart:
             self.beat(f"after {doing}")
 
 
-HEART = Heart()
+HEARTBEAT = HeartbeatWriter()
 
 
-def read_pulses(directory: Path) -> Iterator[Pulse]:
-    """Yield the pulses by rank."""
+def read_heartbeats(directory: Path) -> Iterator[Heartbeat]:
+    """Yield the heartbeats by rank."""
     for path in sorted(
         directory.glob(f"{_PREFIX}*"), key=lambda path: int(path.name.removeprefix(_PREFIX))
     ):
@@ -114,7 +114,7 @@ def read_pulses(directory: Path) -> Iterator[Pulse]:
             continue
         beat, times, steps, pid, doing = _LAYOUT.unpack(data)
         if beat > 0:
-            yield Pulse(
+            yield Heartbeat(
                 rank=int(path.name.removeprefix(_PREFIX)),
                 pid=pid,
                 beat=beat,
@@ -124,7 +124,7 @@ def read_pulses(directory: Path) -> Iterator[Pulse]:
             )
 
 
-def forget_pulses(directory: Path) -> None:
-    """Remove the pulses of an earlier attempt."""
+def forget_heartbeats(directory: Path) -> None:
+    """Remove the heartbeats of an earlier attempt."""
     for path in directory.glob(f"{_PREFIX}*"):
         path.unlink()

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.interrupt import STOP
 
 _FIELDS: dict[str, dict[str, type]] = {
@@ -42,12 +42,12 @@ class Progress:
     def start(self, total: int, *, unit: str = "step", step: int = 0) -> None:
         """Log that a loop of `total` units begins at `step` (greater than 0 when resumed)."""
         self._total = total
-        HEART.started()
+        HEARTBEAT.started()
         self._write("start", step=step, total=total, unit=unit, resumed=step > 0)
 
     def step(self, step: int, **values: float) -> None:
         """Log that `step` units are done."""
-        HEART.beat(f"after {step} of {self._total}")
+        HEARTBEAT.beat(f"after {step} of {self._total}")
         self._write("step", step=step, total=self._total, values=values)
         STOP.after_step()
 

@@ -23,7 +23,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum
 from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import World, open_world
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.train.loop.lineage import FILE
@@ -231,7 +231,7 @@ def mean_loss(
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
     for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
-        HEART.beat("evaluating")
+        HEARTBEAT.beat("evaluating")
         tokens, mask = take(rows, ids, device)
         targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
         if below is not None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.train.loop.step import IGNORE
 
 GPU_LENGTHS = 128  # a block of attention kernels
@@ -83,20 +83,22 @@ def policy_gradients_of(
     optimizer: Optimizer,
     rollouts: Sequence[Rollout],
     *,
-    anchors: ReferenceLogProbs | None,
+    ref_log_probs: ReferenceLogProbs | None,
     world: World,
 ) -> Callable[..., Tensor]:
     """Return a function that gives the optimizer the gradients of the objective.
 
     It takes `device_batch_size`, returns this rank's share of the objective's value, and waits for
-    no other rank. Without `anchors` the value is that of -A * log p(token), which has the same
-    gradient. An answer whose advantage is 0 is computed only for a KL term; its tokens count.
+    no other rank. Without `ref_log_probs` the value is that of -A * log p(token), which has the
+    same gradient. An answer whose advantage is 0 is computed only for a KL term; its tokens count.
     """
     device = next(model.parameters()).device
     # All ranks' sampled tokens, counted before the first try: later one may be out of memory.
     sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
     count = world.sum(sampled).clamp(min=1)
-    return partial(_add_policy_gradients, model, optimizer, rollouts, count, anchors=anchors)
+    return partial(
+        _add_policy_gradients, model, optimizer, rollouts, count, ref_log_probs=ref_log_probs
+    )
 
 
 def _add_policy_gradients(
@@ -105,34 +107,35 @@ def _add_policy_gradients(
     rollouts: Sequence[Rollout],
     count: Tensor,  # scalar fp32: sampled tokens on all ranks
     *,
-    anchors: ReferenceLogProbs | None,
+    ref_log_probs: ReferenceLogProbs | None,
     device_batch_size: int,
 ) -> Tensor:
     device = count.device
     total = torch.zeros((), device=device)
-    pulled = anchors is not None and anchors.reference is not None
+    pulled = ref_log_probs is not None and ref_log_probs.reference is not None
     useful = [i for i, r in enumerate(rollouts) if any(r.mask) and (pulled or r.advantage)]
     # Answers of like length in a micro-step: less of it is padding.
     useful.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
     model.train()
     for first in range(0, len(useful), device_batch_size):
-        HEART.beat("gradients")
+        HEARTBEAT.beat("gradients")
         ids = useful[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
         tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
         advantage_R1 = torch.tensor([[r.advantage] for r in batch], device=device)
-        if anchors is None:
+        if ref_log_probs is None:
             value = model.summed_loss(tokens_RT, targets_RT, advantage_R1)
         else:
             old_RT, reference_RT = (
-                place(of, ids, rollouts, tokens_RT) for of in (anchors.old, anchors.reference)
+                place(of, ids, rollouts, tokens_RT)
+                for of in (ref_log_probs.old, ref_log_probs.reference)
             )
             terms_RT = anchored_terms(
                 -model.token_losses(tokens_RT, targets_RT),
                 advantage_R1,
                 old=old_RT,
                 reference=reference_RT,
-                anchors=anchors,
+                ref_log_probs=ref_log_probs,
             )
             value = terms_RT.masked_fill(targets_RT == IGNORE, 0.0).sum()
         loss = value / count
@@ -149,7 +152,7 @@ def anchored_terms(
     *,
     old: Tensor | None,
     reference: Tensor | None,
-    anchors: ReferenceLogProbs,
+    ref_log_probs: ReferenceLogProbs,
 ) -> Tensor:
     """Return the objective's term of every token, (R, T) fp32.
 
@@ -159,14 +162,14 @@ def anchored_terms(
     # Without `old` the ratio is 1 in value, and its gradient is that of log p.
     ratio = (logp - (logp.detach() if old is None else old)).exp()
     terms = -ratio * advantage
-    if anchors.clip is not None:
-        near = ratio.clamp(1 - anchors.clip, 1 + anchors.clip)
+    if ref_log_probs.clip is not None:
+        near = ratio.clamp(1 - ref_log_probs.clip, 1 + ref_log_probs.clip)
         # The larger loss is the smaller gain: PPO's min, with the sign flipped.
         terms = torch.maximum(terms, -near * advantage)
     if reference is not None:
         difference = reference - logp
         # k3: r - 1 - log r, never negative; expm1 keeps its digits where r is near 1.
-        terms = terms + anchors.kl_weight * (difference.expm1() - difference)
+        terms = terms + ref_log_probs.kl_weight * (difference.expm1() - difference)
     return terms
 
 
@@ -182,7 +185,7 @@ def log_probs(model: GPT, rollouts: Sequence[Rollout], *, device_batch_size: int
     order.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
     model.eval()
     for first in range(0, len(order), device_batch_size):
-        HEART.beat("log-probabilities")
+        HEARTBEAT.beat("log-probabilities")
         ids = order[first : first + device_batch_size]
         batch = [rollouts[i] for i in ids]
         tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))

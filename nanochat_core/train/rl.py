@@ -248,10 +248,14 @@ def update(
         record(torch.zeros(()))
         return
     # One update without clip and KL needs no other log-probabilities: the ratio is 1.
-    anchors = None
+    ref_log_probs = None
     if config.clip is not None or reference is not None:
-        anchors = oom_retry.values(partial(make_anchors, model, reference, rollouts, config))
-    compute = policy_gradients_of(model, optimizer, rollouts, anchors=anchors, world=world)
+        ref_log_probs = oom_retry.values(
+            partial(make_ref_log_probs, model, reference, rollouts, config)
+        )
+    compute = policy_gradients_of(
+        model, optimizer, rollouts, ref_log_probs=ref_log_probs, world=world
+    )
     for number in range(config.updates_per_batch):
         objective = oom_retry.gradients(compute)
         if number == 0:  # a later one is of weights that have moved, on answers they did not sample
@@ -259,7 +263,7 @@ def update(
         optimizer.step(lr_multiplier=lr_multiplier, momentum=MOMENTUM, weight_decay=0.0)
 
 
-def make_anchors(
+def make_ref_log_probs(
     model: GPT,
     reference: GPT | None,
     rollouts: Sequence[Rollout],

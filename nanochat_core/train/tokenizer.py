@@ -12,7 +12,7 @@ from typing import Any
 from nanochat_core.config import TokenizerConfig
 from nanochat_core.data.shard_files import ShardSet, read_row_groups
 from nanochat_core.job import Job
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.evaluation import HELD_OUT, evaluate
@@ -34,7 +34,7 @@ def run(job: Job) -> dict[str, Any]:
         shards.train, max_chars=config.max_chars, document_cap=config.document_cap
     )
     # It counts words and merges pairs in one call into Rust, which cannot beat after the last text.
-    with HEART.busy("learning the vocabulary", times=_LEARNING_TIMES):
+    with HEARTBEAT.busy("learning the vocabulary", times=_LEARNING_TIMES):
         tokenizer = Tokenizer.train(texts, vocab_size=config.vocab_size)
     progress.message(f"learnt them in {time.monotonic() - started:.1f} seconds")
     tokenizer.save(job.output)

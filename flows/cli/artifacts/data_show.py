@@ -47,25 +47,25 @@ def show(
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
             again = replace(options_of_run(made), use=())
-            words = ["--force", TASK_DATA.name, *place.words]
+            words = ["--force", TASK_DATA.name, *place.argv]
             # The cached or stored files are damaged: only building the stage again helps.
             error.hint = f"make them again: {again.command(made.profile, place=words)}"
             raise
         tokenizer = Tokenizer.load(tokens)
     ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)
     # Datasets come from the network: escape control characters, which could move the cursor.
-    pieces = [(learnt, escaped(tokenizer.decode(part))) for learnt, part in _spans(ids, mask)]
+    pieces = [(is_target, escaped(tokenizer.decode(part))) for is_target, part in _spans(ids, mask)]
     if as_json:
         tree = {"ids": ids, "mask": mask, "conversation": conversation}
         print_json({"task": task, "split": split, "index": index, **tree})
         return 0
     console = screen()
     console.print(f"{task} {split} {index}: {len(ids)} tokens, {sum(mask)} of them learnt")
-    for learnt, text in pieces:
+    for is_target, text in pieces:
         if console.color_system is None:  # no terminal, or NO_COLOR
-            console.print(f"{{+{text}+}}" if learnt else text, end="")
+            console.print(f"{{+{text}+}}" if is_target else text, end="")
         else:
-            console.print(text, style="bold green" if learnt else "dim", end="")
+            console.print(text, style="bold green" if is_target else "dim", end="")
     console.print()
     return 0
 
@@ -92,6 +92,6 @@ def _open_example(directory: Path, task: str, split: str, index: int) -> dict[st
 
 
 def _spans(ids: Sequence[int], mask: Sequence[int]) -> Iterator[tuple[bool, list[int]]]:
-    """Yield runs of neighbouring tokens with the same mask: (learnt, token ids)."""
-    for learnt, group in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
-        yield learnt, [token for token, _ in group]
+    """Yield runs of neighbouring tokens with the same mask: (is target, token ids)."""
+    for is_target, group in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
+        yield is_target, [token for token, _ in group]

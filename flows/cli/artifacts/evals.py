@@ -13,10 +13,10 @@ from flows.cli.options import (
     AsJson,
     PlacementOptions,
     StoreOptions,
+    argv_of,
     as_options,
     make_group,
     parameter_of,
-    words_of,
 )
 from flows.cli.output import print_lines, print_result, print_warning, screen
 from flows.cli.train.run import resumable
@@ -135,7 +135,7 @@ def run(
     from flows.orchestration.local_run import ready
 
     began = time.monotonic()
-    command = shlex.join(["nanochat", "evals", "run", model, *words_of(evaluation), *where.words])
+    command = shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
     with (
         resumable(command, stages=[stage.name for stage in stages]) as display,
         ready(where.home_path, display),
@@ -229,7 +229,7 @@ def _scheduled(
     yield f"{recurring.model} is evaluated by {suite.stage.name}: {state}"
     yield f"model   {suite.model.name}; looked up again each time"
     yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
-    again = ["nanochat", "evals", "run", recurring.model, *where.words]
+    again = ["nanochat", "evals", "run", recurring.model, *where.argv]
     yield f"at once {shlex.join(again)}"
 
 

@@ -211,7 +211,7 @@ def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     if server is not None:
         yield f"history      {home / 'prefect' if server.database == SQLITE else server.database}"
     yield f"logs         {home / 'prefect'}"
-    words = shlex.join(place.words)
+    words = shlex.join(place.argv)
     ending = f" {words}" if words else ""
     yield "next         start the deployment nanochat in Prefect's pages, or from here:"
     yield f"             nanochat run tiny{ending}"

@@ -85,7 +85,7 @@ def miniseries(
             **shared(MiniseriesRequest, where.resolved, workers),
         )
 
-    again = _command(series, overrides, [*where.words, *workers.words])
+    again = _command(series, overrides, [*where.argv, *workers.argv])
     return run_group(series, again, start, where, workers, plan=plan, as_json=as_json)
 
 

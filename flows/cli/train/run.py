@@ -54,7 +54,7 @@ def run(
     A run with the profile's own settings has the profile's name. With other settings it is called
     like tiny-d4 or tiny-1a2b3c, unless --name says otherwise.
     """
-    again = what.command(profile, place=[*where.words, *workers.words])
+    again = what.command(profile, place=[*where.argv, *workers.argv])
     profile, what = read_recipe(profile, what)
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
@@ -63,7 +63,7 @@ def run(
     planned = plan_profile(profile, what, where, redo=redo, will_run=True)
     plan, store = planned.plan, planned.store
     name = open_name(store, profile, what)
-    place = StoreOptions(home=where.home, store=where.store).words
+    place = StoreOptions(home=where.home, store=where.store).argv
     if workers.pool is not None:
         from flows.orchestration.local_run import check_pool_exists
 

@@ -134,7 +134,7 @@ def stage(
     # Planned without placement: only the states are used, and no estimate.
     plan = make_plan(chosen.run, store, where.work, pinned=pinned)
     # The options without `nanochat run`: hints give them to `nanochat stage`.
-    words = shlex.join(shlex.split(what.command(profile, place=where.words))[2:])
+    words = shlex.join(shlex.split(what.command(profile, place=where.argv))[2:])
     inputs = _find_inputs(plan, built_stage, words)
     run = new_run(
         run_id or new_run_id(name, timestamp(time.time())),

@@ -79,9 +79,9 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     # which trains nothing.
     is_known = run.profile in PROFILES
     model = evaluated_model(run)
-    command = what.command(run.profile, place=where.words)
+    command = what.command(run.profile, place=where.argv)
     if model is not None:
-        command = shlex.join(["nanochat", "evals", "run", model, *where.words])
+        command = shlex.join(["nanochat", "evals", "run", model, *where.argv])
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
     yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")

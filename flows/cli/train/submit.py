@@ -66,7 +66,7 @@ def submit(
         **shared(RunRequest, redo, what, workers),
     )
     flow_run = flow_runs.submit(api_url, DEPLOYMENT, parameters_of(request), name=run)
-    words = StoreOptions(home=where.home, store=where.store).words
+    words = StoreOptions(home=where.home, store=where.store).argv
     print_lines(
         [
             f"run      {run}",

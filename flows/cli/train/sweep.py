@@ -17,8 +17,8 @@ from flows.cli.options import (
     ProfileName,
     SettingOptions,
     WorkerOptions,
+    argv_of,
     parameter_of,
-    words_of,
 )
 from flows.cli.output import print_json, print_lines, print_warning
 from flows.cli.recipes import read_recipe
@@ -68,7 +68,7 @@ def sweep(
 
     After Ctrl-C, a crash or a lost machine, the same command resumes and ends with the same table.
     """
-    again = ["nanochat", "sweep", profile, *words_of(what)]
+    again = ["nanochat", "sweep", profile, *argv_of(what)]
     again += [word for text in vary for word in ("--vary", text)]
     again += ["--seeds", seeds, "--stage", stage, "--reduction", str(reduction)]
     again += ["--name", name] if name else []
@@ -90,7 +90,7 @@ def sweep(
 
         return flow(**shared(SweepRequest, grid, where.resolved, workers))
 
-    command = shlex.join([*again, *where.words, *workers.words])
+    command = shlex.join([*again, *where.argv, *workers.argv])
     return run_group(open_sweep(grid), command, start, where, workers, plan=plan, as_json=as_json)
 
 

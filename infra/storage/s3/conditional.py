@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeAlias
 
-from infra.storage.base import ObjectNotFound, Persist, VersionedObject
+from infra.storage.base import ObjectNotFound, Retry, VersionedObject
 from infra.storage.s3.errors import NOT_S3, ErrorResponse, NoResponse
 from nanochat_core.errors import StoreError
 
@@ -54,7 +54,7 @@ def put_if_same(bucket: "Bucket", key: str, data: bytes, version: str) -> bool:
     return True
 
 
-def find_faults(bucket: "Bucket", *, persist: Persist) -> Sequence[str]:
+def find_faults(bucket: "Bucket", *, retry: Retry) -> Sequence[str]:
     """Return what a store lacks, in phrases like "ignores If-Match"; none if it lacks nothing.
 
     Writes small objects, with races between several writers, and removes them.
@@ -63,24 +63,24 @@ def find_faults(bucket: "Bucket", *, persist: Persist) -> Sequence[str]:
     keys = [f"{root}/existing"]
 
     def create(key: str) -> _Write:
-        return lambda data: persist(lambda: put_if_absent(bucket, key, data))
+        return lambda data: retry(lambda: put_if_absent(bucket, key, data))
 
     def create_new() -> _Write:
         keys.append(f"{root}/{len(keys)}")
         return create(keys[-1])
 
     def swap(version: str) -> _Write:
-        return lambda data: persist(lambda: put_if_same(bucket, keys[0], data, version))
+        return lambda data: retry(lambda: put_if_same(bucket, keys[0], data, version))
 
     def swap_current() -> _Write:
-        return swap(persist(lambda: bucket.get_stored(keys[0])).version)
+        return swap(retry(lambda: bucket.get_stored(keys[0])).version)
 
     def delete(key: str) -> None:
         with contextlib.suppress(StoreError):  # then `Store.abort_stale_uploads` removes it
-            persist(lambda: bucket.delete(key))
+            retry(lambda: bucket.delete(key))
 
     try:
-        persist(lambda: bucket.put(keys[0], b"first"))
+        retry(lambda: bucket.put(keys[0], b"first"))
         faults = (
             _find_fault("If-None-Match", wrong=create(keys[0]), right=create_new),
             _find_fault("If-Match", wrong=swap(_STALE), right=swap_current),

@@ -130,13 +130,13 @@ class OperationStopped(Exception):
 def with_retries(
     operation: Callable[[], _T],
     *,
-    patience: Callable[[], RetryPolicy],
+    retry_policy: Callable[[], RetryPolicy],
     is_passing: Callable[[ErrorResponse], bool],
     stop: threading.Event | None = None,
 ) -> _T:
     """Return the result of `operation`, retried after NoResponse and temporary refusals.
 
-    `patience` is called after each failure, so its limits may change meanwhile. Raises the last
+    `retry_policy` is called after each failure, so its limits may change meanwhile. Raises the last
     NoResponse or ErrorResponse with a note of the tries, and OperationStopped once `stop` is set.
     """
     started, tries = time.monotonic(), 0
@@ -146,7 +146,7 @@ def with_retries(
         try:
             return operation()
         except (NoResponse, ErrorResponse) as error:
-            limits = patience()
+            limits = retry_policy()
             passed = time.monotonic() - started
             # Exponential backoff; the exponent is bounded, since a huge one overflows a float.
             wait = min(limits.first_wait * 2 ** min(tries - 1, 60), limits.longest_wait)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from infra.storage.base import ObjectNotFound, Persist
+from infra.storage.base import ObjectNotFound, Retry
 from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
@@ -23,7 +23,7 @@ _PART = Part(index=0, start=0, length=len(_BODY))
 Send: TypeAlias = Callable[[str, Part, Checksum], Mapping[str, Any]]
 
 
-class PersistPart(Protocol):
+class RetryPart(Protocol):
     """A runner of operations with retries. Raises StoreError."""
 
     def __call__(
@@ -40,10 +40,10 @@ class _Forgotten(Exception):
 class Uploads:
     """Multipart uploads of one bucket."""
 
-    def __init__(self, bucket: Bucket, pool: Executor, *, persist: PersistPart) -> None:
+    def __init__(self, bucket: Bucket, pool: Executor, *, retry: RetryPart) -> None:
         self._bucket = bucket
         self._pool = pool
-        self._persist = persist
+        self._retry = retry
 
     def send(self, key: str, size: int, send: Send, *, checksum: Checksum) -> None:
         """Write an object of `size` bytes in parts that `send` writes. Raises StoreError."""
@@ -63,12 +63,12 @@ class Uploads:
     def _send_once(self, key: str, size: int, send: Send, checksum: Checksum) -> None:
         parts = plan_parts(size, length=part_length(size))
         # Needed to recognise our own object if the answer to the completion is lost.
-        before = self._persist(f"look at {key}", lambda: self._find(key))
-        upload = self._persist(f"put {key}", lambda: self._bucket.begin_upload(key, checksum))
+        before = self._retry(f"look at {key}", lambda: self._find(key))
+        upload = self._retry(f"put {key}", lambda: self._bucket.begin_upload(key, checksum))
         tags: dict[int, Mapping[str, Any]] = {}
 
         def work(part: Part, stop: threading.Event) -> None:
-            tags[part.index] = self._persist(
+            tags[part.index] = self._retry(
                 f"put {key}", lambda: send(upload, part, checksum), stop=stop
             )
 
@@ -76,7 +76,7 @@ class Uploads:
             # A part is in memory while it is sent: larger parts, fewer at a time.
             run_all(self._pool, parts, work, at_once=max(1, THREADS * PART // parts[0].length))
             sent = [tags[part.index] for part in parts]
-            self._persist(f"put {key}", lambda: self._complete(key, upload, sent, size, before))
+            self._retry(f"put {key}", lambda: self._complete(key, upload, sent, size, before))
         except BaseException as error:
             # The store bills the parts of an upload until it is completed or aborted.
             with contextlib.suppress(NoResponse, ErrorResponse):
@@ -119,13 +119,13 @@ class Uploads:
             return None
 
 
-def checks_parts(bucket: Bucket, kind: Checksum, *, under: str, persist: Persist) -> bool:
+def checks_parts(bucket: Bucket, kind: Checksum, *, under: str, retry: Retry) -> bool:
     """Return whether the store takes parts with this checksum and refuses a damaged part.
 
     Raises StoreError or ObjectNotFound if it cannot do one of the requests.
     """
     key = f"{under}/{uuid.uuid4().hex}/checksum"
-    upload = persist(lambda: bucket.begin_upload(key, kind))
+    upload = retry(lambda: bucket.begin_upload(key, kind))
 
     def refuses_damage() -> bool:
         try:
@@ -139,15 +139,15 @@ def checks_parts(bucket: Bucket, kind: Checksum, *, under: str, persist: Persist
 
     is_complete = False
     try:
-        if not persist(refuses_damage):
+        if not retry(refuses_damage):
             return False
-        sent = persist(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
-        persist(lambda: bucket.complete_upload(key, upload, [sent]))
+        sent = retry(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
+        retry(lambda: bucket.complete_upload(key, upload, [sent]))
         is_complete = True
-        return persist(lambda: bucket.get(key)) == _BODY
+        return retry(lambda: bucket.get(key)) == _BODY
     finally:
         with contextlib.suppress(StoreError):
             if not is_complete:
-                persist(lambda: bucket.abort_upload(key, upload))
+                retry(lambda: bucket.abort_upload(key, upload))
         with contextlib.suppress(StoreError):  # also if only the answer of the completion was lost
-            persist(lambda: bucket.delete(key))
+            retry(lambda: bucket.delete(key))

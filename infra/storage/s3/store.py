@@ -71,12 +71,12 @@ class S3Store:
         url: str,
         *,
         settings: Settings | None = None,  # None: the environment's
-        patience: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
         name, prefix = parse_url(url)
         self.settings = settings or read_settings()
         self.bucket = Bucket(name, prefix=prefix, settings=self.settings)
-        self._patience = patience
+        self._retry_policy = retry_policy
         self._trying_conditions = threading.Lock()
         self._trying_checksums = threading.Lock()
         self.faults: Sequence[str] | None = None  # of its conditional writes; None: not probed yet
@@ -90,43 +90,41 @@ class S3Store:
 
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
-        self._persist(f"put {key}", lambda: self.bucket.put(key, data))
+        self._retry(f"put {key}", lambda: self.bucket.put(key, data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
         check_key(key)  # before the probe, which contacts the store
         self.check_conditions()
-        return self._persist(
-            f"put {key}", lambda: conditional.put_if_absent(self.bucket, key, data)
-        )
+        return self._retry(f"put {key}", lambda: conditional.put_if_absent(self.bucket, key, data))
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         check_key(key)
         self.check_conditions()
-        return self._persist(
+        return self._retry(
             f"put {key}", lambda: conditional.put_if_same(self.bucket, key, data, version)
         )
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
         limit = MAX_RECORD if size is None else size
-        return self._persist(f"get {key}", lambda: self.bucket.get(key, limit=limit))
+        return self._retry(f"get {key}", lambda: self.bucket.get(key, limit=limit))
 
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
-        return self._persist(f"get {key}", lambda: self.bucket.get_stored(key))
+        return self._retry(f"get {key}", lambda: self.bucket.get_stored(key))
 
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
-        return self._persist(f"look at {key}", lambda: self.bucket.head(key))
+        return self._retry(f"look at {key}", lambda: self.bucket.head(key))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         last: str | None = None
         token: str | None = None
         while True:
-            page = self._persist(
+            page = self._retry(
                 f"list {prefix}*",
                 functools.partial(self.bucket.list_page, prefix, after=last, token=token),
             )
@@ -152,7 +150,7 @@ class S3Store:
 
     def delete(self, key: str) -> None:
         """See Store."""
-        self._persist(f"delete {key}", lambda: self.bucket.delete(key))
+        self._retry(f"delete {key}", lambda: self.bucket.delete(key))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -182,7 +180,7 @@ class S3Store:
         """See Store."""
         source = f"{self.url}/{check_key(key)}"
         for _ in range(_ROUNDS):
-            found = self._persist(f"get {key}", lambda: self.bucket.head(key))
+            found = self._retry(f"get {key}", lambda: self.bucket.head(key))
             check_size(source, found.size, size)
             version = f"{found.version} {found.modified}"
             with (
@@ -209,7 +207,7 @@ class S3Store:
             uploads = ()  # the store cannot list them
         old = [(key, upload) for key, upload, age in uploads if age > older_than]
         for key, upload in old:
-            self._persist(
+            self._retry(
                 f"drop an upload of {key}",
                 functools.partial(self.bucket.abort_upload, key, upload),
             )
@@ -218,7 +216,7 @@ class S3Store:
 
     def list_unfinished(self) -> Sequence[tuple[str, str, float]]:
         """Return key, id and age of unfinished multipart uploads."""
-        return self._persist("list unfinished uploads", self.bucket.list_uploads)
+        return self._retry("list unfinished uploads", self.bucket.list_uploads)
 
     def check_conditions(self) -> None:
         """See Store. AWS is known to have them."""
@@ -227,7 +225,7 @@ class S3Store:
                 self.faults = (
                     ()
                     if self.bucket.is_aws
-                    else conditional.find_faults(self.bucket, persist=self._persist_probe)
+                    else conditional.find_faults(self.bucket, retry=self._retry_probe)
                 )
         if self.faults:
             raise StoreError(
@@ -239,7 +237,7 @@ class S3Store:
 
     @property
     def _uploads(self) -> Uploads:
-        return Uploads(self.bucket, self._pool, persist=self._persist)
+        return Uploads(self.bucket, self._pool, retry=self._retry)
 
     def checksum_of_parts(self) -> Checksum:
         """Return the checksum for large bodies: the cheapest that the store is seen to check."""
@@ -254,19 +252,19 @@ class S3Store:
             return self.bucket.checksum
         # The probe is optional: uploads work with the other checksum.
         with contextlib.suppress(StoreError, ObjectNotFound):
-            if checks_parts(self.bucket, "crc32", under=TRIALS, persist=self._persist_probe):
+            if checks_parts(self.bucket, "crc32", under=TRIALS, retry=self._retry_probe):
                 return "crc32"
         return self.bucket.checksum
 
-    def _persist_probe(self, request: Callable[[], _T]) -> _T:
-        return self._persist("probe the store", request)
+    def _retry_probe(self, request: Callable[[], _T]) -> _T:
+        return self._retry("probe the store", request)
 
     def _fetch_into(self, file: PartFile, key: str, found: ObjectHead, on_bytes: OnBytes) -> None:
         on_bytes(found.size - sum(part.length for part in file.missing))
 
         def work(part: Part, stop: threading.Event) -> None:
             read = functools.partial(self.bucket.read, key, found, part, file.write)
-            self._persist(f"get {key}", read, stop=stop)
+            self._retry(f"get {key}", read, stop=stop)
             file.finish(part)
             on_bytes(part.length)
 
@@ -281,13 +279,13 @@ class S3Store:
             self.delete(key)
         return is_old
 
-    def _persist(
+    def _retry(
         self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
     ) -> _T:
         """Run an operation with retries. Raises StoreError."""
         try:
             return with_retries(
-                operation, patience=self._limits, is_passing=self._is_passing, stop=stop
+                operation, retry_policy=self._limits, is_passing=self._is_passing, stop=stop
             )
         except (NoResponse, ErrorResponse) as error:
             raise explain(
@@ -300,8 +298,8 @@ class S3Store:
     def _limits(self) -> RetryPolicy:
         # Called after each failure: a wrong address fails soon, an outage later gets all tries.
         if self.bucket.has_answered:
-            return self._patience
-        return replace(self._patience, tries=min(self._patience.tries, _FIRST_CONTACT))
+            return self._retry_policy
+        return replace(self._retry_policy, tries=min(self._retry_policy.tries, _FIRST_CONTACT))
 
     def _is_passing(self, refused: ErrorResponse) -> bool:
         troubled = self.bucket.has_accepted and refused.code in _TROUBLED

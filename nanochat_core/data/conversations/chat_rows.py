@@ -206,17 +206,17 @@ def _scratch_prefix(directory: Path) -> str:
 
 def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:
     """Write all pieces to files in `scratch`; return them as one, with ids and mask mapped."""
-    kind, learnt, lengths = np.dtype("<u2"), 0, array("I")
+    kind, num_targets, lengths = np.dtype("<u2"), 0, array("I")
     with (scratch / "ids").open("wb") as ids_file, (scratch / "mask").open("wb") as mask_file:
         for piece in pieces:
             kind = piece.ids.dtype
-            learnt += int(piece.mask.sum())
+            num_targets += int(piece.mask.sum())
             write_array(ids_file, piece.ids)
             write_array(mask_file, piece.mask)
             lengths.extend(piece.lengths.tolist())
     check_size(scratch / "ids", sum(lengths) * kind.itemsize)
     check_size(scratch / "mask", sum(lengths))
-    if not learnt:
+    if not num_targets:
         raise DataError(
             "the mixture has no token to learn from",
             hint="a conversation needs at least one assistant message",
@@ -266,13 +266,13 @@ def _write_arrays(everything: Piece, directory: Path, *, row_len: int) -> None:
             some = rows[first : first + _PIECE]
             # Filled with padding first; its mask stays 0.
             tokens = np.full((len(some), row_len), bos, dtype=ids.dtype)
-            learnt = np.zeros((len(some), row_len), dtype=np.uint8)
+            targets = np.zeros((len(some), row_len), dtype=np.uint8)
             for row, members in enumerate(some):
                 place = 0
                 for member in members:
                     start, length = int(starts[member]), lengths[member]
                     tokens[row, place : place + length] = ids[start : start + length]
-                    learnt[row, place : place + length] = mask[start : start + length]
+                    targets[row, place : place + length] = mask[start : start + length]
                     place += length
             write_array(tokens_file, tokens)
-            write_array(bits_file, np.packbits(learnt, axis=1))
+            write_array(bits_file, np.packbits(targets, axis=1))

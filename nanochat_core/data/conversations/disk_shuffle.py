@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nanochat_core.job import move_into_place
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from tasks.base import Conversation, prompt_key
 from tasks.kinds.files import line_of
 
@@ -41,7 +41,7 @@ class Spool:
 
     def add(self, conversation: Conversation) -> None:
         """Append a conversation."""
-        HEART.beat("converting examples")
+        HEARTBEAT.beat("converting examples")
         size = self._file.write(line_of(conversation).encode("ascii"))
         self._starts.append(self._starts[-1] + size)
         self._prompts.append(prompt_digest(conversation))
@@ -67,7 +67,7 @@ class Spool:
         # pread bypasses the file's write buffer.
         self._file.flush()
         for number in order:
-            HEART.beat("writing examples")
+            HEARTBEAT.beat("writing examples")
             start = self._starts[number]
             yield os.pread(self._file.fileno(), self._starts[number + 1] - start, start)
 

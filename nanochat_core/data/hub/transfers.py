@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 
 THREADS = 8  # the default of the Hub's own client
@@ -35,7 +35,7 @@ class ByteProgress:
     def add(self, count: int) -> None:
         """Count received bytes."""
         if count:
-            HEART.beat("downloading")
+            HEARTBEAT.beat("downloading")
         with self._lock:
             self._done += count
 

@@ -24,7 +24,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import use_device
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.hardware.gc_disabled import collect
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train.loop.checkpoint import (
@@ -77,7 +77,7 @@ class Checkpointer:
     def resume(self) -> tuple[int, dict[str, Any]]:
         """Load the newest checkpoint; return the number of steps done and the loop's own state."""
         # Kernels are compiled in the first step, where no loop can beat. `maybe_save` ends this.
-        self._allowance.enter_context(HEART.busy("the first step", times=_FIRST_STEP_TIMES))
+        self._allowance.enter_context(HEARTBEAT.busy("the first step", times=_FIRST_STEP_TIMES))
         found = find_checkpoint(
             self._root,
             warn=self._progress.message,
@@ -111,7 +111,7 @@ class Checkpointer:
         earlier save failed with.
         """
         self._allowance.close()
-        HEART.beat("agreeing to continue", steps=1)
+        HEARTBEAT.beat("agreeing to continue", steps=1)
         # One rank's signal or clock decides for all: a rank that saved or stopped alone would leave
         # the others waiting in a collective.
         stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
@@ -151,7 +151,7 @@ class Checkpointer:
         self._allowance.close()
         # The optimizer's state is gathered and the model written in a few long calls that cannot
         # beat, so they are allowed more time.
-        self._allowance.enter_context(HEART.busy("writing the model", times=_WRITING_TIMES))
+        self._allowance.enter_context(HEARTBEAT.busy("writing the model", times=_WRITING_TIMES))
 
     def _is_due(self, done: int) -> bool:
         every = self._resources.save_every_steps
@@ -165,7 +165,7 @@ class Checkpointer:
 
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
         self._wait()
-        HEART.beat("saving")
+        HEARTBEAT.beat("saving")
         measured = self._metrics.state()
         assert not measured.keys() & state.keys(), f"these names are taken: {', '.join(measured)}"
         if self._world.local_rank == 0:  # on each machine: they may have disks of their own
@@ -284,7 +284,7 @@ class _Writing:
         silent_from = time.monotonic() + _SECONDS_FOR_A_DISK
         while not self.ended:
             if time.monotonic() < silent_from:
-                HEART.beat("waiting for a save")
+                HEARTBEAT.beat("waiting for a save")
             self._thread.join(_SECONDS_BETWEEN_BEATS)
         if self._error is not None:
             raise self._error

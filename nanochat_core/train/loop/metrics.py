@@ -22,7 +22,7 @@ from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.hardware.gpu_specs import peak_flops
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.scaling import flops_per_token
@@ -122,7 +122,7 @@ class TrainMetrics:
 
         `loss` is a scalar, equal on all ranks; `values` are reported with it.
         """
-        HEART.beat("reading the loss")
+        HEARTBEAT.beat("reading the loss")
         self._waiting.append(_Reading(done, loss, values))
         late = self._late and STOP.steps_left is None  # `prove` needs the last loss too
         while len(self._waiting) > late:
@@ -159,7 +159,7 @@ class TrainMetrics:
                     self.last_good(step + 1 - PATIENCE),  # before the first of the high losses
                 )
         self._unreported.append((reading.done, values))
-        HEART.beat("the optimizer's step")
+        HEARTBEAT.beat("the optimizer's step")
 
     def _speeds(self, seconds: float) -> dict[str, float]:
         pace = self._pace

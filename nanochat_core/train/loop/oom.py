@@ -18,7 +18,7 @@ from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 
 Found = TypeVar("Found")
@@ -61,7 +61,7 @@ class OomRetry:
         other ranks, of which one may be out of memory by then: collectives come before it. Raises
         StageError if no smaller size may be tried.
         """
-        HEART.beat("gradients")
+        HEARTBEAT.beat("gradients")
         optimizer = self._optimizer
         # The other ranks have started to sum gradients in this order: a rank that failed must start
         # the same sums, or they would wait for it.
@@ -75,7 +75,7 @@ class OomRetry:
 
         It must not wait for other ranks either. Raises StageError as `gradients` does.
         """
-        HEART.beat("values")
+        HEARTBEAT.beat("values")
         return self._fit(compute, failed=_nothing, again=_nothing)
 
     def _fit(
@@ -97,7 +97,7 @@ class OomRetry:
             if found is None:
                 make_room()
                 failed()
-            HEART.beat("agreeing on memory")
+            HEARTBEAT.beat("agreeing on memory")
             if not self._world.any(found is None):
                 assert found is not None
                 return found

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 
 IGNORE = -1  # target that carries no loss
 
@@ -56,7 +56,7 @@ def _add_gradients(
 ) -> torch.Tensor:
     total = torch.zeros((), device=inputs.device)
     for first in range(0, len(inputs), device_batch_size):
-        HEART.beat("gradients")  # a whole step may take longer than a rank may be silent
+        HEARTBEAT.beat("gradients")  # a whole step may take longer than a rank may be silent
         rows = slice(first, first + device_batch_size)
         tokens, wanted = inputs[rows], targets[rows]
         missing = device_batch_size - len(tokens)

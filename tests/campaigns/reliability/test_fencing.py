@@ -2,9 +2,9 @@
 
 Each round freezes a real process that builds a stage; the new owner takes the lease when it has run
 out. In every other round the new owner has published before the frozen one goes on; in the rest it
-is still building, so that a process without the fence would publish first. The figures of the last
-run are in docs/reliability.md. NANOCHAT_TRIALS is the number of rounds. In the control the frozen
-process does not ask whose the lease is.
+is still building, so that a process without the lease check would publish first. The figures of the
+last run are in docs/reliability.md. NANOCHAT_TRIALS is the number of rounds. In the control the
+frozen process does not ask whose the lease is.
 """
 
 import random
@@ -35,21 +35,23 @@ TTL, BEAT = 1.0, 0.1
 def test_a_frozen_owner_never_changes_what_its_successor_did(
     tmp_path: Path, campaign: Campaign
 ) -> None:
-    report = freeze_owners(tmp_path, rounds=campaign.trials(100), seed=campaign.seed, fence=True)
+    report = freeze_owners(
+        tmp_path, rounds=campaign.trials(100), seed=campaign.seed, check_lease=True
+    )
     campaign.found(f"{report['fenced']} of {report['rounds']} fenced")
     assert report["breaches"] == []
     assert report["fenced"] == report["rounds"]
 
 
 def test_without_the_fence_it_does(tmp_path: Path) -> None:
-    report = freeze_owners(tmp_path, rounds=4, seed=1, fence=False)
+    report = freeze_owners(tmp_path, rounds=4, seed=1, check_lease=False)
     assert {breach.partition(":")[0] for breach in report["breaches"]} == {
         f"round {number}" for number in range(4)
     }
     assert report["fenced"] == 0
 
 
-def freeze_owners(directory: Path, *, rounds: int, seed: int, fence: bool) -> dict[str, Any]:
+def freeze_owners(directory: Path, *, rounds: int, seed: int, check_lease: bool) -> dict[str, Any]:
     """Freeze `rounds` owners; returns how many were fenced and what went wrong."""
     chance = random.Random(seed)
     began = time.monotonic()
@@ -57,7 +59,9 @@ def freeze_owners(directory: Path, *, rounds: int, seed: int, fence: bool) -> di
     fenced = 0
     for number in range(rounds):
         place = directory / str(number)
-        end, wrong = freeze_one(place, chance, published_first=number % 2 == 0, fence=fence)
+        end, wrong = freeze_one(
+            place, chance, published_first=number % 2 == 0, check_lease=check_lease
+        )
         fenced += end["error"] == "LeaseLost"
         breaches += [f"round {number}: {what}" for what in wrong]
         shutil.rmtree(place)
@@ -70,13 +74,13 @@ def freeze_owners(directory: Path, *, rounds: int, seed: int, fence: bool) -> di
 
 
 def freeze_one(
-    place: Path, chance: random.Random, *, published_first: bool, fence: bool
+    place: Path, chance: random.Random, *, published_first: bool, check_lease: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """One round; returns how the frozen process ended, and what it changed."""
     toys = _make_toys(place)
     context = toys.context("run-new")
     process = start_builder(
-        toys, place / "old", toys.placement.store, ttl=TTL, beat=BEAT, fence=fence
+        toys, place / "old", toys.placement.store, ttl=TTL, beat=BEAT, check_lease=check_lease
     )
     read_until(process, "step")
     identity = identify(slow(), context.run, {}, code=Code(toys.root))
@@ -85,7 +89,7 @@ def freeze_one(
     held = _take_over(context.store, identity)
     # Its worker was not frozen. If it may end, there is a result to publish when the process goes
     # on; if not, the job is still running.
-    job_has_ended = not fence or chance.random() < 0.7
+    job_has_ended = not check_lease or chance.random() < 0.7
     if job_has_ended:
         (place / "go").touch()
         wait_until(lambda: bool(list((place / "old").glob("work/slow/*/result.json"))))
@@ -100,7 +104,7 @@ def freeze_one(
         for name, data in _what_counts(context.store, identity).items()
         if data != before[name]
     ]
-    if fence:
+    if check_lease:
         check(context.store, held)
         if not published_first:
             _publish(context.store, identity, held, place)
@@ -155,7 +159,7 @@ def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) ->
         logs=[],
         inputs={},
         provenance=provenance,
-        fence=lambda: check(store, held),
+        check_lease=lambda: check(store, held),
     )
 
 

@@ -113,7 +113,7 @@ a [link](https://example.com/a_(b)) and https://example.com/x. And \\*escaped\\*
 ---
 
 ~~~
-fence `in` tildes
+check_lease `in` tildes
 ~~~
 """
 
@@ -141,4 +141,4 @@ def test_markdown_is_laid_out(page: Page, server: ScriptedServer):
     expect(body.locator("td")).to_have_text(["a | b", "1"])
     expect(body.locator("td.right")).to_have_text("1")
     expect(body.locator("hr")).to_have_count(1)
-    expect(body.locator("pre")).to_have_text("fence `in` tildes")
+    expect(body.locator("pre")).to_have_text("check_lease `in` tildes")

@@ -74,9 +74,9 @@ def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> 
     most = 2  # times the requests, not MOST_REQUESTS: enough to see that they are counted
     fault = Fault(kind="status", nth=30, count=10**6)
     many = int(1.1 * most * sum(pipeline.calm[False].values()))
-    patience = RetryPolicy(tries=many, first_wait=0.0, deadline=600.0)
+    retry_policy = RetryPolicy(tries=many, first_wait=0.0, deadline=600.0)
     with mock.patch.object(fault_pipeline, "MOST_REQUESTS", most):
-        outcome = pipeline.run(fault, patience=patience)
+        outcome = pipeline.run(fault, retry_policy=retry_policy)
         assert (outcome.ended, outcome.is_good) == ("error", False)
     assert outcome.ratio > most
 

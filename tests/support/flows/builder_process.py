@@ -65,7 +65,7 @@ def start_builder(
     *,
     ttl: float = lease.TTL,
     beat: float = lease.BEAT,
-    fence: bool = True,
+    check_lease: bool = True,
 ) -> "subprocess.Popen[str]":
     """Start such a process."""
     toys.stage("slow", source=SLOW)
@@ -73,7 +73,7 @@ def start_builder(
     words = [toys.root, home, store, ttl, beat]
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.flows.builder_process", *map(str, words)],
-        env=environment if fence else {**environment, "NO_FENCE": "1"},
+        env=environment if check_lease else {**environment, "NO_FENCE": "1"},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,

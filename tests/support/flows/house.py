@@ -86,7 +86,7 @@ def build(
             logs=[],
             inputs=inputs,
             provenance=provenance,
-            fence=lambda: None,
+            check_lease=lambda: None,
         ).manifest
         if stage.name == until:
             break

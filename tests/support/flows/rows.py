@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.artifacts.publish import Published, publish
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest, Provenance
-from infra.storage.base import Persist, Store, call_once
+from infra.storage.base import Retry, Store, call_once
 
 GIGABYTE = 10**9
 PROVENANCE = Provenance(
@@ -60,7 +60,7 @@ def publish_files(
         logs=[log],
         inputs={},
         provenance=replace(PROVENANCE, run=run),
-        fence=no_fence,
+        check_lease=no_fence,
     ).manifest
 
 
@@ -81,8 +81,8 @@ def publish_rows(
     *,
     train: bytes = b"123456",
     identity: Identity = ROWS,
-    fence: Callable[[], None] = no_fence,
-    persist: Persist = call_once,
+    check_lease: Callable[[], None] = no_fence,
+    retry: Retry = call_once,
 ) -> Published:
     output = write_output(tmp_path, train=train)
     return publish(
@@ -92,6 +92,6 @@ def publish_rows(
         logs=[output.parent / "events.jsonl"],
         inputs={},
         provenance=PROVENANCE,
-        fence=fence,
-        persist=persist,
+        check_lease=check_lease,
+        retry=retry,
     )

@@ -150,7 +150,7 @@ def commit(store: Store, toy: Toy) -> Manifest:
         logs=[toy.log],
         inputs={},
         provenance=provenance,
-        fence=lambda: check(store, held),
+        check_lease=lambda: check(store, held),
     )
     release(store, held)
     return published.manifest

@@ -83,7 +83,7 @@ def make_world(directory: Path, *, seed: int) -> World:
             logs=[log],
             inputs={},
             provenance=dataclasses.replace(PROVENANCE, run=run),
-            fence=no_fence,
+            check_lease=no_fence,
         ).manifest
         contents[manifest.digest] = files
         return manifest
@@ -92,7 +92,7 @@ def make_world(directory: Path, *, seed: int) -> World:
     superseded = {stage: make(stage, 1, OLD_RUN) for stage in FILES}
     earlier = {key: store.get(key) for key in map(manifest_key, superseded.values())}
     for manifest in superseded.values():
-        supersede(store, manifest, fence=lambda: None)
+        supersede(store, manifest, check_lease=lambda: None)
     new = {stage: make(stage, 1, RUN) for stage in FILES}
     for stage, manifest in new.items():
         for file, before in zip(manifest.files, superseded[stage].files, strict=True):

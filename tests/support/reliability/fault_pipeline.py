@@ -47,7 +47,7 @@ MOST_REQUESTS = 8.0  # times those of a run without faults
 _PART = 64 << 10  # bytes
 _SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
 _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
-_READ_SECONDS = 0.8  # the client's patience with an answer; the proxy drips for less
+_READ_SECONDS = 0.8  # the client's read timeout; the proxy drips for less
 # So that a job of a few hundredths of a second renews its lease.
 _TERMS = LeaseTimings(beat=0.03, look=0.3, longest_look=0.6)
 _PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
@@ -111,7 +111,7 @@ class Pipeline:
         watched: bool = False,
         tries_conditions: bool = False,
         kind: type[S3Store] | None = None,
-        patience: RetryPolicy = PATIENCE,
+        retry_policy: RetryPolicy = PATIENCE,
     ) -> Outcome:
         """Build everything with faults; look at the server; build again without.
 
@@ -121,7 +121,7 @@ class Pipeline:
         prefix, home = uuid.uuid4().hex, self.directory / uuid.uuid4().hex
         home.mkdir()
         kind = kind or (S3Store if tries_conditions else TriedStore)
-        store = self._open(prefix, "proxy", kind, patience)
+        store = self._open(prefix, "proxy", kind, retry_policy)
         direct = self._open(prefix, "server", TriedStore, RetryPolicy())
         began = time.monotonic()
         self.proxy.arm(*faults, storm=storm, seed=seed)
@@ -145,8 +145,12 @@ class Pipeline:
             seconds=time.monotonic() - began,
         )
 
-    def _open(self, prefix: str, to: str, kind: type[S3Store], patience: RetryPolicy) -> S3Store:
-        store = kind(f"s3://{BUCKET}/{prefix}", settings=read_settings({}), patience=patience)
+    def _open(
+        self, prefix: str, to: str, kind: type[S3Store], retry_policy: RetryPolicy
+    ) -> S3Store:
+        store = kind(
+            f"s3://{BUCKET}/{prefix}", settings=read_settings({}), retry_policy=retry_policy
+        )
         bucket = _Client(BUCKET, prefix=prefix, settings=store.settings)
         bucket.client = self.clients[to]
         # The judge's own requests meet no faults, only a machine that is busy.

@@ -226,7 +226,7 @@ class Runner(Actor):
                 metrics={},
                 segments=(),
             ),
-            fence=lease.check,
+            check_lease=lease.check,
         )
         self.judge.on_made(published.manifest)
         return Built(manifest=published.manifest, uri="", cached=False)
@@ -279,7 +279,7 @@ class Accepter(Actor):
             divergences=(),
             accepted={**shelf.ACCEPTED, "from": old.fingerprint},
         )
-        done = commit(self.store, manifest, attempt=uuid.uuid4().hex[:12], fence=lambda: None)
+        done = commit(self.store, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None)
         self.judge.on_made(done.manifest)
 
 

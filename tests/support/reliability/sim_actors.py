@@ -30,7 +30,7 @@ from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement
-from infra.storage.base import ObjectNotFound, Persist, call_once
+from infra.storage.base import ObjectNotFound, Retry, call_once
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Resources
@@ -170,7 +170,7 @@ class Builder(Actor):
         self.judge.owners[self.process] = lease.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
-            fence=lease.check, owner=lease.owner, epoch=lease.fencing_token, persist=wait
+            check_lease=lease.check, owner=lease.owner, epoch=lease.fencing_token, retry=wait
         )
         return Built(manifest=manifest, uri="", cached=False)
 
@@ -178,14 +178,14 @@ class Builder(Actor):
         """Without a lease."""
         if self.find() is None:
             self.world.sleep(self.process, self.seconds_of_job())
-            self.publish(fence=lambda: None, owner="nobody", epoch=0, persist=call_once)
+            self.publish(check_lease=lambda: None, owner="nobody", epoch=0, retry=call_once)
 
     def seconds_of_job(self) -> float:
         """Some take longer than a lease lasts without renewals."""
         return self.world.rng.choice((10.0, 60.0, 200.0)) * self.world.rng.random()
 
     def publish(
-        self, *, fence: Callable[[], None], owner: str, epoch: int, persist: Persist
+        self, *, check_lease: Callable[[], None], owner: str, epoch: int, retry: Retry
     ) -> Manifest:
         """Under a name of this attempt, so that the judge can tell who won."""
         self.attempts += 1
@@ -204,8 +204,8 @@ class Builder(Actor):
                 metrics={"process": self.process.name, "attempt": self.attempts},
                 segments=(),
             ),
-            fence=fence,
-            persist=persist,
+            check_lease=check_lease,
+            retry=retry,
         )
         self.judge.on_published(published, self.process, self.attempts)
         return published.manifest

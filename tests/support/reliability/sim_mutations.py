@@ -123,7 +123,7 @@ MUTATIONS: dict[str, Mutation] = {
             (flows.artifacts.publish, "_adopt", _adopt_anything),
         ),
     ),
-    "no-fence": Mutation(patches=((flows.leases.held_lease, "check", _do_not_check),)),
+    "no-check_lease": Mutation(patches=((flows.leases.held_lease, "check", _do_not_check),)),
     "lease-by-plain-put": Mutation(store=_PlainSwap),
     "bytes-not-verified": Mutation(
         patches=((Reader, "is_whole", staticmethod(lambda data, file: True)),)

@@ -114,7 +114,7 @@ def _publish(
         logs=[],
         inputs=inputs,
         provenance=provenance,
-        fence=lambda: None,
+        check_lease=lambda: None,
     ).manifest
 
 

@@ -101,7 +101,7 @@ def shuffle_head(store: Any, model: Manifest, directory: Path) -> Manifest:
         logs=[],
         inputs={},
         provenance=provenance,
-        fence=lambda: None,
+        check_lease=lambda: None,
     ).manifest
 
 

@@ -143,7 +143,7 @@ def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existi
     toys: Any,
 ) -> None:
     stage = toys.stage("first")
-    context = toys.context()  # its next heartbeat is seconds away: only the fence can notice
+    context = toys.context()  # its next heartbeat is seconds away: only the lease check can notice
     with pytest.raises(LeaseLost, match="to run run-b"):
         build(stage, replace(context, store=TakenAway(context, stage)), {}, force=False)
 

@@ -19,13 +19,13 @@ from tests.support.flows.house import build
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.data.hub_server import talking_to_hub
-from tests.unit.flows.cli.test_stage import words_of
+from tests.unit.flows.cli.test_stage import argv_of
 
 
 def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(
     terminal: Terminal, store: Store, tmp_path: Path
 ) -> None:
-    words = words_of(tmp_path / "a b")
+    words = argv_of(tmp_path / "a b")
     assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
     terminal.said("stage", "tokenizer", "tiny", *words, "--name", "mine")
     again = terminal.said("stage", "shards", "tiny", *words, "--name", "mine")
@@ -58,7 +58,7 @@ def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(
 def test_a_run_with_an_id_goes_on_and_builds_anew_once(
     terminal: Terminal, store: Store, tmp_path: Path
 ) -> None:
-    words = (*words_of(tmp_path / "a"), "--run", "slurm-7", "--force")
+    words = (*argv_of(tmp_path / "a"), "--run", "slurm-7", "--force")
     assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
     first = find_run(store, "slurm-7")
     assert "cached  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
@@ -80,7 +80,7 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = words_of(tmp_path / "a")
+    words = argv_of(tmp_path / "a")
     terminal.said("stage", "shards", "tiny", *words, "--run", "first")
     first = find_run(store, "first")
     assert first is not None

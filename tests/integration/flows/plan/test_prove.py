@@ -150,7 +150,7 @@ def make_bench(
             metrics={},
             segments=(),
         ),
-        fence=lambda: None,
+        check_lease=lambda: None,
     ).manifest
     return Bench(toys, stage, manifest)
 

@@ -15,14 +15,14 @@ import pytest
 from flows.build.retry import is_retryable
 from infra.launch import torchrun, watchdog
 from infra.launch.torchrun import JobFailed, run_job
-from infra.launch.watchdog import Hang, Watchdog, find_place, pulses_of
+from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
 from nanochat_core.job import Job, Resources
-from nanochat_core.runtime.heartbeat import Heart
+from nanochat_core.runtime.heartbeat import HeartbeatWriter
 
 WAITS_FOR_RANK_1 = """
 import os
 import time
-from nanochat_core.runtime.heartbeat import HEART
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
 
 def stuck():
@@ -38,13 +38,13 @@ def run(job):
     progress = Progress(job.events, active=rank == 0)
     progress.start(1000)
     for step in range(3):
-        HEART.beat("gradients", steps=1)
+        HEARTBEAT.beat("gradients", steps=1)
     if rank == int(os.environ.get("WORLD_SIZE", "1")) - 1:
-        HEART.beat("gradients")
+        HEARTBEAT.beat("gradients")
         stuck()
     while not (job.directory / "stuck").exists():
         time.sleep(0.01)
-    HEART.beat("agreeing to go on")
+    HEARTBEAT.beat("agreeing to go on")
     (job.directory / "waiting").touch()
     time.sleep(1000)
 """
@@ -199,9 +199,9 @@ def test_a_job_is_given_its_time_and_more_where_it_declares_it(job: Job) -> None
         return Watchdog(job, clock=lambda: time.monotonic() + seconds).find()
 
     assert find_after(5000.0) is None  # no worker has begun
-    hearts = [Heart(), Heart()]
+    hearts = [HeartbeatWriter(), HeartbeatWriter()]
     for rank, heart in enumerate(hearts):
-        heart.open(pulses_of(job), rank)
+        heart.open(heartbeats_of(job), rank)
     assert find_after(2390.0) is None  # a model is loaded
     found = find_after(2410.0)
     assert found is not None

@@ -68,13 +68,13 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
     jobs = [make_job(tmp_path / name) for name in ("a", "b")]
 
     def run(node: int, endpoint: str, name: str) -> object:
-        meeting = Rendezvous(nodes=2, node=node, endpoint=endpoint, id=name)
+        rendezvous = Rendezvous(nodes=2, node=node, endpoint=endpoint, id=name)
         try:
             return run_job(
                 jobs[node],
                 processes=2,
                 on_event=lambda event: None,
-                meeting=meeting,
+                rendezvous=rendezvous,
                 stop=stops[node],
             )
         except JobFailed as error:
@@ -102,12 +102,12 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
 def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_INTERFACE", "lo")
     assert own_address() == "127.0.0.1"
-    meeting = Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
-    assert meeting.environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    rendezvous = Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
+    assert rendezvous.environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     monkeypatch.setenv("NANOCHAT_ADDRESS", "gpu-7.cluster")
     assert own_address() == "gpu-7.cluster"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    assert meeting.environment() == {"NCCL_SOCKET_IFNAME": "lo"}  # a person's own setting stays
+    assert rendezvous.environment() == {"NCCL_SOCKET_IFNAME": "lo"}  # a person's own setting stays
 
 
 def test_the_interface_is_the_one_that_has_the_address() -> None:

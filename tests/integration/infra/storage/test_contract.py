@@ -132,7 +132,7 @@ def server(
             environment = client_environment(fake.endpoint)
         for name, value in environment.items():
             patch.setenv(name, value)
-        store = S3Store(f"s3://{BUCKET}/contract-{uuid.uuid4().hex}", patience=IMPATIENT)
+        store = S3Store(f"s3://{BUCKET}/contract-{uuid.uuid4().hex}", retry_policy=IMPATIENT)
         yield Place(name=request.param, store=store, root="", fake=fake)
         if fake:
             fake.stop()

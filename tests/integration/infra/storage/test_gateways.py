@@ -100,7 +100,7 @@ PROXIES = {
 def test_a_proxys_plain_refusal_is_an_outage_of_a_store_that_has_worked(
     fake: FakeS3, large: Path, body: str
 ) -> None:
-    store = store_on(fake, patience=RetryPolicy(tries=2, first_wait=0.001))
+    store = store_on(fake, retry_policy=RetryPolicy(tries=2, first_wait=0.001))
     assert store.put_if_absent("a", b"0123456789")
     for status in (400, 401, 403, 404) if body == "text" else (404,):
         fake.answer = lambda request, status=status: Answer(status=status, body=PROXIES[body])

@@ -20,7 +20,7 @@ def use(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], **others: 
     """The store as seen with these variables."""
     for name, value in (environment | others).items():
         monkeypatch.setenv(name, value)
-    return S3Store(URL, patience=IMPATIENT)
+    return S3Store(URL, retry_policy=IMPATIENT)
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_a_resumed_fetch_asks_for_the_missing_parts_only(
     fetch_and_be_killed(store, tmp_path / "target", part=small_parts, parts=5)
     # What the killed one asked last may still be on its way: ours are marked.
     monkeypatch.setenv("AWS_EXECUTION_ENV", "ours")
-    store = S3Store(store.url, patience=IMPATIENT)
+    store = S3Store(store.url, retry_policy=IMPATIENT)
     store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
     asked = [request for request in fake.requests if "/ours" in request.headers["user-agent"]]

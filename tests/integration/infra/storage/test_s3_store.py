@@ -238,7 +238,7 @@ def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(
 
 
 def test_what_is_missing_in_a_bucket_that_is_missing_is_an_error(fake: FakeS3) -> None:
-    store = S3Store("s3://nowhere/x", patience=IMPATIENT)
+    store = S3Store("s3://nowhere/x", retry_policy=IMPATIENT)
     for ask in (
         store.get,
         store.head,

@@ -9,7 +9,7 @@ import pytest
 from nanochat_core.data.processes import map_in_processes
 from nanochat_core.data.shard_files import row_group_sizes
 from nanochat_core.errors import DataError, StageError
-from nanochat_core.runtime.heartbeat import HEART, Heart
+from nanochat_core.runtime.heartbeat import HEARTBEAT, HeartbeatWriter
 
 # The work must be importable in another process, so it is `eval`, `math.sqrt` and the like.
 ITEMS = [f"({i} * {i}, __import__('os').getpid())" for i in range(20)]
@@ -57,15 +57,15 @@ def test_results_behind_a_late_one_are_few(tmp_path):
 
 def test_what_a_process_does_is_a_sign_of_life_of_its_rank(tmp_path):
     """Its rank is no hang while it reads a long file. Its own beat is the only one by then."""
-    heart = "__import__('nanochat_core.runtime.heartbeat', fromlist=['HEART'])"
-    pulses = f"{heart}.read_pulses(__import__('pathlib').Path({str(tmp_path)!r}))"
+    heart = "__import__('nanochat_core.runtime.heartbeat', fromlist=['HEARTBEAT'])"
+    heartbeats = f"{heart}.read_heartbeats(__import__('pathlib').Path({str(tmp_path)!r}))"
     now = "__import__('time').monotonic()"
-    HEART.open(tmp_path, 0)
+    HEARTBEAT.open(tmp_path, 0)
     try:
-        item = f"({now}, {heart}.HEART.beat('reading'), next({pulses}).beat)"
+        item = f"({now}, {heart}.HEARTBEAT.beat('reading'), next({heartbeats}).beat)"
         began, _, beat = next(map_in_processes(eval, [item, item], processes=2))
     finally:
-        vars(HEART).update(vars(Heart()))  # closed
+        vars(HEARTBEAT).update(vars(HeartbeatWriter()))  # closed
     assert beat >= began
 
 

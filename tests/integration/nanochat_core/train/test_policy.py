@@ -65,11 +65,13 @@ ROLLOUTS = [
 
 
 def gradients_of(
-    model: GPT, anchors: ReferenceLogProbs | None, *, device_batch_size: int = 2
+    model: GPT, ref_log_probs: ReferenceLogProbs | None, *, device_batch_size: int = 2
 ) -> tuple[dict[str, torch.Tensor], float]:
     rates = open_profile("tiny").run.optimizer
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
-    compute = policy_gradients_of(model, optimizer, ROLLOUTS, anchors=anchors, world=ALONE)
+    compute = policy_gradients_of(
+        model, optimizer, ROLLOUTS, ref_log_probs=ref_log_probs, world=ALONE
+    )
     value = compute(device_batch_size=device_batch_size)
     return {name: g.clone() for name, g in optimizer.gradients().items()}, float(value)
 
@@ -152,7 +154,7 @@ def test_a_mask_that_lets_forced_tokens_in_is_noticed() -> None:
 
 def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64() -> None:
     model, old, reference = small_model(), small_model(3), small_model(4)
-    anchors = ReferenceLogProbs(
+    ref_log_probs = ReferenceLogProbs(
         old=log_probs(old, ROLLOUTS, device_batch_size=2),
         reference=log_probs(reference, ROLLOUTS, device_batch_size=3),
         clip=CLIP,
@@ -164,7 +166,7 @@ def test_clipped_gradients_with_a_reference_are_those_of_the_formula_in_float64(
     # On both sides of the clip, and inside it.
     assert min(ratios) < 1 - CLIP < max(r for r in ratios if r < 1)
     assert min(r for r in ratios if r > 1) < 1 + CLIP < max(ratios)
-    ours, told = gradients_of(model, anchors)
+    ours, told = gradients_of(model, ref_log_probs)
     assert_close(ours, expected)
     assert told == pytest.approx(value, rel=1e-4)
 
@@ -189,20 +191,20 @@ def test_on_the_first_update_clip_and_reference_change_no_gradient() -> None:
     """The ratio is 1, and the reference is the model itself."""
     plain, _ = gradients_of(small_model(), None)
     logp = log_probs(small_model(), ROLLOUTS, device_batch_size=5)
-    anchors = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
-    for held in (anchors, dataclasses.replace(anchors, old=None)):
+    ref_log_probs = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
+    for held in (ref_log_probs, dataclasses.replace(ref_log_probs, old=None)):
         found, _ = gradients_of(small_model(), held)
         assert_close(found, plain)
 
 
 def test_the_micro_batch_does_not_change_the_gradient() -> None:
     logp = log_probs(small_model(3), ROLLOUTS, device_batch_size=2)
-    for anchors in (
+    for ref_log_probs in (
         None,
         ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT),
     ):
         one, four = (
-            gradients_of(small_model(), anchors, device_batch_size=size)[0] for size in (1, 4)
+            gradients_of(small_model(), ref_log_probs, device_batch_size=size)[0] for size in (1, 4)
         )
         for name in one:
             torch.testing.assert_close(one[name], four[name], rtol=1e-4, atol=1e-6)
@@ -219,10 +221,10 @@ def test_rows_that_are_padded_to_a_gpus_lengths_give_the_same_gradient(
         return tokens, targets
 
     logp = log_probs(small_model(3), ROLLOUTS, device_batch_size=2)
-    anchors = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
-    plain = gradients_of(small_model(), anchors, device_batch_size=2)[0]
+    ref_log_probs = ReferenceLogProbs(old=logp, reference=logp, clip=CLIP, kl_weight=KL_WEIGHT)
+    plain = gradients_of(small_model(), ref_log_probs, device_batch_size=2)[0]
     monkeypatch.setattr(policy, "pad_for", padded)
-    wider = gradients_of(small_model(), anchors, device_batch_size=2)[0]
+    wider = gradients_of(small_model(), ref_log_probs, device_batch_size=2)[0]
     assert {shape[1] % 8 for shape in shapes} == {0}
     for name in plain:
         torch.testing.assert_close(wider[name], plain[name], rtol=1e-4, atol=1e-6)

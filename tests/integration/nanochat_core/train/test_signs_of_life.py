@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 
-from infra.launch.watchdog import Watchdog, pulses_of
+from infra.launch.watchdog import Watchdog, heartbeats_of
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
-from nanochat_core.runtime.heartbeat import HEART, Heart, read_pulses
+from nanochat_core.runtime.heartbeat import HEARTBEAT, HeartbeatWriter, read_heartbeats
 from nanochat_core.train import rl
 from nanochat_core.train.loop import checkpointer
 
@@ -26,10 +26,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the rank does: every beat, and every pass."""
     said: list[str] = []
 
-    def beat(self: Heart, doing: str, *, steps: int = 0) -> None:
+    def beat(self: HeartbeatWriter, doing: str, *, steps: int = 0) -> None:
         said.append(doing)
 
-    monkeypatch.setattr(Heart, "beat", beat)
+    monkeypatch.setattr(HeartbeatWriter, "beat", beat)
     real = GPT.token_losses
 
     def token_losses(self: GPT, *arguments: Any) -> torch.Tensor:
@@ -74,22 +74,22 @@ def test_every_pass_through_the_model_begins_with_a_sign_of_life(
 def heart(make_job: MakeJob, tmp_path: Path) -> Iterator[Job]:
     """A job of which the launcher expects a sign of life every half a second."""
     job = make_job("shards", tmp_path / "job", {}, resources={"hang_seconds": 0.5})
-    HEART.open(pulses_of(job), 0)
-    HEART.started()
-    HEART.beat("training", steps=1)
+    HEARTBEAT.open(heartbeats_of(job), 0)
+    HEARTBEAT.started()
+    HEARTBEAT.beat("training", steps=1)
     yield job
-    vars(HEART).update(vars(Heart()))  # closed
+    vars(HEARTBEAT).update(vars(HeartbeatWriter()))  # closed
 
 
 def test_a_loop_that_waits_for_a_slow_disk_does_not_hang(heart: Job) -> None:
-    [first] = read_pulses(pulses_of(heart))
+    [first] = read_heartbeats(heartbeats_of(heart))
 
     def write() -> None:
         beat = first.beat
         for _ in range(3):
-            while (pulse := next(read_pulses(pulses_of(heart)))).beat == beat:
+            while (heartbeat := next(read_heartbeats(heartbeats_of(heart)))).beat == beat:
                 time.sleep(0.01)
-            beat = pulse.beat
+            beat = heartbeat.beat
 
     checkpointer._Writing(write).wait()
 

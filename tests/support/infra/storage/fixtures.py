@@ -44,9 +44,9 @@ def fake(make_fake: MakeFake) -> FakeS3:
     return make_fake()
 
 
-def store_on(fake: FakeS3, *, patience: RetryPolicy = IMPATIENT) -> S3Store:
+def store_on(fake: FakeS3, *, retry_policy: RetryPolicy = IMPATIENT) -> S3Store:
     """An empty store."""
-    return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", patience=patience)
+    return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", retry_policy=retry_policy)
 
 
 def tried_store_on(fake: FakeS3) -> S3Store:

@@ -116,7 +116,7 @@ def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path
         logs=[output.parent / "events.jsonl"],
         inputs={},
         provenance=PROVENANCE,
-        fence=no_fence,
+        check_lease=no_fence,
         on_bytes=told.append,
     )
     assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
@@ -132,11 +132,11 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_pa
             is_ours = super().put_if_absent(key, data)
             if key.endswith("/manifest.json") and self.is_silent:
                 self.is_silent = False
-                supersede(self, Manifest.from_json(data, where=""), fence=no_fence)
+                supersede(self, Manifest.from_json(data, where=""), check_lease=no_fence)
                 raise StoreUnavailable("no answer", hint="wait")
             return is_ours
 
-    def persist(action: Callable[[], T], /) -> T:
+    def retry(action: Callable[[], T], /) -> T:
         try:
             return action()
         except StoreUnavailable:
@@ -144,7 +144,7 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_pa
 
     store = Silent(tmp_path / "store")
     with pytest.raises(ArtifactError, match="was removed while it was being published"):
-        publish_rows(store, tmp_path, persist=persist)
+        publish_rows(store, tmp_path, retry=retry)
     assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
@@ -152,8 +152,8 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
     store: LocalStore, tmp_path: Path, cache: Cache
 ):
     old = publish_rows(store, tmp_path).manifest
-    supersede(store, old, fence=no_fence)
-    supersede(store, old, fence=no_fence)
+    supersede(store, old, check_lease=no_fence)
+    supersede(store, old, check_lease=no_fence)
     assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
     new = publish_rows(store, tmp_path, train=b"other!").manifest
     (key,) = new.divergences
@@ -164,17 +164,17 @@ def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
 def test_an_owner_that_lost_its_right_puts_nothing_aside(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
 
-    def fence() -> None:
+    def check_lease() -> None:
         raise StageError("another process builds it")
 
     with pytest.raises(StageError):
-        supersede(store, old, fence=fence)
+        supersede(store, old, check_lease=check_lease)
     assert find_manifest(store, old.ref) == old
 
 
 def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
-    supersede(store, old, fence=no_fence)
+    supersede(store, old, check_lease=no_fence)
     new = publish_rows(store, tmp_path).manifest
     assert new.digest == old.digest
     assert new.divergences == ()
@@ -190,7 +190,7 @@ def test_a_stage_that_left_nothing_publishes_nothing(store: LocalStore, tmp_path
             logs=[],
             inputs={},
             provenance=PROVENANCE,
-            fence=no_fence,
+            check_lease=no_fence,
         )
 
 
@@ -200,11 +200,15 @@ def test_an_output_that_is_no_plain_file_or_no_plain_name_is_refused(
     output = write_output(tmp_path)
     (output / "link").symlink_to("/etc/passwd")
     with pytest.raises(ArtifactError, match="not a plain file"):
-        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
+        publish(
+            store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, check_lease=no_fence
+        )
     (output / "link").unlink()
     (output / "with space").write_text("")
     with pytest.raises(StoreError, match="with space"):
-        publish(store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, fence=no_fence)
+        publish(
+            store, ROWS, output, logs=[], inputs={}, provenance=PROVENANCE, check_lease=no_fence
+        )
     assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
 
 
@@ -213,7 +217,9 @@ def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path
         output = write_output(tmp_path)
         provenance = dataclasses.replace(PROVENANCE, created=f"2026-11-0{day}T00:00:00Z")
         identity = identity_of("rows", seed=day)
-        publish(store, identity, output, logs=[], inputs={}, provenance=provenance, fence=no_fence)
+        publish(
+            store, identity, output, logs=[], inputs={}, provenance=provenance, check_lease=no_fence
+        )
     seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
     assert seeds == [{"seed": 3}, {"seed": 2}]
     assert list(newest_manifests(store, "pretrain", 2)) == []

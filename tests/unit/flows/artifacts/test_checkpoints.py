@@ -67,7 +67,9 @@ def save(job: Job, step: int) -> Path:
 
 
 def send_one(store: LocalStore, job: Job, step: int, *, epoch: int = 1) -> None:
-    sent = send(store, job, save(job, step), owner="me", fencing_token=epoch, fence=lambda: None)
+    sent = send(
+        store, job, save(job, step), owner="me", fencing_token=epoch, check_lease=lambda: None
+    )
     prune(store, job, sent=sent)
 
 
@@ -177,7 +179,7 @@ def test_a_damaged_one_is_passed_over_and_stays_and_the_step_may_be_sent_again(
 def test_sending_again_leaves_what_was_committed_alone(store: LocalStore, here: Job, there: Job):
     directory = save(here, 100)
     for _ in range(2):  # the answer to the first was lost, say
-        send(store, here, directory, owner="me", fencing_token=1, fence=lambda: None)
+        send(store, here, directory, owner="me", fencing_token=1, check_lease=lambda: None)
         with here.events.open("a") as file:
             file.write('{"kind": "message", "text": "and on"}\n')
     told: list[str] = []
@@ -207,20 +209,20 @@ def test_a_fenced_owner_commits_nothing(store: LocalStore, here: Job):
         raise StageError("another one has it")
 
     with pytest.raises(StageError):
-        send(store, here, save(here, 100), owner="me", fencing_token=1, fence=fenced)
+        send(store, here, save(here, 100), owner="me", fencing_token=1, check_lease=fenced)
     assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
 
 
 def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalStore, here: Job):
     asked: list[int] = []
 
-    def fence() -> None:
+    def check_lease() -> None:
         asked.append(len(list(store.list("pretrain/"))))
         if len(asked) == 2:
             raise StageError("another one has it")
 
     with pytest.raises(StageError):
-        send(store, here, save(here, 100), owner="me", fencing_token=1, fence=fence)
+        send(store, here, save(here, 100), owner="me", fencing_token=1, check_lease=check_lease)
     assert asked == [0, 2]  # before anything, and after the tensors and the events
     assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
 

@@ -104,7 +104,7 @@ def test_an_artifact_of_the_format_before_is_found_and_can_be_put_aside(store: L
 
     assert found is not None
     assert found.files[0].content is None
-    supersede(store, found, fence=lambda: None)
+    supersede(store, found, check_lease=lambda: None)
     assert find_manifest(store, ArtifactRef("eval", FINGERPRINT)) is None
     (aside,) = (entry.key for entry in store.list(f"eval/{FINGERPRINT}/superseded/"))
     assert json.loads(store.get(aside)) == MANIFEST

@@ -39,7 +39,7 @@ def publish_shards(
     directory: Path,
     count: int,
     *,
-    fence=no_fence,
+    check_lease=no_fence,
     files=None,
     on_bytes=lambda n: None,
 ) -> Manifest:
@@ -56,7 +56,7 @@ def publish_shards(
         logs=[],
         inputs={},
         provenance=dataclasses.replace(PROVENANCE, run=f"tiny-{count}"),
-        fence=fence,
+        check_lease=check_lease,
         on_bytes=on_bytes,
     ).manifest
 
@@ -124,7 +124,7 @@ def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, 
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         with pytest.raises(ArtifactError, match="shard_0 of shards/"):
             fetch(store, new, cache)
-        supersede(store, new, fence=no_fence)
+        supersede(store, new, check_lease=no_fence)
         mended = publish_shards(store, tmp_path, 3)
         assert find_manifest(store, ArtifactRef("shards", new.fingerprint)) == mended
         files = fetch(store, mended, cache) / "files"
@@ -147,13 +147,13 @@ def test_shared_files_are_pinned_until_the_manifest_names_them(store: MemoryStor
     publish_shards(store, tmp_path, 2)
     places: list[tuple[str, str]] = []
 
-    def fence() -> None:
+    def check_lease() -> None:
         (key,) = store.names(PINS)
         found = find_pin(store, key)
         assert found is not None
         places.extend(found.artifacts)
 
-    publish_shards(store, tmp_path, 3, fence=fence)
+    publish_shards(store, tmp_path, 3, check_lease=check_lease)
     assert ("shards", first.fingerprint) in places  # where the bytes lie
     assert store.names(PINS) == set()
 
@@ -161,11 +161,11 @@ def test_shared_files_are_pinned_until_the_manifest_names_them(store: MemoryStor
 def test_a_publication_that_fails_leaves_no_pin(store: MemoryStore, tmp_path: Path):
     publish_shards(store, tmp_path, 1)
 
-    def fence() -> None:
+    def check_lease() -> None:
         raise ArtifactError("lost")
 
     with pytest.raises(ArtifactError, match="lost"):
-        publish_shards(store, tmp_path, 2, fence=fence)
+        publish_shards(store, tmp_path, 2, check_lease=check_lease)
     assert store.names(PINS) == set()
 
 
@@ -175,11 +175,11 @@ def test_garbage_that_is_shared_again_just_before_it_goes_stays(store: MemorySto
     gc(store)  # marks
     store.now += DAY
 
-    def fence() -> None:
+    def check_lease() -> None:
         gc(store)  # would delete
         assert set(keys(old).values()) <= store.names()
 
-    new = publish_shards(store, tmp_path, 3, fence=fence)
+    new = publish_shards(store, tmp_path, 3, check_lease=check_lease)
     put_run(store, "tiny-3", new)
     gc_until_clean(store)
     for file in new.files:

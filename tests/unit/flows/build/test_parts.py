@@ -51,7 +51,9 @@ def commit(job: Job, step: int, ranks: int) -> Path:
 
 
 def send_whole(store: LocalStore, job: Job, directory: Path, **options: Any) -> int:
-    return send(store, job, directory, owner="me", fencing_token=1, fence=lambda: None, **options)
+    return send(
+        store, job, directory, owner="me", fencing_token=1, check_lease=lambda: None, **options
+    )
 
 
 @pytest.fixture

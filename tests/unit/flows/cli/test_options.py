@@ -23,7 +23,7 @@ def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
     seen = placement.resources
     assert (seen.device_batch_size, seen.attention, seen.compile) == (3, "sdpa", True)
     assert (seen.save_every_steps, seen.dollars_per_hour) == (50, 24.0)
-    words = where.words
+    words = where.argv
     again = dict(zip(words[::2], words[1::2], strict=True))
     assert again["--gpus"] == "0"
     settings = tuple(v for k, v in zip(words[::2], words[1::2], strict=True) if k == "--place")
@@ -74,10 +74,10 @@ def test_a_package_that_is_missing_is_named_before_the_first_stage(
 
 
 def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
-    assert WorkerOptions().words == []
+    assert WorkerOptions().argv == []
     workers = WorkerOptions(pool="gpu", nodes=2, retries=0)
     workers.check()
-    assert workers.words == ["--pool", "gpu", "--nodes", "2", "--retries", "0"]
+    assert workers.argv == ["--pool", "gpu", "--nodes", "2", "--retries", "0"]
 
 
 @pytest.mark.parametrize(

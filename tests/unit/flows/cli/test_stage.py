@@ -13,7 +13,7 @@ from tests.support.flows.terminal import Terminal
 SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
 
 
-def words_of(folder: Path) -> tuple[str, ...]:
+def argv_of(folder: Path) -> tuple[str, ...]:
     folder.mkdir()
     lines = [json.dumps({"text": text}) for text in topics.values()]
     (folder / "topics.jsonl").write_text("\n".join(lines), encoding="utf-8")
@@ -24,7 +24,7 @@ def words_of(folder: Path) -> tuple[str, ...]:
 def test_a_missing_input_is_named_with_the_command_that_makes_it(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    words = words_of(tmp_path / "a b")
+    words = argv_of(tmp_path / "a b")
     error, hint = terminal.fails("stage", "rows", "tiny", *words)
     assert "rows needs tokens, which is not in file://" in error
     assert "nanochat stage shards tiny" in hint
@@ -41,7 +41,7 @@ def test_what_was_lost_has_an_exit_code_of_its_own(
         raise TransientStageError("node 1 heard nothing of node 0", hint="start node 0")
 
     monkeypatch.setattr("flows.cli.train.stage.build_share", lose)
-    assert main(("stage", "shards", "tiny", *words_of(tmp_path / "a"))) == 75
+    assert main(("stage", "shards", "tiny", *argv_of(tmp_path / "a"))) == 75
     assert capsys.readouterr().err.splitlines() == [
         "error: node 1 heard nothing of node 0",
         "hint: start node 0",

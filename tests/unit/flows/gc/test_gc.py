@@ -294,7 +294,7 @@ def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: Mem
 def test_a_note_in_a_manifests_place_is_no_artifact(store: MemoryStore):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
-    supersede(store, manifest, fence=lambda: None)
+    supersede(store, manifest, check_lease=lambda: None)
     store.put(f"{place(manifest)}/checkpoints/step-1/COMMIT.json", b"x")
     store.now += 2 * DAY
     left = look(store).survey.garbage.values()

@@ -241,7 +241,7 @@ def test_what_is_put_aside_after_the_list_was_read_before_it(is_pinned: bool) ->
         store.put(f"{PINS}1.json", encode_record(record, format=1))
     else:
         put_run(store, "tiny-1", grown, status="running")
-    store.after_list = lambda: supersede(store, grown, fence=lambda: None)
+    store.after_list = lambda: supersede(store, grown, check_lease=lambda: None)
     gc(store)
     assert grown.files[0].key in store.names()
 

@@ -95,7 +95,9 @@ def send_checkpoint(house: House, stage: str, step: int, *, total: int) -> None:
         inputs={},
         resources=PLACEMENT.resources,
     )
-    checkpoints.send(house.store, job, directory, owner="o", fencing_token=1, fence=lambda: None)
+    checkpoints.send(
+        house.store, job, directory, owner="o", fencing_token=1, check_lease=lambda: None
+    )
 
 
 def test_an_unfinished_job_of_another_machine_is_resumed_from_the_store(house: House):
@@ -240,7 +242,7 @@ def test_a_superseded_artifact_is_to_be_built_again(full_house: House):
     assert fingerprint
     manifest = find_manifest(full_house.store, ArtifactRef("sft", fingerprint))
     assert manifest
-    supersede(full_house.store, manifest, fence=lambda: None)
+    supersede(full_house.store, manifest, check_lease=lambda: None)
     plan = full_house.plan()
     assert plan.of("sft").fingerprint == fingerprint
     assert plan.of("sft").state == "+"

@@ -81,7 +81,7 @@ def test_what_was_accepted_is_revoked_with_the_artifact_it_came_from(full_house:
 
 def test_a_revoked_artifact_that_was_put_aside_is_one_that_was_never_built(full_house: House):
     manifest = take_back(full_house, "sft")
-    supersede(full_house.store, manifest, fence=lambda: None)
+    supersede(full_house.store, manifest, check_lease=lambda: None)
     plan = full_house.plan()
     assert plan.of("sft").state == "+"
     assert plan.of("rl").reason == "after sft"

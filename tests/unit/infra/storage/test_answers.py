@@ -38,9 +38,9 @@ def failing(*errors: Exception) -> Callable[[], str]:
     return operation
 
 
-def run(operation: Callable[[], str], patience: RetryPolicy = QUICK) -> str:
+def run(operation: Callable[[], str], retry_policy: RetryPolicy = QUICK) -> str:
     return with_retries(
-        operation, patience=lambda: patience, is_passing=lambda refused: refused.is_passing
+        operation, retry_policy=lambda: retry_policy, is_passing=lambda refused: refused.is_passing
     )
 
 
@@ -87,7 +87,7 @@ def test_tries_are_counted_and_the_last_failure_is_told() -> None:
 
 
 def test_no_try_begins_after_the_deadline() -> None:
-    patience = RetryPolicy(tries=1000, first_wait=0.04, longest_wait=0.04, deadline=0.2)
+    retry_policy = RetryPolicy(tries=1000, first_wait=0.04, longest_wait=0.04, deadline=0.2)
     tried: list[None] = []
 
     def operation() -> str:
@@ -95,14 +95,14 @@ def test_no_try_begins_after_the_deadline() -> None:
         raise NoResponse("")
 
     with pytest.raises(NoResponse):
-        run(operation, patience)
+        run(operation, retry_policy)
     assert len(tried) <= 11  # each wait is 0.02 s at least
 
 
 def test_waits_stay_numbers_however_often_it_is_tried() -> None:
-    patience = RetryPolicy(tries=1200, first_wait=0.0, longest_wait=0.0, deadline=60)
+    retry_policy = RetryPolicy(tries=1200, first_wait=0.0, longest_wait=0.0, deadline=60)
     with pytest.raises(NoResponse) as caught:
-        run(failing(*[NoResponse("") for _ in range(1200)]), patience)
+        run(failing(*[NoResponse("") for _ in range(1200)]), retry_policy)
     assert caught.value.__notes__[0].startswith("1200 tries")
 
 
