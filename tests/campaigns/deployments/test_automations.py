@@ -112,7 +112,7 @@ def test_a_run_that_does_not_start_is_crashed_in_pools_of_processes(
 
 
 @pytest.mark.timeout(600)
-def test_a_crash_is_resumed_once_it_has_been_told_for_the_last_time(
+def test_a_crash_is_resumed_once_it_has_been_reported_for_the_last_time(
     deploy: Callable[..., Any], api: PrefectApi
 ) -> None:
     run = make_run(api, "nanochat/nanochat", "pending", "running", "crashed")

@@ -63,7 +63,9 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.mark.parametrize("way", get_args(Way))
-def test_training_goes_on_while_prefect_is_away(way: Way, stack: Stack, campaign: Campaign) -> None:
+def test_training_continues_while_prefect_is_away(
+    way: Way, stack: Stack, campaign: Campaign
+) -> None:
     found = outage(stack, way)
     campaign.found(
         f"{found.state}, at most {found.standstill} s between steps, told {found.told} s after"

@@ -55,7 +55,7 @@ def loop(tmp_path: Path):
     side.close()
 
 
-def test_a_loop_is_held_between_rounds_and_its_sections_are_told(loop: Side) -> None:
+def test_a_loop_is_held_between_rounds_and_its_sections_are_reported(loop: Side) -> None:
     began = time.monotonic()
     first = loop.run(3)
     assert (first["steps"], first["peak_bytes"], first["sections"]) == (3, 7, {})
@@ -127,7 +127,7 @@ def test_a_side_that_failed_is_a_failure_only_if_it_is_ours() -> None:
         assert bool(find_failures([result], at_least=1.0)) == failed
 
 
-def test_the_table_tells_both_sides_and_what_a_checkpoint_costs() -> None:
+def test_the_table_has_both_sides_and_what_a_checkpoint_costs() -> None:
     split = {"forward": 0.2, "checkpoint": 0.0}
     rounds = {
         "ours": measured(1.0, 1.0, sections=split),

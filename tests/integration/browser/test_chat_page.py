@@ -89,7 +89,7 @@ def test_the_conversation_so_far_is_sent_along(page: Page, server: ScriptedServe
     assert [m["role"] for m in server.asked[1]["messages"]] == ["user", "assistant", "user"]
 
 
-def test_a_stopped_answer_stays_and_the_server_is_told(page: Page, server: ScriptedServer):
+def test_a_stopped_answer_stays_and_the_server_is_notified(page: Page, server: ScriptedServer):
     server.replies.append([event(token="It was a dark and"), threading.Event()])
     send(page, "a story")
     expect(answers(page)).to_have_text("It was a dark and")
@@ -191,7 +191,9 @@ def test_conversations_are_listed_opened_renamed_and_deleted_and_deleting_is_und
     assert titles(page) == ["second question", "better name"]
 
 
-def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, server: ScriptedServer):
+def test_an_answer_continues_while_another_conversation_is_shown(
+    page: Page, server: ScriptedServer
+):
     gate = threading.Event()
     server.replies.append([event(token="slow "), gate, *answer("but sure")])
     send(page, "first")

@@ -119,7 +119,7 @@ def test_a_message_that_is_too_long_stays_in_the_box(page: Page, server: Scripte
     assert server.asked == []
 
 
-def test_a_full_storage_is_said_once_and_the_page_goes_on(page: Page, server: ScriptedServer):
+def test_a_full_storage_is_said_once_and_the_page_keeps_working(page: Page, server: ScriptedServer):
     page.evaluate("""() => {
         let text = "x".repeat(4 * 1024 * 1024);
         for (let i = 0; text; i++) {

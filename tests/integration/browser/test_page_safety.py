@@ -8,7 +8,7 @@ from tests.support.browser.page_corpus import EVERYWHERE, HOSTILE, harm, show_st
 from tests.support.browser.scripted_server import ScriptedServer, answer, event
 
 
-def test_hostile_text_is_inert_whoever_writes_it(page: Page, server: ScriptedServer):
+def test_hostile_text_is_inert_in_every_message(page: Page, server: ScriptedServer):
     everything = "\n\n".join(HOSTILE)
     server.replies.append(answer(everything, size=7))
     ask(page, everything)

@@ -63,7 +63,7 @@ def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPa
     assert check_admitted(guarded)
 
 
-def test_no_password_and_a_wrong_one_are_told_apart(
+def test_no_password_and_a_wrong_one_are_distinguished(
     guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ServerError, match="asks for a password") as caught:

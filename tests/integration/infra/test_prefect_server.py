@@ -175,7 +175,7 @@ def test_a_server_without_a_password_is_had_by_asking_for_it(tmp_path: Path, sil
     assert server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"] == find_password(home)
 
 
-def test_a_server_that_dies_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_server_that_dies_while_starting_is_reported_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
     dead = Server(port=1, pid=os.getpid(), start="1")

@@ -50,7 +50,7 @@ def test_the_shell_can_read_it(name: str) -> None:
 
 
 @BOTH
-def test_the_script_is_told_before_its_time_is_over_and_comes_back(name: str) -> None:
+def test_the_script_gets_a_signal_before_its_time_is_over_and_is_requeued(name: str) -> None:
     options = asked(name)
     seconds = re.fullmatch(r"B:TERM@(\d+)", options["signal"])
     assert seconds
@@ -86,7 +86,7 @@ def test_a_run_that_saved_when_asked_to_is_put_back_in_the_queue(name: str, tmp_
 
 
 @BOTH
-def test_a_job_that_somebody_cancelled_does_not_come_back(name: str, tmp_path: Path) -> None:
+def test_a_job_that_was_cancelled_does_not_come_back(name: str, tmp_path: Path) -> None:
     assert end_of(name, tmp_path, code=130, state="CANCELLED") == (130, [])
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_ends_by_itself_ends_the_job_as_it_did(
     assert not (tmp_path / "requeued").exists()
 
 
-def test_a_run_that_somebody_cancelled_in_prefects_pages_does_not_come_back(tmp_path: Path) -> None:
+def test_a_run_that_was_cancelled_in_prefects_pages_does_not_come_back(tmp_path: Path) -> None:
     with job("run", tmp_path, "exit 130") as script:
         script.communicate(timeout=SECONDS)
     assert (script.returncode, requested(tmp_path)) == (130, [])

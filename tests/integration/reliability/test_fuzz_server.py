@@ -25,5 +25,5 @@ def test_slots_are_free_after_the_last_disconnect():
     disconnect(range(60))
 
 
-def test_ten_times_what_it_can_take_is_answered_or_told_to_come_back():
+def test_ten_times_what_it_can_take_is_answered_or_refused_with_retry_after():
     overload(3.0)

@@ -138,7 +138,7 @@ def test_a_mistake_names_the_file(tmp_path: Path, text: str, error: str) -> None
     assert str(caught.value).isprintable()
 
 
-def test_sizes_of_another_depth_are_refused_whoever_gives_the_depth(tmp_path: Path) -> None:
+def test_sizes_of_another_depth_are_refused(tmp_path: Path) -> None:
     text = to_toml("tiny", NamedRecipe())
     assert read(tmp_path, text, depth=3).overrides == ()
     with pytest.raises(ConfigError, match="depth is 5, but its settings are those of depth 3"):

@@ -158,7 +158,7 @@ def test_a_worker_has_the_time_to_save(name: str) -> None:
     assert int(grace.removesuffix("s")) >= max(LEAST_GRACE, SECONDS_TO_END)
 
 
-def test_whoever_needs_another_service_waits_until_it_is_well() -> None:
+def test_a_service_that_needs_another_waits_until_it_is_healthy() -> None:
     conditions = {
         (name, needed): rule["condition"]
         for name, service in SERVICES.items()

@@ -111,7 +111,7 @@ def test_a_pod_that_must_go_has_the_time_to_save(name: str) -> None:
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_nobody_can_ask_for_less_time_than_saving_takes(pool: str) -> None:
+def test_a_grace_shorter_than_saving_takes_is_refused(pool: str) -> None:
     variable = template(pool)["variables"]["properties"]["grace_seconds"]
     assert variable["minimum"] >= LEAST_GRACE
 

@@ -49,7 +49,7 @@ def test_a_word_is_spelled_in_one_wording():
     assert answer(conversation) == f"{word}:{','.join(word)}"
 
 
-def test_letters_are_counted_by_hand_and_by_the_calculator():
+def test_letters_are_counted_in_words_and_by_the_calculator():
     seen_absent = False
     for conversation in examples("spelling_bee", "train", 500):
         text, call, result, last = conversation["messages"][1]["content"]

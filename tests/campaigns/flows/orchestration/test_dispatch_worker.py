@@ -155,7 +155,7 @@ def test_cancelling_the_caller_stops_the_far_job_which_saves_first(play: Play) -
     assert wait_for_end(child.id).is_cancelled()
 
 
-def test_retry_in_the_pages_goes_on_with_the_live_order_of_a_killed_run(play: Play) -> None:
+def test_retry_in_the_pages_resumes_with_the_live_order_of_a_killed_run(play: Play) -> None:
     from tests.support.flows.pools import engine_of, set_state, wait_for_end, wait_until
 
     run = play.start()
@@ -193,7 +193,7 @@ def test_a_stage_that_is_killed_again_and_again_comes_to_its_end(play: Play) -> 
     wait_until(lambda: not processes_of(play.directory), seconds=30)
 
 
-def test_a_machine_with_other_code_refuses_the_order_and_nobody_tries_again(play: Play) -> None:
+def test_a_machine_with_other_code_refuses_the_order_and_it_is_not_retried(play: Play) -> None:
     from tests.support.flows.pools import deploy, wait_for_end
 
     deploy(play.directory, other_code=True)

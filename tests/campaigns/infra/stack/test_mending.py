@@ -52,7 +52,7 @@ def test_a_server_that_hangs_is_replaced_and_its_run_ends(live: LiveStack) -> No
     assert live.record.workers == before.workers
 
 
-def test_a_killed_worker_is_replaced_and_its_run_saves_and_goes_on(live: LiveStack) -> None:
+def test_a_killed_worker_is_replaced_and_its_run_saves_and_resumes(live: LiveStack) -> None:
     run = live.start_toy("orphan")
     worker, pid = live.record.workers["cpu"], pid_of(live, "orphan")
 
@@ -64,7 +64,7 @@ def test_a_killed_worker_is_replaced_and_its_run_saves_and_goes_on(live: LiveSta
     finish_other_attempt(live, run, "orphan", pid)
 
 
-def test_a_stopped_worker_is_replaced_and_its_run_goes_on(live: LiveStack) -> None:
+def test_a_stopped_worker_is_replaced_and_its_run_resumes(live: LiveStack) -> None:
     run = live.start_toy("stopped")
     worker, pid = live.record.workers["cpu"], pid_of(live, "stopped")
 
@@ -75,7 +75,7 @@ def test_a_stopped_worker_is_replaced_and_its_run_goes_on(live: LiveStack) -> No
     finish_other_attempt(live, run, "stopped", pid)
 
 
-def test_the_workers_of_a_killed_supervisor_end_and_the_next_up_goes_on(live: LiveStack) -> None:
+def test_the_workers_of_a_killed_supervisor_end_and_the_next_up_resumes(live: LiveStack) -> None:
     run = live.start_toy("kept")
     before, server, pid = live.record, live.server, pid_of(live, "kept")
 

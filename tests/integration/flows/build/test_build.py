@@ -74,7 +74,7 @@ def test_the_work_directory_goes_when_the_artifact_is_published(toys: Any) -> No
     ]
 
 
-def test_a_failed_stage_keeps_its_job_and_goes_on_in_it(toys: Any) -> None:
+def test_a_failed_stage_keeps_its_job_and_resumes_in_it(toys: Any) -> None:
     first = toys.stage("first")
     toys.set_broken("first")
     with pytest.raises(JobFailed, match="ValueError: broken"):
@@ -116,7 +116,7 @@ def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
     assert build(first, context, {}, force=True).cached  # this run built it already
 
 
-def test_a_forced_run_goes_on_from_what_its_earlier_attempt_saved(toys: Any) -> None:
+def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys: Any) -> None:
     first = toys.stage("first")
     build(first, toys.context("run-1"), {}, force=False)
     toys.set_broken("first")
@@ -147,7 +147,7 @@ def test_force_starts_an_unfinished_job_over(toys: Any) -> None:
     assert len(manifest.provenance.segments) == 1
 
 
-def test_a_result_that_changed_is_told(toys: Any) -> None:
+def test_a_result_that_changed_is_reported(toys: Any) -> None:
     source = """
 import os
 
@@ -177,7 +177,7 @@ def test_a_store_that_cannot_be_reached_is_an_error_and_nothing_runs(toys: Any) 
     assert not (toys.home / "work").exists()
 
 
-def test_whoever_waits_for_the_lease_reuses_what_was_built(toys: Any) -> None:
+def test_a_build_that_waits_for_the_lease_reuses_the_artifact(toys: Any) -> None:
     first = toys.stage("first", source=SLOW)
     results: list[Any] = []
     threads = [

@@ -63,7 +63,7 @@ def result_of(context: BuildContext, manifest: Any, cache: Path) -> str:
         return (fetch(context.store, manifest, local) / "files" / "value.txt").read_text()
 
 
-def test_a_job_goes_on_in_another_home(toys: Any, tmp_path: Path) -> None:
+def test_a_job_resumes_in_another_home(toys: Any, tmp_path: Path) -> None:
     stage = toys.stage("train", source=ENTRY)
     here, there = (context_at(toys, tmp_path / name, tmp_path / "shared") for name in ("a", "b"))
     with pytest.raises(JobFailed):

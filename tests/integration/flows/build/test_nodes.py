@@ -171,7 +171,7 @@ def test_a_store_that_is_away_for_a_while_ends_no_attempt(
 
 
 @pytest.mark.torch
-def test_a_mistake_that_a_person_mends_is_told_by_node_0_and_not_tried_again(
+def test_a_mistake_that_a_person_mends_is_reported_by_node_0_and_not_retried(
     toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
 ) -> None:
     stage = toys.stage("train", source=MISTAKEN, compute="gpu")
@@ -323,7 +323,7 @@ def test_nodes_that_were_started_for_different_numbers_refuse(
     assert heard.value.hint == "give all nodes the same --nodes and --gpus"
 
 
-def test_two_nodes_in_one_home_are_told_apart(
+def test_two_nodes_in_one_home_are_distinguished(
     stage: Stage,
     contexts: list[BuildContext],
     pool: ThreadPoolExecutor,

@@ -38,7 +38,7 @@ def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:
     return asked, second, inputs
 
 
-def test_an_order_says_in_json_what_the_run_was_told(toys: Any) -> None:
+def test_an_order_has_the_runs_parameters_as_json(toys: Any) -> None:
     asked, _, inputs = order_of(toys)
     assert json.loads(json.dumps(asdict(asked))) == {
         "stage": "second",
@@ -79,7 +79,7 @@ def test_an_order_without_its_input_is_refused(toys: Any) -> None:
         check_same(asked, second, toys.context(), {})
 
 
-def test_an_input_that_this_machine_does_not_see_is_told(
+def test_an_input_that_this_machine_does_not_see_is_reported(
     toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "another"))

@@ -58,7 +58,7 @@ def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) 
     assert find_server(home) is not None
 
 
-def test_ctrl_c_ends_a_run_with_the_command_that_goes_on(
+def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pace = ("--gpus", "0", "--place", "save_every_steps=7")

@@ -55,7 +55,7 @@ def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(
     assert set(found.stages) == set(made)
 
 
-def test_a_run_with_an_id_goes_on_and_builds_anew_once(
+def test_a_run_with_an_id_resumes_and_builds_anew_once(
     terminal: Terminal, store: Store, tmp_path: Path
 ) -> None:
     words = (*argv_of(tmp_path / "a"), "--run", "slurm-7", "--force")

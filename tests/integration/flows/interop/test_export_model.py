@@ -126,7 +126,7 @@ def test_an_export_that_fails_half_way_leaves_nothing(
     assert not list(tmp_path.glob(".out-*"))
 
 
-def test_the_card_tells_where_the_model_is_from_and_how_it_did(store: Store) -> None:
+def test_the_card_says_where_the_model_is_from_and_how_it_did(store: Store) -> None:
     report = make_manifest("report", files={"report.md": "# tiny\n\n- sums 74 %\n"}, run="tiny-1")
     store.put(report.files[0].key, b"# tiny\n\n- sums 74 %\n")
     put_artifact(store, report)

@@ -49,7 +49,7 @@ with held_by_us(LocalStore(Path(sys.argv[1]))) as lease:
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_a_process_that_was_stopped_for_long_goes_on_unless_somebody_wanted_the_lease(
+def test_a_process_that_was_stopped_for_long_continues_unless_another_wanted_the_lease(
     tmp_path: Path, wanted: bool
 ) -> None:
     process = subprocess.Popen(
@@ -91,7 +91,7 @@ def start_holder(path: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_waiter_learns_who_builds_and_goes_on_when_that_process_is_killed(tmp_path: Path):
+def test_a_waiter_learns_who_builds_and_continues_when_that_process_is_killed(tmp_path: Path):
     path = tmp_path / "x.lock"
     holder = start_holder(path)
     owner = find_owner(path)

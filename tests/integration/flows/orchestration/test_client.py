@@ -60,7 +60,7 @@ def ask(api_url: str) -> Any:
         return client.read_flow_runs(limit=1)
 
 
-def test_a_dead_port_is_told_within_seconds_where_the_contexts_client_would_ask_for_minutes(
+def test_a_dead_port_is_reported_within_seconds_where_the_contexts_client_would_ask_for_minutes(
     server: Server,
 ) -> None:
     import httpx
@@ -73,7 +73,7 @@ def test_a_dead_port_is_told_within_seconds_where_the_contexts_client_would_ask_
             ask(f"http://127.0.0.1:{unused.getsockname()[1]}/api")
 
 
-def test_a_server_that_stands_still_is_told_too(
+def test_a_server_that_stands_still_is_reported_too(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import httpx

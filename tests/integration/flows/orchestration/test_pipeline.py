@@ -269,7 +269,7 @@ def run(job):
 
 
 @pytest.mark.parametrize("how", ["terminate", "cancel", "interrupt"])
-def test_stopping_a_run_lets_workers_save_and_the_next_one_goes_on(
+def test_stopping_a_run_lets_workers_save_and_the_next_one_resumes(
     toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, how: str
 ) -> None:
     training = toys.stage("training", source=TRAINING)

@@ -70,7 +70,7 @@ def test_a_killed_stage_is_started_again_and_the_pages_show_the_attempts(
     assert "waiting" in toys.kinds("twice")
 
 
-def test_attempts_are_counted_and_the_last_error_is_told(
+def test_attempts_are_counted_and_the_last_error_is_reported(
     toys: Any, run_toys: Callable[..., Any]
 ) -> None:
     stage = toys.stage("twice", source=TWICE)

@@ -108,7 +108,7 @@ def test_scores_of_all_models_stand_side_by_side() -> None:
     assert score_rows({}) == []
 
 
-def test_scores_are_read_of_the_models_that_were_judged(
+def test_scores_are_read_of_the_models_that_were_evaluated(
     full_house: House, made: dict[str, Built], tmp_path: Path
 ) -> None:
     assert read_scores(full_house.store, made) == {}  # of toys: no scores.json among their files

@@ -109,7 +109,7 @@ def run_toys(server: Server) -> Callable[..., Any]:
     return run
 
 
-def test_a_run_that_fails_and_goes_on_is_shown_from_its_curve_to_its_cause(
+def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(
     toys: Any, run_toys: Callable[..., Any], pages: Pages
 ) -> None:
     from infra.launch.torchrun import JobFailed

@@ -25,7 +25,7 @@ __all__ = ["make_caller", "pool", "quick", "threads"]
 pytestmark = pytest.mark.prefect
 
 
-def test_an_order_that_is_being_cancelled_is_not_gone_on_with(
+def test_an_order_that_is_being_cancelled_is_not_resumed(
     make_caller: Callable[[str], Caller],
 ) -> None:
     first, second = make_caller("one"), make_caller("two")

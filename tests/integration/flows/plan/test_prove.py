@@ -204,7 +204,7 @@ def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys: Toys):
     assert "--gpus 0" in (caught.value.hint or "")
 
 
-def test_a_value_that_is_told_no_more_refuses_the_proof(toys: Toys):
+def test_a_value_that_is_no_longer_reported_refuses_the_proof(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(TRAINS.replace("    progress.eval(0, val_loss=1.0)\n", ""))
     with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1.0 with the old code, missing"):
@@ -390,7 +390,7 @@ def test_who_interrupts_a_proof_ends_it(toys: Toys):
         bench.prove(log=interrupt)
 
 
-def test_a_job_that_somebody_else_stops_proves_nothing(toys: Toys):
+def test_a_job_that_another_process_stops_proves_nothing(toys: Toys):
     source = "import os, signal\ndef run(job):\n    os.kill(os.getpid(), signal.SIGTERM)\n"
     bench = make_bench(toys, source, trains=True)
     with pytest.raises(StageInterrupted):

@@ -167,7 +167,7 @@ def test_a_persons_mistake_keeps_its_message_and_hint(make_job: Any) -> None:
     assert caught.value.hint == "delete it"
 
 
-def test_a_bug_is_told_with_its_log_and_the_line_that_replays_it(make_job: Any) -> None:
+def test_a_bug_is_reported_with_its_log_and_the_line_that_replays_it(make_job: Any) -> None:
     job = make_job("    print('so far so good')\n    return [][1]")
 
     with pytest.raises(JobFailed) as caught:

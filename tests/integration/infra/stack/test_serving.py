@@ -87,7 +87,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
         process.wait()
 
 
-def test_a_server_that_lives_and_answers_nobody_is_replaced(servers: Servers) -> None:
+def test_a_server_that_runs_and_answers_no_request_is_replaced(servers: Servers) -> None:
     own = servers.supervise()
 
     servers.started[0].send_signal(signal.SIGSTOP)
@@ -135,7 +135,9 @@ def test_what_keeps_a_server_from_starting_again_is_waited_for(
     wait_for(lambda: own.look() is not None, "another one")
 
 
-def test_what_keeps_a_server_from_starting_at_all_is_told(servers: Servers, tmp_path: Path) -> None:
+def test_what_keeps_a_server_from_starting_at_all_is_reported(
+    servers: Servers, tmp_path: Path
+) -> None:
     servers.problem = "the disk is full"
 
     with pytest.raises(ServerError, match="the disk is full"):

@@ -49,12 +49,12 @@ def api_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_server_that_was_told_of_all_is_not_spoken_of(api_url: str) -> None:
+def test_a_server_that_knows_every_variable_is_not_mentioned(api_url: str) -> None:
     assert unknown_to(api_url, ["cpu", "gpu"]) == []
     assert _what_is_missing(("cpu", "gpu")) is None
 
 
-def test_what_a_server_was_not_told_is_one_line_with_the_command(api_url: str) -> None:
+def test_what_a_server_does_not_know_is_one_line_with_the_command(api_url: str) -> None:
     Known.paths = {POOLS[0]}
 
     assert _what_is_missing(("cpu", "gpu")) == (
@@ -81,9 +81,7 @@ def test_a_server_that_does_not_tell_is_not_said_to_know_nothing(
     assert unknown_to(api_url, ["gpu"]) == []
 
 
-def test_a_server_of_ones_own_is_told_by_up_itself(
-    api_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_server_is_not_checked(api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Known.paths = set()
     monkeypatch.delenv("PREFECT_API_URL")
 

@@ -85,7 +85,7 @@ def test_all_deployments_are_registered(live: LiveStack) -> None:
     assert {"nanochat", "gpu", "main", "miniseries"} <= names
 
 
-def test_nobody_gets_in_without_the_password(live: LiveStack) -> None:
+def test_no_client_gets_in_without_the_password(live: LiveStack) -> None:
     url = f"{live.record.api_url}/admin/version"
 
     with pytest.raises(urllib.error.HTTPError, match="401"):

@@ -298,7 +298,7 @@ def test_a_record_has_a_largest_size(place: Place, monkeypatch: pytest.MonkeyPat
             read(place.key("a"))
 
 
-def test_every_byte_that_goes_over_is_told_once(place: Place, tmp_path: Path) -> None:
+def test_every_byte_that_goes_over_is_reported_once(place: Place, tmp_path: Path) -> None:
     size = 5 * PART + 17
     (tmp_path / "source").write_bytes(os.urandom(size))
     told: list[int] = []

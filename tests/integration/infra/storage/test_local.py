@@ -26,7 +26,7 @@ def test_many_first_writes_at_once_all_arrive(tmp_path: Path):
             list(pool.map(lambda n, s=store: s.put(f"a/{n}", b""), range(8)))
 
 
-def test_a_fetch_goes_on_with_the_same_object_only(
+def test_a_fetch_resumes_with_the_same_object_only(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART", 10)

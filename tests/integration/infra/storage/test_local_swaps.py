@@ -123,7 +123,7 @@ def stop_at(monkeypatch: pytest.MonkeyPatch, moment: str, others: Callable[[], N
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_whoever_stood_still_too_long_finds_what_others_did(
+def test_a_swap_that_was_suspended_too_long_sees_the_others_write(
     store: LocalStore, temporary: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
@@ -137,7 +137,7 @@ def test_whoever_stood_still_too_long_finds_what_others_did(
     assert list(temporary.iterdir()) == []
 
 
-def test_the_turn_of_one_who_only_stood_still_is_had_again(
+def test_a_suspended_swap_takes_its_lock_again(
     store: LocalStore, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
@@ -151,7 +151,7 @@ def test_the_turn_of_one_who_only_stood_still_is_had_again(
     assert list(temporary.iterdir()) == []
 
 
-def test_what_a_killed_process_left_in_its_turn_is_in_nobodys_way(
+def test_what_a_killed_process_left_of_its_lock_blocks_no_other(
     store: LocalStore, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_SECONDS_TO_SWAP", 0.05)
@@ -172,7 +172,7 @@ def test_what_a_killed_process_left_in_its_turn_is_in_nobodys_way(
     assert list(temporary.glob("swap-*")) == []
 
 
-def test_a_turn_that_was_left_is_removed_with_the_other_unfinished_things(
+def test_a_lock_that_was_left_is_removed_with_other_unfinished_files(
     store: LocalStore, temporary: Path
 ) -> None:
     store.put("a", b"0")

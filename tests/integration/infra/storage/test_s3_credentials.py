@@ -46,7 +46,7 @@ def test_signed_requests_of_every_kind_are_accepted(
 
 
 @pytest.mark.parametrize("ask", ["get", "head", "put"])
-def test_a_wrong_secret_is_told(
+def test_a_wrong_secret_is_reported(
     user: dict[str, str], monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
     store = use(monkeypatch, user, AWS_SECRET_ACCESS_KEY="geheim")
@@ -55,7 +55,7 @@ def test_a_wrong_secret_is_told(
     assert "AWS_SECRET_ACCESS_KEY" in (caught.value.hint or "")
 
 
-def test_an_unknown_access_key_is_told(
+def test_an_unknown_access_key_is_reported(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = use(monkeypatch, s3_server.environment, AWS_ACCESS_KEY_ID="AKIAUNKNOWN")
@@ -63,7 +63,7 @@ def test_an_unknown_access_key_is_told(
         store.get("a")
 
 
-def test_no_credentials_are_told(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_credentials_are_reported(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     store = use(monkeypatch, s3_server.environment)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -72,7 +72,7 @@ def test_no_credentials_are_told(s3_server: S3Server, monkeypatch: pytest.Monkey
     assert "AWS_PROFILE" in (caught.value.hint or "")
 
 
-def test_a_profile_that_is_none_is_told(
+def test_a_profile_that_is_none_is_reported(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "nobody")
@@ -91,7 +91,7 @@ def test_a_profile_that_is_none_is_told(
     ],
     ids=["put", "get", "head", "list", "delete"],
 )
-def test_what_a_user_may_not_is_told_and_never_taken_for_missing(
+def test_what_a_user_may_not_is_reported_and_never_taken_for_missing(
     s3_server: S3Server,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
@@ -125,7 +125,7 @@ def test_a_wrong_secret_is_not_tried_eight_times(fake: FakeS3) -> None:
     assert len(fake.requests) == 1
 
 
-def test_no_error_tells_a_secret(
+def test_no_error_contains_a_secret(
     user: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     secret = user["AWS_SECRET_ACCESS_KEY"]

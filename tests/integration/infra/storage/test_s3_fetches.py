@@ -63,7 +63,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return LocalStore(tmp_path / "store")
 
 
-def test_a_killed_fetch_is_gone_on_with(
+def test_a_killed_fetch_is_resumed(
     store: Store, large: Path, small_parts: int, tmp_path: Path
 ) -> None:
     store.upload("large", large)
@@ -99,7 +99,7 @@ def test_a_resumed_fetch_asks_for_the_missing_parts_only(
     assert fake.count("GET") == PARTS, "control: without a start all parts are asked for"
 
 
-def test_a_fetch_that_failed_is_gone_on_with_too(
+def test_a_fetch_that_failed_is_resumed_too(
     fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
 ) -> None:
     store = store_on(fake)
@@ -195,7 +195,7 @@ def test_control_unless_lengths_are_compared_a_short_part_is_taken(
     assert (tmp_path / "target").read_bytes() != large.read_bytes()
 
 
-def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_told(
+def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_reported(
     fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_on(fake)
@@ -217,7 +217,7 @@ def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_told(
     assert not (tmp_path / "target").exists()
 
 
-def test_a_directory_that_is_not_there_is_told_as_that(fake: FakeS3, tmp_path: Path) -> None:
+def test_a_directory_that_is_not_there_is_reported_as_that(fake: FakeS3, tmp_path: Path) -> None:
     store = store_on(fake)
     store.put("a", b"x")
     with pytest.raises(StoreError, match="cannot be written: no such file or directory"):

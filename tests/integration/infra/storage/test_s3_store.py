@@ -305,7 +305,7 @@ def test_ages_are_by_the_stores_clock(fake: FakeS3) -> None:
     assert store.get_stored("a").age == 0
 
 
-def test_a_store_that_tells_no_time_is_refused_where_time_matters(make_fake: MakeFake) -> None:
+def test_a_store_that_sends_no_time_is_refused_where_time_matters(make_fake: MakeFake) -> None:
     store = store_on(make_fake(Quirk.SENDS_NO_DATE))
     store.put("a", b"x")
     assert store.get("a") == b"x"
@@ -314,7 +314,7 @@ def test_a_store_that_tells_no_time_is_refused_where_time_matters(make_fake: Mak
 
 
 @pytest.mark.parametrize("name", ["ADDRESSING", "CHECKSUM"])
-def test_a_setting_that_is_none_is_told_with_those_that_are(
+def test_a_setting_that_is_none_is_reported_with_those_that_are(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"NANOCHAT_S3_{name}", "odd")

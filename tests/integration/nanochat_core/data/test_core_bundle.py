@@ -173,7 +173,7 @@ def section(web, *, sha256=None, datasets=()):
 
 
 @pytest.mark.usefixtures("hub")  # its cache is where bundles are kept
-def test_the_stage_downloads_the_bundle_once_and_tells_of_it(web, make_job):
+def test_the_stage_downloads_the_bundle_once_and_reports_it(web, make_job):
     sha256 = hashlib.sha256(web.data).hexdigest()
     web.answers = [Answer(after=50_000)]
     for name in ("one", "two"):

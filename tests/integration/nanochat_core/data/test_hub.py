@@ -114,7 +114,7 @@ def test_a_new_commit_costs_only_what_is_new_in_it(hub: HubServer):
     assert len(list_files(REPOSITORY, first, ["*"])[1]) == 1
 
 
-def test_a_connection_that_is_cut_is_gone_on_with_inside_the_file(hub: HubServer):
+def test_a_connection_that_is_cut_is_resumed_inside_the_file(hub: HubServer):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.cut("a.parquet", after=150_000)
     assert fetch("a.parquet").read_bytes() == BIG
@@ -222,7 +222,7 @@ def test_a_file_that_is_gone_from_its_commit_is_named(hub: HubServer):
     ],
 )
 @pytest.mark.usefixtures("no_pauses")
-def test_a_server_that_goes_on_refusing_is_named(hub: HubServer, status, complaint):
+def test_a_server_that_keeps_refusing_is_named(hub: HubServer, status, complaint):
     hub.add(REPOSITORY, {"a.parquet": BIG})
     hub.fail("a.parquet", status, times=None)
     with pytest.raises(DataError, match=complaint) as error:

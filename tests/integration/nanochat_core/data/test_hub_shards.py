@@ -126,7 +126,7 @@ def test_more_shards_cost_only_the_new_ones(hub: HubServer, make_job, tmp_path):
     assert documents_of(made.validation) == texts_of(7)
 
 
-def test_a_job_that_goes_on_downloads_only_what_is_missing(hub: HubServer, make_job):
+def test_a_job_that_resumes_downloads_only_what_is_missing(hub: HubServer, make_job):
     hub.add(REPOSITORIES["climbmix"], FILES)
     job = make_job("shards", {}, shards=config("climbmix", 4))
     hub.fail(shard_name(3), 403)

@@ -93,7 +93,7 @@ def test_a_name_with_the_characters_of_a_pattern_is_found(bucket: Bucket) -> Non
         assert found.path.endswith("/run[1]/a?.txt")
 
 
-def test_an_attempt_goes_on_inside_an_object_where_the_earlier_one_was_cut(
+def test_an_attempt_resumes_inside_an_object_where_the_earlier_one_was_cut(
     bucket: Bucket, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket.put("d.jsonl", b"no json")

@@ -43,7 +43,7 @@ def examples(job, name, split):
 
 
 @pytest.mark.parametrize("name", TRAINED_ON)
-def test_a_dataset_is_downloaded_converted_and_told_of(hub, make_job, name):
+def test_a_dataset_is_downloaded_converted_and_reported(hub, make_job, name):
     train, test = rows_of(name, 200), rows_of(name, 30, seed=1)
     commit = publish(hub, name, train=train, test=test)
     job, metrics = run(make_job, dataset(name, "main"))
@@ -78,7 +78,7 @@ def test_the_first_so_many_are_a_prefix_and_a_split_may_be_left_out(hub, make_jo
     assert len(hub.downloads()) == downloads  # the cache has them
 
 
-def test_a_split_that_nobody_wants_is_not_downloaded(hub, make_job):
+def test_a_split_of_which_nothing_is_used_is_not_downloaded(hub, make_job):
     publish(hub, "mmlu", train=rows_of("mmlu", 50), test=rows_of("mmlu", 9))
     run(make_job, dataset("mmlu", "main", num_train=0))
     assert {r.file for r in hub.downloads()} == {"all/test-00000-of-00001.parquet"}
@@ -91,7 +91,7 @@ def test_a_split_that_does_not_exist_is_empty(hub, make_job):
     assert examples(job, "humaneval", "train") == []
 
 
-def test_what_is_asked_in_both_splits_is_counted_told_and_kept(hub, make_job):
+def test_what_is_asked_in_both_splits_is_counted_reported_and_kept(hub, make_job):
     rows = rows_of("arc_easy", 60)
     publish(hub, "arc_easy", train=rows, test=[*rows[:4], *rows_of("arc_easy", 6, seed=9)])
     job, metrics = run(make_job, dataset("arc_easy", "main"))

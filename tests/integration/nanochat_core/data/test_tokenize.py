@@ -27,7 +27,7 @@ def job(make_job, write_shards, tokenizer_dir):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
-def test_a_job_that_is_told_to_stop_stops_at_once_and_goes_on_later(
+def test_a_job_that_is_asked_to_stop_stops_at_once_and_resumes_later(
     make_job, write_shards, tokenizer_dir
 ):
     documents = [f"word{i} is word{i * 3} and more of it" for i in range(80_000)]

@@ -45,7 +45,7 @@ def test_a_file_is_downloaded_once(web, tmp_path):
 
 
 @pytest.mark.parametrize("answers", [1, 5])
-def test_a_cut_connection_is_gone_on_with_inside_the_file(web, tmp_path, waits, answers):
+def test_a_cut_connection_is_resumed_inside_the_file(web, tmp_path, waits, answers):
     web.answers = [Answer(after=40_000) for _ in range(answers)]
     assert fetch(web, tmp_path) == SHA256
     assert len(web.ranges) == answers + 1
@@ -54,7 +54,7 @@ def test_a_cut_connection_is_gone_on_with_inside_the_file(web, tmp_path, waits, 
     assert waits == [web_file.WAITS[0]] * answers  # each attempt brought something
 
 
-def test_what_a_killed_process_left_is_gone_on_with(web, tmp_path):
+def test_what_a_killed_process_left_is_resumed(web, tmp_path):
     web.answers = [Answer(after=40_000)]
     web.answers += [Answer(status=500)] * 4
     with pytest.raises(DataError, match="the server answers 500"):
@@ -73,7 +73,7 @@ def test_a_part_that_is_the_whole_needs_no_request(web, tmp_path):
 
 @pytest.mark.parametrize("checks_validator", [True, False])
 @pytest.mark.parametrize("length", [100_000, 300_000, 20_000])
-def test_a_part_of_another_file_is_not_gone_on_with(web, tmp_path, checks_validator, length):
+def test_a_part_of_another_file_is_not_resumed(web, tmp_path, checks_validator, length):
     web.answers = [Answer(after=40_000), *[Answer(status=503)] * 4]
     with pytest.raises(DataError):
         fetch(web, tmp_path)
@@ -97,7 +97,7 @@ def test_a_server_that_ignores_ranges_is_taken_from_the_start(web, tmp_path):
     assert fetch(web, tmp_path) == SHA256
 
 
-def test_a_server_that_tells_no_length_is_believed(web, tmp_path):
+def test_a_server_that_sends_no_length_is_believed(web, tmp_path):
     web.has_length = False
     assert fetch(web, tmp_path) == SHA256
 
@@ -113,7 +113,7 @@ def test_errors_that_may_pass_are_waited_for_as_long_as_the_server_asks(web, tmp
 
 
 @pytest.mark.parametrize("status", [403, 404, 410, 501])
-def test_errors_that_will_not_pass_are_told_at_once(web, tmp_path, waits, status):
+def test_errors_that_will_not_pass_are_reported_at_once(web, tmp_path, waits, status):
     web.answers = [Answer(status=status)] * 9
     with pytest.raises(DataError, match=f"/bundle.zip cannot be downloaded: the .* {status}"):
         fetch(web, tmp_path)
@@ -145,7 +145,7 @@ def test_a_kept_file_of_another_sha256_than_the_one_wanted_is_fetched_again(web,
     assert fetch(web, tmp_path, sha256=sha256) == sha256
 
 
-def test_nobody_there_is_a_named_error(tmp_path, waits):
+def test_a_refused_connection_is_a_named_error(tmp_path, waits):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -161,7 +161,7 @@ def test_an_address_is_one_of_the_web(url, tmp_path):
         download_file(url, tmp_path / "x", sha256=None, log=print)
 
 
-def test_how_far_it_is_is_told(web, tmp_path, monkeypatch):
+def test_how_far_it_is_is_reported(web, tmp_path, monkeypatch):
     monkeypatch.setattr(transfers, "SECONDS_BETWEEN_LINES", 0.0)
     told = []
     fetch(web, tmp_path, log=told.append)

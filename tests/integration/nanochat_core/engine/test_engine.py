@@ -267,7 +267,7 @@ def test_stopping_fails_what_is_in_flight_and_the_engine_can_be_used_again(make_
     assert engine.generate_batch([65], max_tokens=5)
 
 
-def test_new_weights_are_taken_over_when_it_is_told(make_model, tokenizer):
+def test_new_weights_are_loaded_on_request(make_model, tokenizer):
     engine = Engine(make_model(), tokenizer)
     settings = {"num_samples": 2, "max_tokens": 20, "seeds": [3], **WARM}
     before = engine.complete([[65] * 20], **settings)
@@ -309,7 +309,7 @@ def test_complete_begins_with_no_page_of_before(make_model, tokenizer):
     assert engine.scheduler.slots.counts.prefix_tokens == found
 
 
-def test_the_runner_and_its_memory_are_told_before_anything_is_asked(make_model, tokenizer):
+def test_the_runner_and_its_memory_are_reported_before_anything_is_asked(make_model, tokenizer):
     output: list[Choice] = []
     engine = Engine(make_model(), tokenizer, num_slots=3, on_choice=output.append)
     assert output == []

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_its_thread_has_failed_whoever_waits_or_asks_is_told(make_model, tokenizer):
+def test_when_its_thread_has_failed_pending_and_new_requests_fail(make_model, tokenizer):
     engine = engine_on("torch", make_model(), tokenizer)
     scheduler, asked = engine.scheduler, Asked()
     step, fail_all = scheduler.step, scheduler.fail_all

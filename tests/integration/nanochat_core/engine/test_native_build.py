@@ -98,9 +98,7 @@ def spoil(data: bytes, how: str) -> bytes:
 
 @needs_kernels
 @pytest.mark.parametrize("how", ["0.25", "0.5", "0.9", "0.99", "zeroed"])
-def test_a_part_of_a_file_is_built_again_and_kills_nobody(
-    tmp_path: Path, sources: Path, how: str
-) -> None:
+def test_a_damaged_library_is_built_again(tmp_path: Path, sources: Path, how: str) -> None:
     load_kernels(tmp_path)
     (path,) = libraries(tmp_path)
     whole = path.read_bytes()
@@ -133,7 +131,7 @@ def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) 
 
 
 @needs_kernels
-def test_a_file_of_somebody_else_is_not_loaded(
+def test_a_file_of_another_user_is_not_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_kernels(tmp_path)
@@ -149,7 +147,7 @@ def test_a_file_of_somebody_else_is_not_loaded(
 
 @needs_kernels
 @pytest.mark.parametrize("name", ["open", "mkdir"])
-def test_a_folder_of_somebody_else_is_a_reason(
+def test_a_folder_of_another_user_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def refuse(path: Path, *_args: object, **_settings: object) -> None:
@@ -162,7 +160,7 @@ def test_a_folder_of_somebody_else_is_a_reason(
 
 
 @needs_kernels
-def test_nobodys_home_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

@@ -130,7 +130,7 @@ def test_a_top_k_that_is_none_leaves_all_tokens(top_k: int) -> None:
     assert native_sample(logits, SamplingParams(top_k=top_k), 1, 1) == everything
 
 
-def test_saturated_logits_are_told_apart_as_after_the_softcap() -> None:
+def test_saturated_logits_are_distinguished_as_after_the_softcap() -> None:
     model = make_gpt()
     with torch.no_grad():
         model.lm_head.weight.mul_(200)  # most logits round to the cap
@@ -230,7 +230,7 @@ def test_the_repetition_penalty_counts_prompt_and_answer() -> None:
     assert runner.sample_first([0], logits, [2], [9]).tokens == [[11]]
 
 
-def test_log_probs_are_told_and_change_no_token() -> None:
+def test_log_probs_are_reported_and_change_no_token() -> None:
     model = make_gpt()
     plain = answer(make_runner(model), 0, 6)
     runner = make_runner(model)

@@ -80,7 +80,7 @@ def test_neither_chunks_nor_company_nor_threads_change_a_bit(precision: Precisio
 
 
 @pytest.mark.parametrize("precision", FORMS)
-def test_what_an_earlier_tenant_left_in_a_page_reaches_nobody(precision: Precision) -> None:
+def test_what_an_earlier_request_left_in_a_page_is_never_read(precision: Precision) -> None:
     model = make_gpt()
     runner = make_runner(model, precision=precision)
     clean = read(runner, 0, TOKENS, 40)

@@ -40,7 +40,7 @@ def pool_of(runner: TorchRunner) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_memory_told_is_the_memory_taken(make_model, precision):
+def test_the_memory_reported_is_the_memory_taken(make_model, precision):
     model = make_model(windows=(16, 16, 64))
     output = []
     runner = open_runner(
@@ -65,7 +65,7 @@ def test_the_memory_told_is_the_memory_taken(make_model, precision):
     assert choice.weight_bytes == pytest.approx(taken, rel=0.7 if precision == "bf16" else 0.05)
 
 
-def test_a_large_models_weights_are_told_within_two_percent():
+def test_a_large_models_weights_are_reported_within_two_percent():
     model = GPT(model_for_depth(4), numerics("fp32"))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -164,7 +164,7 @@ def test_a_choice_says_what_and_why_and_how_much(make_model):
     assert text.endswith("2 at a time")
 
 
-def test_without_kernels_torch_is_chosen_and_the_reason_is_told(make_model, monkeypatch):
+def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, monkeypatch):
     monkeypatch.setattr(runners, "unable", lambda model: "there is no C++ compiler")
     choice = choose_runner(make_model(), num_slots=2)
     assert (choice.runner, choice.reason) == ("torch", "not native: there is no C++ compiler")

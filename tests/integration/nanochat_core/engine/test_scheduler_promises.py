@@ -19,7 +19,7 @@ def test_a_prompt_is_read_once_whatever_the_number_of_samples():
     assert case.runner.tokens_read == [30]
 
 
-def test_a_conversation_goes_on_from_the_pages_of_its_earlier_turns():
+def test_a_conversation_continues_from_the_pages_of_its_earlier_turns():
     case = Case(settings={"prefill_tokens": 64}, ends=0.0, calls=0.0)
     first = case.ask([1] * 21, max_tokens=20)
     case.work()
@@ -86,7 +86,7 @@ def test_nothing_that_other_weights_read_is_used_after_a_refresh():
     assert before.tokens() != after.tokens()
 
 
-def test_a_long_prompt_holds_nobody_up():
+def test_a_long_prompt_delays_no_other_request():
     case = Case(ends=0.0, settings={"prefill_tokens": 4, "max_steps": 1})
     short = case.ask([1, 2, 3], max_tokens=30)
     case.scheduler.step()
@@ -144,7 +144,7 @@ def test_who_comes_first_goes_first_and_priority_goes_before():
     assert order == ["urgent", "a", "b", "c", "late"]
 
 
-def test_nobody_waits_for_ever_behind_better_priorities():
+def test_no_request_waits_for_ever_behind_better_priorities():
     case = Case(num_slots=1, ends=0.0)
     late = case.ask([1], max_tokens=1, priority=1)
     count = 0
@@ -256,7 +256,7 @@ def test_numbers_that_no_runner_can_draw_with_are_refused_at_once(wrong):
     case.check_empty()
 
 
-def test_a_failing_runner_fails_those_concerned_and_nobody_else():
+def test_a_failing_runner_fails_the_requests_concerned_and_no_other():
     case = Case(num_slots=2, ends=0.0, calls=0.0, settings={"max_steps": 1})
     first, second = case.ask([1, 2]), case.ask([1, 3], num_samples=3)
     case.scheduler.step()

@@ -244,7 +244,7 @@ def test_tokens_seen_are_penalised_prompt_and_answer_alike(make_model):
     assert not runner.sampler.seen[0].any()
 
 
-def test_log_probs_are_told_of_the_slots_that_want_them(make_model):
+def test_log_probs_are_reported_of_the_slots_that_want_them(make_model):
     model = make_model()
     runner = open_small(model)
     prompts = prompts_of(2, seed=8)

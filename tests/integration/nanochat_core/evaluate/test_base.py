@@ -112,7 +112,7 @@ def _rows_of(sequence_len, rows_dir, directory):
     return directory
 
 
-def test_rows_of_another_length_than_the_models_are_told(make, rows_dir, tmp_path):
+def test_rows_of_another_length_than_the_models_are_reported(make, rows_dir, tmp_path):
     job = make("short")
     base.run(job)
     said = [e["text"] for e in read_events(job.events) if "text" in e]

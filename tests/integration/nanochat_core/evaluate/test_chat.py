@@ -308,7 +308,7 @@ def test_two_processes_find_what_one_finds(make, many_tasks_dir):
         assert alone == together, name
 
 
-def test_the_suites_digest_tells_what_was_asked(make, many_tasks_dir, tmp_path):
+def test_the_suites_digest_depends_on_what_was_asked(make, many_tasks_dir, tmp_path):
     def digest(*tasks, task_data=many_tasks_dir) -> str:
         job = make(*tasks, name=f"job-{next(numbers)}", task_data=task_data)
         config = chat.ChatEvalConfig.from_tree(job.config["chat_eval"])

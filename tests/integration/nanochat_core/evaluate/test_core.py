@@ -127,7 +127,7 @@ def test_no_example_is_shown_its_own_answer(bundle):
             assert shots.count("\n\n") == min(task.num_shots, len(task.items) - 1)
 
 
-def test_the_suites_digest_tells_what_was_asked(tmp_path):
+def test_the_suites_digest_depends_on_what_was_asked(tmp_path):
     write_bundle(tmp_path)
     digests = {open_suite(tmp_path, max_per_task=most).digest for most in (None, None, 7)}
     assert len(digests) == 2

@@ -118,7 +118,7 @@ def _back_to_sdpa():
 
 
 @pytest.mark.usefixtures("_back_to_sdpa")
-def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_told() -> None:
+def test_auto_on_a_cpu_is_sdpa_and_the_choice_is_reported() -> None:
     assert choose("auto", CPU, torch.float32) is SDPA
     assert attention_backend() == "sdpa"
 

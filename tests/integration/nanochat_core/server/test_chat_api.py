@@ -58,7 +58,7 @@ def test_letters_of_several_tokens_come_whole(live):
 
 
 @pytest.mark.parametrize("text", ["fail", "refuse"])
-def test_a_failure_is_told_in_the_stream_and_ends_it(live, text):
+def test_a_failure_is_reported_in_the_stream_and_ends_it(live, text):
     *_, error, done = live.ask(text)
     assert error.keys() == {"error"}
     assert done == {"done": True}
@@ -111,7 +111,7 @@ def test_each_of_five_hundred_messages_is_encoded_at_most_twice(monkeypatch):
     assert len(counted) <= 2 * len(many)
 
 
-def test_whoever_stops_reading_frees_the_slot_at_once(live):
+def test_a_client_that_stops_reading_frees_the_slot_at_once(live):
     with live.client() as http:
         with http.stream("POST", "/chat/completions", json=body("hold")) as response:
             lines = response.iter_lines()
@@ -156,7 +156,7 @@ def test_an_answer_that_takes_too_long_ends_with_an_error():
         wait_until(lambda: live.health()["running"] == 0)
 
 
-def test_a_silent_stream_is_told_that_it_is_alive():
+def test_a_silent_stream_gets_keep_alive_comments():
     with (
         serving(ServerConfig(log="none", ping_seconds=0.05), num_slots=1) as live,
         live.client() as http,
@@ -168,7 +168,7 @@ def test_a_silent_stream_is_told_that_it_is_alive():
             assert next(waiting.iter_lines()) == ": ping"
 
 
-def test_a_slow_reader_holds_up_nobody(live):
+def test_a_slow_reader_delays_no_other(live):
     with socket.create_connection(("127.0.0.1", live.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         text = json.dumps(body("long", max_tokens=4000)).encode()
@@ -199,7 +199,7 @@ def test_the_page_is_served_with_its_policy(live):
     assert "script-src 'sha256-" in policy
 
 
-def test_workers_are_told_as_nanochat_does():
+def test_workers_are_listed_as_nanochat_does():
     with serving(num_slots=1) as live, live.client() as http:
         assert live.health().items() >= {"num_gpus": 1, "available_workers": 1}.items()
         with http.stream("POST", "/chat/completions", json=body("hold")) as going:

@@ -66,7 +66,7 @@ def test_a_connection_in_use_is_not_cut(live, monkeypatch):
                 received += part
 
 
-def test_whoever_reads_nothing_is_cut_and_frees_the_slot(impatient):
+def test_a_client_that_reads_nothing_is_cut_and_frees_the_slot(impatient):
     # Many answers in one stream: more than the buffers between two sockets hold.
     ask = body("long", max_tokens=4000, n=8, stream=True, logprobs=True)
     text = json.dumps(ask).encode()
@@ -82,7 +82,7 @@ def test_whoever_reads_nothing_is_cut_and_frees_the_slot(impatient):
 
 
 @pytest.mark.parametrize("kind", [b"close", b"keep-alive"])
-def test_so_is_whoever_reads_nothing_of_a_short_answer(impatient, kind, monkeypatch):
+def test_a_client_that_reads_nothing_of_a_short_answer_is_cut_too(impatient, kind, monkeypatch):
     # Less than pauses a writer, more than the kernel takes with buffers as small as these.
     accept, complete = TimedProtocol.connection_made, TimedProtocol.on_response_complete
     left: list[int] = []

@@ -83,12 +83,12 @@ def test_only_names_of_this_server_are_answered(locked, host, status):
     assert get(locked, "/health", Host=host).status_code == status
 
 
-def test_a_server_for_everybody_goes_by_any_name_unless_told():
+def test_a_public_server_answers_to_any_host_name_unless_given():
     assert trusted_hosts("0.0.0.0", []) == ()
     assert "chat.example" in trusted_hosts("0.0.0.0", ["chat.example"])
 
 
-def test_other_origins_are_told_nothing(live):
+def test_other_origins_get_no_cors_headers(live):
     response = get(live, "/health", Origin="https://evil.example")
     assert not [name for name in response.headers if name.startswith("access-control")]
 
@@ -124,7 +124,7 @@ def test_a_body_that_is_too_large_is_refused_by_its_length_and_while_it_comes(li
         assert sent.json() == {"detail": "the request is larger than 1048576 bytes"}
 
 
-def test_a_wrong_route_or_method_is_told_in_the_apis_form(live):
+def test_a_wrong_route_or_method_is_reported_in_the_apis_form(live):
     assert get(live, "/nothing").json() == {"detail": "not found"}
     assert get(live, "/v1/nothing").json()["error"]["message"] == "not found"
     assert get(live, "/chat/completions").status_code == 405

@@ -122,7 +122,7 @@ def test_the_same_seed_gives_the_same_answer_in_any_company(url):
     assert alone == beside
 
 
-def test_whoever_leaves_frees_the_engine(url):
+def test_a_client_that_leaves_frees_the_engine(url):
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         wait_until(lambda: http.get("/health").json()["running"] == 0)
         before = cancelled(http)

@@ -55,7 +55,7 @@ def test_a_streamed_answer_with_its_usage(client):
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_the_stream_ends_with_done_and_tells_no_usage_unasked(live):
+def test_the_stream_ends_with_done_and_has_no_usage_unasked(live):
     response = httpx.post(
         f"{live.url}/v1/chat/completions", json=body(stream=True), timeout=PATIENCE
     )
@@ -124,7 +124,7 @@ def test_log_probabilities_of_text_that_waited_for_a_stop_string_outlive_a_call(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_letter_of_several_tokens_is_told_by_its_bytes_and_moves_no_offset(client, stream):
+def test_a_letter_of_several_tokens_is_reported_by_its_bytes_and_moves_no_offset(client, stream):
     asked = {"model": NAME, "prompt": "echo h\u00e9 l\u20ac!", "logprobs": 2, "stop": " x"}
     if stream:
         chunks = client.completions.create(**asked, stream=True)
@@ -333,7 +333,7 @@ def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, s
         assert f'requests_total{{route="/v1/chat/completions",status="{status}"}} 1.0' in requests
 
 
-def test_whoever_leaves_before_a_whole_answer_frees_the_slot(live):
+def test_a_client_that_leaves_before_a_whole_answer_frees_the_slot(live):
     sent = json.dumps(body("hold")).encode()
     with connect(live.port) as connection:
         head = HEAD.replace(b"/chat", b"/v1/chat")

@@ -78,7 +78,7 @@ def test_an_engine_that_dies_fails_its_streams_only_and_comes_back(tmp_path):
         assert text_of(live.ask("echo again")) == "again"
 
 
-def test_while_the_only_engine_is_away_requests_are_told_to_come_back(monkeypatch, caplog):
+def test_while_the_only_engine_is_away_requests_get_503(monkeypatch, caplog):
     is_refused = True
     popen = subprocess.Popen
 

@@ -22,7 +22,7 @@ from tests.support.nanochat_core.server.live import (
 )
 
 
-def test_a_server_that_stops_tells_the_streams_of_a_model_that_leaves():
+def test_a_server_that_stops_notifies_the_streams_of_a_model_that_leaves():
     rules = ServerConfig(log="none", drain_seconds=0.5)
     with ThreadPoolExecutor(1) as threads, serving(rules) as live:
         asked = threads.submit(live.ask, "hold")
@@ -115,7 +115,7 @@ def test_an_answer_ends_once_in_the_counts_however_it_ends():
         ({"max_seconds": 0.0}, "max-seconds is 0"),
     ],
 )
-def test_rules_that_nobody_could_keep_are_refused(rules, says):
+def test_limits_that_no_request_could_meet_are_refused(rules, says):
     with pytest.raises(ConfigError, match=says) as caught:
         ServerConfig(**rules)
     assert caught.value.hint

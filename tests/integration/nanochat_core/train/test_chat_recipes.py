@@ -100,7 +100,7 @@ def test_a_model_that_came_without_an_optimizer_is_trained_from_zero_moments(
     assert metrics["val_loss"] < metrics["val_loss_first"]
 
 
-def test_held_out_conversations_are_judged_on_the_way_and_change_nothing(
+def test_held_out_conversations_are_evaluated_on_the_way_and_change_nothing(
     models: dict[str, Path],
     make_job: Callable[..., Job],
     run_stage: Callable[[Job], dict[str, Any]],
@@ -117,7 +117,7 @@ def test_held_out_conversations_are_judged_on_the_way_and_change_nothing(
         assert (plain.output / name).read_bytes() == (judged.output / name).read_bytes()
 
 
-def test_packing_is_told_and_done_once_a_job(
+def test_packing_is_reported_and_done_once_a_job(
     models: dict[str, Path],
     make_job: Callable[..., Job],
     run_stage: Callable[[Job], dict[str, Any]],
@@ -136,7 +136,7 @@ def test_packing_is_told_and_done_once_a_job(
     assert (job.directory / "scratch" / "train" / "tokens.npy").stat().st_ino == written
 
 
-def test_the_momentum_of_the_model_before_is_gone_on_with(
+def test_the_momentum_of_the_model_before_is_resumed(
     models: dict[str, Path],
     make_job: Callable[..., Job],
     run_stage: Callable[[Job], dict[str, Any]],

@@ -279,7 +279,7 @@ def test_while_losses_explode_nothing_is_saved_and_the_last_good_checkpoint_stay
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_what_a_stop_saved_among_exploding_losses_is_not_gone_on_from(
+def test_what_a_stop_saved_among_exploding_losses_is_not_resumed_from(
     job: Job, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = with_resources(job, keep_checkpoints=1, save_every_steps=5)

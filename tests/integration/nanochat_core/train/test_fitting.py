@@ -101,7 +101,7 @@ def test_a_step_that_is_done_again_asks_the_other_ranks_nothing_again(
 
 
 @pytest.mark.parametrize(("given", "begins"), [(2, 1), (4, 4)])
-def test_a_job_goes_on_with_the_size_that_fitted_unless_it_is_given_another(
+def test_a_job_keeps_the_size_that_fitted_unless_it_is_given_another(
     given: int,
     begins: int,
     data: dict[str, Path],
@@ -145,7 +145,7 @@ def test_in_the_middle_of_a_step_what_was_added_before_is_forgotten(
         (1, True, "out of memory with one row per device: CUDA out", "smaller --depth"),
     ],
 )
-def test_a_person_is_told_what_fits(
+def test_the_error_says_what_fits(
     size: int,
     retry: bool,
     message: str,
@@ -164,7 +164,7 @@ def test_a_person_is_told_what_fits(
     assert hint in str(caught.value.hint)
 
 
-def test_a_lack_of_memory_outside_the_gradients_is_told_too(
+def test_a_lack_of_memory_outside_the_gradients_is_reported_too(
     data: dict[str, Path],
     make_job: MakeJob,
     run_stage: RunStage,
@@ -231,7 +231,7 @@ def test_answers_that_cannot_be_weighed_at_once_are_weighed_in_smaller_bites(
     assert sum("continuing with" in text for text in messages) == 2
 
 
-def test_answers_of_which_not_one_can_be_weighed_are_told(
+def test_answers_of_which_not_one_can_be_weighed_are_reported(
     models: dict[str, Path],
     make_job: MakeJob,
     run_stage: RunStage,

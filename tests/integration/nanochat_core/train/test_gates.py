@@ -83,7 +83,7 @@ def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
             check_lineage(tmp_path, **ours)
 
 
-def test_the_layout_tells_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_layout_shows_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {sanity_checks.chat_layout()}
     changes: list[tuple[str, Any]] = [
         ("USER", ("<|user_end|>", "<|user_start|>")),

@@ -62,7 +62,7 @@ def test_an_exploding_loss_stops_the_loop_at_the_tenth_step(tmp_path: Path) -> N
     assert seen[-1] == 159
 
 
-def test_a_step_is_told_with_its_speed_use_and_cost(
+def test_a_step_is_reported_with_its_speed_use_and_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 10.0, 12.0, 12.0, 99.0, 103.0, 103.0])
@@ -81,7 +81,7 @@ def test_a_step_is_told_with_its_speed_use_and_cost(
     assert metrics.state() == {"losses": [3.0, 2.5, 2.5]}
 
 
-def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
+def test_what_is_not_known_is_not_reported(tmp_path: Path) -> None:
     pace = Throughput(
         tokens_per_step=100, flops_per_token=10.0, peak_flops=None, dollars_per_hour=0.0
     )
@@ -92,7 +92,7 @@ def test_what_is_not_known_is_not_told(tmp_path: Path) -> None:
     assert sorted(values) == ["loss", "tokens_per_second"]
 
 
-def test_read_late_every_step_is_told_once_and_in_order(tmp_path: Path) -> None:
+def test_read_late_every_step_is_reported_once_and_in_order(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "events.jsonl")
     progress.start(4)
     metrics = TrainMetrics(progress, PACE, late=True)

@@ -118,7 +118,7 @@ def same(one: Job, other: Job) -> bool:
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_every_k_is_told_at_each_evaluation_and_in_the_end(
+def test_every_k_is_reported_at_each_evaluation_and_in_the_end(
     models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
     job, metrics = run_rl(make_job, run_stage, models, tmp_path, eval_samples=3, eval_examples=8)
@@ -218,7 +218,7 @@ def test_each_option_changes_what_is_learnt_and_repeats_itself(
     )
 
 
-def test_with_every_option_a_stopped_run_goes_on_to_the_same_bytes(
+def test_with_every_option_a_stopped_run_resumes_to_the_same_bytes(
     models: dict[str, Path],
     make_job: MakeJob,
     run_stage: RunStage,
@@ -266,7 +266,7 @@ def test_a_strong_pull_of_the_reference_keeps_the_model_near_it(
     assert distance(held) < distance(free)
 
 
-def test_dropped_groups_do_not_count_and_are_told(
+def test_dropped_groups_do_not_count_and_are_reported(
     models: dict[str, Path],
     make_job: MakeJob,
     run_stage: RunStage,

@@ -113,7 +113,7 @@ def test_a_cache_that_cannot_be_written_says_so(store: CountingStore, manifest: 
     assert "NANOCHAT_HOME" in (caught.value.hint or "")
 
 
-def test_an_interrupted_fetch_is_gone_on_with(
+def test_an_interrupted_fetch_is_resumed(
     store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest = publish_rows(store, tmp_path).manifest

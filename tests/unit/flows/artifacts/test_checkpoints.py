@@ -92,7 +92,7 @@ def steps_of(job: Job) -> list[str]:
     return sorted(path.name for path in job.checkpoints.glob("*"))
 
 
-def test_another_machine_goes_on_from_the_newest(store: LocalStore, here: Job, there: Job):
+def test_another_machine_resumes_from_the_newest(store: LocalStore, here: Job, there: Job):
     for step in (100, 200):
         send_one(store, here, step)
     told: list[str] = []

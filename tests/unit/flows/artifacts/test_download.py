@@ -178,7 +178,7 @@ def interrupted(
     return tmp_path / "mine"
 
 
-def test_an_interrupted_copy_is_gone_on_with(
+def test_an_interrupted_copy_is_resumed(
     store: CountingStore, manifest: Manifest, interrupted: Path
 ):
     copied = copy(store, manifest, interrupted)

@@ -95,7 +95,7 @@ def test_a_tag_comes_before_a_runs_name(store: Counting):
     assert open_artifact(store, "sft@main") == new
 
 
-def test_an_artifact_nobody_made_says_what_there_is(store: Counting):
+def test_an_unknown_artifact_is_answered_with_what_exists(store: Counting):
     def answer(name: str) -> tuple[str, str]:
         error, hint = refusal(lambda: open_artifact(store, name))
         assert error == f"there is no {name} in {store.url}"

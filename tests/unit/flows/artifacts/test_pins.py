@@ -57,7 +57,7 @@ def collect(store: MemoryStore) -> lease.LeaseGrant:
     return held
 
 
-def test_when_nobody_collects_one_record_and_one_look_are_all(store: MemoryStore):
+def test_without_a_collection_a_pin_is_one_record(store: MemoryStore):
     assert Waiter(store, looks=0).reserve() == ["record"]
 
 

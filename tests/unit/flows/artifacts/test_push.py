@@ -90,7 +90,7 @@ class Interrupted(Sink):
         super().upload(key, path, on_bytes=on_bytes)
 
 
-def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_gone_on_with(
+def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_resumed(
     source: LocalStore,
     target: Sink,
     artifacts: tuple[Manifest, Manifest],

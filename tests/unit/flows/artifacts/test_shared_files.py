@@ -131,7 +131,7 @@ def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, 
         assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
 
 
-def test_while_garbage_is_collected_nothing_is_shared_and_nobody_waits(
+def test_while_garbage_is_collected_nothing_is_shared_and_nothing_waits(
     store: MemoryStore, tmp_path: Path
 ):
     publish_shards(store, tmp_path, 1)

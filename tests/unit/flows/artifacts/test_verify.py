@@ -103,7 +103,7 @@ def test_what_was_damaged_on_the_way_is_asked_for_again(cache: Cache, tmp_path: 
     assert len(store.fetched) == (wrong + 1) * 4
 
 
-def test_a_way_that_damages_again_and_again_is_told_from_a_damaged_object(
+def test_a_way_that_damages_again_and_again_is_distinguished_from_a_damaged_object(
     cache: Cache, tmp_path: Path
 ):
     store = NoisyStore(tmp_path / "store", lambda data, time: data + b"x" * (time + 1))

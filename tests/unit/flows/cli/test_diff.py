@@ -117,7 +117,9 @@ def test_bytes_that_came_out_alike_are_said_to_be(store: Store, terminal: Termin
     assert lines[-4:] == ["made from:", "  code m changed", "", "files: the same, to the byte"]
 
 
-def test_an_input_that_was_built_twice_is_told_by_its_contents(store: Store, terminal: Terminal):
+def test_an_input_that_was_built_twice_is_reported_by_its_contents(
+    store: Store, terminal: Terminal
+):
     mids = [make_manifest("midtrain", files={"a": text}) for text in "12"]
     one, two = (put_artifact(store, make_manifest("sft", inputs={"midtrain": mid})) for mid in mids)
     assert terminal.run("diff", one.name, two.name)[1][4] == (
@@ -173,7 +175,7 @@ def test_two_runs_of_the_same_are_the_same(
     assert terminal.run("diff", "idle", "idle")[1][-1] == "neither has made anything yet"
 
 
-def test_a_reason_that_cannot_be_told_is_said(
+def test_an_unknown_reason_is_said_to_be_unknown(
     pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
 ):
     old, _ = pair
@@ -220,7 +222,7 @@ def built(store: Store) -> Manifest:
     return built
 
 
-def test_explain_tells_how_an_artifact_came_about(
+def test_explain_shows_how_an_artifact_came_about(
     built: Manifest, store: Store, terminal: Terminal
 ):
     lines = terminal.said("explain", "tiny", "shards")

@@ -95,7 +95,7 @@ def test_gpus_that_torch_cannot_use_are_a_failure() -> None:
 @pytest.mark.parametrize(
     ("free", "state"), [(checks.DISK_WANTED, "ok"), (5 * GIB, "warn"), (GIB // 2, "fail")]
 )
-def test_disk_space_is_judged_where_home_is(free: int, state: str, tmp_path: Path) -> None:
+def test_disk_space_is_checked_where_home_is(free: int, state: str, tmp_path: Path) -> None:
     check = checks.check_home(tmp_path / "not" / "yet", free_of=lambda _: free)
     assert check.state == state
     assert str(tmp_path) in check.found
@@ -108,7 +108,7 @@ def test_a_home_that_cannot_be_made_is_a_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("available", "state"), [(8, "ok"), (4, "warn"), (1, "fail")])
-def test_memory_is_judged_by_what_is_available(available: int, state: str) -> None:
+def test_memory_is_checked_by_what_is_available(available: int, state: str) -> None:
     assert checks.check_memory(available * GIB).state == state
 
 

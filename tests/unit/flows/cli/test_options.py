@@ -73,7 +73,7 @@ def test_a_package_that_is_missing_is_named_before_the_first_stage(
     assert capsys.readouterr().err == ""
 
 
-def test_workers_are_named_again_in_the_command_that_goes_on() -> None:
+def test_workers_are_named_again_in_the_command_that_resumes() -> None:
     assert WorkerOptions().argv == []
     workers = WorkerOptions(pool="gpu", nodes=2, retries=0)
     workers.check()

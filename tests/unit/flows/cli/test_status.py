@@ -58,13 +58,13 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_nobody_at_work_is_said_with_the_command_that_goes_on(
+def test_a_run_that_no_process_builds_is_shown_with_the_command_that_resumes(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert said(capsys).endswith("nothing of it is being built; resume with: nanochat run tiny\n")
 
 
-def test_the_command_that_goes_on_is_at_the_runs_own_place_and_pace(
+def test_the_command_that_resumes_is_at_the_runs_own_place_and_pace(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = find_run(store_of(home), "tiny-1")
@@ -176,7 +176,7 @@ def test_a_name_that_stands_for_nothing_any_more_is_no_error(
     assert told.endswith(f"--use sft/{short(model.fingerprint)} --name tiny\n")
 
 
-def test_that_what_was_given_is_revoked_or_gone_is_told(
+def test_that_what_was_given_is_revoked_or_gone_is_reported(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = given(home, "sft@theirs")

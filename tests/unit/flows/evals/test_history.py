@@ -54,7 +54,7 @@ def nights(store: Store) -> list[Manifest]:
     return [first, second]
 
 
-def test_a_tag_has_the_nights_on_which_it_was_judged(nights: list[Manifest], terminal: Terminal):
+def test_a_tag_has_the_nights_on_which_it_was_evaluated(nights: list[Manifest], terminal: Terminal):
     lines = terminal.said("evals", "history", "main", "--metric", "sums")
     assert lines[0] == "sums of main, evaluated by chat_eval_sft"
     head, *rows = lines[2:]

@@ -86,7 +86,9 @@ def test_the_previous_is_the_last_one_and_the_best_is_remembered(
     assert verdict.baseline.value == 0.9
 
 
-def test_a_loss_is_told_once_while_the_model_does_not_change(store: Store, shelf: Shelf) -> None:
+def test_a_loss_is_reported_once_while_the_model_does_not_change(
+    store: Store, shelf: Shelf
+) -> None:
     shelf.night(chatcore=0.9)
     first = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
     second = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())

@@ -19,7 +19,7 @@ def put_main(store: Store, *stages: str, **changes: object) -> dict[str, object]
     return dict(made)
 
 
-def test_a_chat_model_is_judged_by_its_own_stage_on_the_data_of_its_run(store: Store) -> None:
+def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store: Store) -> None:
     made = put_main(store, "task_data", "rows", "pretrain", "sft", overrides=("seed=7",))
     suite = open_suite(store, "main", warn=print)
     assert suite.stage.name == "chat_eval_sft"
@@ -28,7 +28,7 @@ def test_a_chat_model_is_judged_by_its_own_stage_on_the_data_of_its_run(store: S
     assert suite.opened.run == open_profile("tiny", overrides=["seed=7"]).run
 
 
-def test_a_base_model_is_judged_on_rows_of_its_own_tokenizer(store: Store) -> None:
+def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store: Store) -> None:
     made = put_main(store, "task_data", "rows", "pretrain")
     suite = open_suite(store, "pretrain@main", warn=print)
     assert suite.stage.name == "base_eval"
@@ -45,13 +45,13 @@ def test_another_suite_brings_its_own_data(store: Store) -> None:
     assert set(changed.pinned) == {"sft"}
 
 
-def test_a_setting_that_judges_nothing_is_refused(store: Store) -> None:
+def test_a_setting_that_evaluates_nothing_is_refused(store: Store) -> None:
     put_main(store, "task_data", "sft")
     with pytest.raises(ConfigError, match=r"pretrain\.num_steps does not change how a model"):
         open_suite(store, "main", overrides=["pretrain.num_steps=1"], warn=print)
 
 
-def test_an_imported_model_needs_to_be_told_its_suite(store: Store) -> None:
+def test_an_imported_model_needs_a_suite_by_name(store: Store) -> None:
     put_main(store, "sft", profile=IMPORTED)
     with pytest.raises(ConfigError, match="main was imported"):
         open_suite(store, "main", warn=print)
@@ -87,7 +87,7 @@ def test_a_history_is_called_as_the_model_is() -> None:
     assert key_of("eval-My_run chat_eval_sft") == "eval-my-run-chat-eval-sft"
 
 
-def test_the_status_of_a_judging_run_names_the_command_that_judges_again(
+def test_the_status_of_an_evaluation_names_the_command_that_repeats_it(
     store: Store, terminal: Terminal
 ) -> None:
     made = put_main(store, "task_data", "sft")

@@ -8,7 +8,7 @@ from tests.support.flows.shelf import make_manifest
 from tests.support.reliability.memory_store import DAY, MemoryStore
 
 
-def test_whoever_slept_while_its_files_went_has_lost_its_lease():
+def test_a_process_that_slept_while_its_files_went_has_lost_its_lease():
     store = MemoryStore()
     manifest = make_manifest("rows", config={"seed": 7})
     held = acquire(store, manifest)

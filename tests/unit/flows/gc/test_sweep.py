@@ -147,7 +147,7 @@ def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
     return source, made
 
 
-def test_where_somebody_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from() -> None:
+def test_where_another_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_from() -> None:
     store = Interrupting()
     source, made = ready_to_sweep(store)
     # The first look at the lease is by the sweep: it was not there when roots were searched.
@@ -156,7 +156,7 @@ def test_where_somebody_builds_meanwhile_nothing_is_deleted_nor_what_it_is_made_
     assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
 
 
-def test_where_somebody_builds_meanwhile_what_it_shares_with_others_stays() -> None:
+def test_where_another_builds_meanwhile_what_it_shares_with_others_stays() -> None:
     store = Interrupting()
     old = make(store, "shards")
     grown = make_grown(store, old)
@@ -168,7 +168,7 @@ def test_where_somebody_builds_meanwhile_what_it_shares_with_others_stays() -> N
     assert {file.key for file in grown.files} <= store.names()
 
 
-def test_where_somebody_builds_meanwhile_the_revocation_of_its_bytes_stays() -> None:
+def test_where_another_builds_meanwhile_the_revocation_of_its_bytes_stays() -> None:
     store = Interrupting()
     wrong = make(store, seed=1)
     facts = {**ACCEPTED, "from": wrong.fingerprint}

@@ -76,7 +76,7 @@ def test_the_same_artifact_differs_in_nothing_and_keeps_its_numbers():
     assert [(m.name, m.old, m.new, m.difference) for m in found.metrics] == [("bpb", 1.5, 1.5, 0)]
 
 
-def test_files_differ_by_their_bytes_and_are_told_by_their_sizes():
+def test_files_differ_by_their_bytes_and_are_reported_by_their_sizes():
     old = artifact(1, files={"same": "x", "changed": "abc", "longer": "a", "gone": "1"})
     new = artifact(2, files={"same": "x", "changed": "abd", "longer": "aa", "new": "22"})
     assert [(c.path, c.old, c.new) for c in differ(old, new).files] == [

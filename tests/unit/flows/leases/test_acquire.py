@@ -117,7 +117,7 @@ def set_age(directory: Path, seconds: float) -> None:
     os.utime(lease_path(directory), (then, then))
 
 
-def test_a_free_turn_is_had_at_once_and_in_silence(wait: Callable[..., Waiter]) -> None:
+def test_a_free_claim_is_granted_at_once_and_silently(wait: Callable[..., Waiter]) -> None:
     waiter = wait()
     assert isinstance(waiter.wait_for_result(), HeldLease)
     assert waiter.told == []
@@ -170,7 +170,7 @@ def test_another_builder_is_said_at_once(wait: Callable[..., Waiter], tmp_path: 
     assert f"built by run run-{'a' if late is second else 'b'} " in late.told[1]
 
 
-def test_a_builder_that_falls_silent_is_told_and_taken_over(
+def test_a_builder_that_falls_silent_is_reported_and_taken_over(
     wait: Callable[..., Waiter], tmp_path: Path
 ) -> None:
     silent = hold_lease(
@@ -264,7 +264,7 @@ def test_the_device_is_free_while_one_waits_for_a_process_of_this_machine(
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
-def test_whoever_waits_for_the_device_leaves_the_lease_to_others(
+def test_a_build_that_waits_for_the_device_leaves_the_lease_to_others(
     wait: Callable[..., Waiter],
 ) -> None:
     device = threading.Semaphore(0)

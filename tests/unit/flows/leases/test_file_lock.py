@@ -43,7 +43,7 @@ def test_a_free_lock_is_taken_at_once_and_given_back(tmp_path: Path):
         assert find_owner(path) is None
 
 
-def test_nobody_holds_a_lock_that_was_never_taken(tmp_path: Path):
+def test_a_lock_that_was_never_taken_is_free(tmp_path: Path):
     assert find_owner(tmp_path / "none" / "x.lock") is None
 
 

@@ -76,7 +76,7 @@ def unplug(tmp_path: Path) -> Callable[[], Callable[[], None]]:
     return unplug
 
 
-def test_a_held_lease_is_renewed_and_tells_how_far_the_job_is(store: LocalStore) -> None:
+def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store: LocalStore) -> None:
     with held_by_us(store) as lease:
         lease.note(step=3, total=9)
         wait_until(lambda: beats(store) > 3)
@@ -102,7 +102,7 @@ def test_the_threads_end_with_the_block_and_the_lease_is_given_back(
     assert b'"released": true' in store.get(KEY)
 
 
-def test_whoever_does_not_get_the_lease_learns_who_has_it(store: LocalStore) -> None:
+def test_a_refused_claim_names_the_holder(store: LocalStore) -> None:
     before = threading.active_count()
     with held_by_us(store):
         found = hold_lease(

@@ -9,7 +9,7 @@ from flows.leases import queue as module
 from flows.leases.queue import PriorityQueue, QueueEntry
 
 
-def test_of_those_who_wait_the_least_rank_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waiter_of_the_least_rank_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS_TO_ASK_AGAIN", 1000.0)  # a thread may be slow
     queue, had, ready = PriorityQueue(), list[int](), threading.Barrier(4)
     first = QueueEntry(queue=queue, rank=(0,))
@@ -34,7 +34,7 @@ def test_of_those_who_wait_the_least_rank_is_next(monkeypatch: pytest.MonkeyPatc
     assert had == [1, 2, 3]
 
 
-def test_nobody_waits_for_one_who_asks_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_withdrawn_request_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     queue = PriorityQueue()

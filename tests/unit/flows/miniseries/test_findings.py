@@ -66,7 +66,7 @@ def test_the_next_depth_is_as_far_as_the_last_one_and_an_extrapolation(judged: S
     assert "an extrapolation" in said[0]
 
 
-def test_the_largest_is_told_beside_what_the_smaller_ones_expect(judged: Store) -> None:
+def test_the_largest_is_reported_beside_what_the_smaller_ones_expect(judged: Store) -> None:
     check = find(judged).check
 
     assert check is not None
@@ -75,7 +75,9 @@ def test_the_largest_is_told_beside_what_the_smaller_ones_expect(judged: Store) 
     assert check.prediction == expected.predict(find(judged).points[-1].size.flops)
 
 
-def test_a_depth_that_was_not_judged_is_missing_and_the_others_are_told(judged: Store) -> None:
+def test_a_depth_that_was_not_evaluated_is_missing_and_the_others_are_reported(
+    judged: Store,
+) -> None:
     put_judged(judged, 6, None)
 
     findings = find(judged, 1, 2, 5, 6)
@@ -136,7 +138,7 @@ def test_text_that_the_series_took_for_all_is_no_other_setting(store: Store) -> 
     assert isinstance(runs_of(store, "tiny", [1], overrides=["shards.num_shards=3"])[1], Missing)
 
 
-def test_points_on_other_text_are_told_apart(judged: Store) -> None:
+def test_points_on_other_text_are_distinguished(judged: Store) -> None:
     put_judged(judged, 5, 2.2, text="another")
 
     assert any("d5 was evaluated on other text than d1" in note for note in find(judged).notes)

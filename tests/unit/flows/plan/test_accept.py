@@ -297,7 +297,7 @@ def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
 
 
 @pytest.mark.parametrize("content", ["same", "other"])
-def test_whoever_was_first_is_adopted(house: House, content: str):
+def test_the_first_of_two_is_adopted(house: House, content: str):
     house.build(content=lambda fingerprint: "same")
     refactor(house, "sft")
     offer = offered(house, "sft")

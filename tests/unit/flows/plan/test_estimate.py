@@ -108,7 +108,7 @@ def test_a_machine_that_would_take_months_is_named_and_has_no_price(house: House
     assert "--pool" in lines[-1]
 
 
-def test_a_time_on_another_kind_of_device_tells_nothing(full_house: House):
+def test_a_time_on_another_kind_of_device_is_no_estimate(full_house: House):
     gpu = on_gpus(1)
     plan = full_house.plan(scaling.run_for_depth(5), placement=gpu)
     assert plan.of("sft").estimate is None

@@ -38,7 +38,7 @@ def test_a_given_chat_model_is_trained_on_without_its_past() -> None:
         assert names_with(model.name) == ["task_data", *from_stage(model.name)]
 
 
-def test_a_given_base_model_still_needs_rows_to_be_judged_on() -> None:
+def test_a_given_base_model_still_needs_rows_to_be_evaluated_on() -> None:
     kept = names_with("pretrain")
     assert "report" not in kept
     assert kept[:6] == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain"]

@@ -158,7 +158,7 @@ def test_what_another_machine_builds_says_how_far_it_is(house: House):
     assert house.plan().of("pretrain").state == "+"
 
 
-def test_a_lease_that_nobody_renews_is_nobodys(house: House):
+def test_a_lease_that_is_not_renewed_expires(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
@@ -175,7 +175,7 @@ def test_a_lease_that_nobody_renews_is_nobodys(house: House):
     assert house.plan().of("pretrain").state == "+"
 
 
-def test_a_lease_of_a_process_that_was_killed_here_is_nobodys(house: House):
+def test_a_lease_of_a_process_that_was_killed_here_is_free(house: House):
     house.build(until="rows")
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint

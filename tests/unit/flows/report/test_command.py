@@ -67,7 +67,7 @@ def test_what_the_profile_says_is_not_repeated():
     assert reproduction_of(manifests_of(run)).command == expected
 
 
-def test_the_versions_of_another_machine_are_told_and_not_set():
+def test_the_versions_of_another_machine_are_reported_and_not_set():
     run = open_profile("tiny").run
     snapshot = ("python==3.99.1", "numpy==9.9.9")
     other = dataclasses.replace(run, shards=dataclasses.replace(run.shards, snapshot=snapshot))

@@ -101,7 +101,7 @@ def test_an_rl_that_left_no_samples_has_no_section(tmp_path: Path) -> None:
     assert "Rewarded samples of RL" not in page + text
 
 
-def test_of_a_core_that_is_not_whole_the_tasks_are_told(tmp_path: Path) -> None:
+def test_of_a_core_that_is_not_whole_the_tasks_are_reported(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "store")
     path = inputs["base_eval"] / "scores.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"core": None}))
@@ -134,7 +134,7 @@ def test_bytes_per_token_stand_beside_those_of_known_vocabularies(card: Card) ->
     assert widths == ["93.29", "100.00", "41.13", "36.58", "82.90"]
 
 
-def test_a_tokenizer_of_which_nothing_was_told_has_no_table(tmp_path: Path) -> None:
+def test_a_tokenizer_without_statistics_has_no_table(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "store")
     (inputs["tokenizer"].parent / "logs" / "events.jsonl").unlink()
     page, text = run_report(tmp_path, inputs)
@@ -155,7 +155,7 @@ def test_time_and_money_count_every_stage_and_attempt(card: Card) -> None:
         assert "14 min 12 s of work over all stages, $3.25" in document
 
 
-def test_places_and_hosts_are_not_told(tmp_path: Path) -> None:
+def test_places_and_hosts_are_left_out(tmp_path: Path) -> None:
     page, text = make_report(tmp_path)
     for document in (page, text):
         assert str(tmp_path) not in document

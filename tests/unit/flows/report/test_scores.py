@@ -14,7 +14,7 @@ def test_scores_come_with_their_intervals(tmp_path):
         assert "Could not be evaluated" not in form
 
 
-def test_a_task_that_could_not_be_judged_is_told(tmp_path):
+def test_a_task_that_could_not_be_evaluated_is_reported(tmp_path):
     inputs = make_inputs(tmp_path / "store")
     path = inputs["chat_eval_rl"] / "scores.json"
     scores = json.loads(path.read_text())
@@ -60,13 +60,13 @@ def test_each_stage_has_its_price(tmp_path):
     assert text.count("| $0.25 |") == 13
 
 
-def test_the_machine_is_told_as_the_stage_calls_it(tmp_path):
+def test_the_machine_is_reported_as_the_stage_calls_it(tmp_path):
     _, text = make_report(tmp_path)
     for line in ("device: NVIDIA H100 80GB HBM3", "compile: no", "peak memory: 61.25 GB"):
         assert f"- {line}\n" in text
 
 
-def test_a_task_of_core_that_could_not_be_judged_is_told(tmp_path):
+def test_a_task_of_core_that_could_not_be_evaluated_is_reported(tmp_path):
     inputs = make_inputs(tmp_path / "store")
     path = inputs["base_eval"] / "scores.json"
     changes = {"core": None, "failed": {"boolq": "boolq.jsonl line 3 is no example"}}

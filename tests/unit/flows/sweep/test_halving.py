@@ -44,7 +44,7 @@ def test_a_point_that_failed_gets_no_more_seeds_and_holds_back_none() -> None:
     assert allowed([[1.0, FAILED, 1], [2, 2, 1], [3, 3, 1], [4, 4, 4]]) == [2, 3, 1, 1]
 
 
-def test_a_point_goes_on_before_the_rung_is_whole_once_none_can_take_its_place() -> None:
+def test_a_point_continues_before_the_rung_is_whole_once_none_can_take_its_place() -> None:
     def known(*values: float | None) -> list[dict[int, float]]:
         return [{} if value is None else {0: value} for value in values]
 

@@ -105,7 +105,7 @@ def test_the_last_one_is_sent_before_the_block_is_left_also_by_an_error(tmp_path
     assert receiver.steps == [2]
 
 
-def test_a_store_that_fails_is_told_of_and_tried_again(tmp_path: Path):
+def test_a_store_that_fails_is_reported_and_retried(tmp_path: Path):
     receiver = Receiver()
     receiver.fail = 2
     with mirror(tmp_path, receiver, on_error=receiver.errors.append, every=0.005):
@@ -145,7 +145,7 @@ def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.M
     assert receiver.steps == [1]
 
 
-def test_a_disk_that_refuses_is_told_of_and_the_job_goes_on(tmp_path: Path):
+def test_a_disk_that_refuses_is_reported_and_the_job_continues(tmp_path: Path):
     def send(copy: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -155,7 +155,7 @@ def test_a_disk_that_refuses_is_told_of_and_the_job_goes_on(tmp_path: Path):
     assert [str(error).endswith("no space left on device") for error in receiver.errors] == [True]
 
 
-def test_a_file_that_sending_misses_is_told_of_and_tried_again(tmp_path: Path):
+def test_a_file_that_sending_misses_is_reported_and_retried(tmp_path: Path):
     receiver = Receiver()
     sent: list[str] = []
 

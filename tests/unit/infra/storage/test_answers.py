@@ -72,14 +72,14 @@ def test_what_may_pass_is_tried_again(error: Exception) -> None:
         ErrorResponse("NoCredentials"),
     ],
 )
-def test_what_will_not_pass_is_told_at_once(error: ErrorResponse) -> None:
+def test_what_will_not_pass_is_reported_at_once(error: ErrorResponse) -> None:
     with pytest.raises(ErrorResponse) as caught:
         run(failing(error, ValueError("asked again")))
     assert caught.value is error
     assert not hasattr(error, "__notes__")
 
 
-def test_tries_are_counted_and_the_last_failure_is_told() -> None:
+def test_tries_are_counted_and_the_last_failure_is_reported() -> None:
     errors = [NoResponse(f"number {n}") for n in range(9)]
     with pytest.raises(NoResponse, match="number 4") as caught:
         run(failing(*errors))
@@ -132,7 +132,7 @@ def test_each_refusal_that_a_person_can_do_something_about_says_what() -> None:
     )
 
 
-def test_a_wrong_clock_is_told_with_its_difference() -> None:
+def test_a_wrong_clock_is_reported_with_its_difference() -> None:
     from email.utils import formatdate
 
     late = formatdate(time.time() + 16 * 60, usegmt=True)
@@ -141,7 +141,7 @@ def test_a_wrong_clock_is_told_with_its_difference() -> None:
     assert "clock is 60 min ahead of" in explained("RequestTimeTooSkewed", date=early)[0]
 
 
-def test_a_bucket_elsewhere_is_told_with_its_region() -> None:
+def test_a_bucket_elsewhere_is_reported_with_its_region() -> None:
     header = {"x-amz-bucket-region": "eu-west-1"}
     error = explain(ErrorResponse("301", status=301, headers=header), where=WHERE, what="look at a")
     assert "AWS_REGION=eu-west-1" in (error.hint or "")
@@ -149,7 +149,7 @@ def test_a_bucket_elsewhere_is_told_with_its_region() -> None:
     assert "AWS_REGION=eu-central-1" in explained("AuthorizationHeaderMalformed", 400, said)[1]
 
 
-def test_why_nobody_answered_is_told_in_a_few_words() -> None:
+def test_why_no_server_answered_is_said_in_a_few_words() -> None:
     text = "<Connection object at 0x7f>: Failed: [Errno 111] Connection refused"
     assert describe_loss("EndpointConnectionError", text) == "connection refused"
     text = "Failed to resolve 'nowhere' ([Errno -2] Name or service not known)"

@@ -54,7 +54,7 @@ def fill(file: PartFile, pieces: list[Part], data: bytes) -> None:
 DATA = bytes(range(35))
 
 
-def test_an_unfinished_file_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_an_unfinished_file_resumes_where_it_was(tmp_path: Path) -> None:
     final = tmp_path / "model"
     with open_part_file(final, source="s", version="1", size=35) as file:
         assert len(file.missing) == 4

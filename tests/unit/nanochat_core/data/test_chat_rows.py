@@ -234,7 +234,7 @@ def test_rows_of_another_length_are_not_taken(talk, tokenizer_dir, tmp_path):
     assert rows.tokens.shape[1] == 65
 
 
-def test_packing_tells_how_many_conversations_are_packed(
+def test_packing_reports_how_many_conversations_are_packed(
     talk, tokenizer_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)

@@ -76,7 +76,7 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 8), (8, 2), (4, 4)])
-def test_training_that_stops_at_any_step_goes_on_with_the_rows_it_would_have_had(
+def test_training_that_stops_at_any_step_resumes_with_the_rows_it_would_have_had(
     directory, before, after
 ):
     rows = Rows.open(directory, "train")

@@ -178,7 +178,7 @@ def test_a_generated_prompt_in_both_splits_is_refused_where_it_would_be_graded(
     assert "numbers_overlap" not in task_data.run(apart)
 
 
-def test_a_stage_that_is_resumed_goes_on_with_what_is_not_done(tmp_path, monkeypatch):
+def test_a_resumed_stage_does_what_is_not_done(tmp_path, monkeypatch):
     made = []
     original = task_data.write_dataset
 
@@ -222,7 +222,7 @@ class KeepScratch:
             shutil.rmtree(path, **options)
 
 
-def test_progress_is_told_dataset_by_dataset(tmp_path):
+def test_progress_is_reported_dataset_by_dataset(tmp_path):
     job = make_job(tmp_path)
     task_data.run(job)
     events = list(read_events(job.events))

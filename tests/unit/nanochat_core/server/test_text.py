@@ -54,7 +54,7 @@ def test_a_call_and_its_result_are_no_text():
     ]
 
 
-def test_a_call_that_was_cut_short_is_told():
+def test_a_call_that_was_cut_short_is_reported():
     assert pieces_of([CALL_START, *b"12*"]) == [TextPiece(kind="tool_call", text="12*")]
 
 

@@ -38,7 +38,7 @@ def test_a_token_for_each_byte_is_one_byte_per_token(nothing_cached):
     assert ours == dict.fromkeys([HELD_OUT, *COUNTED], 1.0)
 
 
-def test_known_vocabularies_are_told_for_our_texts_on_every_machine(nothing_cached):
+def test_known_vocabularies_are_measured_on_our_texts_on_every_machine(nothing_cached):
     found = evaluate(BYTES, ["some text"])
     assert not [name for name in found if name.startswith(f"{HELD_OUT}/")]
     size = len(read_kinds()["english"].encode())

@@ -72,7 +72,7 @@ def test_the_tokenizer_is_learnt_from_the_training_shards_alone(tmp_path, shards
     assert names == ["tokenizer.json", "tokenizer.tiktoken"]
 
 
-def test_how_well_it_fits_is_told_as_an_event(tmp_path, shards):
+def test_how_well_it_fits_is_reported_as_an_event(tmp_path, shards):
     job = make_job(tmp_path, shards)
     metrics = tokenizer.run(job)
     [told] = last_by_step(read_events(job.events), "eval").values()
