@@ -97,12 +97,18 @@ class Loop:
     @property
     def left(self) -> str:
         """The estimated time left as text; "" before the first step of this execution."""
+        seconds = self.seconds_left
+        return "" if seconds is None else f"{duration(seconds)} left"
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The estimated time left; None before the first step of this execution."""
         # From this execution's steps alone: those before a resume ran at another time and speed.
         done = self.step - self.first
         if done <= 0:
-            return ""
+            return None
         spent = time.monotonic() - self.began
-        return f"{duration((self.total - self.step) * spent / done)} left"
+        return (self.total - self.step) * spent / done
 
     @property
     def percent(self) -> float:

@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from flows.render.events import Loop, describe
+from flows.render.text import duration
 
 SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {
@@ -40,14 +41,25 @@ class Display:
         console: Console,
         *,
         stages: Iterable[str],
+        expected: Mapping[str, float] | None = None,  # seconds of the stages that will be built
+        offer: Callable[[str, Mapping[str, Any]], str | None] = lambda stage, event: None,
         on_leave: Callable[[], None] = lambda: None,  # see `leave`
     ) -> None:
+        """Show `stages`; `offer` returns what may be said after the last event of a stage.
+
+        With `expected`, the time that is left of the whole run is shown too.
+        """
         self._width = max(map(len, stages), default=0)
+        self._expected = dict(expected or {})  # of stages that have not ended
+        self._began: dict[str, float] = {}  # when each stage that is being built was started
+        self._started = time.monotonic()
+        self._offer = offer
         # Reentrant: a signal handler runs in the main thread, which may hold the lock, and prints.
         self._lock = threading.RLock()
         self._loops: dict[str, Loop] = {}
         self._printed: dict[str, float] = {}  # time of the last line of a loop
         self._bars: dict[str, TaskID] = {}
+        self._run_bar: TaskID | None = None
         self._console = console
         self._progress = _make_bars(console) if console.is_terminal else None
         self._on_leave = on_leave
@@ -55,6 +67,9 @@ class Display:
     def __enter__(self) -> Self:
         if self._progress is not None:
             self._progress.start()
+            if self._expected:  # from the first second on, while Prefect starts
+                self._run_bar = self._progress.add_task(f"{'run':<{self._width}}", line=self.left)
+                self._move_run_bar()
         return self
 
     def __exit__(
@@ -79,6 +94,8 @@ class Display:
         """Show one event of a stage."""
         with self._lock:
             kind = event["kind"]
+            if kind == "building":
+                self._began[stage] = time.monotonic()
             if kind == "start":
                 self._loops[stage] = Loop.of(event)
                 self._printed[stage] = time.monotonic()
@@ -91,8 +108,11 @@ class Display:
                 self._say(stage, text, _STYLES.get(kind))
             if kind == "failed" and event["log_tail"]:
                 self._console.print(event["log_tail"], style="dim", markup=False, highlight=False)
-            if kind in ("finished", "failed", "interrupted"):
+            if kind in ("cached", "finished", "failed", "interrupted"):
                 self._end(stage)
+                if text := self._offer(stage, event):
+                    self._say(stage, text, "bold")
+            self._move_run_bar()
 
     def say(self, text: str) -> None:
         """Print a line that is not of a stage."""
@@ -113,7 +133,30 @@ class Display:
         if now - self._printed[stage] < SECONDS_BETWEEN_LINES:
             return None
         self._printed[stage] = now
-        return self._loops[stage].line
+        return "; ".join(filter(None, (self._loops[stage].line, self.left and f"run {self.left}")))
+
+    @property
+    def left(self) -> str:
+        """The estimated time left of the whole run as text; "" without estimates.
+
+        Stages count one after the other, though some are built at the same time.
+        """
+        if not self._expected:
+            return ""
+        return f"about {duration(sum(map(self._seconds_left, self._expected)))} left"
+
+    def _seconds_left(self, stage: str) -> float:
+        loop = self._loops.get(stage)
+        if loop is not None and loop.seconds_left is not None:
+            return loop.seconds_left
+        ran = time.monotonic() - self._began[stage] if stage in self._began else 0.0
+        return max(0.0, self._expected[stage] - ran)
+
+    def _move_run_bar(self) -> None:
+        if self._progress is not None and self._run_bar is not None:
+            spent = time.monotonic() - self._started
+            total = spent + sum(map(self._seconds_left, self._expected))
+            self._progress.update(self._run_bar, completed=spent, total=total, line=self.left)
 
     def _move_bar(self, stage: str) -> None:
         if self._progress is None:
@@ -129,6 +172,7 @@ class Display:
 
     def _end(self, stage: str) -> None:
         self._loops.pop(stage, None)
+        self._expected.pop(stage, None)
         bar = self._bars.pop(stage, None)
         if self._progress is not None and bar is not None:
             self._progress.remove_task(bar)

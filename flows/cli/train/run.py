@@ -5,9 +5,9 @@ import functools
 import itertools
 import shlex
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
@@ -21,12 +21,13 @@ from flows.cli.options import (
 )
 from flows.cli.output import print_error, print_lines, screen
 from flows.cli.recipes import read_recipe
+from flows.identity.ref import ArtifactRef
 from flows.overrides import open_name
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.text import duration
 from flows.run_request import RunRequest, shared
-from flows.stages import REPORT
+from flows.stages import REPORT, SFT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -80,7 +81,16 @@ def run(
     from flows.orchestration.local_run import run_flow
 
     began = time.monotonic()
-    with resumable(again, stages=[item.stage.name for item in plan.stages]) as display:
+    with resumable(
+        again,
+        stages=[item.stage.name for item in plan.stages],
+        expected={
+            item.stage.name: item.estimate.seconds
+            for item in plan.stages
+            if item.state != "=" and item.estimate
+        },
+        offer=functools.partial(_first_chat, place),
+    ) as display:
         display.say(f"run {name}: {render(plan)[-1]}")
         request = RunRequest(
             profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
@@ -115,7 +125,9 @@ def check_room(home: Path, store: Store) -> None:
 
 
 @contextlib.contextmanager
-def resumable(command: str, *, stages: Sequence[str], stderr: bool = False) -> Generator["Display"]:
+def resumable(
+    command: str, *, stages: Sequence[str], stderr: bool = False, **options: Any
+) -> Generator["Display"]:
     """Open a display of `stages`; print the command that resumes if the block is interrupted.
 
     A stage stopped by SIGTERM ends as Ctrl-C does: KeyboardInterrupt, exit code 130. With `stderr`
@@ -126,7 +138,7 @@ def resumable(command: str, *, stages: Sequence[str], stderr: bool = False) -> G
     say_how = functools.partial(print_error, "interrupted", hint=f"resume with: {command}")
     try:
         with Display(
-            screen(stderr=stderr, soft_wrap=False), stages=stages, on_leave=say_how
+            screen(stderr=stderr, soft_wrap=False), stages=stages, on_leave=say_how, **options
         ) as display:
             yield display
     except (KeyboardInterrupt, StageInterrupted):
@@ -163,6 +175,15 @@ def _ending(
         if address := login_address(home):  # a shared server has its own login
             yield f"log in       {address}"
     yield from _next(name, place)
+
+
+def _first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> str | None:
+    """Return the command that talks to the SFT model while the run continues; None before."""
+    if stage != SFT.name or event["kind"] != "finished":
+        return None
+    # By fingerprint: `sft@NAME` is that of the newest finished run, which may be an older one.
+    model = ArtifactRef(stage, event["uri"].split("/")[-2]).name
+    return f"first chat, in another terminal: {shlex.join(['nanochat', 'chat', model, *place])}"
 
 
 def _results(report: Path | None) -> Iterator[str]:

@@ -154,3 +154,33 @@ def test_a_number_with_its_interval_is_one_number():
     values = {"core": 0.21, "core_low": 0.2, "core_high": 0.223, "price_low": 2.0, "steps": 7}
     assert describe_values(values) == "core 0.21 (0.2 to 0.223), price_low 2, steps 7"
     assert describe_values({"core": 0.21, "core_low": 0.2}) == "core 0.21"
+
+
+def test_the_time_left_of_the_whole_run_counts_stages_that_have_not_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
+    out = io.StringIO()
+    expected = {"rows": 3600.0, "pretrain": 7220.0}
+    with Display(Console(file=out), stages=expected, expected=expected) as shown:
+        assert shown.left == "about 3 h left"
+        shown.watch("rows", {"kind": "building", "fingerprint": "f", "processes": 1})
+        shown.watch("rows", {"kind": "finished", "uri": "", "seconds": 4.0, "metrics": {}})
+        assert shown.left == "about 2 h left"
+        shown.watch("pretrain", START)
+        shown.watch("pretrain", step(100))  # from here on its own pace counts
+        assert out.getvalue().endswith("step 100/100, 0 s left; run about 0 s left\n")
+        shown.watch("pretrain", {"kind": "finished", "uri": "", "seconds": 9.0, "metrics": {}})
+        assert shown.left == ""
+
+
+def test_an_offer_follows_the_end_of_its_stage() -> None:
+    out = io.StringIO()
+    finished = {"kind": "finished", "uri": "file:///x/rows/ab/m", "seconds": 1.0, "metrics": {}}
+    with Display(
+        Console(file=out), stages=["rows"], offer=lambda stage, event: f"see {stage} {event['uri']}"
+    ) as shown:
+        shown.watch("rows", {"kind": "building", "fingerprint": "f", "processes": 1})
+        shown.watch("rows", finished)
+
+    assert out.getvalue().splitlines()[-1] == "rows  see rows file:///x/rows/ab/m"
