@@ -28,5 +28,6 @@ def test_a_commit_stopped_at_a_system_call_is_whole_or_not_there(
 def test_a_store_that_writes_in_place_is_caught(tmp_path: Path) -> None:
     with open_bench(tmp_path, None, store="in place") as bench:
         last = bench.dry_run()["write"]
-        points = [Point(call="write", nth=n, how="killed") for n in range(last - 8, last)]
+        nearest = reversed(range(last - 8, last))
+        points = (Point(call="write", nth=n, how="killed") for n in nearest)
         assert any(bench.disturb(point).verdict.state == "torn" for point in points)

@@ -4,6 +4,7 @@ Logits differ in their last digits from those of the naive way, so prompts whose
 tokens are that close anywhere would be no test; with these weights and seeds there is none.
 """
 
+import functools
 import random
 from functools import partial
 
@@ -18,6 +19,7 @@ from nanochat_core.engine.runner import Capacity, PageGroup
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
+from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.engine.naive import generate_naive
 from tests.support.nanochat_core.engine.scheduler_case import Asked
 
@@ -97,22 +99,30 @@ def test_greedy_answers_are_the_naive_ones_however_they_are_asked_for(shape, tok
         assert masks == [[0] * len(prompt) + answer.mask]
 
 
+@functools.cache
+def sampled_naively(shape: str, tokenizer: Tokenizer) -> list[list[Completion]]:
+    """Return two answers to each prompt of a shape."""
+    model = make_model(shape)
+    settings = {**SETTINGS, "temperature": 1.0, "top_k": 20}
+    return [
+        [
+            generate_naive(model, tokenizer, prompt, seed=i, sample_index=sample, **settings)
+            for sample in range(2)
+        ]
+        for i, prompt in enumerate(prompts_of(shape, PROMPTS))
+    ]
+
+
 @pytest.mark.parametrize("shape", ["head", "january_windows_gqa"])
 def test_sampled_answers_are_the_naive_ones_alone_in_a_crowd_and_after_making_room(
     shape, tokenizer
 ):
     model = make_model(shape)
-    prompts = prompts_of(shape, 12)
+    prompts = prompts_of(shape, PROMPTS)
     settings = {**SETTINGS, "temperature": 1.0, "top_k": 20}
-    naive = [
-        [
-            generate_naive(model, tokenizer, prompt, seed=i, sample_index=sample, **settings)
-            for sample in range(2)
-        ]
-        for i, prompt in enumerate(prompts)
-    ]
+    naive = sampled_naively(shape, tokenizer)
     engine = Engine(model, tokenizer, num_slots=6)
-    assert engine.complete(prompts, num_samples=2, seeds=range(12), **settings) == naive
+    assert engine.complete(prompts, num_samples=2, seeds=range(PROMPTS), **settings) == naive
 
     params = SamplingParams(temperature=1.0, top_k=20)
     asked = [
@@ -149,7 +159,7 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
             max_len=CONTEXT,
         ),
     )
-    prompts = prompts_of(shape, 16)
+    prompts = prompts_of(shape, PROMPTS)
     params = SamplingParams(temperature=1.0, top_k=20)
     asked: list[Asked] = []
     for i, prompt in enumerate(prompts):
@@ -161,19 +171,8 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
             gone.handle.cancel()
     while engine.scheduler.step():
         pass
-    for i, prompt in enumerate(prompts):
-        for sample in range(2):
-            naive = generate_naive(
-                model,
-                tokenizer,
-                prompt,
-                seed=i,
-                sample_index=sample,
-                max_tokens=TOKENS,
-                temperature=1.0,
-                top_k=20,
-            )
-            assert completion_of(asked[i], engine, sample) == naive
+    found = [[completion_of(one, engine, sample) for sample in range(2)] for one in asked]
+    assert found == sampled_naively(shape, tokenizer)
     assert engine.scheduler.slots.counts.preemptions > 0
 
 

@@ -118,7 +118,7 @@ def test_whatever_comes_and_goes_answers_are_the_references(shape):
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=30,
+            max_examples=15,
             stateful_step_count=25,
             deadline=None,
             derandomize=True,
