@@ -33,7 +33,7 @@ from nanochat_core.model.layers import (
 )
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
-from nanochat_core.runtime.hardware.device import compute_dtype
+from nanochat_core.runtime.hardware.device import choose_vml_kernels, compute_dtype
 from nanochat_core.runtime.seeding import seed_for
 
 IGNORED = -1  # a target without a loss
@@ -150,6 +150,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, numerics: NumericsConfig) -> None:
         super().__init__()
         check_channels(config, numerics)
+        choose_vml_kernels()
         self.config = config
         self.numerics = numerics
         self.dtype = compute_dtype(numerics.precision)

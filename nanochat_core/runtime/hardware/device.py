@@ -2,6 +2,7 @@
 
 import ctypes
 import sys
+from functools import lru_cache
 
 import torch
 
@@ -14,6 +15,10 @@ _NEVER = 2**30  # bytes
 
 # fp8 is used inside matrix products only: their inputs and outputs are bf16.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+
+# What torch computes with MKL's VML on a CPU, as far as models call it on tensors large enough to
+# be divided among threads.
+VML = (torch.cos, torch.exp, torch.expm1, torch.log, torch.sin, torch.sqrt, torch.tanh)
 
 
 def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
@@ -37,6 +42,20 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
+
+
+@lru_cache(maxsize=1)
+def choose_vml_kernels() -> None:
+    """Make MKL choose the kernels of its vector functions, once per process, in one thread.
+
+    oneMKL 2024.2, which is part of torch 2.13, chooses a function's kernel in its first call. Of
+    threads that make that call together, one may compute its share with the least accurate kernel:
+    errors of 1e-4 in a rotary table, another model (github.com/pytorch/pytorch/issues/188792).
+    """
+    for dtype in (torch.float32, torch.float64):
+        one = torch.ones(1, dtype=dtype, device="cpu")
+        for function in VML:
+            function(one)
 
 
 def use_device(device: torch.device) -> None:
