@@ -23,7 +23,7 @@ NANOCHAT = Path(sys.executable).with_name("nanochat")
 WORDS = ["sweep", "tiny", "--depth", "2", "--name", "lr", "--gpus", "0", "--seeds", "1,2,3"]
 WORDS += ["--vary", "optimizer.muon_lr=0.002,0.01,0.04,0.2", "--set", "pretrain.num_steps=60"]
 WORDS += ["--set", "pretrain.eval_tokens=4096", "--set", "tokenizer.max_chars=1000000"]
-# With two threads some trainings differ in their last bits also without a kill.
+# Two threads once gave other last bits without a kill: docs/reliability.md has the probable cause.
 WORDS += ["--place", "threads=1"]
 WITHIN = (8.0, 24.0)  # seconds until a kill; the Prefect server needs some of them
 TEXT = ("shards", "tokenizer", "tokens", "rows")
