@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.probe import seconds
 from bench.gpu.report import needs_gpu, result, say
 from bench.gpu.trainer import SCHEDULE, make_model
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, quantise
@@ -22,6 +21,7 @@ from nanochat_core.model.loss import softcap_loss
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import run_for_depth
+from nanochat_core.self_test import best_seconds
 
 BANDS = {"bf16": 0.01, "fp8": 0.1}  # of the norm of what float64 gives
 CHECKED = 2048  # tokens beside float64, which takes 8 bytes for each of their logits
@@ -81,7 +81,7 @@ def losses(tokens: int, width: int, vocab: int, softcap: float, device: torch.de
     for name, way in ways.items():
         found = gradients(way, hidden[few], weight.detach(), targets[few])
         errors = [relative(got, want) for got, want in zip(found, exact, strict=True)]
-        taken = seconds(lambda way=way: gradients(way, hidden, weight.detach(), targets))
+        taken = best_seconds(lambda way=way: gradients(way, hidden, weight.detach(), targets))
         result(name, errors=errors, milliseconds=1e3 * taken)
         shown = ", ".join(f"{error:.2e}" for error in errors)
         say(f"{name}: {1e3 * taken:.2f} ms, errors of the gradients {shown}")
@@ -121,7 +121,7 @@ def lookups(tokens: int, width: int, vocab: int, device: torch.device) -> None:
     if plain is not None:
         ways["compiled"] = lambda: plain(table)
     times = {
-        name: 1e3 * seconds(lambda way=way: torch.autograd.grad(way(), table, grad))
+        name: 1e3 * best_seconds(lambda way=way: torch.autograd.grad(way(), table, grad))
         for name, way in ways.items()
     }
     result("gradient of an embedding", milliseconds=times)
@@ -144,7 +144,7 @@ def quantising(tokens: int, width: int, device: torch.device) -> None:
         "e5m2": lambda: quantise(x, E5M2),
         "weight": refresh,
     }
-    times = {name: 1e3 * seconds(way) for name, way in ways.items()}
+    times = {name: 1e3 * best_seconds(way) for name, way in ways.items()}
     result("quantise", milliseconds=times, shape=list(x.shape))
     say(f"quantise {list(x.shape)}: " + listed(times))
 
@@ -163,7 +163,7 @@ def optimizing(depth: int, device: torch.device, *, small: bool) -> None:
             parameter.grad = gradient.clone()
         optimizer.step(**SCHEDULE)
 
-    milliseconds = 1e3 * seconds(once, repeats=3)
+    milliseconds = 1e3 * best_seconds(once, repeats=3)
     result("optimizer step", milliseconds=milliseconds, depth=depth)
     say(f"optimizer step at depth {depth}, gradients copied: {milliseconds:.1f} ms")
 

@@ -5,7 +5,6 @@ python -m bench.gpu.probe --device cuda
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,10 +12,9 @@ import torch
 
 from bench.gpu.nvml import find_gpu
 from bench.gpu.report import needs_gpu, result, say
-from nanochat_core.engine.speed import wait_for_gpu
 from nanochat_core.model.attention_backends import BACKENDS
-from nanochat_core.model.fp8 import E4M3
 from nanochat_core.scaling import model_for_depth
+from nanochat_core.self_test import best_seconds, product_flops
 
 ROWS = 32768  # of a product: 16 rows of 2048 tokens
 COPIED = 2**31  # bytes
@@ -88,45 +86,21 @@ def bandwidths(size: int, device: torch.device) -> None:
 
 def bandwidth(name: str, once: Callable[[], object], num_bytes: int) -> None:
     """Report the rate at which `once` moves its bytes."""
-    rate = num_bytes / seconds(once)
+    rate = num_bytes / best_seconds(once)
     result(name, bytes_per_second=rate)
     say(f"{name}: {rate / 1e12:.3f} TB/s")
 
 
 def products(name: str, m: int, n: int, k: int, device: torch.device) -> None:
     """Report the FLOP/s of (m, k) @ (k, n) in bf16, and in fp8 with exact and fast sums."""
-    left, right = (torch.randn(side, k, device=device, dtype=torch.bfloat16) for side in (m, n))
-    rates = {"bf16": seconds(lambda: left @ right.T)}
-    unit = torch.ones((), device=device)
-    a, b = left.to(E4M3), right.to(E4M3)
-    for fast in (False, True):
-
-        def product(fast: bool = fast) -> object:
-            return torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage] - its only name
-                a, b.T, scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16, use_fast_accum=fast
-            )
-
-        rates["fp8 fast" if fast else "fp8"] = seconds(product)
-    flops = {kind: 2 * m * n * k / of for kind, of in rates.items()}
+    kinds = {"bf16": ("bf16", False), "fp8": ("fp8", False), "fp8 fast": ("fp8", True)}
+    flops = {
+        label: product_flops(kind, m, n, k, device, fast=fast)
+        for label, (kind, fast) in kinds.items()
+    }
     result(f"product {name}", shape=[m, n, k], flops=flops)
     cells = ", ".join(f"{kind} {rate / 1e12:,.0f}" for kind, rate in flops.items())
     say(f"{name} {m} x {n} x {k}: {cells} TFLOP/s")
-
-
-def seconds(once: Callable[[], object], *, repeats: int = 20) -> float:
-    """Return the seconds of one call: the best of three loops of `repeats`, after a warm-up."""
-    if not torch.cuda.is_initialized():
-        repeats = 1
-    once()
-    best = float("inf")
-    for _ in range(3):
-        wait_for_gpu()
-        began = time.perf_counter()
-        for _ in range(repeats):
-            once()
-        wait_for_gpu()
-        best = min(best, (time.perf_counter() - began) / repeats)
-    return best
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ from flows.profiles import tiny
 from flows.stages import PRETRAIN, Stage
 from infra.placement import Placement, gpu_name
 from nanochat_core.config import RunConfig
-from nanochat_core.runtime.hardware.gpu_specs import peak_flops
+from nanochat_core.roofline import pretraining
+from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
 # Seconds of the stages of profile tiny, `nanochat run tiny` in an empty home, two idle cores of an
 # Intel Xeon with AVX-512, 2026-11-24: what a first plan on a CPU says.
@@ -31,8 +32,6 @@ MEASURED = {
 }
 MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
-_MFU = 0.4  # of a d12; larger models do better
-_H100_DOLLARS = 3.0  # an hour: an eighth of the $24 that nanochat counts for a node of 8, 2026-11
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
 
 
@@ -62,7 +61,7 @@ def estimate(
     elif device == "cpu" and (measured := _measured(stage, work)):
         seconds, source = measured, "as measured on two cores"
     elif stage is PRETRAIN:
-        seconds, source = _by_flops(work.amount, placement)
+        seconds, source = _by_roofline(run, work.amount, placement)
     if seconds is None:
         return None
     price, assumed = _price(stage, placement)
@@ -132,14 +131,15 @@ def _measured(stage: Stage, work: Work) -> float | None:
     return seconds * ratio if 1 / MOST_SCALED <= ratio <= MOST_SCALED else None
 
 
-def _by_flops(flops: float, placement: Placement) -> tuple[float, str]:
+def _by_roofline(run: RunConfig, flops: float, placement: Placement) -> tuple[float | None, str]:
     processes = _processes(placement)
     if placement.gpus:
+        pace = pretraining(run, _spec_of(placement), run.numerics.precision)
+        if pace is None:
+            return None, ""
         name = _gpu_of(placement)
-        peak = peak_flops(name or _ASSUMED)
-        assert peak is not None
         kind = f"{processes} x {name}" if name else "if H100s"
-        return flops / (processes * peak * _MFU), f"{kind}, at {_MFU:.0%} MFU"
+        return pace.gpu_seconds / processes, f"{kind}, at {pace.mfu:.0%} MFU by the roofline"
     rate = placement.resources.threads * _CPU_THREAD_FLOPS
     return flops / rate, f"no GPU: a guess, {_CPU_THREAD_FLOPS / 1e9:.0f} GFLOP/s a thread"
 
@@ -149,20 +149,27 @@ def _processes(placement: Placement) -> int:
 
 
 def _gpu_of(placement: Placement) -> str | None:
-    """Return the name of the GPUs that a run on this machine takes; None if it is not known, or its
-    FLOP/s are not."""
+    """Return the name of the GPUs that a run on this machine takes; None if it or its figures are
+    not known."""
     name = None if placement.pool else gpu_name()
-    return name if name and peak_flops(name) else None
+    return name if name and find_gpu_spec(name) else None
+
+
+def _spec_of(placement: Placement) -> GpuSpec:
+    spec = find_gpu_spec(_gpu_of(placement) or _ASSUMED)
+    assert spec is not None
+    return spec
 
 
 def _price(stage: Stage, placement: Placement) -> tuple[float, str]:
-    """Return dollars an hour, 0 if there is no price, and the words for an assumed one."""
+    """Return dollars an hour, 0 if there is no price, and the words for one from the table."""
     price = placement.resources.dollars_per_hour
-    is_h100 = "H100" in (_gpu_of(placement) or _ASSUMED)
-    if price or not is_h100 or _device_for(stage, placement) == "cpu":
+    if price or _device_for(stage, placement) == "cpu":
         return price, ""
-    gpus = placement.gpus * placement.nodes
-    return gpus * _H100_DOLLARS, f", ${_H100_DOLLARS:.0f} an hour each"
+    each = _spec_of(placement).dollars
+    if each is None:
+        return 0.0, ""
+    return _processes(placement) * each, f", ${each:.2f} an hour each in {PRICES_OF}"
 
 
 def _device_for(stage: Stage, placement: Placement) -> str:

@@ -23,8 +23,9 @@ _SUMMARY: dict[State, str] = {
 }
 
 
-def render(plan: Plan) -> list[str]:
-    """Return the plan for people: one line a stage, an empty line, and a summary."""
+def render(plan: Plan, *, name: str = "this model") -> list[str]:
+    """Return the plan for people: one line a stage, an empty line, and a summary. `name`: of what
+    is trained."""
     lines: list[str] = []
     for item in plan.stages:
         fingerprint = short(item.fingerprint) if item.fingerprint else ""
@@ -34,14 +35,15 @@ def render(plan: Plan) -> list[str]:
         # Reasons hold text from the store, which others can write: `visible` escapes control
         # characters, so that it cannot move a terminal's cursor.
         lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
-    return [*lines, "", totals(plan)["summary"], *_warning(plan)]
+    return [*lines, "", totals(plan)["summary"], *_warning(plan, name)]
 
 
-def _warning(plan: Plan) -> list[str]:
+def _warning(plan: Plan, name: str) -> list[str]:
     """Return a line for each stage that the CPU of this machine is too slow for."""
     return [
-        f"warning: this machine cannot train this model: {item.stage.name} would take "
-        f"{duration(item.estimate.seconds)} on its CPU; --pool names machines with GPUs"
+        f"warning: this machine cannot train {name}: {item.stage.name} would take "
+        f"{duration(item.estimate.seconds)} on its CPU; --pool names machines with GPUs, "
+        "and `nanochat doctor --as h100` says what one would take"
         for item in plan.stages
         if item.estimate and item.estimate.seconds > _TOO_LONG and not item.estimate.on_gpus
     ]

@@ -39,5 +39,5 @@ def plan(
         return planned.exit_code
     if name != profile:
         print_lines([f"run {name}", ""])
-    print_plan(render(planned))
+    print_plan(render(planned, name=profile))
     return planned.exit_code

@@ -11,6 +11,7 @@ from flows.profiles import open_profile
 from flows.stages import STAGES, stage_named
 from infra.placement import Placement
 from nanochat_core import scaling
+from nanochat_core.roofline import named_gpu, pretraining
 from tests.support.flows.house import (
     PLACEMENT,
     RUN,
@@ -76,9 +77,9 @@ def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house
     gpu = on_gpus(8, dollars_per_hour=0.0)
     faster = house.plan(large, placement=gpu).of("pretrain").estimate
     assert faster is not None
-    assert faster.source == "if H100s, at 40% MFU, $3 an hour each"
+    assert faster.source == "if H100s, at 30% MFU by the roofline, $3.99 an hour each in 2026-11"
     assert faster.seconds < estimates["pretrain"].seconds
-    assert faster.dollars == pytest.approx(faster.seconds / 3600 * 8 * 3)
+    assert faster.dollars == pytest.approx(faster.seconds / 3600 * 8 * 3.99)
     two = house.plan(large, placement=dataclasses.replace(gpu, nodes=2)).of("pretrain").estimate
     assert two is not None
     assert (two.seconds, two.dollars) == pytest.approx((faster.seconds / 2, faster.dollars))
@@ -89,22 +90,29 @@ def test_the_gpu_of_this_machine_is_what_pretraining_is_estimated_for(
 ):
     gpu = on_gpus(8, dollars_per_hour=0.0)
     assumed = house.plan(placement=gpu).of("pretrain").estimate
-    monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA A100-SXM4-80GB")
+    monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA L40S")
     known = house.plan(placement=gpu).of("pretrain").estimate
     pooled = dataclasses.replace(gpu, pool="gpu")  # another machine's GPUs
     assert house.plan(placement=pooled).of("pretrain").estimate == assumed
     assert assumed is not None
     assert known is not None
-    assert known.source == "8 x NVIDIA A100-SXM4-80GB, at 40% MFU"
+    assert known.source == "8 x NVIDIA L40S, at 25% MFU by the roofline"
     assert (known.dollars, known.on_gpus) == (0, True)  # no price is known
-    assert known.seconds == pytest.approx(assumed.seconds * 989 / 312)
+    pace = pretraining(RUN, named_gpu("l40s"), "bf16")
+    assert pace is not None
+    assert known.seconds == pytest.approx(pace.gpu_seconds / 8)
+    assert known.seconds > assumed.seconds
+    monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA A100-SXM4-80GB")
+    in_fp8 = dataclasses.replace(RUN, numerics=dataclasses.replace(RUN.numerics, precision="fp8"))
+    assert house.plan(in_fp8, placement=gpu).of("pretrain").estimate is None  # it has none
 
 
 def test_a_machine_that_would_take_months_is_named_and_has_no_price(house: House):
     gpu = on_gpus(8, dollars_per_hour=0.0)
     assert "warning" not in "\n".join(render(house.plan(placement=gpu)))
-    lines = render(house.plan(scaling.run_for_depth(24), placement=PLACEMENT))
-    assert lines[-1].startswith("warning: this machine cannot train this model: pretrain would")
+    lines = render(house.plan(scaling.run_for_depth(24), placement=PLACEMENT), name="speedrun")
+    said = "warning: this machine cannot train speedrun: pretrain would take 8067 days"
+    assert lines[-1].startswith(said)
     assert "--pool" in lines[-1]
 
 

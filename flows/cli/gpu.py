@@ -1,0 +1,149 @@
+"""For `nanochat doctor`: the self-test of a GPU, and what each profile would take on one."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flows.profiles import PROFILES, open_profile
+from flows.render.table import Row, columns
+from flows.render.text import count, duration, money, size
+from infra.placement import count_gpus
+from infra.storage.s3.probe import Finding
+from nanochat_core.errors import ConfigError
+from nanochat_core.roofline import most_decoded, pretraining, state_bytes
+from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
+
+SELF_TEST = (sys.executable, "-m", "nanochat_core.self_test")
+PATIENCE = 600.0  # seconds: the first time attention may be compiled
+NODE = 8  # GPUs
+PRECISIONS = ("bf16", "fp8")
+
+
+def check_gpu_here() -> None:
+    """Raise ConfigError if there is no GPU to test."""
+    if not count_gpus():
+        raise ConfigError(
+            "there is no GPU here that this process may use",
+            hint="`nanochat doctor --as h100` prints what each profile would take on one",
+        )
+
+
+def self_test(
+    command: Sequence[str] = SELF_TEST, *, patience: float = PATIENCE
+) -> Iterator[tuple[Finding, Mapping[str, Any]]]:
+    """Yield every finding of `nanochat_core.self_test` with its values, as it comes.
+
+    In a process of its own: a kernel that crashes is a finding too.
+    """
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
+        assert process.stdout is not None
+        timer = threading.Timer(patience, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout:
+                tree = json.loads(line)
+                values = tree.pop("values")
+                yield Finding(**tree), values
+            code = process.wait()
+        finally:
+            timer.cancel()
+            process.kill()
+            timer.join()
+        if code:
+            errors.seek(0)
+            last = (errors.read().strip().splitlines() or ["no output"])[-1]
+            found = f"ended with {code}: {last}"
+            yield Finding(name="self-test", state="fail", found=found), {}
+
+
+def measured_spec(values: Mapping[str, Any]) -> GpuSpec | None:
+    """Return what is known of the tested GPU: by its name, else what was measured."""
+    known = find_gpu_spec(str(values.get("gpu")))
+    if known is not None:
+        return dataclasses.replace(known, memory=values["memory"])
+    if not {"read", "bf16"} <= values.keys():
+        return None
+    return GpuSpec(
+        name=values["gpu"],
+        bf16=values["bf16"],
+        fp8=values.get("fp8"),
+        bandwidth=values["read"],
+        memory=values["memory"],
+    )
+
+
+def forecast(gpu: GpuSpec) -> list[dict[str, Any]]:
+    """Return what each profile would take by the roofline, once for each precision of the GPU."""
+    found: list[dict[str, Any]] = []
+    for name in PROFILES:
+        run = open_profile(name, snapshots=False).run
+        if run.numerics.precision not in PRECISIONS:
+            continue  # fp32, and so small that launches take the time
+        for precision in PRECISIONS:
+            pace = pretraining(run, gpu, precision)
+            if pace is None:
+                continue
+            hours = pace.gpu_seconds / 3600
+            dollars = None if gpu.dollars is None else hours * gpu.dollars
+            found.append(
+                {
+                    "profile": name,
+                    "precision": precision,
+                    "tokens_per_second": pace.tokens_per_second,
+                    "mfu": pace.mfu,
+                    "gpu_seconds": pace.gpu_seconds,
+                    "dollars": dollars,
+                    "state_bytes": {n: state_bytes(run, n) for n in (1, NODE)},
+                    "most_decoded_per_second": most_decoded(run, gpu),
+                }
+            )
+    return found
+
+
+def table(gpu: GpuSpec) -> list[str]:
+    """Return `forecast` for people, with what it assumes."""
+    each = (
+        "no price is known"
+        if gpu.dollars is None
+        else f"{money(gpu.dollars)} an hour ({PRICES_OF})"
+    )
+    head = ("profile", "in", "tokens/s", "MFU", "one GPU", f"{NODE} GPUs", "cost", "answers")
+    rows: list[Row] = [head]
+    for row in forecast(gpu):
+        times = [
+            duration(row["gpu_seconds"] / number)
+            if needed < gpu.memory
+            else f"needs {size(round(needed))}"
+            for number, needed in row["state_bytes"].items()
+        ]
+        dollars = "" if row["dollars"] is None else money(row["dollars"])
+        rows.append(
+            (
+                row["profile"],
+                row["precision"],
+                count(row["tokens_per_second"]),
+                f"{row['mfu']:.0%}",
+                *times,
+                dollars,
+                f"{row['most_decoded_per_second']:,.0f}/s",
+            )
+        )
+    return [
+        f"{gpu.name}: {gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16, {gpu.bandwidth / 1e12:.3g} TB/s, "
+        f"{size(round(gpu.memory))}, {each}",
+        "",
+        *columns(rows, right=range(2, len(head))),
+        "",
+        "Pretraining alone, by a roofline that was fitted to runs which nanochat published for",
+        "H100s; none of it was measured with nanochat-flows. Communication, evaluation and starts",
+        "are not counted. tokens/s: of one GPU. MFU: of the peak in bf16. answers: tokens of one",
+        "answer, at most.",
+    ]

@@ -1,0 +1,162 @@
+"""The self-test of a GPU: it passes on a CPU, fails where a device computes wrongly, and what it
+says follows from the device's properties, which are read in one place. No GPU runs it here."""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flows.cli import gpu
+from nanochat_core import self_test
+from nanochat_core.engine.native import runner as native_runner
+from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.model import attention, attention_backends
+from nanochat_core.model.attention_backends import SDPA
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def attention_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_chosen", "_call"):
+        monkeypatch.setattr(attention, name, getattr(attention, name))
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The properties of a GPU that is not there."""
+    properties = SimpleNamespace(
+        name="NVIDIA H100 80GB HBM3",
+        major=9,
+        minor=0,
+        total_memory=85_017_493_504,
+        multi_processor_count=132,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+
+
+def test_a_cpu_passes_every_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "read_bandwidth", lambda device, threads: 1e10)
+    monkeypatch.setattr(self_test, "SMALL", 64)
+    lines = {line.name: line for line in self_test.run_tests(CPU)}
+    assert {name: line.state for name, line in lines.items()} == dict.fromkeys(lines, "ok")
+    assert list(lines)[:3] == ["device", "attention", "fp8"]
+    assert lines["attention"].found.startswith("sdpa for training and evaluation; not fa3: ")
+    assert lines["kernels"].found == "there is no runner 'triton' for cpu"
+    assert lines["speed"].values.keys() == {"read", "bf16", "fp8"}
+    assert "0 of" not in lines["train fp8"].found
+
+
+@pytest.mark.parametrize("fewer", [0, 1])
+def test_attention_to_one_key_less_fails(fewer: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sdpa = SDPA.load()
+    # The first gradient is the CPU's, the second the device's.
+    ways = iter([sdpa, lambda q, k, v, window: sdpa(q, k, v, window - fewer)])
+    monkeypatch.setattr(self_test, "choose", lambda *_: setattr(attention, "_call", next(ways)))
+    assert self_test.training(CPU, "fp32").state == ("fail" if fewer else "ok")
+
+
+def test_a_runner_that_answers_otherwise_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_runner, "unable", lambda *_, **__: "not now")
+    monkeypatch.setattr("nanochat_core.engine.runners.choose.unable", lambda *_: "not now")
+    assert self_test.decoding(CPU, "fp32").state == "ok"
+    prefill = TorchRunner.prefill
+    monkeypatch.setattr(TorchRunner, "prefill", lambda *args: -prefill(*args))
+    line = self_test.decoding(CPU, "bf16")
+    assert line.state == "fail"
+    assert line.remedy == "do not serve from here"
+
+
+def test_a_test_that_raises_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no kernel image\nand more")
+
+    monkeypatch.setattr(self_test, "TOLERANCES", {})
+    for name in ("decoding", "speeds", "attention"):
+        monkeypatch.setattr(self_test, name, broken)
+    lines = list(self_test.run_tests(CPU))
+    assert [line.state for line in lines] == ["ok", "fail", "ok", "fail", "fail", "fail", "fail"]
+    assert lines[1].found == "RuntimeError: no kernel image"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_is_said_follows_from_the_properties() -> None:
+    device = torch.device("cuda", 0)
+    found = self_test.read_device(device)
+    line = self_test.describe(found)
+    assert line.found.startswith("NVIDIA H100 80GB HBM3, compute capability 9.0, 132 processors")
+    assert line.values == {"gpu": found.name, "memory": found.memory}
+    assert self_test.fp8(device).state == "ok"
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("right", "chosen"), [("cudnn", "cudnn"), ("flex", "flex"), ("varlen", "varlen"), ("", "sdpa")]
+)
+def test_auto_is_the_first_backend_that_computes_right(
+    right: str, chosen: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def fault(backend: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None if backend.name == right else "its package is missing"
+
+    monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
+    monkeypatch.setattr(attention_backends, "user_cache", lambda: tmp_path)
+    device = torch.device("cuda", 0)
+    line = self_test.attention(device, self_test.read_device(device))
+    assert line.found.startswith(f"{chosen} for training and evaluation; not fa3: its package")
+    assert line.state == ("warn" if chosen == SDPA.name else "ok")
+    assert (line.remedy is None) == (chosen != SDPA.name)
+
+
+def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    properties = SimpleNamespace(
+        name="NVIDIA A100-SXM4-80GB", major=8, minor=0, total_memory=1, multi_processor_count=108
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    monkeypatch.setattr(attention_backends.Backend, "_fault", lambda *_: None)
+    device = torch.device("cuda", 0)
+    assert self_test.fp8(device).state == "warn"
+    assert "needs compute capability 8.9, this GPU has 8.0" in self_test.fp8(device).found
+    line = self_test.attention(device, self_test.read_device(device))
+    assert line.found == "fa2 for training and evaluation"
+
+
+def test_a_slow_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "read_bandwidth", lambda device, threads: 3e12)
+    monkeypatch.setattr(self_test, "product_flops", lambda kind, *_: 4e14)
+    device = self_test.Device(name="NVIDIA H100", capability=(9, 0), memory=1, processors=1)
+    line = self_test.speeds(CPU, device)
+    assert line.state == "warn"
+    assert "bf16 400 TFLOP/s (40% of the data sheet)" in line.found
+    assert line.values == {"read": 3e12, "bf16": 4e14, "fp8": 4e14}
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("", None),
+        ("sys.exit('out of luck')", "ended with 1: out of luck"),
+        ("os.kill(os.getpid(), 9)", "ended with -9: no output"),
+    ],
+)
+def test_the_command_line_gets_each_finding_and_why_the_test_died(
+    end: str, found: str | None
+) -> None:
+    line = '{"name": "device", "state": "ok", "found": "a GPU", "remedy": null, "values": {"a": 1}}'
+    code = f"import os, sys; print({line!r}, flush=True); {end}"
+    lines = list(gpu.self_test((sys.executable, "-c", code)))
+    (first, values), *rest = lines
+    assert (first.name, first.found, values) == ("device", "a GPU", {"a": 1})
+    assert [finding.found for finding, _ in rest] == ([] if found is None else [found])
+
+
+def test_a_test_that_hangs_is_ended() -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    ((finding, _),) = gpu.self_test(command, patience=0.1)
+    assert finding.found == "ended with -9: no output"

@@ -1,0 +1,76 @@
+"""`doctor --gpu` and `doctor --as`: what they print; no test runs, its findings are given."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from flows.cli import gpu
+from flows.cli.app import main
+from flows.profiles import PROFILES
+from infra.storage.s3.probe import Finding
+from nanochat_core.roofline import named_gpu
+
+FINDINGS = (
+    (Finding(name="device", state="ok", found="one"), {"gpu": "GPU Z", "memory": 8e10}),
+    (Finding(name="speed", state="warn", found="slow"), {"read": 1e12, "bf16": 1e14}),
+)
+
+
+def test_what_each_profile_takes_on_a_card_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--as", "4090"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("RTX 4090: 165 TFLOP/s in bf16, 1.01 TB/s, 24.0 GB, no price is known")
+    rows = [line.split() for line in said.splitlines()[3:13]]
+    assert [row[:2] for row in rows] == [
+        [name, form] for name in PROFILES if name != "tiny" for form in ("bf16", "fp8")
+    ]
+    assert " ".join(rows[-1]).count("needs 34.7 GB") == 1  # d32, on one
+    assert "none of it was measured with nanochat-flows" in said
+
+
+def test_programs_get_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--as", "h100", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert tree["gpu"] == "H100"
+    assert tree["profiles"] == json.loads(json.dumps(gpu.forecast(named_gpu("h100"))))
+    row = next(r for r in tree["profiles"] if (r["profile"], r["precision"]) == ("speedrun", "fp8"))
+    assert row["dollars"] == pytest.approx(row["gpu_seconds"] / 3600 * 3.99)
+
+
+def test_without_a_gpu_one_line_says_what_else_there_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "count_gpus", lambda: 0)
+    assert main(["doctor", "--gpu"]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: there is no GPU here that this process may use\nhint: ")
+    assert "doctor --as h100" in said.err
+
+
+def test_findings_come_as_they_are_made_and_an_unknown_gpu_is_forecast_as_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "count_gpus", lambda: 1)
+    monkeypatch.setattr(gpu, "self_test", lambda: FINDINGS)
+    assert main(["doctor", "--gpu"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("ok   device     one\nwarn speed      slow\n")
+    assert "GPU Z: 100 TFLOP/s in bf16, 1 TB/s, 80.0 GB" in said
+    assert main(["doctor", "--gpu", "--json"]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert [check["name"] for check in tree["checks"]] == ["device", "speed"]
+    assert {row["precision"] for row in tree["profiles"]} == {"bf16"}
+    broken = replace(FINDINGS[0][0], state="fail")
+    monkeypatch.setattr(gpu, "self_test", lambda: [(broken, {})])
+    assert main(["doctor", "--gpu"]) == 1
+
+
+def test_a_known_gpu_is_forecast_by_its_data_sheet_and_own_memory() -> None:
+    spec = gpu.measured_spec(
+        {"gpu": "NVIDIA A100-SXM4-80GB", "memory": 7e10, "read": 1.0, "bf16": 1.0}
+    )
+    assert spec is not None
+    assert (spec.bf16, spec.memory) == (312e12, 7e10)
+    assert gpu.measured_spec({"gpu": "GPU Z", "memory": 7e10}) is None

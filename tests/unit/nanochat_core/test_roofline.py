@@ -1,0 +1,95 @@
+"""What a GPU should reach: beside runs that nanochat has published, and by its data sheet."""
+
+import dataclasses
+
+import pytest
+
+from nanochat_core.errors import ConfigError
+from nanochat_core.roofline import most_decoded, named_gpu, pretraining, state_bytes
+from nanochat_core.runtime.hardware.gpu_specs import GPUS, find_gpu_spec
+from nanochat_core.scaling import flops_per_token, run_for_depth
+
+H100 = named_gpu("h100")
+CLOSE = 0.08
+# nanochat at 92d63d4, on H100s. Depth, precision, tokens per second and GPU: None where its MFU is
+# what was published.
+PUBLISHED = {
+    "d12, dev/LOG.md, MTP": (12, "bf16", None, 0.41),
+    "d18, dev/LOG.md, MoE": (18, "bf16", None, 0.46),
+    "d24, LEADERBOARD.md run 1": (24, "bf16", None, 4.330784131228946e19 / 10949 / 8 / 989e12),
+    "d26, LEADERBOARD.md run 2": (26, "fp8", 14889 * 2**19 / 10493 / 8, None),
+    "d26, LEADERBOARD.md run 3": (26, "fp8", 7226 * 2**20 / 9922 / 8, None),
+    "d24, README.md row 6, 8 tokens a parameter": (24, "fp8", 8 * 730e6 / (1.65 * 3600) / 8, None),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_it_is_near_what_nanochat_has_published(name: str) -> None:
+    depth, precision, tokens_per_second, mfu = PUBLISHED[name]
+    pace = pretraining(run_for_depth(depth), H100, precision)
+    assert pace is not None
+    found, published = (
+        (pace.mfu, mfu)
+        if tokens_per_second is None
+        else (pace.tokens_per_second, tokens_per_second)
+    )
+    assert found == pytest.approx(published, rel=CLOSE)
+
+
+def test_mfu_counts_nanochats_flops_and_the_times_add_up() -> None:
+    run = run_for_depth(20)
+    pace = pretraining(run, H100, "bf16")
+    assert pace is not None
+    flops = pace.tokens_per_second * flops_per_token(run.model, run.numerics)
+    assert pace.mfu == pytest.approx(flops / H100.bf16)
+    tokens = run.pretrain.num_steps * run.pretrain.total_batch_size
+    assert pace.gpu_seconds == pytest.approx(tokens / pace.tokens_per_second)
+
+
+def test_bytes_count_beside_flops() -> None:
+    run = run_for_depth(12)
+    slower = dataclasses.replace(H100, bandwidth=H100.bandwidth / 2)
+    one, other = (pretraining(run, gpu, "bf16") for gpu in (H100, slower))
+    assert one is not None
+    assert other is not None
+    assert 1.1 < one.tokens_per_second / other.tokens_per_second < 2
+    assert most_decoded(run, H100) == pytest.approx(2 * most_decoded(run, slower))
+
+
+def test_what_is_not_known_has_no_pace() -> None:
+    run = run_for_depth(12)
+    assert pretraining(run, named_gpu("A100"), "fp8") is None
+    assert pretraining(run, H100, "fp32") is None
+
+
+def test_training_state_is_divided_in_part() -> None:
+    alone, shared = (state_bytes(run_for_depth(24), count) for count in (1, 8))
+    assert alone == pytest.approx(17.0e9, rel=0.01)
+    assert shared == pytest.approx(9.4e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("h100", "H100"),
+        ("H100-PCIe", "H100 PCIe"),
+        ("4090", "RTX 4090"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("l4", "L4"),
+        ("a100 sxm4 40gb", "A100-SXM4-40GB"),
+    ],
+)
+def test_a_person_may_name_a_gpu_shortly(name: str, found: str) -> None:
+    assert named_gpu(name).name == found
+
+
+def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ConfigError, match="'quadro'") as error:
+        named_gpu("quadro")
+    assert "H100" in str(error.value.hint)
+
+
+def test_every_row_of_the_table_is_found_by_its_own_name() -> None:
+    assert [find_gpu_spec(f"NVIDIA {spec.name}") for spec in GPUS] == list(GPUS)
+    for spec in GPUS:
+        assert spec.fp8 is None or 1.9 < spec.fp8 / spec.bf16 < 2.1
