@@ -15,7 +15,12 @@ from filelock import FileLock
 
 from infra.prefect.access import AUTH, auth
 from infra.prefect.records import Server
-from infra.prefect.server import client_environment, ensure_server, stop_server
+from infra.prefect.server import (
+    client_environment,
+    ensure_server,
+    stop_server,
+    wait_for_server,
+)
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.infra.storage.s3_server import S3Server, ensure_s3, stop_s3
@@ -66,6 +71,7 @@ def prefect_database(shared: Path) -> Path:
         if not path.exists():
             patch.setenv(AUTH, "")  # not that of a server that an earlier test started
             patch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS", "5")  # 60 to wait for
+            patch.setitem(wait_for_server.__kwdefaults__, "seconds", 240.0)  # on a busy machine
             ensure_server(shared / PREFECT)
             history = sqlite3.connect(shared / PREFECT / "prefect" / path.name)
             with contextlib.closing(history), contextlib.closing(sqlite3.connect(path)) as copy:

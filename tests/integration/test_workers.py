@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FIRST = """
-import os, signal, pytest
+import os, signal, time, pytest
 
 @pytest.fixture(scope="module")
 def closed():
@@ -25,6 +25,10 @@ def test_ends_its_worker(closed):
 def test_fails_in_a_new_worker(closed, tmp_path):
     print("printed before it failed, in", tmp_path)
     assert 1 == 2
+
+@pytest.mark.timeout(1)
+def test_hangs(closed):
+    time.sleep(600)
 
 def test_is_skipped(closed):
     pytest.skip("needs a tool")
@@ -75,7 +79,8 @@ def test_a_lost_worker_fails_its_test_and_another_runs_the_rest_of_the_file(
     directory: Path,
 ) -> None:
     printed = run(directory)
-    assert "2 failed, 2 passed, 1 skipped" in printed
+    assert "3 failed, 2 passed, 1 skipped" in printed
+    assert "Timeout (>1.0s) from pytest-timeout" in printed
     assert re.search(r"worker w\d ended in this test: killed by SIGKILL", printed)
     assert "assert 1 == 2" in printed
     assert f"printed before it failed, in {directory}/base/w" in printed

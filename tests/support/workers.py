@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 WORKER = "PYTEST_WORKER"  # the environment variable that names a worker in its process
 
@@ -141,6 +143,7 @@ def _work(session: pytest.Session, name: str, connection: Connection) -> NoRetur
         capture.stop_global_capturing()  # its file is the first process's
         capture.start_global_capturing()
         config.pluginmanager.unregister(name="terminalreporter")
+        config.pluginmanager.register(_Terminal(config), "terminalreporter")
         config.pluginmanager.register(_Reports(config, connection))
         for index, after in _assigned(connection):
             item, following = session.items[index], None if after is None else session.items[after]
@@ -185,3 +188,14 @@ class _Reports:
         config = self._config
         data = config.hook.pytest_report_to_serializable(config=config, report=report)
         self._connection.send(("report", data))
+
+
+class _Terminal:
+    """The terminal of a worker: pytest-timeout writes there where a test hangs."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @property
+    def _tw(self) -> Any:
+        return create_terminal_writer(self._config, sys.stderr)
