@@ -77,6 +77,7 @@ class Capacity:
     page_size: int
     num_slots: int
     max_len: int  # tokens of the longest sequence
+    prefill_tokens: int = 512  # that a prefill pass reads at most, of all slots together
 
 
 class Runner:
@@ -103,6 +104,7 @@ class Runner:
         """Set all slots free."""
         self.groups, self.page_size = capacity.groups, capacity.page_size
         self.num_slots, self.max_len = capacity.num_slots, capacity.max_len
+        self.prefill_tokens = capacity.prefill_tokens
         self.vocab_size, self.device = vocab_size, device
         self.stop_tokens = frozenset(stop_tokens)
         # (num_slots,) each. int32, as the compiled kernels read them.

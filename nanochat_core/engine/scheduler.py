@@ -35,19 +35,19 @@ class Scheduler:
         *,
         ends: frozenset[int],
         context: int,
-        prefill_tokens: int = 512,
+        prefill_tokens: int | None = None,
         max_steps: int = 8,
     ) -> None:
         """Set an empty scheduler up. `context`: tokens that prompt and answer may hold.
 
-        `prefill_tokens`: the most that are prefilled per step. A decode call is up to `max_steps`
-        steps: new and cancelled requests wait for it to end.
+        `prefill_tokens`: the most that are prefilled per step; None: the runner's. A decode call is
+        up to `max_steps` steps: new and cancelled requests wait for it to end.
         """
         self.runner = runner
         self.slots = Slots(
             runner,
             context=context,
-            prefill_tokens=prefill_tokens,
+            prefill_tokens=prefill_tokens or runner.prefill_tokens,
             max_steps=max_steps,
             on_leave=self._note_left,
         )

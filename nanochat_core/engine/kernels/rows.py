@@ -161,7 +161,8 @@ def _sample_ranked(
     reach = tl.full((), V, tl.int32)
     while (reach > KP) & (high - low > 1):
         middle = (low + high) // 2
-        count = tl.sum((bits >= middle).to(tl.int32), axis=0)
+        # Compared as int32: as int64 the vocabulary would take twice the registers, and spill.
+        count = tl.sum((bits >= middle.to(tl.int32)).to(tl.int32), axis=0)
         low = tl.where(count >= top_k, middle, low)
         reach = tl.where(count >= top_k, count, reach)
         high = tl.where(count >= top_k, high, middle)

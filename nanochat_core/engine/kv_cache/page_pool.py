@@ -74,6 +74,12 @@ class PagePool:
         self.keys[at].flatten(0, 1).index_copy_(0, places, k.to(self.keys.dtype))
         self.values[at].flatten(0, 1).index_copy_(0, places, v.to(self.values.dtype))
 
+    def gather(self, layer: int, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a layer's keys and values at `places` (N,): (N, K, D) each."""
+        at = self.place[layer]
+        keys, values = (pool[at].flatten(0, 1) for pool in (self.keys, self.values))
+        return keys.index_select(0, places), values.index_select(0, places)
+
     def find(self, slot: int, first: int, last: int) -> "PageRange":
         """Return positions `first` to `last - 1` of a slot as a range, for `read`."""
         size = self.page_size

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,7 +36,9 @@ RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the 
 BY_NAME = {"cuda": ("triton",)}
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
-AHEAD = 512  # tokens of one prefill, which a short window's pages must hold beside the window
+# Of one pass. While a CPU reads more, the other answers would stand still; a GPU is only then busy.
+PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
+AHEAD = 512  # tokens beside the window that a short window's pages hold for each sequence
 
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 
@@ -51,6 +54,7 @@ class Choice:
     num_slots: int
     max_len: int
     page_size: int
+    prefill_tokens: int  # of one pass
     groups: tuple[PageGroup, ...]
     weight_bytes: int
     pool_bytes: int
@@ -94,6 +98,8 @@ def choose_runner(
     config = model.config
     longest = min(max_len or config.sequence_len, config.sequence_len)
     size = PAGE_SIZE.get(device.type, PAGE_SIZE["cpu"])
+    prefill_tokens = PREFILL_TOKENS.get(device.type, PREFILL_TOKENS["cpu"])
+    groups_of = partial(_groups, config, longest, size, prefill_tokens)
 
     def pool_bytes(groups: Iterable[PageGroup]) -> int:
         if name == "native":
@@ -111,16 +117,16 @@ def choose_runner(
     most = bisect_right(
         range(1, num_slots + 1),
         room,
-        key=lambda count: pool_bytes(_groups(config, count, longest, size)),
+        key=lambda count: pool_bytes(groups_of(count)),
     )
     if not most:
-        need = weights + rotary + pool_bytes(_groups(config, 1, longest, size))
+        need = weights + rotary + pool_bytes(groups_of(1))
         raise ConfigError(
             f"a sequence of {longest} tokens and the weights in {precision} take {_size(need)} "
             f"of memory, {_size(room + weights + rotary)} are available",
             hint="take a shorter context, a smaller model or bf16, or give it more memory",
         )
-    groups = _groups(config, most, longest, size)
+    groups = groups_of(most)
     return Choice(
         runner=name,
         precision=precision,
@@ -129,6 +135,7 @@ def choose_runner(
         num_slots=num_slots,
         max_len=longest,
         page_size=size,
+        prefill_tokens=prefill_tokens,
         groups=groups,
         weight_bytes=weights,
         pool_bytes=pool_bytes(groups),
@@ -159,6 +166,7 @@ def open_runner(
         page_size=choice.page_size,
         num_slots=choice.num_slots,
         max_len=choice.max_len,
+        prefill_tokens=choice.prefill_tokens,
     )
     if choice.runner == "native":
         report(choice)
@@ -272,7 +280,7 @@ def _native(precision: str) -> Precision:
 
 
 def _groups(
-    config: ModelConfig, sequences: int, max_len: int, page_size: int
+    config: ModelConfig, max_len: int, page_size: int, prefill_tokens: int, sequences: int
 ) -> tuple[PageGroup, ...]:
     """Return groups with pages for `sequences` of max_len tokens, and the scratch page."""
 
@@ -283,7 +291,9 @@ def _groups(
             return count
         # A short window's pages must hold one prefill beside the window, even if max_len is less.
         # 3: the scratch page, and a page at each end that is used in part.
-        return max(count, 3 + -(-(window + min(ahead, max_len)) // page_size))
+        count = max(count, 3 + -(-(window + min(ahead, max_len)) // page_size))
+        # A pass of more tokens than AHEAD needs room for them once, not for each sequence.
+        return count + max(0, prefill_tokens - AHEAD) // page_size
 
     return tuple(
         replace(group, num_pages=pages(group.window)) for group in page_groups(config, num_pages=0)

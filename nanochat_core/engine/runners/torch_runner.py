@@ -18,12 +18,14 @@ from torch import Tensor
 from nanochat_core.engine.kv_cache.page_pool import PagePool, PageRange
 from nanochat_core.engine.runner import Capacity, Chunk, Runner
 from nanochat_core.engine.runners.forward import forward
+from nanochat_core.engine.runners.prefill_attention import (
+    attend_each,
+    attend_together,
+    find_varlen,
+)
 from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.engine.sampling import cap
-from nanochat_core.model.attention_backends import band
 from nanochat_core.model.gpt import GPT
-
-BLOCK = 128  # queries of a prefill that share one slice of keys and a mask
 
 
 class TorchRunner(Runner):
@@ -66,6 +68,7 @@ class TorchRunner(Runner):
             )
             for group in self.groups
         ]
+        self._varlen = find_varlen(device, stream, self.weights.head_dim)
         self._group_of = {layer: i for i, g in enumerate(self.groups) for layer in g.layers}
 
     def set_table(self, group: int, slot: int, first: int, pages: Sequence[int]) -> None:
@@ -85,47 +88,34 @@ class TorchRunner(Runner):
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         """See runner.py."""
-        tokens = [token for chunk in chunks for token in chunk.tokens]
-        prev_tokens = [t for c in chunks for t in (c.prev_token, *c.tokens[:-1])]
-        spans = [range(c.start, c.start + len(c.tokens)) for c in chunks]
-        ends = np.cumsum([len(c.tokens) for c in chunks])
-        wanted = [int(end) - 1 for c, end in zip(chunks, ends, strict=True) if c.wants_logits]
-        # Indices of the tokens' keys and values in each group's pages.
-        slot_spans = [(c.slot, s.start, s.stop) for c, s in zip(chunks, spans, strict=True)]
-        places = [
-            self._tensor(np.concatenate([pool.places(*span) for span in slot_spans]))
-            for pool in self.pools
-        ]
-        last = self.weights.config.depth - 1
+        spans = [(c.slot, c.start, c.start + len(c.tokens)) for c in chunks]
+        columns = (
+            [token for chunk in chunks for token in chunk.tokens],
+            [token for c in chunks for token in (c.prev_token, *c.tokens[:-1])],
+            np.concatenate([np.arange(start, end) for _, start, end in spans]),
+            # Indices of the tokens' keys and values in each group's pages.
+            *(np.concatenate([pool.places(*span) for span in spans]) for pool in self.pools),
+        )
+        tokens, prev_tokens, positions, *places = self._tensor(np.stack(columns))
+        ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
+        wanted = self._tensor(ends[[chunk.wants_logits for chunk in chunks]] - 1)
+        last, scale = self.weights.config.depth - 1, self.weights.softmax_scale
+        if self._varlen is None:
+            attend = attend_each(self.pools, chunks, last_layer=last, scale=scale)
+        else:
+            attend = attend_together(
+                self._varlen, self.pools, chunks, wanted, last_layer=last, scale=scale
+            )
 
         def attention_fn(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             at = self._group_of[layer]
             self.pools[at].write(layer, places[at], k, v)
-            outs: list[Tensor] = []
-            for chunk, end in zip(chunks, ends, strict=True):
-                first, stop = int(end) - len(chunk.tokens), int(end)
-                # Of the last layer only the token whose logits are wanted is computed.
-                if layer == last:
-                    if not chunk.wants_logits:
-                        continue
-                    first = stop - 1
-                # A prompt read whole sees its own keys only: no need to gather them from pages.
-                own = (k[first:stop], v[first:stop]) if chunk.start == 0 and layer != last else None
-                outs.append(self._attend_chunk(layer, chunk, q[first:stop], own))
-            return torch.cat(outs) if outs else q[:0]
+            return attend(layer, at, q, k, v)
 
-        logits = forward(
-            self.weights,
-            self._tensor(tokens),
-            self._tensor(prev_tokens),
-            self._tensor([position for span in spans for position in span]),
-            attention_fn,
-            self._tensor(wanted),
-        )
-        logits = cap(logits, self._softcap)
-        for chunk, span in zip(chunks, spans, strict=True):
-            self.length[chunk.slot], self.prev_token[chunk.slot] = span.stop, chunk.tokens[-1]
-        return logits
+        logits = forward(self.weights, tokens, prev_tokens, positions, attention_fn, wanted)
+        for chunk, (slot, _, end) in zip(chunks, spans, strict=True):
+            self.length[slot], self.prev_token[slot] = end, chunk.tokens[-1]
+        return cap(logits, self._softcap)
 
     def refresh(self) -> None:
         """See runner.py."""
@@ -164,46 +154,6 @@ class TorchRunner(Runner):
         logits = forward(self.weights, self._tensor(tokens), prev_tokens, positions, attention_fn)
         self.prev_token[slots], self.length[slots] = tokens, lengths + 1
         return logits
-
-    def _attend_chunk(
-        self, layer: int, chunk: Chunk, q: Tensor, own: tuple[Tensor, Tensor] | None
-    ) -> Tensor:
-        """Compute attention of a chunk's last tokens q (T, H, D). `own`: their k and v, if they are
-        all keys that the chunk sees; None: read them from the pages."""
-        pool = self.pools[self._group_of[layer]]
-        window, end = pool.group.window, chunk.start + len(chunk.tokens)
-        start = end - len(q)
-        low = max(0, start - window)
-        if own is None:
-            keys, values = pool.read(layer, pool.find(chunk.slot, low, end))
-        else:
-            keys, values = (t.transpose(0, 1).unsqueeze(0) for t in own)
-        q = q.transpose(0, 1).unsqueeze(0)  # (1, H, T, D)
-        scale, gqa = self.weights.softmax_scale, q.size(1) != keys.size(1)
-        # Every key is inside the window: SDPA's causal path needs no mask.
-        if start == 0 and window >= end - 1:
-            out = F.scaled_dot_product_attention(
-                q, keys, values, is_causal=True, scale=scale, enable_gqa=gqa
-            )
-            return out[0].transpose(0, 1)
-        # In blocks, each with the keys of its windows: with one mask for all the CPU would also
-        # multiply the keys that the mask hides.
-        blocks: list[Tensor] = []
-        for first in range(start, end, BLOCK):
-            stop = min(first + BLOCK, end)
-            seen = slice(max(0, first - window) - low, stop - low)
-            mask = band(stop - first, seen.stop - seen.start, window, q.device)
-            blocks.append(
-                F.scaled_dot_product_attention(
-                    q[:, :, first - start : stop - start],
-                    keys[:, :, seen],
-                    values[:, :, seen],
-                    attn_mask=mask,
-                    scale=scale,
-                    enable_gqa=gqa,
-                )
-            )
-        return torch.cat(blocks, dim=2)[0].transpose(0, 1)
 
     def _tensor(self, values: Sequence[int] | np.ndarray) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=self.device)

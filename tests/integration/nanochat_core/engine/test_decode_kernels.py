@@ -66,8 +66,6 @@ def test_every_kernel_compiles_for_sm_90_and_keeps_its_values_in_registers():
     assert {name.partition(" ")[0] for name in spilled} == {
         *("embed", "qkv", "attend", "add", "up", "head", "sample")
     }
-    # A program of `sample` holds a row's whole vocabulary.
-    assert spilled.pop("sample") < 200
     assert set(spilled.values()) == {0}
 
 

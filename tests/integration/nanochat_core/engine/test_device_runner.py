@@ -13,8 +13,15 @@ from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.cuda_graphs import bucket_of
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES, DeviceRunner
+from nanochat_core.engine.runners.prefill_attention import varlen
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
+from tests.support.nanochat_core.engine.torch_slots import (
+    give_pages,
+    open_small,
+    prompts_of,
+    read_in_pieces,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -148,6 +155,27 @@ def test_steps_of_kernels_sample_what_those_of_torch_sample(make_model, same, gr
     all_params = ALL_PARAMS if same is None else [same] * SLOTS
     kernels = partial(DeviceRunner, graphs=graphs, kernels=True)
     assert answers(kernels, model, all_params) == answers(DeviceRunner, model, all_params)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_one_call_of_attention_a_layer_gives_the_logits_of_one_a_chunk(make_model, num_kv_heads):
+    model = make_model(windows=(6, 64), num_kv_heads=num_kv_heads).to("cuda")
+    prompts = prompts_of(4, seed=5)
+    logits = []
+    for together in (True, False):
+        runner = open_small(model, dtype=torch.bfloat16)
+        if torch.cuda.get_device_capability() >= (8, 0):
+            assert runner._varlen is varlen
+        if not together:
+            runner._varlen = None
+        rng = random.Random(4)
+        for slot in range(4):
+            give_pages(runner, slot, rng=rng)
+        logits.append(read_in_pieces(runner, prompts, rng))
+    error = (logits[0] - logits[1]).abs().max() / logits[1].abs().max()
+    assert error < 0.03
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ from nanochat_core.engine.runners import choose
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from tests.support.nanochat_core.engine.naive import generate_naive
+from tests.support.nanochat_core.engine.torch_slots import plain_varlen
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +26,15 @@ ALL_PARAMS = [
 ]
 
 
-@pytest.fixture(params=[TorchRunner, DeviceRunner])
+class VarlenRunner(DeviceRunner):
+    """Prompts are read as on a GPU: all chunks in one call of attention a layer."""
+
+    def __init__(self, *args, **settings) -> None:
+        super().__init__(*args, **settings)
+        self._varlen = plain_varlen
+
+
+@pytest.fixture(params=[TorchRunner, VarlenRunner])
 def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., Engine]:
     """Open an engine on one of the runners."""
     monkeypatch.setattr(choose, "unable", lambda model: "this is a test")

@@ -21,6 +21,7 @@ from tests.support.nanochat_core.engine.torch_slots import (
     expected,
     give_pages,
     open_small,
+    plain_varlen,
     prompts_of,
     read_in_pieces,
     whole,
@@ -40,10 +41,15 @@ pytestmark = pytest.mark.torch
     ],
     ids=str,
 )
-@pytest.mark.parametrize("scattered", [False, True], ids=["in order", "scattered"])
-def test_chunks_of_any_lengths_give_the_models_logits(make_model, shape, scattered):
+@pytest.mark.parametrize(
+    ("scattered", "varlen"),
+    [(False, None), (True, None), (True, plain_varlen)],
+    ids=["in order", "scattered", "one call a layer"],
+)
+def test_chunks_of_any_lengths_give_the_models_logits(make_model, shape, scattered, varlen):
     model, rng = make_model(**shape), random.Random(4)
     runner = open_small(model)
+    runner._varlen = varlen
     prompts = prompts_of(4, seed=5)
     for slot in range(4):
         give_pages(runner, slot, rng=rng if scattered else None)

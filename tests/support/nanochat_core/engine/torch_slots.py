@@ -84,6 +84,34 @@ def whole(runner: TorchRunner, slot: int, tokens: list[int]) -> torch.Tensor:
     return runner.prefill([chunk])[0]
 
 
+def plain_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    query_ends: torch.Tensor,
+    key_ends: torch.Tensor,
+    most_queries: int,
+    most_keys: int,
+    *,
+    window: int,
+    scale: float,
+) -> torch.Tensor:
+    """What torch's varlen_attn is documented to compute, in plain operations."""
+    counts, lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
+    assert (most_queries, most_keys) == (max(counts), max(lengths))
+    assert query_ends.dtype == key_ends.dtype == torch.int32
+    outs = []
+    for one, keys, values in zip(q.split(counts), k.split(lengths), v.split(lengths), strict=True):
+        keys, values = (t.repeat_interleave(q.size(1) // k.size(1), 1) for t in (keys, values))
+        # The last query stands at the last key.
+        positions = torch.arange(len(keys) - len(one), len(keys))
+        distance = positions[:, None] - torch.arange(len(keys))
+        scores = torch.einsum("qhd,khd->hqk", one, keys) * scale
+        scores[:, (distance < 0) | (distance > window)] = -torch.inf
+        outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+    return torch.cat(outs)
+
+
 def begin(
     runner: TorchRunner, prompts: list[list[int]], params: SamplingParams, **settings: object
 ) -> None:
