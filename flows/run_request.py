@@ -291,7 +291,12 @@ def text_settings(data: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRequest(InStore, OnNodes, OnMachine, NamedRecipe, Redo):
+class FlowRequest(InStore, OnPool, OnMachine):
+    """The parameters that all flows of whole runs have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(FlowRequest, OnNodes, NamedRecipe, Redo):
     """All parameters of the flow `nanochat`."""
 
     profile: Annotated[str, PROFILE] = "tiny"

@@ -5,8 +5,6 @@ late runs ends as Cached. Each run is recorded in the store as eval-{name}; the 
 history that a new evaluation is compared with.
 """
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,33 +13,24 @@ from prefect import flow
 from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
-from flows.artifacts.runs import Run, new_run, new_run_id, timestamp
+from flows.artifacts.runs import Run, new_run
 from flows.build.build import BuildContext, Built
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
 from flows.evals.request import EvalRequest
 from flows.evals.suite import Rule, check_metric, history_name, open_suite
 from flows.identity.manifest import Manifest
-from flows.orchestration.caller import LOCAL_RUN, cancellable
+from flows.orchestration.caller import cancellable
+from flows.orchestration.flow_setup import flow_run_name, open_flow, wait_of_run
 from flows.orchestration.forms import takes
 from flows.orchestration.pipeline import (
     Outcome,
-    ignore_events,
-    open_starts,
-    pin_names,
     run_pipeline,
-    wait_of_run,
-    with_pool,
 )
 from flows.orchestration.stage_task import failing_in_a_line
-from flows.profiles import make_placement
 from flows.render.text import key_of
 from flows.run_request import RETRIES, shared
 from flows.stages import Stage
-from infra.placement import default_home, default_store
-from infra.storage.open import open_store
-from nanochat_core.errors import ConfigError
 
 COMPLETED = "nanochat.eval.completed"  # after every evaluation
 REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
@@ -57,68 +46,37 @@ class Evaluated:
     verdict: Assessment
 
 
-def _name_flow_run() -> str:
-    """Return the run's id as the flow run's name; a retry keeps its name."""
-    if flow_run.get_run_count():  # attempts before this one: it counts itself once it is running
-        return flow_run.get_name() or ""
-    try:
-        name = history_name(flow_run.get_parameters()["model"])
-    except ConfigError:
-        # The flow raises it again and so fails; raised here it would crash the run, without a hint.
-        name = "eval"
-    return new_run_id(name, timestamp(time.time()))
+def _name(parameters: dict[str, Any]) -> str:
+    return history_name(parameters["model"])
 
 
-@flow(name="nanochat-eval", flow_run_name=_name_flow_run, retries=0, persist_result=False)
+@flow(name="nanochat-eval", flow_run_name=flow_run_name(_name), retries=0, persist_result=False)
 @failing_in_a_line
 @cancellable
 @takes(EvalRequest)
 def nanochat_eval(request: EvalRequest) -> Evaluated:
     """Evaluate a model and report a regression. A model that did not change is not run again."""
-    caller = LOCAL_RUN.get()
     rule, model = Rule(**shared(Rule, request)), request.model
-    home = caller.home if caller else default_home()
-    opened_store = open_store(request.store or default_store(home))
-    run_id = flow_run.get_name() or history_name(model)
-    stop = caller.stop if caller else threading.Event()
-    wait = wait_of_run(opened_store, stop)
     # No spare start for a plan: an evaluation saves no checkpoints, so its records show all
     # progress.
-    starts = wait(lambda: open_starts(opened_store, [run_id], pool=request.pool, will_plan=False))
-    warn = get_run_logger().warning
-    suite = wait(
+    setup = open_flow(request, name=history_name(model), will_plan=False)
+    suite = setup.wait(
         lambda: open_suite(
-            opened_store, model, profile=request.profile, overrides=request.overrides, warn=warn
+            setup.store,
+            model,
+            profile=request.profile,
+            overrides=request.overrides,
+            warn=setup.warn,
         )
     )
     check_metric(suite, rule.metric)
-    placement = make_placement(
-        suite.opened.pace,
-        home=home,
-        store=opened_store.url,
-        gpus=request.gpus,
-        settings=request.place,
-    )
-    placement = with_pool(placement, nodes=1, pool=request.pool)
-    placement.home.mkdir(parents=True, exist_ok=True)
     # Resolve upstream names of the stages that will be built only: pinned inputs have theirs.
     built = [stage for stage in suite.stages if stage.name not in suite.pinned]
     sections = {section for stage in built for section in stage.config}
-    resolved, pins = wait(
-        lambda: pin_names(suite.opened.run, opened_store, run_id, placement, sections, log=warn)
-    )
-    context = BuildContext(
-        run=resolved,
-        run_id=run_id,
-        placement=placement,
-        store=opened_store,
-        watch=caller.watch if caller else ignore_events,
-        strict=request.strict,
-        stop=stop,
-    )
-    wait(context.store.check_conditions)
+    context, pins = setup.open_context(suite.opened, strict=request.strict, sections=sections)
+    setup.wait(context.store.check_conditions)
     run = new_run(
-        run_id,
+        setup.run_id,
         history_name(model),
         request,
         upstream=pins,
@@ -127,7 +85,7 @@ def nanochat_eval(request: EvalRequest) -> Evaluated:
         depth=suite.depth,
         overrides=suite.overrides,
     )
-    run = starts.record_in(run)
+    run = setup.starts.record_in(run)
     return evaluate(
         model, suite.stages, context, run, rule, pinned=suite.pinned, retries=request.retries
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from flows.evals.suite import DROP, Against
 from flows.profiles import PROFILES
-from flows.run_request import NAME, OVERRIDES, STRICT, InStore, OnMachine, OnPool, Option
+from flows.run_request import NAME, OVERRIDES, STRICT, FlowRequest, Option
 from flows.stages import EVALUATORS
 
 MODEL = Option(
@@ -63,7 +63,7 @@ class EvalSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalRequest(InStore, OnPool, OnMachine, EvalSettings):
+class EvalRequest(FlowRequest, EvalSettings):
     """All parameters of the flow `nanochat-eval`."""
 
     model: Annotated[str, MODEL] = "main"

@@ -16,11 +16,12 @@ from flows.miniseries.findings import analyse
 from flows.miniseries.report import report_of
 from flows.miniseries.series import LEAST_DEPTHS, MOST_DEPTHS, open_series
 from flows.orchestration.caller import cancellable
+from flows.orchestration.flow_setup import flow_run_name
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_task import failing_in_a_line
 from flows.overrides import default_name
 from flows.run_request import RUN_NAME, Option
-from flows.sweep.build import GroupRequest, GroupResult, build_group, flow_run_name
+from flows.sweep.build import GroupRequest, GroupResult, build_group
 from flows.sweep.files import GroupReport
 from flows.sweep.members import Results, RunGroup
 
@@ -57,12 +58,13 @@ class MiniseriesRequest(GroupRequest):
 
 def _name(parameters: dict[str, Any]) -> str:
     name: str | None = parameters["run_name"]
-    return name or default_name(parameters["profile"], overrides=parameters["overrides"])
+    own = default_name(parameters["profile"], overrides=parameters["overrides"])
+    return f"miniseries-{name or own}"
 
 
 @flow(
     name="miniseries",
-    flow_run_name=flow_run_name("miniseries", _name),
+    flow_run_name=flow_run_name(_name),
     retries=0,
     persist_result=False,
 )

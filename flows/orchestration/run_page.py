@@ -35,14 +35,12 @@ class RunPages:
         self._run = run
         self._store = store
         self._writer = BackgroundWriter(name_of(run.run))
-        self._writer.send(self._tag)
+        self._writer.tag_flow_run(run.run)
 
     def show_plan(self, plan: Plan) -> None:
         """Show what the run is about to do, stage by stage."""
         text = f"{render(plan)[-1]}. Store: {plan.store}"
-        self._writer.send(
-            lambda: self._writer.write("plan", "table", plan_rows(plan), description=text)
-        )
+        self._writer.show("plan", "table", plan_rows(plan), about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
         """Show the results so far: addresses and commands, scores side by side, curves."""
@@ -54,21 +52,11 @@ class RunPages:
         """Show the report card, unless it is too long; `uri` is that of its artifact."""
         # A longer card is still in the store, and `nanochat report` shows it.
         if len(text.encode()) <= MOST_TEXT:
-            self._writer.send(
-                lambda: self._writer.write("report-card", "markdown", text, description=uri)
-            )
+            self._writer.show("report-card", "markdown", text, about=uri)
 
     def close(self) -> None:
         """Wait until everything is written or has failed."""
         self._writer.close()
-
-    def _tag(self) -> None:
-        """Tag the flow run with the run's id, as its remote stages are, so that both are found."""
-        found, client = self._writer.flow_run_id, self._writer.client
-        assert found is not None  # this class is used in flow runs only
-        # The update replaces all tags. A series has several runs in one flow run, so a tag each.
-        tags = {*client.read_flow_run(found).tags, f"run:{self._run.run}"}
-        client.update_flow_run(found, tags=tags)
 
     def _write_artifacts(self, built: Mapping[str, Built]) -> None:
         text = artifacts_text(self._run, built, self._store.url)

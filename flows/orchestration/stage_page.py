@@ -104,6 +104,22 @@ class BackgroundWriter:
         """Do `work`, which may call `write`, once everything sent before is done or has failed."""
         self._sending = self._thread.submit(self._context.run, self._try, work)
 
+    def show(self, what: str, kind: str, data: Any, *, about: str) -> None:
+        """Send a `write`, by itself: a failure loses nothing of what was sent before or after."""
+        self.send(lambda: self.write(what, kind, data, description=about))
+
+    def tag_flow_run(self, *runs: str) -> None:
+        """Tag the flow run with the ids of these runs, as remote stages are, to be found by them."""
+
+        def tag() -> None:
+            found = self.flow_run_id
+            assert found is not None  # only flows have runs
+            # The update replaces all tags, so it includes those that the flow run has.
+            tags = {*self.client.read_flow_run(found).tags, *(f"run:{run}" for run in runs)}
+            self.client.update_flow_run(found, tags=tags)
+
+        self.send(tag)
+
     def write(self, what: str, kind: str, data: Any, *, description: str = "") -> None:
         """Create this run's artifact of that key, or update it. Only from within `send`.
 
@@ -241,17 +257,13 @@ class StagePage:
 
     def _show_progress(self, loop: Loop, text: str, *, is_done: bool = False) -> None:
         description, percent = f"{self._stage}: {text}", 100.0 if is_done else loop.percent
-        self._writer.send(
-            lambda: self._writer.write("progress", "progress", percent, description=description)
-        )
+        self._writer.show("progress", "progress", percent, about=description)
 
     def _finish(self, event: Mapping[str, Any]) -> None:
         if loop := self._loop:
             self._show_progress(loop, f"{self._resumed}finished at {loop}", is_done=True)
         if rows := metric_rows(event["metrics"]):
-            self._writer.send(
-                lambda: self._writer.write("metrics", "table", rows, description=event["uri"])
-            )
+            self._writer.show("metrics", "table", rows, about=event["uri"])
         self._show_curve()
 
     def _fail(self, event: Mapping[str, Any]) -> None:
@@ -260,9 +272,7 @@ class StagePage:
                 self._log(part, logging.ERROR)
         last_seen = str(self._loop) if self._loop else None
         text = failure_text(self._stage, event, last_seen=last_seen)
-        self._writer.send(
-            lambda: self._writer.write("failure", "markdown", text, description=event["error"])
-        )
+        self._writer.show("failure", "markdown", text, about=event["error"])
 
     def _show_curve(self) -> None:
         shown = self._curves.shown()

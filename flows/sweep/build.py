@@ -5,8 +5,6 @@ as failed and names it; the same flow run again builds what is missing.
 """
 
 import queue
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeAlias
@@ -15,33 +13,23 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.artifacts.runs import Run, RunRecord, Status, new_run, new_run_id, timestamp
+from flows.artifacts.runs import Run, RunRecord, Status, new_run
 from flows.build.build import BuildContext, Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
-from flows.orchestration.caller import LOCAL_RUN
-from flows.orchestration.pipeline import (
-    check_restart_limit,
-    ignore_events,
-    open_starts,
-    pin_names,
-    wait_of_run,
-    with_pool,
-)
+from flows.orchestration.flow_setup import open_flow, wait_of_run
 from flows.orchestration.stage_runs import stop_stages
 from flows.orchestration.stage_task import submit
 from flows.plan.upstream import SECTIONS
-from flows.profiles import make_placement
 from flows.run_request import (
     OVERRIDES,
     PROFILE,
     RETRIES,
     RUN_NAME,
     STRICT,
-    InStore,
-    OnMachine,
+    FlowRequest,
     OnNodes,
 )
 from flows.sweep.cost import Spent, spent_on
@@ -50,15 +38,13 @@ from flows.sweep.members import Member, Results, RunGroup, Unit, pin_members
 from flows.sweep.pages import GroupPages
 from flows.sweep.plan import GroupPlan, plan_group
 from infra.launch.torchrun import StageInterrupted
-from infra.placement import default_home
-from infra.storage.open import open_store
-from nanochat_core.errors import ConfigError, NanochatError, StageError
+from nanochat_core.errors import NanochatError, StageError
 
 Wanted: TypeAlias = Callable[[Results], Collection[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupRequest(InStore, OnNodes, OnMachine):
+class GroupRequest(FlowRequest, OnNodes):
     """The parameters that flows of several runs share."""
 
     profile: Annotated[str, PROFILE] = "tiny"
@@ -77,22 +63,6 @@ class GroupResult:
     ui_url: str | None  # Prefect's page of the flow run
 
 
-def flow_run_name(kind: str, name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
-    """Return a function for Prefect that names a flow run by its group and the time."""
-
-    def name() -> str:
-        if flow_run.get_run_count():  # a retry: it counts itself once it is running
-            return flow_run.get_name() or ""
-        parameters = flow_run.get_parameters()
-        try:
-            found = name_of(parameters)
-        except ConfigError:  # a wrong setting: the flow itself reports it
-            found = parameters["profile"]
-        return new_run_id(f"{kind}-{found}", timestamp(time.time()))
-
-    return name
-
-
 def build_group(
     group: RunGroup,
     request: GroupRequest,
@@ -101,51 +71,28 @@ def build_group(
     wanted: Wanted | None = None,
 ) -> GroupResult:
     """Plan the group, then build it as `build_units` does. In a flow only."""
-    caller = LOCAL_RUN.get()
-    # One placement for all: that of the largest model, which fills the most GPUs.
-    largest = group.largest
-    placement = make_placement(
-        largest.profile.pace,
-        home=caller.home if caller else default_home(),
-        store=request.store,
-        gpus=request.gpus,
-        settings=request.place,
-    )
-    opened_store = open_store(placement.store)
-    run_id = flow_run.get_name() or group.name
+
     # With the time of the flow run in it, so a retry finds the same records.
-    when = run_id.removeprefix(f"{group.kind}-{group.name}-")
-    ids = {member.label: f"{member.name}-{when}" for member in group.members}
-    stop = caller.stop if caller else threading.Event()
-    store_wait = wait_of_run(opened_store, stop)
-    starts = store_wait(lambda: open_starts(opened_store, list(ids.values()), pool=request.pool))
-    placement = with_pool(placement, nodes=request.nodes, pool=request.pool)
-    placement.home.mkdir(parents=True, exist_ok=True)
-    largest_id, warn = ids[largest.label], get_run_logger().warning
-    # Resolved once for all: a name that moves in between must not give members other data.
-    pinned, pins = store_wait(
-        lambda: pin_names(
-            largest.profile.run, opened_store, largest_id, placement, SECTIONS, log=warn
-        )
+    def ids_of(run_id: str) -> dict[str, str]:
+        when = run_id.removeprefix(f"{group.kind}-{group.name}-")
+        return {member.label: f"{member.name}-{when}" for member in group.members}
+
+    setup = open_flow(request, name=group.name, runs_of=lambda run: list(ids_of(run).values()))
+    ids = ids_of(setup.run_id)
+    # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
+    # one resolution of names, since one that moves in between must not give members other data.
+    largest = group.largest
+    context, pins = setup.open_context(
+        largest.profile, strict=request.strict, sections=SECTIONS, record=ids[largest.label]
     )
     group = pin_members(group, pins)
-    context = BuildContext(
-        run=pinned,
-        run_id=run_id,
-        placement=placement,
-        store=opened_store,
-        watch=caller.watch if caller else ignore_events,
-        strict=request.strict,
-        stop=stop,
-    )
-    planned = store_wait(lambda: plan_group(group, context.store, context.work, placement))
+    planned = setup.wait(lambda: plan_group(group, context.store, context.work, context.placement))
     # A checkpoint found by the plan counts as progress of the start before.
+    starts = setup.starts
     for label, run in ids.items():
         mine = [item for unit, item in planned.items if unit.has(label)]
         starts = starts.add_plan(run, mine)
-    check_restart_limit(opened_store, starts, pool=request.pool)
-    if planned.plan.exit_code:
-        store_wait(context.store.check_conditions)
+    setup.check_before_building(starts, builds=planned.plan.exit_code != 0)
     runs = {
         member.label: starts.record_in(
             new_run(

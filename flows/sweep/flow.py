@@ -10,10 +10,11 @@ from prefect import flow
 from flows.artifacts.runs import Run
 from flows.build.build import BuildContext
 from flows.orchestration.caller import cancellable
+from flows.orchestration.flow_setup import flow_run_name
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_task import failing_in_a_line
 from flows.run_request import shared
-from flows.sweep.build import GroupRequest, GroupResult, build_group, flow_run_name
+from flows.sweep.build import GroupRequest, GroupResult, build_group
 from flows.sweep.files import GroupReport
 from flows.sweep.grid import Grid, Sweep, name_of_sweep, open_sweep
 from flows.sweep.members import Results
@@ -26,10 +27,10 @@ class SweepRequest(GroupRequest, Grid):
 
 
 def _name(parameters: dict[str, Any]) -> str:
-    return name_of_sweep(Grid(**shared(Grid, SweepRequest(**parameters))))
+    return f"sweep-{name_of_sweep(Grid(**shared(Grid, SweepRequest(**parameters))))}"
 
 
-@flow(name="sweep", flow_run_name=flow_run_name("sweep", _name), retries=0, persist_result=False)
+@flow(name="sweep", flow_run_name=flow_run_name(_name), retries=0, persist_result=False)
 @failing_in_a_line
 @cancellable
 @takes(SweepRequest)

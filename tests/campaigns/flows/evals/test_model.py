@@ -42,7 +42,8 @@ def train(home: Path) -> Any:
     from prefect import flow
 
     from flows.build.build import BuildContext
-    from flows.orchestration.pipeline import ignore_events, run_pipeline
+    from flows.orchestration.flow_setup import ignore_events
+    from flows.orchestration.pipeline import run_pipeline
     from flows.profiles import make_placement, open_profile
     from flows.stages import stage_named
     from tests.support.flows.house import make_run

@@ -122,14 +122,14 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
 def test_a_run_that_was_started_too_often_fails_before_it_plans(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.orchestration import pipeline
+    from flows.orchestration import flow_setup, pipeline
 
     def plan(*given: Any, **options: Any) -> Any:
         raise AssertionError("this is where it was killed")
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     monkeypatch.setattr(pipeline, "make_plan", plan)
-    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: pipeline.MOST_STARTS + 2)
+    monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda: flow_setup.MOST_STARTS + 2)
     with pytest.raises(StageError, match="was started 12 times; the last 11 got no further"):
         pipeline.nanochat(store=(tmp_path / "store").as_uri())
 
@@ -138,16 +138,16 @@ def test_a_run_that_was_started_too_often_fails_before_it_plans(
 def test_a_run_that_begins_while_the_store_is_silent_waits(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    from flows.orchestration import pipeline
+    from flows.orchestration import flow_setup, pipeline
 
     def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
         raise TransientStageError("this is where stages are built")
 
     outage: Any = Outage(LocalStore(tmp_path / "store"), "get", part, seconds=0.2)
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    monkeypatch.setattr(pipeline, "open_store", lambda url: outage)
+    monkeypatch.setattr(flow_setup, "open_store", lambda url: outage)
     monkeypatch.setattr(pipeline, "run_pipeline", stop)
-    monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
+    monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda: "one")
     with pytest.raises(TransientStageError, match="this is where stages are built"):
         pipeline.nanochat(store=outage.url)
     assert outage.until is not None
@@ -156,17 +156,17 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(
 def test_what_was_started_too_often_leaves_a_record_and_no_orders(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.orchestration import pipeline
+    from flows.orchestration import flow_setup
 
     store = LocalStore(tmp_path)
     write_run(store, make_run("one"))
     cancelled: list[str] = []
-    monkeypatch.setattr(pipeline, "cancel_requests_of", cancelled.append)
-    starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS)
-    pipeline.check_restart_limit(store, starts, pool="gpu")
-    starts = read_starts(store, ["one", "two"], number=pipeline.MOST_STARTS + 1)
+    monkeypatch.setattr(flow_setup, "cancel_requests_of", cancelled.append)
+    starts = read_starts(store, ["one", "two"], number=flow_setup.MOST_STARTS)
+    flow_setup.check_restart_limit(store, starts, pool="gpu")
+    starts = read_starts(store, ["one", "two"], number=flow_setup.MOST_STARTS + 1)
     with pytest.raises(StageError, match="one was started 11 times"):
-        pipeline.check_restart_limit(store, starts, pool="gpu")
+        flow_setup.check_restart_limit(store, starts, pool="gpu")
     assert cancelled == ["one", "two"]
     found = find_run(store, "one")
     assert found is not None
@@ -177,7 +177,7 @@ def test_what_was_started_too_often_leaves_a_record_and_no_orders(
 def test_starts_that_get_further_are_not_counted(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flows.orchestration import pipeline
+    from flows.orchestration import flow_setup, pipeline
 
     store = LocalStore(tmp_path / "store")
     built: dict[str, str] = {}
@@ -188,14 +188,14 @@ def test_starts_that_get_further_are_not_counted(
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     monkeypatch.setattr(pipeline, "run_pipeline", die)
-    monkeypatch.setattr(pipeline, "MOST_STARTS", 2)
-    monkeypatch.setattr(pipeline.flow_run, "get_name", lambda: "one")
+    monkeypatch.setattr(flow_setup, "MOST_STARTS", 2)
+    monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda: "one")
     for number in range(1, 7):
-        monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda number=number: number)
+        monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda number=number: number)
         if number <= 4:
             built[f"stage{number}"] = "0" * 64
         with pytest.raises(TransientStageError, match="the process died"):
             pipeline.nanochat(store=store.url)
-    monkeypatch.setattr(pipeline.flow_run, "get_run_count", lambda: 7)
+    monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda: 7)
     with pytest.raises(StageError, match="one was started 7 times; the last 2 got no further"):
         pipeline.nanochat(store=store.url)

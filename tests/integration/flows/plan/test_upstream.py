@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from flows.artifacts.runs import find_run, write_run
 from flows.identity.fingerprint import REPOSITORY, Code, identify
-from flows.orchestration.pipeline import pin_names
+from flows.orchestration.flow_setup import pin_names
 from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
 from flows.profiles import make_placement, open_profile
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage

@@ -1,0 +1,232 @@
+"""What every flow of whole runs begins with: its name, store, earlier starts and build context."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from prefect.logging import get_run_logger
+from prefect.runtime import flow_run
+
+from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
+from flows.build.build import BuildContext
+from flows.leases.held_lease import LeaseTimings
+from flows.leases.outage import StoreWait
+from flows.orchestration.caller import LOCAL_RUN, LocalRun
+from flows.orchestration.stage_runs import cancel_requests_of, check_pool
+from flows.plan.starts import Starts, read_starts
+from flows.plan.upstream import Log, Pins, moving_names, pin
+from flows.profiles import Profile, make_placement
+from flows.run_request import FlowRequest, OnNodes
+from infra.placement import Placement, default_home, default_store
+from infra.storage.base import Store
+from infra.storage.open import open_store
+from nanochat_core.config import RunConfig
+from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
+
+MOST_STARTS = 10  # of one flow run in a row without progress: an automation resumes crashed ones
+
+
+def flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    """Return a function for Prefect that names a flow run by the id of its run.
+
+    The id is new, and of the name that `name_of` returns for the flow's parameters.
+    """
+
+    def name() -> str:
+        given = flow_run.get_name() or ""
+        # A retry keeps its name. The count is of attempts before this one: it counts itself once
+        # it is running.
+        if flow_run.get_run_count():
+            return given
+        parameters = flow_run.get_parameters()
+        try:
+            found = name_of(parameters)
+        except ConfigError:
+            # The flow raises it again and so fails; raised here it would crash without a hint.
+            found = parameters.get("run_name") or parameters.get("profile") or "refused"
+        # `nanochat submit` has given it an id already, by which its user finds it.
+        return given if name_in(given) == found else new_run_id(found, timestamp(time.time()))
+
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowSetup:
+    """The current flow run, opened: see `open_flow`."""
+
+    request: FlowRequest
+    run_id: str  # the flow run's name
+    store: Store
+    wait: StoreWait  # for the flow's own requests to the store
+    starts: Starts
+    caller: LocalRun | None  # None: a worker runs the flow
+    stop: threading.Event
+
+    @property
+    def warn(self) -> Log:
+        """Logs a line as a warning."""
+        return get_run_logger().warning
+
+    def open_context(
+        self,
+        profile: Profile,
+        *,
+        strict: bool,
+        sections: Collection[str],
+        record: str | None = None,
+    ) -> tuple[BuildContext, Pins]:
+        """Return the context to build the profile in, and the pins of names upstream.
+
+        Names are resolved in these sections of the configuration, unless the record of the run with
+        the id `record` (by default the flow run's own) has them. Raises ConfigError, DataError.
+        """
+        request = self.request
+        placement = make_placement(
+            profile.pace,
+            home=self.caller.home if self.caller else None,
+            store=self.store.url,
+            gpus=request.gpus,
+            settings=request.place,
+        )
+        nodes = request.nodes if isinstance(request, OnNodes) else 1
+        placement = with_pool(placement, nodes=nodes, pool=request.pool)
+        placement.home.mkdir(parents=True, exist_ok=True)
+        run_id = record or self.run_id
+        run, pins = self.wait(
+            lambda: pin_names(profile.run, self.store, run_id, placement, sections, log=self.warn)
+        )
+        context = BuildContext(
+            run=run,
+            run_id=self.run_id,
+            placement=placement,
+            store=self.store,
+            watch=self.caller.watch if self.caller else ignore_events,
+            strict=strict,
+            stop=self.stop,
+        )
+        return context, pins
+
+    def check_before_building(self, starts: Starts, *, builds: bool) -> None:
+        """Raise what `check_restart_limit` raises, and StoreError if leases cannot be held.
+
+        `starts` have the plan; leases are needed if the flow `builds` anything.
+        """
+        check_restart_limit(self.store, starts, pool=self.request.pool)
+        if builds:
+            self.wait(self.store.check_conditions)
+
+
+def open_flow(
+    request: FlowRequest,
+    *,
+    name: str,
+    runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
+    will_plan: bool = True,
+) -> FlowSetup:
+    """Open the store of the current flow run, and read what its earlier starts reached.
+
+    `name` is used for a flow run without one. `runs_of` returns the ids of the runs that it
+    records, given its own. If a plan follows, one more start is allowed, since only the plan finds
+    the checkpoints of the start before. Raises what `check_restart_limit` raises.
+    """
+    caller = LOCAL_RUN.get()
+    home = caller.home if caller else default_home()
+    store = open_store(request.store or default_store(home))
+    run_id = flow_run.get_name() or name
+    stop = caller.stop if caller else threading.Event()
+    wait = wait_of_run(store, stop)
+
+    def starts_so_far() -> Starts:
+        starts = read_starts(store, runs_of(run_id), number=flow_run.get_run_count())
+        check_restart_limit(store, starts, pool=request.pool, spare=int(will_plan))
+        return starts
+
+    return FlowSetup(
+        request=request,
+        run_id=run_id,
+        store=store,
+        wait=wait,
+        # Before anything that may end the process, or a run that always crashes there is resumed
+        # forever.
+        starts=wait(starts_so_far),
+        caller=caller,
+        stop=stop,
+    )
+
+
+def pin_names(
+    run: RunConfig,
+    store: Store,
+    run_id: str,
+    placement: Placement,
+    sections: Collection[str],
+    *,
+    log: Log,
+) -> tuple[RunConfig, Pins]:
+    """Resolve upstream names like `flows.plan.upstream.pin`; keep what was resolved already.
+
+    An earlier start of this run, or the command that runs it, may have resolved some. A damaged
+    record of this run is reported and has no pins. Raises ConfigError, DataError.
+    """
+    if not moving_names(run, sections):
+        return run, {}
+    caller, earlier = LOCAL_RUN.get(), None
+    try:
+        earlier = find_run(store, run_id)
+    except ArtifactError as error:
+        log(f"{error}; names upstream are resolved again")
+    known = (caller.pins if caller else {}) | (earlier.upstream if earlier else {})
+    return pin(run, placement.home, log=log, known=known, sections=sections)
+
+
+def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:
+    """Return the placement of a run whose GPU stages `pool` builds; None: the flow's process.
+
+    Raises ConfigError if the pool takes no stages, or if several nodes have no pool.
+    """
+    if pool is not None:
+        check_pool(pool)
+    elif nodes != 1:
+        raise ConfigError(
+            f"nodes is {nodes}, but a run without a pool uses this machine only",
+            hint="name the work pool whose workers run on the machines, such as gpu",
+        )
+    return replace(placement, nodes=nodes, pool=pool)
+
+
+def wait_of_run(
+    store: Store,
+    stop: threading.Event,
+    *,
+    terms: LeaseTimings = LeaseTimings(),  # noqa: B008 - frozen
+) -> StoreWait:
+    """Return a retry policy for the run's own store requests that waits without a limit."""
+    log = get_run_logger()
+    return StoreWait(store, "the run", report=log.warning, stop=stop, terms=terms)
+
+
+def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
+    """Raise StageError if MOST_STARTS in a row made no progress; cancel the remote stages.
+
+    The error ends resuming: the flow run becomes Failed, and only Crashed ones are resumed.
+    """
+    if starts.idle < MOST_STARTS + spare:
+        return
+    for run in starts.reached:
+        if pool is not None:
+            cancel_requests_of(run)
+        with contextlib.suppress(StoreError, ArtifactError):  # may be what ended the starts before
+            if (found := find_run(store, run)) is not None:
+                RunRecord(store, found).end("failed")
+    raise StageError(
+        f"{next(iter(starts.reached))} was started {starts.number} times; the last {starts.idle} "
+        "got no further than those before",
+        hint="find in its logs what ended it; a new run resumes from what is stored",
+    )
+
+
+def ignore_events(stage: str, event: Mapping[str, Any]) -> None:
+    """Ignore an event: those of a deployed run are shown by Prefect alone."""
