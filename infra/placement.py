@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Resources
+from nanochat_core.job import TRACKERS, Resources
 from nanochat_core.section import from_json
 
-# Metric trackers that a run can also log to; each is a package that has to be installed.
-SINKS = ("trackio", "wandb")
 # The package that a tracker or an attention backend imports, and how to install it.
 _OPTIONAL = {
     "trackio": ("trackio", "pip install 'nanochat-flows[trackers]'"),
@@ -177,10 +175,10 @@ def _read_sinks(name: str, text: str) -> tuple[str, ...]:
     """Return the names in a comma-separated list, each once."""
     sinks = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
     for sink in sinks:
-        if sink not in SINKS:
+        if sink not in TRACKERS:
             raise ConfigError(
                 f"{name} is '{text}': there is no sink '{sink}'",
-                hint=f"{' or '.join(SINKS)}, or both with a comma between them",
+                hint=f"{' or '.join(TRACKERS)}, or both with a comma between them",
             )
     return sinks
 

@@ -33,6 +33,8 @@ Determinism: TypeAlias = Literal["default", "strict"]
 # The names in nanochat_core/model/attention_backends.py, for callers that do not load torch.
 Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]
 
+TRACKERS = ("trackio", "wandb")  # packages that metrics can be sent to
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:

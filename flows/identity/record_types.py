@@ -27,7 +27,6 @@ from typing import (
 )
 
 from flows.identity.records import repair_hint, shorten
-from flows.run_request import Option
 from infra.storage.base import check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
@@ -153,7 +152,8 @@ def _plain(expected: type[Any], value: Any, at: str) -> Any:
 
 def _annotated(expected: Any, more: tuple[Any, ...], value: Any, at: str) -> Any:
     value = _value(expected, value, at)
-    checks = [] if value is None else [item for item in more if not isinstance(item, Option)]
+    # A parameter of runs is annotated with its declaration too, which is no check.
+    checks = [] if value is None else [item for item in more if callable(item)]
     for check in checks:
         if is_typeddict(check):
             _check_known(check, value, at)

@@ -109,7 +109,7 @@ class BackgroundWriter:
         self.send(lambda: self.write(what, kind, data, description=about))
 
     def tag_flow_run(self, *runs: str) -> None:
-        """Tag the flow run with the ids of these runs, as remote stages are, to be found by them."""
+        """Tag the flow run with the ids of these runs, as their remote stages are."""
 
         def tag() -> None:
             found = self.flow_run_id

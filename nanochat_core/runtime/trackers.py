@@ -15,11 +15,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from nanochat_core.job import Job
+from nanochat_core.job import TRACKERS, Job
 from nanochat_core.runtime.progress import Progress
 
 PROJECT = "nanochat-flows"
-_PACKAGES = ("wandb", "trackio")
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_CATCH_UP = 10.0
 
@@ -50,7 +49,7 @@ def following(job: Job, *, active: bool) -> Generator[None]:
 
 def may_linger() -> bool:
     """Return whether a tracker's package is loaded: its exit hooks may wait for a dead service."""
-    return any(name in sys.modules for name in _PACKAGES)
+    return any(name in sys.modules for name in TRACKERS)
 
 
 def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:
