@@ -14,7 +14,7 @@ from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import StageError
 
-MOST_LOSSES = 1000  # retries of one stage in one run, however far it gets
+MAX_RETRIES = 1000  # retries of one stage in one run, however far it gets
 FIRST_PAUSE = 5.0  # seconds before the first new attempt
 LONGEST_PAUSE = 60.0
 _GROWTH = 3.0

@@ -21,7 +21,7 @@ from prefect.utilities.annotations import quote
 
 from flows.artifacts.runs import Run
 from flows.build.build import BuildContext, Built, build
-from flows.build.retry import MOST_LOSSES, RetryBudget, is_retryable
+from flows.build.retry import MAX_RETRIES, RetryBudget, is_retryable
 from flows.orchestration.dispatch import HINT, dispatch
 from flows.orchestration.stage_page import StagePage, final_state
 from flows.render.text import duration
@@ -134,12 +134,12 @@ def submit(
         return is_worth_it and attempts.lose(task_run.run_count)
 
     # No tags: for each one Prefect requests a concurrency slot from the server, and may wait two
-    # seconds for the response that it has no limit. MOST_LOSSES leaves the limit to worth_another.
+    # seconds for the response that it has no limit. MAX_RETRIES leaves the limit to worth_another.
     # Any: Prefect types `submit` as taking values, not futures or quoted ones.
     named: Any = stage_task.with_options(
         name=stage.name,
         task_run_name=label or stage.name,
-        retries=MOST_LOSSES if retries else 0,
+        retries=MAX_RETRIES if retries else 0,
         retry_condition_fn=worth_another,
     )
     # quote: or Prefect searches every argument for futures, field by field.

@@ -126,7 +126,9 @@ def write_dataset(
         if len(overlap) and entry["kind"] == "generated" and is_gradable(dataset.name):
             raise DataError(
                 f"{len(overlap)} prompts of task '{dataset.name}' are in both train and test, "
-                f"for example {prompt_key(test.spool.read(int(overlap[0])))!r}"
+                f"for example {prompt_key(test.spool.read(int(overlap[0])))!r}",
+                hint="its generator must decide by the prompt to which split an example belongs, "
+                "as in docs/guides/extend.md",
             )
         train.write(directory / "train.jsonl", scratch=scratch)
         test.write(directory / "test.jsonl", scratch=scratch)

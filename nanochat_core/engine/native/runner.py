@@ -358,7 +358,10 @@ class NativeRunner(Runner):
         engine = self._library.nf_open(ctypes.byref(self._spec), ctypes.byref(unsound))
         # nf_open compares counts and sizes: a mismatch would be an access beyond a buffer.
         if unsound.value:
-            raise ModelError("the model's counts do not fit its weights: the kernels refuse them")
+            raise ModelError(
+                "the model's counts do not fit its weights: the kernels refuse them",
+                hint="its config.json or its weights were changed: fetch or import the model again",
+            )
         if not engine:
             raise MemoryError("the kernels' buffers do not fit into memory")
         return engine
