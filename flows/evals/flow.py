@@ -59,7 +59,7 @@ def nanochat_eval(request: EvalRequest) -> Evaluated:
     rule, model = Rule(**shared(Rule, request)), request.model
     # No spare start for a plan: an evaluation saves no checkpoints, so its records show all
     # progress.
-    setup = open_flow(request, name=history_name(model), will_plan=False)
+    setup = open_flow(request, will_plan=False)
     suite = setup.wait(
         lambda: open_suite(
             setup.store,

@@ -153,7 +153,7 @@ def _plain(expected: type[Any], value: Any, at: str) -> Any:
 def _annotated(expected: Any, more: tuple[Any, ...], value: Any, at: str) -> Any:
     value = _value(expected, value, at)
     # A parameter of runs is annotated with its declaration too, which is no check.
-    checks = [] if value is None else [item for item in more if callable(item)]
+    checks: list[Any] = [] if value is None else [item for item in more if callable(item)]
     for check in checks:
         if is_typeddict(check):
             _check_known(check, value, at)

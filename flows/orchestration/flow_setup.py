@@ -122,20 +122,20 @@ class FlowSetup:
 def open_flow(
     request: FlowRequest,
     *,
-    name: str,
     runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
     will_plan: bool = True,
 ) -> FlowSetup:
     """Open the store of the current flow run, and read what its earlier starts reached.
 
-    `name` is used for a flow run without one. `runs_of` returns the ids of the runs that it
-    records, given its own. If a plan follows, one more start is allowed, since only the plan finds
-    the checkpoints of the start before. Raises what `check_restart_limit` raises.
+    `runs_of` returns the ids of the runs that it records, given its own. If a plan follows, one
+    more start is allowed, since only the plan finds the checkpoints of the start before. Raises
+    what `check_restart_limit` raises.
     """
     caller = LOCAL_RUN.get()
     home = caller.home if caller else default_home()
     store = open_store(request.store or default_store(home))
-    run_id = flow_run.get_name() or name
+    run_id = flow_run.get_name()
+    assert run_id is not None  # this is called in flows only
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(store, stop)
 

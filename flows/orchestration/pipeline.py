@@ -60,7 +60,7 @@ def nanochat(request: RunRequest) -> Outcome:
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
     opened = open_profile(request.profile, depth=request.depth, overrides=request.overrides)
-    setup = open_flow(request, name=request.profile)
+    setup = open_flow(request)
     store, wait = setup.store, setup.wait
     name = wait(lambda: open_name(store, request.profile, request))
     pinned = wait(lambda: open_pinned(store, request.use, warn=setup.warn))

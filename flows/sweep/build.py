@@ -77,7 +77,7 @@ def build_group(
         when = run_id.removeprefix(f"{group.kind}-{group.name}-")
         return {member.label: f"{member.name}-{when}" for member in group.members}
 
-    setup = open_flow(request, name=group.name, runs_of=lambda run: list(ids_of(run).values()))
+    setup = open_flow(request, runs_of=lambda run: list(ids_of(run).values()))
     ids = ids_of(setup.run_id)
     # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
     # one resolution of names, since one that moves in between must not give members other data.
