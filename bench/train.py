@@ -49,6 +49,7 @@ class Case:
     peer_attention: str = "shipped"
     window_pattern: str | None = None  # the peer's option; None: its default
     compile: bool = True
+    fp8_scales: str = "amax"  # our side's numerics.fp8_scales, where bench/gpu trains
 
     @property
     def title(self) -> str:

@@ -49,6 +49,9 @@ CASES = {
     "d20": gpu_case("d20", 20, "bf16", 16, 4),
     "d24-fp8": gpu_case("d24-fp8", 24, "fp8", 16, 4),
 }
+CASES["d24-fp8-bound"] = dataclasses.replace(
+    CASES["d24-fp8"], name="d24-fp8-bound", fp8_scales="bound"
+)
 
 
 def main() -> None:

@@ -99,8 +99,8 @@ TRAIN = (
     ),
     Step(
         name="profile",
-        seconds=50,
-        program="-m bench.gpu.profile_step d12 d24-fp8",
+        seconds=80,
+        program="-m bench.gpu.profile_step d12 d24-fp8 d24-fp8-bound",
         options="",
         dry="--dry",
         passes="the GPU busy for at least 97 % of a step",

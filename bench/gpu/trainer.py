@@ -4,6 +4,7 @@ As the peer's side of `pairs.py`: `trainer.py CASE`, the fields of bench/train.p
 `threads` as JSON, held by the gate (bench/train_gate.py).
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -47,7 +48,8 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
         sequence_len=case["sequence_len"],
         vocab_size=case["vocab_size"],
     )
-    model = make_model(run, device)
+    numerics = dataclasses.replace(run.numerics, fp8_scales=case["fp8_scales"])
+    model = make_model(dataclasses.replace(run, numerics=numerics), device)
     choose(case["attention"], device, model.dtype)
     optimizer = Optimizer(model, run.optimizer, precision=run.numerics.precision, world=ALONE)
     if case["compile"]:

@@ -1,8 +1,15 @@
-"""Matrix products in fp8 for training, with one scale per tensor from its largest absolute value.
+"""Matrix products in fp8 for training, with one scale per tensor.
 
 Inputs and weights are e4m3, output gradients e5m2, results bf16. A weight is quantised once after
 each optimizer step, together with the transpose that the backward pass needs, and is reused by
 every micro-step of the step. Evaluation does not use fp8: it runs in bf16.
+
+A scale comes from the tensor's largest absolute value, which takes a pass over the tensor before
+the one that casts it. With `numerics.fp8_scales=bound` it comes from a bound where one is known
+beforehand, so that the kernel that computes a tensor also casts it: normalised activations are at
+most sqrt(C), and what is between the MLP's matrices is bounded by the norms of their rows and
+columns (Cauchy-Schwarz). A bound is loose by a few powers of two. fp8 is a floating-point format,
+so that costs only its smallest numbers: e4m3 has 15 powers of two of full precision, e5m2 30.
 
 Runs on GPUs of compute capability 8.9 and above, and slowly on CPUs, where the tests check it. It
 has not been run on a GPU: neither its speed nor whether a weight's gradient is better left in bf16
@@ -11,6 +18,8 @@ has not been run on a GPU: neither its speed nor whether a weight's gradient is 
 Shapes: M tokens, I inputs, O outputs.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -42,12 +51,21 @@ def check_device(device: torch.device) -> None:
 
 
 @fused
-def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x as fp8 values of the same shape, and the fp32 scalar that they are multiples of."""
+def quantise(
+    x: Tensor, dtype: torch.dtype, bound: Tensor | float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return x as fp8 values of the same shape, and the fp32 scalar that they are multiples of.
+
+    `bound`, a number or a scalar tensor, is at least x's largest absolute value; None means
+    exactly that value.
+    """
     # scale = largest / max(amax, 1e-12), divided in fp64 as nanochat does. The clamp saturates: a
     # plain cast would turn what rounds past the largest fp8 value into NaN (e4m3) or inf (e5m2).
     largest = torch.finfo(dtype).max
-    scale = (largest / x.abs().amax().double().clamp(min=1e-12)).float()
+    if bound is None:
+        bound = x.abs().amax()
+    most = bound if isinstance(bound, Tensor) else torch.full((), bound, device=x.device)
+    scale = (largest / most.double().clamp(min=1e-12)).float()
     values = (x.float() * scale).clamp(-largest, largest).to(dtype)
     return values, scale.reciprocal()
 
@@ -65,6 +83,8 @@ class Quantised:
         self.values = torch.empty(weight.shape, dtype=E4M3, device=weight.device)  # (O, I)
         self.transposed = torch.empty(weight.shape[::-1], dtype=E4M3, device=weight.device)
         self.unit = torch.empty((), dtype=torch.float32, device=weight.device)
+        # The largest norms of a row and of a column: they bound what products with them give.
+        self.row_norm, self.column_norm = torch.empty(2, device=weight.device)
 
     @torch.no_grad()
     def refresh(self) -> bool:
@@ -77,6 +97,8 @@ class Quantised:
         self.values.copy_(values)
         self.transposed.copy_(values.T)
         self.unit.copy_(unit)
+        for dim, norm in ((1, self.row_norm), (0, self.column_norm)):
+            norm.copy_(torch.linalg.vector_norm(self._weight, dim=dim, dtype=torch.float32).amax())
         self._written = written
         return True
 
@@ -96,31 +118,85 @@ def weight_gradient(grad: Tensor, grad_unit: Tensor, x: Tensor, x_unit: Tensor) 
     return _product(grad.T.contiguous(), columns, grad_unit, x_unit, fast=False)
 
 
-def linear(x: Tensor, weight: Tensor, quantised: Quantised) -> Tensor:
-    """Return x @ weight.T in fp8: x (..., I) -> (..., O) bf16. `quantised`: `weight`'s, current."""
-    return _Linear.apply(x.flatten(0, -2), weight, quantised).unflatten(0, x.shape[:-1])
+def linears(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    quantised: Sequence[Quantised],
+    bound: float | None = None,
+) -> tuple[Tensor, ...]:
+    """Return x @ weight.T in fp8 for each weight: x (..., I) -> (..., O) bf16.
+
+    `quantised`: the weights', current. `bound`: x's, see `quantise`. x is quantised once.
+    """
+    outputs = _Linears.apply(x.flatten(0, -2), bound, quantised, *weights)
+    return tuple(output.unflatten(0, x.shape[:-1]) for output in outputs)
 
 
-class _Linear(torch.autograd.Function):
+class _Linears(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, quantised: Quantised) -> Tensor:
-        values, unit = quantise(x, E4M3)
+    def forward(
+        ctx: Any, x: Tensor, bound: float | None, copies: Sequence[Quantised], *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        values, unit = quantise(x, E4M3, bound)
         # The weight gradient sums over tokens, so their number M is a side of that product too.
         ctx.in_fp8 = WEIGHT_GRADIENT_IN_FP8 and len(x) % MULTIPLE == 0
         ctx.save_for_backward(values if ctx.in_fp8 else x, unit)
-        ctx.quantised, ctx.dtype = quantised, weight.dtype
-        return quantised.output(values, unit)
+        ctx.copies, ctx.dtypes = copies, [weight.dtype for weight in weights]
+        return tuple(copy.output(values, unit) for copy in copies)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         x, unit = ctx.saved_tensors
-        grad, grad_unit = quantise(grad_outputs[0], E5M2)
-        grad_input = ctx.quantised.input_gradient(grad, grad_unit)
-        if ctx.in_fp8:
-            grad_weight = weight_gradient(grad, grad_unit, x, unit)
-        else:
-            grad_weight = grad_outputs[0].T @ x
-        return grad_input, grad_weight.to(ctx.dtype), None
+        of_input: list[Tensor] = []
+        of_weights: list[Tensor] = []
+        for output, copy, dtype in zip(grad_outputs, ctx.copies, ctx.dtypes, strict=True):
+            grad, grad_unit = quantise(output, E5M2)
+            of_input.append(copy.input_gradient(grad, grad_unit))
+            of_weight = weight_gradient(grad, grad_unit, x, unit) if ctx.in_fp8 else output.T @ x
+            of_weights.append(of_weight.to(dtype))
+        return sum(of_input[1:], of_input[0]), None, None, *of_weights
+
+
+def mlp(x: Tensor, up: Tensor, down: Tensor, quantised: tuple[Quantised, Quantised]) -> Tensor:
+    """Return relu(x @ up.T)^2 @ down.T in fp8, with scales from bounds: (..., C) -> (..., C) bf16.
+
+    x: normalised, so that no row's norm exceeds sqrt(C). up (H, C), down (C, H). The number of
+    rows is a multiple of MULTIPLE.
+    """
+    return _MLP.apply(x.flatten(0, -2), up, down, *quantised).unflatten(0, x.shape[:-1])
+
+
+class _MLP(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, up: Tensor, down: Tensor, up8: Quantised, down8: Quantised
+    ) -> Tensor:
+        norm = math.sqrt(x.size(-1))
+        values, unit = quantise(x, E4M3, norm)
+        hidden = up8.output(values, unit)
+        largest = norm * up8.row_norm  # of |hidden|
+        active, active_unit = quantise(hidden.relu().square(), E4M3, largest.square())
+        ctx.save_for_backward(values, unit, hidden, active, active_unit, largest)
+        ctx.up8, ctx.down8, ctx.dtypes = up8, down8, (up.dtype, down.dtype)
+        return down8.output(active, active_unit)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        values, unit, hidden, active, active_unit, largest = ctx.saved_tensors
+        (grad,) = grad_outputs
+        grad8, grad_unit = quantise(grad, E5M2)
+        grad_down = weight_gradient(grad8, grad_unit, active, active_unit)
+        norm = torch.linalg.vector_norm(grad, dim=-1, dtype=torch.float32).amax()
+        of_active = ctx.down8.input_gradient(grad8, grad_unit)
+        of_hidden, hidden_unit = quantise(
+            of_active.float() * (2 * hidden.float().relu()),
+            E5M2,
+            norm * ctx.down8.column_norm * (2 * largest),
+        )
+        grad_up = weight_gradient(of_hidden, hidden_unit, values, unit)
+        grad_input = ctx.up8.input_gradient(of_hidden, hidden_unit)
+        up, down = ctx.dtypes
+        return grad_input, grad_up.to(up), grad_down.to(down), None, None
 
 
 def _product(a: Tensor, b: Tensor, a_unit: Tensor, b_unit: Tensor, *, fast: bool) -> Tensor:

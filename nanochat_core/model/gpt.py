@@ -14,6 +14,7 @@ where it is used, which costs nothing when both are fp32.
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import torch
@@ -21,11 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat_core.config import ModelConfig, NumericsConfig, check_channels
+from nanochat_core.model import fp8
 from nanochat_core.model.attention import attend
 from nanochat_core.model.layers import (
     Embedding,
     Linear,
     Rotary,
+    project,
     refresh_fp8,
     rms_norm,
     rotary_table,
@@ -71,13 +74,14 @@ class Attention(nn.Module):
 
         With `rows` (R,), which index T, only these tokens have queries: (B, R, C).
         """
-        query_input, query_rotary = h, rotary
-        if rows is not None:
-            query_input = h[:, rows]
+        bound = math.sqrt(h.size(-1)) if self.numerics.fp8_scales == "bound" else None
+        query_rotary = rotary
+        if rows is None:
+            q, k, v = project(h, (self.c_q, self.c_k, self.c_v), bound)
+        else:
+            q, k, v = self.c_q(h[:, rows]), self.c_k(h), self.c_v(h)
             query_rotary = (rotary[0][:, rows], rotary[1][:, rows])
-        q = self.c_q(query_input).unflatten(-1, (-1, self.head_dim))  # (B, T, H, D)
-        k = self.c_k(h).unflatten(-1, (-1, self.head_dim))  # (B, T, K, D)
-        v = self.c_v(h).unflatten(-1, (-1, self.head_dim))
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)) for t in (q, k, v))  # (B, T, H or K, D)
         if value_embed is not None:
             # v += gate_scale * sigmoid(W h[:channels]) * embedding: one gate per key/value head,
             # read from the first few channels of the normalised block input.
@@ -98,13 +102,18 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two matrices with relu^2 between them, four times as wide inside."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, *, bounded: bool = False) -> None:
+        """`bounded`: fp8 scales come from bounds, and the inputs are normalised."""
         super().__init__()
+        self.bounded = bounded
         self.c_fc = Linear(width, 4 * width)
         self.c_proj = Linear(4 * width, width)
 
     def forward(self, h: Tensor) -> Tensor:
         """Map (B, T, C) -> (B, T, C)."""
+        up, down = self.c_fc.in_training(), self.c_proj.in_training()
+        if self.bounded and up and down and h[..., 0].numel() % fp8.MULTIPLE == 0:
+            return fp8.mlp(h, self.c_fc.weight, self.c_proj.weight, (up, down))
         return self.c_proj(F.relu(self.c_fc(h)).square())
 
 
@@ -115,7 +124,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm_eps = numerics.norm_eps
         self.attn = Attention(config, numerics, layer)
-        self.mlp = MLP(config.width)
+        self.mlp = MLP(config.width, bounded=numerics.fp8_scales == "bound")
 
     def forward(
         self,
@@ -191,32 +200,43 @@ class GPT(nn.Module):
         """Initialise every parameter, equally on every device and machine."""
         # Drawn on the CPU from a seed per name: neither device nor parameter order matters. The
         # zeroed c_proj make every block the identity at first; a smear_lambda of 0 disables smear.
+        # Like sizes in a row, since each row of threads waits for its slowest.
+        named = sorted(self.named_parameters(), key=lambda item: -item[1].numel())
+        count = torch.get_num_threads()
+        with ThreadPoolExecutor(count) as pool:
+            for first in range(0, len(named), count):  # not all at once: they are a second model
+                some = named[first : first + count]
+                drawn = pool.map(lambda item: self._initial(seed, item[0], item[1].shape), some)
+                for (_, parameter), value in zip(some, drawn, strict=True):
+                    parameter.copy_(value)
+
+    def _initial(self, seed: int, name: str, shape: torch.Size) -> Tensor:
+        """Draw a parameter's initial value, on the CPU in fp32."""
         n, depth = self.numerics, self.config.depth
         bound = math.sqrt(3 / self.config.width)  # uniform with standard deviation 1/sqrt(width)
-        for name, parameter in self.named_parameters():
-            generator = torch.Generator().manual_seed(seed_for(seed, "init", name))
-            value = torch.empty(parameter.shape)
-            match name.removesuffix(".weight").rpartition(".")[2]:
-                case "wte":
-                    value.normal_(std=n.init_embedding_std, generator=generator)
-                case "lm_head":
-                    value.normal_(std=0.001, generator=generator)
-                case "c_fc":
-                    edge = n.init_c_fc_bound * bound
-                    value.uniform_(-edge, edge, generator=generator)
-                case "c_proj" | "smear_lambda":
-                    value.zero_()
-                case "ve_gate" | "smear_gate":
-                    value.uniform_(0.0, 0.02, generator=generator)
-                case "resid_lambdas":
-                    value.copy_(torch.linspace(n.init_resid_first, n.init_resid_last, depth))
-                case "x0_lambdas":
-                    value.copy_(torch.linspace(n.init_x0_first, n.init_x0_last, depth))
-                case "backout_lambda":
-                    value.fill_(0.2)
-                case _:  # c_q, c_k, c_v and the value embeddings
-                    value.uniform_(-bound, bound, generator=generator)
-            parameter.copy_(value)
+        generator = torch.Generator().manual_seed(seed_for(seed, "init", name))
+        value = torch.empty(shape)
+        match name.removesuffix(".weight").rpartition(".")[2]:
+            case "wte":
+                value.normal_(std=n.init_embedding_std, generator=generator)
+            case "lm_head":
+                value.normal_(std=0.001, generator=generator)
+            case "c_fc":
+                edge = n.init_c_fc_bound * bound
+                value.uniform_(-edge, edge, generator=generator)
+            case "c_proj" | "smear_lambda":
+                value.zero_()
+            case "ve_gate" | "smear_gate":
+                value.uniform_(0.0, 0.02, generator=generator)
+            case "resid_lambdas":
+                value.copy_(torch.linspace(n.init_resid_first, n.init_resid_last, depth))
+            case "x0_lambdas":
+                value.copy_(torch.linspace(n.init_x0_first, n.init_x0_last, depth))
+            case "backout_lambda":
+                value.fill_(0.2)
+            case _:  # c_q, c_k, c_v and the value embeddings
+                value.uniform_(-bound, bound, generator=generator)
+        return value
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits (B, T, V) fp32 of tokens (B, T) int64."""
@@ -252,6 +272,7 @@ class GPT(nn.Module):
             scale,
             softcap=self.numerics.softcap,
             quantised=self.lm_head.in_training() if whole else None,
+            bounded=self.numerics.fp8_scales == "bound",
         )
 
     def _targeted(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,6 +3,7 @@
 Shapes: B rows, T tokens, P positions, D head dim.
 """
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from nanochat_core.config import NumericsConfig
 from nanochat_core.model.fp8 import Quantised, is_eligible
-from nanochat_core.model.fp8 import linear as fp8_linear
+from nanochat_core.model.fp8 import linears as fp8_linears
 from nanochat_core.runtime.hardware.device import compute_dtype
 
 SORTED_TABLE_GRADIENT = True  # on GPUs; no gain on a CPU (bench of 2048 tokens: 2 ms of 2 s)
@@ -34,12 +35,23 @@ class Linear(nn.Module):
         """Map (..., num_in) -> (..., num_out)."""
         quantised = self.in_training()
         if quantised is not None:
-            return fp8_linear(x, self.weight, quantised)
+            return fp8_linears(x, [self.weight], [quantised])[0]
         return F.linear(x, self.weight.to(x.dtype))
 
     def in_training(self) -> Quantised | None:
         """Return `quantised` if a gradient will be needed, else None."""
         return self.quantised if self.training and torch.is_grad_enabled() else None
+
+
+def project(x: Tensor, maps: Sequence[Linear], bound: float | None) -> Sequence[Tensor]:
+    """Return the maps of one x. In fp8 it is quantised once; `bound`: of |x|; None: unknown."""
+    quantised: list[Quantised] = []
+    for linear in maps:
+        copy = linear.in_training()
+        if copy is None:
+            return [linear(x) for linear in maps]
+        quantised.append(copy)
+    return fp8_linears(x, [linear.weight for linear in maps], quantised, bound)
 
 
 class Embedding(nn.Module):

@@ -38,15 +38,17 @@ def softcap_loss(
     *,
     softcap: float,
     quantised: Quantised | None = None,
+    bounded: bool = False,
 ) -> Tensor:
     """Return the sum of `scale` times each token's loss in nats: a scalar, fp32.
 
     The logits are softcap * tanh(hidden @ weight.T / softcap): hidden (N, C) and weight (V, C) of
     one dtype. targets (N,) int64, each a class; scale (N,) fp32, which gets no gradient. With
-    `quantised`, of the same weight, the products are fp8.
+    `quantised`, of the same weight, the products are fp8. `bounded`: their scales come from bounds,
+    and no row of hidden has a norm above sqrt(C).
     """
     assert softcap <= SOFTCAP_LIMIT
-    return _Loss.apply(hidden, weight, targets, scale, softcap, quantised)
+    return _Loss.apply(hidden, weight, targets, scale, softcap, quantised, bounded)
 
 
 def softcap_losses(hidden: Tensor, weight: Tensor, targets: Tensor, *, softcap: float) -> Tensor:
@@ -65,8 +67,11 @@ class _Loss(torch.autograd.Function):
         scale: Tensor,
         softcap: float,
         quantised: Quantised | None,
+        bounded: bool,
     ) -> Tensor:
-        head = _Head(weight=weight, softcap=softcap, quantised=quantised)
+        # A logit's gradient is scale * (p - 1 or p) * slope, and neither factor exceeds 1.
+        largest = scale.abs().amax() if bounded else None
+        head = _Head(weight=weight, softcap=softcap, quantised=quantised, largest=largest)
         wanted = any(ctx.needs_input_grad)
         losses, *gradients = _walk(hidden, head, targets, scale if wanted else None)
         ctx.save_for_backward(*gradients)
@@ -76,7 +81,7 @@ class _Loss(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad_outputs[0]  # 0-dimensional, so it does not promote their dtype
-        return grad_hidden * factor, grad_weight * factor, None, None, None, None
+        return grad_hidden * factor, grad_weight * factor, None, None, None, None, None
 
 
 class _Losses(torch.autograd.Function):
@@ -103,6 +108,7 @@ class _Head:
     weight: Tensor
     softcap: float
     quantised: Quantised | None = None
+    largest: Tensor | None = None  # of a logit's gradient; None: fp8 scales come from amax
 
     def blocks(self, num_tokens: int) -> list[slice]:
         """Return the slices that divide the tokens into blocks."""
@@ -122,7 +128,7 @@ class _Head:
         """Compute the logits before the soft cap: (R, C) -> (R, S)."""
         if self.quantised is None:
             return F.linear(rows, self.weight[chunk])
-        return self.quantised.output(*quantise(rows, E4M3))
+        return self.quantised.output(*self._quantise_rows(rows))
 
     def add_gradients(
         self, grad: Tensor, rows: Tensor, chunk: slice, into_rows: Tensor, into_weight: Tensor
@@ -132,12 +138,15 @@ class _Head:
             _add_product(into_rows, grad, self.weight[chunk])
             _add_product(into_weight, grad.T, rows)
             return
-        values, unit = quantise(grad, E5M2)
+        values, unit = quantise(grad, E5M2, self.largest)
         into_rows.add_(self.quantised.input_gradient(values, unit))
         if len(rows) % MULTIPLE:  # the weight's gradient is a sum over the rows
             _add_product(into_weight, grad.T, rows)
         else:
-            into_weight.add_(weight_gradient(values, unit, *quantise(rows, E4M3)))
+            into_weight.add_(weight_gradient(values, unit, *self._quantise_rows(rows)))
+
+    def _quantise_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return quantise(rows, E4M3, None if self.largest is None else math.sqrt(rows.size(-1)))
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:

@@ -6,6 +6,7 @@ divided by rows. Every rank updates parameters of less than SMALL elements by it
 The stacks are in the order in which a backward pass finishes them, from the last layer to the
 first, so that the sum over ranks of one overlaps with computing the gradients of the next. The
 matrices of one shape therefore form several stacks where a single one would be needlessly large.
+A compiled backward pass gives all gradients at its end: with `compile=true` nothing overlaps it.
 """
 
 import math
@@ -25,6 +26,9 @@ SMALL = 1024  # elements; below this a collective costs more than the update on 
 # Most elements of a stack that one rank owns: on a GPU enough to keep it busy and a collective at
 # full speed; on a CPU so few that Muon's working memory, several times the stack, fits its cache.
 STACK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+# A GPU alone waits for no collective, so nothing is gained by dividing: a product of many matrices
+# fills it better than one of a few, and a step has a tenth of the launches.
+STACK_ELEMENTS_ALONE = {"cuda": 2**27}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +67,11 @@ def _stacks(muon: dict[str, nn.Parameter], world: World) -> Iterator[dict[str, n
     for shape in sorted({tuple(p.shape) for p in muon.values()}):
         named = [(name, p) for name, p in muon.items() if p.shape == shape]
         named.sort(key=lambda item: layer_of(item[0]), reverse=True)
-        limit = max(1, STACK_ELEMENTS[named[0][1].device.type] // math.prod(shape)) * world.size
+        device = named[0][1].device.type
+        most = STACK_ELEMENTS[device]
+        if world.size == 1:
+            most = STACK_ELEMENTS_ALONE.get(device, most)
+        limit = max(1, most // math.prod(shape)) * world.size
         size = math.ceil(len(named) / math.ceil(len(named) / limit))
         # A multiple of the world size, so that only the last stack is padded with zero matrices.
         size = -(-size // world.size) * world.size

@@ -1,15 +1,18 @@
 """fp8 products against their formulas in float64, and when a weight is quantised again."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.model import fp8
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, is_eligible, quantise
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.layers import rms_norm
 from nanochat_core.model.loss import softcap_loss
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
@@ -74,7 +77,7 @@ def test_a_product_and_its_gradients_are_the_formulas(
     grad = random(3, 16, 256, seed=3).bfloat16()
     quantised = Quantised(weight)
     quantised.refresh()
-    out = fp8.linear(x, weight, quantised)
+    out = fp8.linears(x, [weight], [quantised])[0]
     out.backward(grad)
     flat, flat_grad = x.detach().flatten(0, 1), grad.flatten(0, 1)
     xs, ws, gs = dequantised(flat, E4M3), dequantised(weight.detach(), E4M3), None
@@ -90,12 +93,25 @@ def test_a_product_and_its_gradients_are_the_formulas(
         torch.testing.assert_close(got.double(), want, atol=bound, rtol=0.004)
 
 
+def test_products_of_one_input_are_those_of_each() -> None:
+    x, grads = random(32, 128).bfloat16().requires_grad_(), random(2, 32, 128, seed=5).bfloat16()
+    weights = [torch.nn.Parameter(random(128, 128, seed=seed)) for seed in (2, 3)]
+    copies = [Quantised(weight) for weight in weights]
+    for copy in copies:
+        copy.refresh()
+    both = fp8.linears(x, weights, copies)
+    each = [fp8.linears(x, [w], [c])[0] for w, c in zip(weights, copies, strict=True)]
+    found = [torch.autograd.grad(outs, (x, *weights), list(grads)) for outs in (both, each)]
+    for got, want in zip((*both, *found[0]), (*each, *found[1]), strict=True):
+        assert torch.equal(got, want)
+
+
 def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient() -> None:
     x = random(5, 128).bfloat16()
     weight = torch.nn.Parameter(random(128, 128, seed=2))
     quantised = Quantised(weight)
     quantised.refresh()
-    fp8.linear(x, weight, quantised).sum().backward()
+    fp8.linears(x, [weight], [quantised])[0].sum().backward()
     expected = x.double().sum(0).expand(128, 128)
     torch.testing.assert_close(weight.grad.double(), expected, atol=0.05, rtol=0.01)
 
@@ -108,8 +124,66 @@ def test_only_matrices_worth_it_are_eligible(shape: tuple[int, int], eligible: b
     assert is_eligible(torch.empty(shape)) is eligible
 
 
-def model_of(precision: str, config: ModelConfig = CONFIG) -> GPT:
-    model = GPT(config, numerics(precision))
+def test_scales_from_bounds_lose_little_beside_those_from_the_largest_value() -> None:
+    # Activations of norm sqrt(C), a few large, and tokens whose gradients differ in size.
+    x = (random(64, 256) * random(64, 256, seed=2).exp()).bfloat16()
+    x = rms_norm(x, 0.0).requires_grad_()
+    up, down = (torch.nn.Parameter(0.05 * random(*s)) for s in ((1024, 256), (256, 1024)))
+    grad = (1e-7 * random(64, 256, seed=3) * random(64, 1, seed=4).exp()).bfloat16()
+    copies = Quantised(up), Quantised(down)
+    for copy in copies:
+        copy.refresh()
+
+    def errors(out: Tensor) -> list[float]:
+        found = [out.detach(), *torch.autograd.grad(out, (x, up, down), grad)]
+        return [
+            float((got - want).norm() / want.norm()) for got, want in zip(found, exact, strict=True)
+        ]
+
+    leaves = [t.detach().double().requires_grad_() for t in (x, up, down)]
+    out = F.linear(F.relu(F.linear(leaves[0], leaves[1])).square(), leaves[2])
+    exact = [out.detach(), *torch.autograd.grad(out, leaves, grad.double())]
+    from_bounds = errors(fp8.mlp(x, up, down, copies))
+    (hidden,) = fp8.linears(x, [up], [copies[0]])
+    from_amax = errors(fp8.linears(F.relu(hidden).square(), [down], [copies[1]])[0])
+    for bound, amax in zip(from_bounds, from_amax, strict=True):
+        assert bound < 0.12
+        assert bound < 1.2 * amax
+
+
+def test_a_bound_of_the_mlp_is_never_exceeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The largest that Cauchy-Schwarz allows: one token along one row of each matrix.
+    seen: list[tuple[float, float]] = []
+
+    def counted(x: Tensor, dtype: torch.dtype, bound: Tensor | None = None) -> Any:
+        if bound is not None:
+            seen.append((float(x.abs().max()), float(bound)))
+        return quantise(x, dtype, bound)
+
+    monkeypatch.setattr(fp8, "quantise", counted)
+    up, down = (torch.nn.Parameter(random(*s)) for s in ((256, 128), (128, 256)))
+    copies = Quantised(up), Quantised(down)
+    for copy in copies:
+        copy.refresh()
+    row = up.detach().norm(dim=1).argmax()
+    x = rms_norm(up.detach()[row], 0.0).expand(16, 128).bfloat16().requires_grad_()
+    fp8.mlp(x, up, down, copies).backward(down.detach()[:, row].expand(16, 128).bfloat16())
+    assert len(seen) == 3
+    for largest, bound in seen:
+        assert largest < 1.1 * bound  # fp8 and bf16 round; what exceeds it is clamped
+
+
+def test_training_repeats_and_scales_make_a_difference() -> None:
+    model = model_of("fp8", scales="bound")
+    first, again = gradients(model), gradients(model)
+    other = gradients(model_of("fp8", scales="amax"))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    for name in ("lm_head.weight", "transformer.h.0.mlp.c_fc.weight"):
+        assert not torch.equal(first[name], other[name]), name
+
+
+def model_of(precision: str, config: ModelConfig = CONFIG, scales: str = "amax") -> GPT:
+    model = GPT(config, dataclasses.replace(numerics(precision), fp8_scales=scales))
     model.init_weights(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -140,8 +214,9 @@ def test_gates_stay_in_bf16_and_lm_head_is_quantised() -> None:
     assert not any("quantised" in name for name in model.state_dict())
 
 
-def test_training_in_fp8_is_near_bf16_and_not_equal() -> None:
-    narrow, wide = gradients(model_of("fp8")), gradients(model_of("bf16"))
+@pytest.mark.parametrize("scales", ["amax", "bound"])
+def test_training_in_fp8_is_near_bf16_and_not_equal(scales: str) -> None:
+    narrow, wide = gradients(model_of("fp8", scales=scales)), gradients(model_of("bf16"))
     assert narrow.keys() == wide.keys()
     for name in ("lm_head.weight", "transformer.h.0.mlp.c_fc.weight", "transformer.wte.weight"):
         difference = (narrow[name] - wide[name]).norm() / wide[name].norm()
@@ -170,9 +245,9 @@ def test_a_weight_is_quantised_once_per_step(monkeypatch: pytest.MonkeyPatch) ->
     before = matrix.quantised.values.float().clone()
     calls: list[torch.Size] = []
 
-    def counted(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def counted(x: Tensor, dtype: torch.dtype, bound: None = None) -> tuple[Tensor, Tensor]:
         calls.append(x.shape)
-        return quantise(x, dtype)
+        return quantise(x, dtype, bound)
 
     monkeypatch.setattr(fp8, "quantise", counted)
     gradients(model)
@@ -230,7 +305,9 @@ def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes() -> None
         loss.backward()
         assert hidden.grad is not None
         hidden = hidden.detach().requires_grad_()
-        fp8.linear(hidden, weight, quantised).sum().backward()
+        fp8.linears(hidden, [weight], [quantised])[0].sum().backward()
+    down = torch.nn.Parameter(torch.empty(128, 256, dtype=torch.bfloat16, device="meta"))
+    fp8.mlp(hidden, weight, down, (quantised, Quantised(down))).sum().backward()
 
 
 def test_the_gradient_of_an_odd_number_of_tokens_is_near_that_of_bf16() -> None:

@@ -218,7 +218,12 @@ def test_initial_weights_depend_on_the_seed_alone() -> None:
     one, two, other = GPT(CONFIG, FP32), GPT(CONFIG, FP32), GPT(CONFIG, FP32)
     one.init_weights(42)
     torch.randn(5)
-    two.init_weights(42)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 2)  # drawn by so many threads
+    try:
+        two.init_weights(42)
+    finally:
+        torch.set_num_threads(threads)
     other.init_weights(43)
     for name, weight in one.state_dict().items():
         assert torch.equal(weight, two.state_dict()[name]), name

@@ -12,6 +12,7 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
+from nanochat_core.optim import partition
 from nanochat_core.optim.groups import adamw_groups, group_of
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
@@ -262,6 +263,22 @@ def test_a_step_moves_the_version_of_every_weight() -> None:
     before = {name: p._version for name, p in model.named_parameters()}
     train(model, optimizer, range(1))
     assert all(p._version > before[name] for name, p in model.named_parameters())
+
+
+def test_stacks_are_larger_without_other_ranks_and_updates_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(partition, "STACK_ELEMENTS", {"cpu": 1})
+    states: list[dict[str, Tensor]] = []
+    for alone, count in (({}, 20), ({"cpu": 2**27}, 4)):
+        monkeypatch.setattr(partition, "STACK_ELEMENTS_ALONE", alone)
+        units = partition.make_units(make_model(), RATES, torch.float32, ALONE)
+        assert sum(unit.group is None for unit in units) == count  # of Muon's 20 matrices
+        model = make_model()
+        train(model, Optimizer(model, RATES, precision="fp32", world=ALONE), range(2))
+        states.append(model.state_dict())
+    for name, weight in states[0].items():
+        torch.testing.assert_close(states[1][name], weight, atol=1e-5, rtol=0)
 
 
 def test_a_model_serves_one_optimizer_at_a_time() -> None:
