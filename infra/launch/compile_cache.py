@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from nanochat_core.engine.native.build import processor_flags
+from nanochat_core.runtime.hardware.cpp_library import processor_flags
 from nanochat_core.runtime.user_cache import user_cache
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # also of a folder that the user chose

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nanochat_core.config import NumericsConfig
 from nanochat_core.model.fp8 import Quantised, is_eligible
 from nanochat_core.model.fp8 import linears as fp8_linears
+from nanochat_core.model.native import kernels
 from nanochat_core.runtime.hardware.device import compute_dtype
 
 SORTED_TABLE_GRADIENT = True  # on GPUs; no gain on a CPU (bench of 2048 tokens: 2 ms of 2 s)
@@ -36,6 +37,8 @@ class Linear(nn.Module):
         quantised = self.in_training()
         if quantised is not None:
             return fp8_linears(x, [self.weight], [quantised])[0]
+        if torch.is_grad_enabled() and kernels.usable(x, self.weight):
+            return kernels.linear(x, self.weight)
         return F.linear(x, self.weight.to(x.dtype))
 
     def in_training(self) -> Quantised | None:

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.model.fp8 import E4M3, E5M2, MULTIPLE, Quantised, quantise, weight_gradient
+from nanochat_core.model.native import kernels
 from nanochat_core.runtime.hardware.compile import fused
 
 # A CPU processes a block of rows in chunks of columns that fit its cache, as several operations
@@ -161,6 +162,8 @@ def _walk(
     hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return losses (N,) fp32, and the gradients of hidden and weight, empty without `scale`."""
+    if head.quantised is None and kernels.usable(hidden, head.weight):
+        return kernels.loss(hidden, head.weight, targets, scale, head.softcap)
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     grad_hidden = torch.zeros_like(hidden) if scale is not None else hidden.new_empty(0)
     shape = head.weight.shape if scale is not None else (0,)

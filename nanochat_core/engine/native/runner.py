@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
-from nanochat_core.engine.native.build import Unavailable, load_kernels
+from nanochat_core.engine.native.build import load_kernels
 from nanochat_core.engine.native.memory import Arena
 from nanochat_core.engine.native.weights import (
     FORMS,
@@ -48,6 +48,7 @@ from nanochat_core.engine.sampling import TINY
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
+from nanochat_core.runtime.hardware.cpp_library import Unavailable
 
 MAX_ROWS = 256  # of one pass; longer prompts take several passes, with the same result
 # SamplingRule of kernels_sample.h.
@@ -365,3 +366,6 @@ class NativeRunner(Runner):
         if not engine:
             raise MemoryError("the kernels' buffers do not fit into memory")
         return engine
+
+
+# FIX

@@ -1,6 +1,7 @@
 """The kernels are built once, whole or not at all, and what stands in the way is told."""
 
 import ctypes
+import dataclasses
 import hashlib
 import os
 import subprocess
@@ -9,57 +10,66 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_core.engine.native import build
-from nanochat_core.engine.native.build import Unavailable, load_kernels, unable_here
+from nanochat_core.engine.native.build import LIBRARY
+from nanochat_core.runtime.hardware import cpp_library
+from nanochat_core.runtime.hardware.cpp_library import Library, Unavailable
 from nanochat_core.runtime.user_cache import user_cache
 
-REASON = unable_here()
-needs_kernels = pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}")
-NAMES = ("nf_close", "nf_read", "nf_step", "nf_sample", "nf_decode")
 BUILD = """
-import sys, time
+import ctypes, sys, time
 from pathlib import Path
-from nanochat_core.engine.native import build
-build.SOURCES, compile = Path(sys.argv[2]), build._build
+from nanochat_core.runtime.hardware.cpp_library import Library
+compile = Library.build
 def count(*order):
     with Path(sys.argv[1], "builds").open("a") as file:
         file.write("x")
     time.sleep(float(sys.argv[3]))
     return compile(*order)
-build._build = count
-print(build.load_kernels(Path(sys.argv[1])).nf_open(1, 2))
+Library.build = count
+functions = (("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),)
+library = Library(folder=Path(sys.argv[2]), files=("kernels.cpp", "kernels_sample.h"),
+                  needed_flags=frozenset(), functions=functions)
+print(library.load(Path(sys.argv[1])).nf_open(1, 2))
 """
 
 
 @pytest.fixture(autouse=True)
-def sources(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for the kernels: theirs take seconds to build."""
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sources that take less time to build than the kernels."""
     folder = tmp_path_factory.mktemp("sources")
-    empty = "".join(f"void {name}() {{}}\n" for name in NAMES)
     opener = "long nf_open(long first, long second) { return first + second; }\n"
-    (folder / "kernels.cpp").write_text(f'extern "C" {{\n{empty}{opener}}}\n')
-    for name in build.FILES[1:]:
-        (folder / name).write_text("// nothing\n")
-    monkeypatch.setattr(build, "SOURCES", folder)
-    build._read_sources.cache_clear()
+    (folder / "kernels.cpp").write_text(f'extern "C" {{\n{opener}}}\n')
+    (folder / "kernels_sample.h").write_text("// nothing\n")
     return folder
 
 
-def fingerprint() -> str:
-    build._read_sources.cache_clear()
-    build._fingerprint.cache_clear()
-    compiler = build.find_compiler()
+@pytest.fixture
+def library(sources: Path) -> Library:
+    functions = (("nf_open", ctypes.c_int64, (ctypes.c_int64,) * 2),)
+    found = Library(
+        folder=sources,
+        files=("kernels.cpp", "kernels_sample.h"),
+        needed_flags=frozenset(),
+        functions=functions,
+    )
+    if (reason := found.unable_here()) is not None:
+        pytest.skip(f"no kernels here: {reason}")
+    return found
+
+
+def fingerprint(library: Library) -> str:
+    cpp_library._read.cache_clear()
+    compiler = cpp_library.find_compiler()
     assert compiler is not None
-    return build._fingerprint(compiler, build._read_sources(build.SOURCES))
+    return library.fingerprint(compiler, library.read_sources())
 
 
 def libraries(cache: Path) -> list[Path]:
     return sorted((cache / "kernels").iterdir())
 
 
-@needs_kernels
 def test_of_processes_that_start_together_one_builds_and_all_load(
-    tmp_path: Path, sources: Path
+    tmp_path: Path, sources: Path, library: Library
 ) -> None:
     command = [sys.executable, "-c", BUILD, str(tmp_path), str(sources), "2"]
     both = [
@@ -70,21 +80,22 @@ def test_of_processes_that_start_together_one_builds_and_all_load(
     assert [process.returncode for process in both] == [0, 0], output
     assert output[0][0] == output[1][0] == "3\n"
     assert (tmp_path / "builds").read_text() == "x"
-    (library,) = libraries(tmp_path)
-    before = library.stat().st_mtime_ns
-    load_kernels(tmp_path)
-    assert libraries(tmp_path) == [library]
-    assert library.stat().st_mtime_ns == before  # found, not built again
+    (path,) = libraries(tmp_path)
+    before = path.stat().st_mtime_ns
+    library.load(tmp_path)
+    assert libraries(tmp_path) == [path]
+    assert path.stat().st_mtime_ns == before  # found, not built again
 
 
-@needs_kernels
 @pytest.mark.parametrize("rubbish", [b"", b"\x7fELF", os.urandom(10_000)])
-def test_a_file_that_does_not_load_is_built_again(tmp_path: Path, rubbish: bytes) -> None:
-    path = tmp_path / "kernels" / f"{fingerprint()}.so"
+def test_a_file_that_does_not_load_is_built_again(
+    tmp_path: Path, rubbish: bytes, library: Library
+) -> None:
+    path = tmp_path / "kernels" / f"{fingerprint(library)}.so"
     path.parent.mkdir()
     path.write_bytes(rubbish)
-    library = load_kernels(tmp_path)
-    assert isinstance(library, ctypes.CDLL)
+    loaded = library.load(tmp_path)
+    assert isinstance(loaded, ctypes.CDLL)
     assert path.stat().st_size > len(rubbish)
     assert libraries(tmp_path) == [path]
 
@@ -96,10 +107,11 @@ def spoil(data: bytes, how: str) -> bytes:
     return data[: int(len(data) * float(how))]
 
 
-@needs_kernels
 @pytest.mark.parametrize("how", ["0.25", "0.5", "0.9", "0.99", "zeroed"])
-def test_a_damaged_library_is_built_again(tmp_path: Path, sources: Path, how: str) -> None:
-    load_kernels(tmp_path)
+def test_a_damaged_library_is_built_again(
+    tmp_path: Path, sources: Path, how: str, library: Library
+) -> None:
+    library.load(tmp_path)
     (path,) = libraries(tmp_path)
     whole = path.read_bytes()
     spoiled = tmp_path / "spoiled"  # a copy: this process has the other one mapped
@@ -111,76 +123,74 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, sources: Path, how: st
     assert len(path.read_bytes()) == len(whole)
 
 
-@needs_kernels
-def test_another_programs_library_is_built_again(tmp_path: Path, sources: Path) -> None:
+def test_another_programs_library_is_built_again(
+    tmp_path: Path, sources: Path, library: Library
+) -> None:
     text = (sources / "kernels.cpp").read_text()
     (sources / "kernels.cpp").write_text("int nothing;\n")
-    build._read_sources.cache_clear()
+    cpp_library._read.cache_clear()
     with pytest.raises(Unavailable, match=r"cannot be stored in .*nf_open"):
-        load_kernels(tmp_path)
+        library.load(tmp_path)
     assert libraries(tmp_path) == []  # what does not load is not kept
     other = tmp_path / "other.so"
-    compiler = build.find_compiler()
+    compiler = cpp_library.find_compiler()
     assert compiler is not None
     subprocess.run([compiler, "-shared", str(sources / "kernels.cpp"), "-o", other], check=True)
     (sources / "kernels.cpp").write_text(text)
     data = other.read_bytes()
-    path = tmp_path / "kernels" / f"{fingerprint()}.so"
+    path = tmp_path / "kernels" / f"{fingerprint(library)}.so"
     path.write_bytes(data + hashlib.sha256(data).digest())
-    assert load_kernels(tmp_path).nf_open(1, 2) == 3
+    assert library.load(tmp_path).nf_open(1, 2) == 3
 
 
-@needs_kernels
 def test_a_file_of_another_user_is_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, library: Library
 ) -> None:
-    load_kernels(tmp_path)
+    library.load(tmp_path)
     (path,) = libraries(tmp_path)
     before = path.stat().st_ino
     if os.geteuid() == 0:
         os.chown(path, 12345, -1)
     else:
-        monkeypatch.setattr(build.os, "geteuid", lambda: 12345)
-    load_kernels(tmp_path)
+        monkeypatch.setattr(cpp_library.os, "geteuid", lambda: 12345)
+    library.load(tmp_path)
     assert path.stat().st_ino != before
 
 
-@needs_kernels
 @pytest.mark.parametrize("name", ["open", "mkdir"])
 def test_a_folder_of_another_user_is_a_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, library: Library
 ) -> None:
     def refuse(path: Path, *_args: object, **_settings: object) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    fingerprint()  # kept: it reads files, too
+    fingerprint(library)  # kept: it reads files, too
     monkeypatch.setattr(Path, name, refuse)
     with pytest.raises(Unavailable, match=r"cannot be stored in .*Permission denied"):
-        load_kernels(tmp_path)
+        library.load(tmp_path)
 
 
-@needs_kernels
-def test_without_a_home_the_reason_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_reason_is_named(
+    monkeypatch: pytest.MonkeyPatch, library: Library
+) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(Unavailable, match="no cache folder for the kernels"):
-        load_kernels()
+        library.load()
 
 
-@needs_kernels
 def test_another_source_or_header_or_flag_is_another_file(
-    sources: Path, monkeypatch: pytest.MonkeyPatch
+    sources: Path, monkeypatch: pytest.MonkeyPatch, library: Library
 ) -> None:
-    names = [fingerprint()]
+    names = [fingerprint(library)]
     (sources / "kernels_sample.h").write_text("// something\n")
-    names.append(fingerprint())
+    names.append(fingerprint(library))
     (sources / "kernels.cpp").write_text("// another\n")
-    names.append(fingerprint())
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    names.append(fingerprint())
+    names.append(fingerprint(library))
+    names.append(fingerprint(dataclasses.replace(library, flags=(*library.flags, "-g"))))
     assert len(set(names)) == 4
 
 
@@ -188,38 +198,36 @@ def test_without_a_compiler_there_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    reason = unable_here(build.NEEDED_FLAGS)
+    monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
+    reason = LIBRARY.unable_here(LIBRARY.needed_flags)
     assert reason is not None
     assert "no C++ compiler" in reason
 
 
 def test_a_processor_that_lacks_something_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    reason = unable_here(build.NEEDED_FLAGS - {"avx512_bf16"})
+    monkeypatch.setattr(cpp_library.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(cpp_library.platform, "machine", lambda: "x86_64")
+    reason = LIBRARY.unable_here(LIBRARY.needed_flags - {"avx512_bf16"})
     assert reason == "the processor lacks avx512_bf16"
-    monkeypatch.setattr(build.platform, "machine", lambda: "arm64")
-    assert "arm64" in (unable_here(build.NEEDED_FLAGS) or "")
+    monkeypatch.setattr(cpp_library.platform, "machine", lambda: "arm64")
+    assert "arm64" in (LIBRARY.unable_here(LIBRARY.needed_flags) or "")
 
 
-@needs_kernels
 def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(
-    tmp_path: Path, sources: Path
+    tmp_path: Path, sources: Path, library: Library
 ) -> None:
     (sources / "kernels.cpp").write_text("no program")
     with pytest.raises(Unavailable, match=r"does not build the kernels: .*error"):
-        load_kernels(tmp_path)
+        library.load(tmp_path)
     assert libraries(tmp_path) == []
 
 
-@needs_kernels
-def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_a_reason(tmp_path: Path, library: Library) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("no folder")
     with pytest.raises(Unavailable, match="cannot be stored in"):
-        load_kernels(blocked)
+        library.load(blocked)
 
 
 def test_the_cache_is_where_xdg_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

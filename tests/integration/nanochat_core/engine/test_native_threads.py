@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nanochat_core.engine.native import build
+from nanochat_core.runtime.hardware.cpp_library import find_compiler
 
 REASON = build.unable_here()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}")
@@ -63,9 +64,9 @@ int main() {
 def test_threads_that_were_delayed_help_again_within_some_passes(tmp_path: Path) -> None:
     source, program = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM)
-    compiler = build.find_compiler()
+    compiler = find_compiler()
     assert compiler is not None
-    include = f"-I{build.SOURCES}"
+    include = f"-I{build.LIBRARY.folder}"
     subprocess.run([compiler, *WORDS, include, source, "-o", program], check=True)
 
     done = subprocess.run([program], capture_output=True, text=True, check=True, timeout=120)

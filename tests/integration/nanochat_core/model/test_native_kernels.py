@@ -1,0 +1,105 @@
+"""The compiled training kernels against float64, and the same bits with any number of threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat_core.model.layers import Linear
+from nanochat_core.model.loss import softcap_loss, softcap_losses
+from nanochat_core.model.native import kernels
+
+REASON = kernels.LIBRARY.unable_here()
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(REASON is not None, reason=f"no kernels here: {REASON}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "cols"), [(1, 64, 64), (97, 300, 1100), (600, 64, 70), (13, 0, 7)]
+)
+def test_products_of_any_strides_are_those_of_float64(rows: int, inner: int, cols: int) -> None:
+    a, b = random(rows, inner), random(inner, cols)
+    for left in (a, a.T.contiguous().T, random(rows, 2 * inner)[:, ::2]):
+        for right in (b, b.T.contiguous().T):
+            exact = left.double() @ right.double()
+            torch.set_num_threads(1)
+            product = kernels.multiply(left, right)
+            torch.testing.assert_close(product.double(), exact, rtol=0, atol=1e-4)
+            torch.set_num_threads(3)
+            assert torch.equal(kernels.multiply(left, right), product)
+
+
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
+    a, b = random(130, 300), random(300, 70)
+    whole = kernels.multiply(a, b)
+    assert torch.equal(kernels.multiply(a[77:], b), whole[77:])
+
+
+def test_a_linear_layer_has_the_gradients_of_float64() -> None:
+    layer = Linear(96, 130)
+    torch.nn.init.normal_(layer.weight)
+    x = random(2, 50, 96).requires_grad_()
+    assert kernels.usable(x, layer.weight)
+    out, grad = layer(x), random(2, 50, 130)
+    out.backward(grad)
+    exact_x, exact_w = x.detach().double().requires_grad_(), layer.weight.detach().double()
+    exact_w.requires_grad_()
+    exact = F.linear(exact_x, exact_w)
+    exact.backward(grad.double())
+    for got, want in ((out, exact), (x.grad, exact_x.grad), (layer.weight.grad, exact_w.grad)):
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.5, 3.0], ids=["first-step", "trained", "capped"])
+@pytest.mark.parametrize(("tokens", "vocab"), [(1, 64), (700, 1500)])
+def test_the_loss_is_that_of_float64(spread: float, tokens: int, vocab: int) -> None:
+    hidden, weight, scale = random(tokens, 72), spread * random(vocab, 72), random(tokens)
+    targets = torch.arange(tokens).mul(37) % vocab
+    exact = [t.double().requires_grad_() for t in (hidden, weight)]
+    logits = 15.0 * torch.tanh(exact[0] @ exact[1].T / 15.0)
+    losses = F.cross_entropy(logits, targets, reduction="none")
+    (losses * scale).sum().backward()
+    found = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        leaves = [t.clone().requires_grad_() for t in (hidden, weight)]
+        assert kernels.usable(*leaves)
+        softcap_loss(*leaves, targets, scale, softcap=15.0).backward()
+        each = softcap_losses(hidden, weight, targets, softcap=15.0)
+        found.append([each, *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    torch.testing.assert_close(found[0][0].double(), losses.detach(), rtol=1e-6, atol=1e-6)
+    for got, leaf in zip(found[0][1:], exact, strict=True):
+        bound = 3e-6 * leaf.grad.abs().max().item()
+        torch.testing.assert_close(got.double(), leaf.grad, rtol=0, atol=bound)
+
+
+def test_a_confident_token_keeps_a_small_gradient() -> None:
+    hidden, weight = torch.ones(1, 64), torch.full((64, 64), -0.02)
+    weight[2] = 0.12
+    leaf = weight.clone().requires_grad_()
+    softcap_loss(hidden, leaf, torch.tensor([2]), torch.ones(1), softcap=15.0).backward()
+    exact = weight.double().requires_grad_()
+    logits = 15.0 * torch.tanh(hidden.double() @ exact.T / 15.0)
+    F.cross_entropy(logits, torch.tensor([2])).backward()
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-3, atol=0)
+
+
+def test_a_target_that_is_no_class_is_our_bug() -> None:
+    with pytest.raises(AssertionError):
+        kernels.loss(random(3, 64), random(64, 64), torch.tensor([0, 64, 1]), None, 15.0)
