@@ -12,6 +12,7 @@ GROUP = "nanochat_flows.tasks"
 
 TASKS: dict[str, str] = {
     "arithmetic": "tasks.generated.arithmetic:TASK",
+    "conversation": "tasks.generated.conversation:TASK",
     "identity": "tasks.generated.identity:TASK",
     "spelling": "tasks.generated.spelling:TASK",
     "simple_spelling": "tasks.generated.spelling_bee:SIMPLE",

@@ -75,11 +75,11 @@ def _numbers(scores: Mapping[str, Any]) -> dict[str, Score]:
 
 
 def task_scores(scores: Mapping[str, Any]) -> dict[str, TaskScore]:
-    """Return the tasks of a scores.json in its order; empty if it has none."""
+    """Return the tasks of a scores.json in its order, then its kinds of turns; may be empty."""
     names = [field.name for field in fields(TaskScore)]
     return {
         task: TaskScore(**{name: found[name] for name in names if name in found})
-        for task, found in scores.get("tasks", {}).items()
+        for task, found in {**scores.get("tasks", {}), **scores.get("turns", {})}.items()
     }
 
 

@@ -4,22 +4,23 @@ The answer to a question with lettered choices is the likeliest letter (see mult
 others the model's greedy completion; the tasks grade it. Writes
 
     scores.json       {format, tasks: {name: {accuracy, correct, total, low, high, centred,
-                       baseline}}, failed: {name: reason}, chatcore,
+                       baseline}}, turns: {name: ...}, failed: {name: reason}, chatcore,
                        intervals: {chatcore: [low, high]}, suite}
     examples.parquet  task, place, prompt, answer, expected, correct: every example
     samples.jsonl     {prompt, text}, answers to the prompts of the config
 
 `low` and `high` are a 95 % interval, see intervals.py. `baseline` is the accuracy of guessing,
 `centred` the accuracy on a scale from guessing (0) to all right (1), `chatcore` the mean of that
-over the tasks. A task whose data cannot be used is in `failed`, and `chatcore` is null: a mean
-without it would be another metric. If the machine lacks something, such as a sandbox, the stage
-fails before the first question. `suite` is the digest of the questions: only scores of the same
-suite are comparable.
+over the tasks. An example with several "turns" is right if every turn is, the model's own earlier
+answers in view; `turns` has the share of right turns of each kind, as "task: kind". A task whose
+data cannot be used is in `failed`, and `chatcore` is null: a mean without it would be another
+metric. If the machine lacks something, such as a sandbox, the stage fails before the first
+question. `suite` is the digest of the questions: only scores of the same suite are comparable.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -32,6 +33,7 @@ from nanochat_core.evaluate.generate import (
     cannot_grade,
     check_gradable,
     check_machine,
+    converse,
     grade,
     greedy_answers,
 )
@@ -91,6 +93,7 @@ def run(job: Job) -> dict[str, Any]:
     tree = {
         "format": FORMAT,
         "tasks": {name: _task_tree(name, rows) for name, rows in records.items()},
+        "turns": {k: v for name, rows in records.items() for k, v in turn_scores(name, rows)},
         "failed": failed,
         "chatcore": None,
         **{name: score.value for name, score in chatcore.items()},
@@ -176,22 +179,34 @@ def evaluate_block(
     Raises StageError if answers cannot be graded here, DataError if a prompt is unusable.
     """
     examples = [task[i] for i in places]
-    answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
+    if all("turns" in example for example in examples):
+        turns = converse(engine, examples, max_new_tokens=entry.max_new_tokens)
+    else:
+        answers = _answers(engine, examples, max_new_tokens=entry.max_new_tokens)
+        turns = [[pair] for pair in zip(map(prompt_of, examples), answers, strict=True)]
     try:
-        correct = grade(task.name, list(zip(examples, answers, strict=True)))
+        correct = iter(grade(task.name, [turn for of_example in turns for turn in of_example]))
     except TaskError as error:  # the data was readable, so this machine lacks something
         raise cannot_grade(task.name, error) from error
-    return [
-        {
-            "task": task.name,
-            "place": place,
-            "prompt": text_of(prompt_of(example)["messages"][-1]["content"]),
-            "answer": answer,
-            "expected": text_of(example["messages"][-1]["content"]),
-            "correct": right,
-        }
-        for place, example, answer, right in zip(places, examples, answers, correct, strict=True)
-    ]
+    records: list[Record] = []
+    for place, example, of_example in zip(places, examples, turns, strict=True):
+        kinds = [(question.get("kind"), next(correct)) for question, _ in of_example]
+        records.append(
+            {
+                "task": task.name,
+                "place": place,
+                "prompt": _in_lines(question["messages"][-1] for question, _ in of_example),
+                "answer": "\n".join(answer for _, answer in of_example),
+                "expected": _in_lines(example["messages"][-2 * len(of_example) + 1 :: 2]),
+                "correct": all(right for _, right in kinds),
+                "turns": kinds if "turns" in example else [],
+            }
+        )
+    return records
+
+
+def _in_lines(messages: Iterable[Mapping[str, Any]]) -> str:
+    return "\n".join(text_of(message["content"]) for message in messages)
 
 
 def _answers(engine: Engine, examples: Sequence[Conversation], *, max_new_tokens: int) -> list[str]:
@@ -228,15 +243,31 @@ def suite_digest(job: Job, config: ChatEvalConfig) -> str:
 
 
 def _task_tree(name: str, records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    score = share_of_right(records)
+    score, baseline = share_of_right(records), grader_of(name).baseline
+    return {
+        **_share_tree([record["correct"] for record in records]),
+        "centred": centred(score, baseline).value,
+        "baseline": baseline,
+    }
+
+
+def turn_scores(
+    name: str, records: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Yield the share of right turns of each kind; nothing for examples of one turn."""
+    turns = [turn for record in records for turn in record["turns"]]
+    for kind in sorted({kind for kind, _ in turns}):
+        yield f"{name}: {kind}", _share_tree([right for k, right in turns if k == kind])
+
+
+def _share_tree(right: Sequence[bool]) -> dict[str, float]:
+    score = share_of(sum(right), len(right))
     return {
         "accuracy": score.value,
-        "correct": sum(record["correct"] for record in records),
-        "total": len(records),
+        "correct": sum(right),
+        "total": len(right),
         "low": score.low,
         "high": score.high,
-        "centred": centred(score, grader_of(name).baseline).value,
-        "baseline": grader_of(name).baseline,
     }
 
 

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from tasks.base import Conversation, Task, TaskError
+from tasks.base import Conversation, Task, TaskError, parts_of
 from tasks.registry import are_correct, find_grader, is_gradable
 
 # A program may take 5 s, so this many on one CPU take less than the default `hang_seconds`.
@@ -35,6 +36,30 @@ def greedy_answers(
     for i, ids in zip(readable, found, strict=True):
         answers[i] = parse_answer(engine.tokenizer, ids)
     return answers
+
+
+def converse(
+    engine: Engine, conversations: Sequence[Conversation], *, max_new_tokens: int
+) -> list[list[tuple[Conversation, str]]]:
+    """Let the model answer every turn of conversations whose key "turns" has the graders' keys.
+
+    Returns for each conversation its turns: what a grader sees, and the greedy answer. A turn is
+    answered with the model's own earlier answers in view, not the expected ones.
+    """
+    history: list[list[Any]] = [[] for _ in conversations]
+    answered: list[list[tuple[Conversation, str]]] = [[] for _ in conversations]
+    for turn in range(max((len(c["turns"]) for c in conversations), default=0)):
+        open_ids = [i for i, c in enumerate(conversations) if turn < len(c["turns"])]
+        for i in open_ids:
+            history[i].append(conversations[i]["messages"][2 * turn])
+        asked = [
+            {**conversations[i]["turns"][turn], "messages": list(history[i])} for i in open_ids
+        ]
+        answers = greedy_answers(engine, asked, max_new_tokens=max_new_tokens)
+        for i, question, answer in zip(open_ids, asked, answers, strict=True):
+            answered[i].append((question, answer))
+            history[i].append({"role": "assistant", "content": parts_of(answer)})
+    return answered
 
 
 def complete_greedily(

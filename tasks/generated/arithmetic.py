@@ -79,10 +79,10 @@ def _one_step(
     rng: random.Random, split: str, *, signs: str = "+-*", largest: int = 99, in_words: bool = True
 ) -> Problem:
     sign = rng.choice(signs)
-    a, b = _operands(rng, split, sign, largest=largest)
+    a, b = operands(rng, split, sign, largest=largest)
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
     question = rng.choice(STORIES[sign]).format(a=a, b=b, name=name, things=thing)
-    result = _apply(a, sign, b)
+    result = apply(a, sign, b)
     call = f"<<{a}{sign}{b}={result}>>"
     working = f"{a}{sign}{b} = {call}{result}\n" if in_words else call
     return Problem((a, b), question, working, result)
@@ -102,7 +102,7 @@ def _several_steps(rng: random.Random, split: str) -> Problem:
     for sign, b in zip(signs, numbers[1:], strict=True):
         event, remark = rng.choice(STEPS[sign])
         sentences.append(event.format(b=b, name=name, things=thing))
-        result = _apply(total, sign, b)
+        result = apply(total, sign, b)
         call = f"{total}{sign}{b} = <<{total}{sign}{b}={result}>>{result}"
         lines.append(remark.format(call=call, name=name, things=thing) + "\n")
         total = result
@@ -116,14 +116,14 @@ def _chain(rng: random.Random, signs: list[str]) -> tuple[int, ...] | None:
     numbers = [total]
     for sign in signs:
         b = rng.randint(2, 5) if sign == "*" else rng.randint(2, 60)
-        total = _apply(total, sign, b)
+        total = apply(total, sign, b)
         if not 1 <= total <= 999:
             return None
         numbers.append(b)
     return tuple(numbers)
 
 
-def _operands(rng: random.Random, split: str, sign: str, *, largest: int) -> tuple[int, int]:
+def operands(rng: random.Random, split: str, sign: str, *, largest: int) -> tuple[int, int]:
     """Return two numbers of the split, from 2 to `largest`; a difference is never negative."""
     # Drawn until a pair is in the split: the other four fifths or one fifth are rejected.
     while True:
@@ -137,7 +137,8 @@ def _operands(rng: random.Random, split: str, sign: str, *, largest: int) -> tup
             return a, b
 
 
-def _apply(a: int, sign: str, b: int) -> int:
+def apply(a: int, sign: str, b: int) -> int:
+    """Return the sum, difference or product."""
     return {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 

@@ -104,7 +104,7 @@ def is_correct(conversation: Conversation, answer: str) -> bool:
 @functools.cache
 def words_of(split: str, *, longest: int) -> tuple[str, ...]:
     """Return the words of a split with at most `longest` letters, sorted."""
-    return tuple(w for w in _words() if len(w) <= longest and _is_test(w) == (split == "test"))
+    return tuple(w for w in _words() if len(w) <= longest and is_test(w) == (split == "test"))
 
 
 @functools.cache
@@ -112,7 +112,8 @@ def _words() -> tuple[str, ...]:
     return tuple(Path(__file__).with_name("words.txt").read_text(encoding="ascii").split())
 
 
-def _is_test(word: str) -> bool:
+def is_test(word: str) -> bool:
+    """Return whether a word, of the list or not, belongs to the test split."""
     return is_held_out(f"{NAME}/{word}", percent=TEST_PERCENT)
 
 
@@ -121,15 +122,17 @@ def _stream(split: str, grade: int, rng: random.Random) -> Iterator[Conversation
     words = words_of(split, longest=longest)
     while True:
         word = rng.choice(words)
-        yield _count(word, rng) if rng.random() < count_share else _spell(word, rng)
+        yield count(word, rng) if rng.random() < count_share else spell(word, rng)
 
 
-def _spell(word: str, rng: random.Random) -> Conversation:
+def spell(word: str, rng: random.Random) -> Conversation:
+    """Return a request to spell the word, and its answer."""
     question = _phrase(SPELL_QUESTIONS, SPELL_DIRECT, rng, word=word)
     return one_turn(question, f"{word}: {','.join(word)}", kind="spell", word=word)
 
 
-def _count(word: str, rng: random.Random) -> Conversation:
+def count(word: str, rng: random.Random) -> Conversation:
+    """Return a request to count a letter of the word, and its answer."""
     absent = rng.randrange(100) < ABSENT_PERCENT
     letter = rng.choice([c for c in ALPHABET if c not in word] if absent else word)
     number = str(word.count(letter))

@@ -14,16 +14,17 @@ import torch
 
 from flows.profiles import open_profile
 from infra.launch.torchrun import run_job
+from nanochat_core.config import EvalTaskConfig
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError, DataError, StageError
 from nanochat_core.evaluate import chat
-from nanochat_core.evaluate.generate import accuracy, greedy_answers
+from nanochat_core.evaluate.generate import accuracy, converse, greedy_answers
 from nanochat_core.evaluate.multiple_choice import likeliest_letters
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train import rl
-from tasks.base import Task, TaskError
+from tasks.base import Task, TaskError, text_of
 from tasks.kinds import multiple_choice
 from tasks.kinds.files import open_task, write_examples
 from tasks.kinds.sources import GeneratedTask
@@ -157,6 +158,31 @@ def test_accuracy_is_the_share_of_right_answers(model, tokenizer):
     assert answer == "#### 2"
     alone = World(rank=0, local_rank=0, size=1)
     assert accuracy(engine, task, max_new_tokens=9, world=alone) == 0.75
+
+
+def test_every_turn_is_answered_after_the_models_own_answers_and_all_must_be_right(
+    model, tokenizer
+):
+    engine = Engine(copy.deepcopy(model), tokenizer)
+    write_always(engine, "#### 2")
+
+    def of_sums(*answers: str) -> dict:
+        question, expected = {"role": "user", "content": "?"}, {"role": "assistant", "content": "3"}
+        turns = [{"kind": "sum", "answer": answer} for answer in answers]
+        return {"messages": [question, expected] * len(answers), "turns": turns}
+
+    examples = [of_sums("2", "3"), of_sums("2", "2"), of_sums("2")]
+    [(_, first), (asked, second)] = converse(engine, examples, max_new_tokens=9)[0]
+    assert first == second == "#### 2"
+    assert [text_of(m["content"]) for m in asked["messages"]] == ["?", "#### 2", "?"]
+
+    task = Task(name="conversation", split="test", examples=examples)
+    entry = EvalTaskConfig(name=task.name, max_examples=9, max_new_tokens=9)
+    found = chat.evaluate_block(engine, task, range(3), entry)
+    assert [record["correct"] for record in found] == [False, True, True]
+    assert (found[0]["prompt"], found[0]["expected"]) == ("?\n?", "3\n3")
+    [(name, share)] = chat.turn_scores(task.name, found)
+    assert (name, share["correct"], share["total"]) == ("conversation: sum", 4, 5)
 
 
 def test_a_conversation_that_fills_the_context_is_answered_by_nothing(model, tokenizer):

@@ -1,0 +1,75 @@
+import itertools
+
+import pytest
+
+from tasks.base import TaskError, check_conversation, prompt_key, text_of
+from tasks.generated import conversation
+from tasks.generated.spelling import words_of
+
+TRAIN, TEST = 1500, 200
+
+
+@pytest.fixture(scope="module")
+def made():
+    return {
+        split: list(conversation.generate(split, count, grade=1, seed=0))
+        for split, count in (("train", TRAIN), ("test", TEST))
+    }
+
+
+def turns_of(conversations):
+    """Yield (question, answer, keys) of every turn."""
+    for c in conversations:
+        texts = [text_of(m["content"]) for m in c["messages"]]
+        yield from zip(texts[::2], texts[1::2], c["turns"], strict=True)
+
+
+def test_test_conversations_have_five_turns_of_five_kinds(made):
+    for c in made["test"]:
+        check_conversation(c)
+        assert len({turn["kind"] for turn in c["turns"]}) == len(c["turns"]) == 5
+    assert {len(c["turns"]) for c in made["train"]} == {1, 2, 3, 4, 5}
+
+
+def test_the_seed_decides_and_fewer_is_a_prefix(made):
+    assert list(conversation.generate("train", 50, grade=1, seed=0)) == made["train"][:50]
+    assert list(conversation.generate("train", 50, grade=1, seed=1)) != made["train"][:50]
+    assert len({prompt_key(c) for c in made["train"]}) == TRAIN
+
+
+def test_no_question_is_in_both_splits(made):
+    asked = {split: {question for question, _, _ in turns_of(made[split])} for split in made}
+    assert len(asked["test"]) > 600
+    assert not asked["train"] & asked["test"]
+
+
+def test_no_word_is_in_both_splits_and_half_of_those_in_training_are_invented(made):
+    words = {
+        split: {keys["word"] for _, _, keys in turns_of(made[split]) if "word" in keys}
+        for split in made
+    }
+    assert words["test"] <= set(words_of("test", longest=5))
+    listed = words["train"] & set(words_of("train", longest=5))
+    assert 0.2 < len(listed) / len(words["train"]) < 0.8
+    assert not words["train"] & set(words_of("test", longest=30))
+
+
+def test_the_expected_answers_are_right_and_those_of_another_kind_are_wrong(made):
+    turns = list(turns_of(made["test"]))
+    assert all(conversation.is_correct(keys, answer) for _, answer, keys in turns)
+    for (_, _, keys), (_, other, other_keys) in itertools.pairwise(turns):
+        if keys["kind"] != other_keys["kind"]:
+            right = conversation.is_correct(keys, other)
+            # A count and a sum may have the same number.
+            assert not right or {keys["kind"], other_keys["kind"]} == {"count", "sum"}
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(TaskError, match="no split 'dev'"):
+        next(conversation.generate("dev", 1, grade=1, seed=0))
+
+
+def test_of_a_whole_conversation_the_last_turn_is_graded(made):
+    c = made["test"][0]
+    assert conversation.is_correct(c, text_of(c["messages"][-1]["content"]))
+    assert not conversation.is_correct(c, "?")
