@@ -83,10 +83,10 @@ check: setup
 	$(TEST_ENV) $(BIN)/pytest -q tests/unit/architecture tests/integration/architecture
 
 fast: setup
-	$(TEST_ENV) $(BIN)/pytest -q --workers 2 tests/unit
+	$(TEST_ENV) $(BIN)/pytest -q -n 2 tests/unit
 
 test: setup
-	$(TEST_ENV) $(BIN)/pytest -q --workers 4 -m "not gpu" tests/integration tests/unit
+	$(TEST_ENV) $(BIN)/pytest -q -n 4 -m "not gpu" tests/integration tests/unit
 
 gpu: setup
 	$(TEST_ENV) $(BIN)/pytest -q -m gpu $$(cat tests/gpu.txt)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from xdist.scheduler import LoadScopeScheduling
 
 from infra.prefect.access import AUTH, auth
 from infra.prefect.records import Server
@@ -24,7 +25,6 @@ from infra.prefect.server import (
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.infra.storage.s3_server import S3Server, ensure_s3, stop_s3
-from tests.support.workers import WORKER, run_in_workers
 
 BUCKET = "nanochat"
 # Their tests change the deployments and automations of the one server.
@@ -43,10 +43,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that all workers of a run have in common, and runs of their own do not."""
     own = tmp_path_factory.getbasetemp()
-    return own.parent if WORKER in os.environ else own
+    return own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture(scope="session")
@@ -108,26 +108,31 @@ def server(shared: Path, prefect_database: Path) -> Iterator[Server]:
             _send_what_is_queued()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --workers."""
-    parser.addoption("--workers", type=int, default=1, help="processes that run tests")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """Have a worker run whole files, whose fixtures are then made once.
+class FileScheduling(LoadScopeScheduling):
+    """Has one worker run a whole file, whose fixtures are then made once.
 
     Files that change what is registered in the Prefect server are run by one worker too.
     """
-    option = session.config.option
-    if option.workers == 1 or option.collectonly or session.testsfailed:
-        return None
 
-    def scope_of(test: str) -> str:
-        return "registered" if test.startswith(REGISTERED) else test.partition("::")[0]
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # the long files were named first
 
-    run_in_workers(session, option.workers, scope_of)
-    return True
+    def remove_node(self, node: Any) -> str | None:
+        """Return the test that a lost worker ran: it is not run again, as pytest-xdist would."""
+        units = self.assigned_work.get(node, {})
+        lost = next(
+            (test for unit in units.values() for test, done in unit.items() if not done), None
+        )
+        if lost is not None:
+            units[self._split_scope(lost)][lost] = True
+        for scope in [scope for scope, unit in units.items() if all(unit.values())]:
+            del units[scope]
+        super().remove_node(node)
+        return lost
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "registered" if nodeid.startswith(REGISTERED) else nodeid.partition("::")[0]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -138,12 +143,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    """Have files scheduled, not tests; pytest-xdist's own groups need an older pytest."""
+    return FileScheduling(config, log)
+
+
 @pytest.hookimpl(specname="pytest_unconfigure")
 def pytest_stop_servers(config: pytest.Config) -> None:
     """Stop the servers of a run: only when its workers have ended does no test use them."""
-    shared: Path = config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
-    stop_server(shared / PREFECT)
-    stop_s3(shared / S3)
+    if not hasattr(config, "workerinput"):
+        shared = config._tmp_path_factory.getbasetemp()  # as pytest-xdist finds it
+        stop_server(shared / PREFECT)
+        stop_s3(shared / S3)
 
 
 def _one_authority(directory: Path) -> Path:

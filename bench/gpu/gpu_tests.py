@@ -1,7 +1,6 @@
 """The tests marked `gpu`, in the files of tests/gpu.txt: `python -m bench.gpu.gpu_tests`."""
 
 import argparse
-import os
 import re
 import subprocess
 import sys
@@ -19,17 +18,12 @@ COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 def main() -> None:
     """Run them; exit 1 if one fails, or is skipped on a GPU without a good reason."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0)
     options = parser.parse_args()
     files = (ROOT / "tests" / "gpu.txt").read_text().split()
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
-    command += ["--workers", str(options.workers)]
-    # Workers are forked after collection, in which tests ask whether there is a GPU. Asked by CUDA,
-    # which is torch's way by default, no child could use one.
-    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    done = subprocess.run(
-        [*command, *files], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    command += ["-n", str(options.workers)] if options.workers else []
+    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout, done.stderr, file=sys.stderr)
     counts = {kind: int(number) for number, kind in COUNT.findall(done.stdout.splitlines()[-1])}
     skips = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]

@@ -18,7 +18,6 @@ from flows.profiles import open_profile
 from flows.stages import STAGES, stage_named
 from nanochat_core.config import RunConfig
 from nanochat_core.job import Job, Resources
-from tests.support.workers import WORKER
 
 BEFORE_TRAINING = ("shards", "task_data", "tokenizer", "tokens", "rows")
 OVERRIDES = (
@@ -143,7 +142,7 @@ def made_once(
 ) -> Path:
     """Return a directory that the first of pytest's workers to ask has filled with `make`."""
     root = tmp_path_factory.getbasetemp()
-    if WORKER in os.environ:
+    if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
     directory, done = root / f"shared-{name}", root / f"shared-{name}.done"
     with (root / f"shared-{name}.lock").open("w") as lock:
