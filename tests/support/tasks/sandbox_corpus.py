@@ -128,7 +128,8 @@ ATTEMPTS = {
     "control: change the mode of a file of the host": "refused(lambda: os.chmod('FILE', 0o666))",
     "read shadow passwords": "refused(lambda: open('/etc/shadow'))",
     "read the machine's memory": "refused(lambda: open('/dev/mem', 'rb'))",
-    "open the container's socket": "refused(lambda: os.open('/run/docker.sock', os.O_PATH))",
+    "open the container's socket": "import socket\n"
+    "refused(lambda: socket.socket(socket.AF_UNIX).connect('/run/docker.sock'))",
     "open another process's memory": "refused(lambda: open('/proc/TEST/mem', 'rb'))",
     "open its own parent's files": "refused(lambda: os.listdir('/proc/%d/fd' % os.getppid()))",
     "write to the kernel's switches": "path = '/proc/sys/kernel/core_pattern'\n"

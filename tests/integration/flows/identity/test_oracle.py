@@ -257,10 +257,10 @@ class Escape:
 
 ESCAPES = {
     "native sources found by a pattern": Escape(
-        "nanochat_core/engine/native/build.py",
-        '    "kernels_sample.h",\n',
-        '    *(f"kernels_{part}.h" for part in ("sample",)),\n',
-        finds="nanochat_core/engine/native/kernels_sample.h",
+        "nanochat_core/model/native/kernels.py",  # training's: AVX2 is enough for them
+        'files=("kernels.cpp", "loss.h", "products.h"),',
+        'files=("kernels.cpp", "loss.h", *(f"{part}.h" for part in ("products",))),',
+        finds="nanochat_core/model/native/products.h",
     ),
     "a data file with a name that is put together": Escape(
         "tasks/generated/spelling.py",

@@ -55,7 +55,7 @@ def test_a_training_step_calls_no_vector_function_that_the_model_did_not_call_fi
         optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
     assert sorted(first) == sorted((function.__name__, 1) for function in VML for _ in "fp")
     of_step = {name for name, elements in calls.found[len(first) :] if elements > 1}
-    assert {"cos", "sin", "exp"} <= of_step  # or the record would be empty
+    assert {"cos", "sin"} <= of_step  # or the record would be empty; the loss may be compiled
     assert of_step <= {name for name, _ in first}
 
 
