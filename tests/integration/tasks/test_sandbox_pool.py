@@ -29,7 +29,7 @@ def test_the_same_program_runs_once_for_a_check():
 
 
 def is_dead_or_sandbox(child: psutil.Process) -> bool:
-    """Return False for what other threads of this test process, such as a driver's, have started."""
+    """Return False for what other threads of this test process have started."""
     try:
         is_sandbox = child.cmdline() == [*protections().command]
         return is_sandbox or child.status() == psutil.STATUS_ZOMBIE
