@@ -18,6 +18,7 @@ from flows.cli.train.stage import LOST
 from infra.launch.torchrun import run_job
 from tests.support.reliability.small_training import digests
 from tests.support.reliability.two_hosts import (
+    LARGE_VOCAB,
     SAVE_EVERY,
     Host,
     reference,
@@ -202,3 +203,27 @@ def test_a_stop_of_either_host_saves_on_both(
     start(a, 0)
     finish(a, b)
     assert look()["files"] == whole
+
+
+def test_a_stop_with_two_gigabytes_of_optimizer_state_saves_the_very_step(tmp_path: Path) -> None:
+    place = ("grace_seconds=120", "save_every_seconds=100000")
+    with two_hosts(tmp_path, LARGE_VOCAB) as (a, b, look):
+        for node, host in enumerate((a, b)):
+            host.start(words(num_steps=STEPS, node=node, place=place, vocab=LARGE_VOCAB))
+        until(lambda: look()["step"] >= 1, a, b)  # a first save in flight would go up before
+        for host in (a, b):
+            host.limit(25)  # together 50 MB/s to the store
+        assert b.process is not None
+        b.process.send_signal(signal.SIGTERM)
+        stopped = time.time()
+        assert b.wait(240) == 130, b.log.read_text()
+        seconds = time.time() - stopped
+        assert a.wait(60) == LOST, a.log.read_text()
+        saved = look()
+        assert saved["step"] == step_of(a)
+        state = sum(size for path, size in saved["bytes"].items() if "optimizer" in path)
+        total = sum(saved["bytes"].values())
+        assert state > 2e9, saved["bytes"]
+        tell(
+            f"{state / 1e9:.2f} GB of state, {total / 1e9:.2f} GB in all, ended in {seconds:.1f} s"
+        )

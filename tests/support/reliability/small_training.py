@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import random
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -19,18 +21,21 @@ TEXT = "one step after another, and each saved. " * 40 + "".join(map(chr, range(
 CLOCKS = ("tokens_per_second", "seconds", "mfu", "eta_seconds", "dollars")
 
 
-def make_inputs(directory: Path) -> dict[str, Path]:
-    """Rows and tokenizer for `make_job`."""
-    tokenizer = Tokenizer.train(iter([TEXT]), vocab_size=VOCAB)
+def make_inputs(directory: Path, vocab: int = VOCAB) -> dict[str, Path]:
+    """Rows and tokenizer for `make_job`; a large vocabulary is learnt from synthetic words."""
+    chance = random.Random(1)
+    words = ["".join(chance.choices(ascii_lowercase, k=12)) for _ in range(vocab // 4)]
+    text = TEXT if vocab == VOCAB else " ".join(words)
+    tokenizer = Tokenizer.train(iter([text]), vocab_size=vocab)
     (directory / "tokenizer").mkdir(parents=True)
     tokenizer.save(directory / "tokenizer")
-    rows = np.random.default_rng(1).integers(VOCAB, size=(200, LENGTH + 1)).astype("<u2")
+    rows = np.random.default_rng(1).integers(vocab, size=(200, LENGTH + 1)).astype("<u2")
     rows[:, 1::2] = rows[:, :-1:2] // 3  # something to learn
     (directory / "rows").mkdir()
     for split in row_files.SPLITS:
         rows.tofile(directory / "rows" / f"{split}.rows")
     index: dict[str, Any] = {"num_train": len(rows), "num_val": len(rows), "tokens": rows.size}
-    index |= {"sequence_len": LENGTH, "dtype": "uint16", "vocab_size": VOCAB}
+    index |= {"sequence_len": LENGTH, "dtype": "uint16", "vocab_size": vocab}
     index |= {"tokenizer": tokenizer.digest(), "policy": "default", "waste": 0.0}
     row_files.write_index(directory / "rows", index)
     return {name: directory / name for name in ("rows", "tokenizer")}

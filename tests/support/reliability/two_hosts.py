@@ -3,7 +3,7 @@
 Each host has a home of its own. A small `pretrain` is built by `nanochat stage ... --nodes 2`; its
 inputs are put into the store under the fingerprints that the product will ask for.
 
-    python -m tests.support.reliability.two_hosts seed STORE DIRECTORY    puts the inputs there
+    python -m tests.support.reliability.two_hosts seed STORE DIRECTORY VOCAB    puts them there
     python -m tests.support.reliability.two_hosts look STORE    what the store has, as JSON
 """
 
@@ -40,28 +40,41 @@ STORE = f"s3://{BUCKET}/two-hosts"
 PORT = 4566
 HUB = "10.77.0.1"
 SAVE_EVERY = 25
-OVERRIDES = (
-    f"model.sequence_len={small_training.LENGTH}",
-    f"model.vocab_size={small_training.VOCAB}",
-    f"tokenizer.vocab_size={small_training.VOCAB}",
-    f"rows.sequence_len={small_training.LENGTH}",
-    f"model.windows=[16,{small_training.LENGTH}]",
-    f"pretrain.total_batch_size={small_training.ROWS_PER_STEP * small_training.LENGTH}",
-    f"pretrain.eval_tokens={4 * small_training.LENGTH}",
-)
+LARGE_VOCAB = 65_536
+# 15 tables of 65,536 x 256, 13 of them value embeddings: 2 GB of AdamW's two moments in fp32.
+LARGE = ("model.depth=26", "model.width=256", "model.num_heads=4", "model.num_kv_heads=4")
 
 
-def overrides(num_steps: int) -> tuple[str, ...]:
-    """What the profile `tiny` is changed to."""
-    return (*OVERRIDES, f"pretrain.num_steps={num_steps}")
+def overrides(num_steps: int, vocab: int = small_training.VOCAB) -> tuple[str, ...]:
+    """Return what differs from the profile `tiny`; LARGE_VOCAB gives 2 GB of optimizer state."""
+    large = vocab == LARGE_VOCAB
+    windows = ",".join(["16"] * (25 if large else 1))
+    return (
+        f"model.sequence_len={small_training.LENGTH}",
+        f"model.vocab_size={vocab}",
+        f"tokenizer.vocab_size={vocab}",
+        f"rows.sequence_len={small_training.LENGTH}",
+        f"model.windows=[{windows},{small_training.LENGTH}]",
+        f"pretrain.total_batch_size={small_training.ROWS_PER_STEP * small_training.LENGTH}",
+        f"pretrain.eval_tokens={4 * small_training.LENGTH}",
+        *(LARGE if large else ()),
+        f"pretrain.num_steps={num_steps}",
+    )
 
 
-def words(*, num_steps: int, node: int, place: tuple[str, ...] = ()) -> list[str]:
+def words(
+    *,
+    num_steps: int,
+    node: int,
+    place: tuple[str, ...] = (),
+    vocab: int = small_training.VOCAB,
+) -> list[str]:
     """The command of one node."""
     settings = ("threads=1", "device_batch_size=4", f"save_every_steps={SAVE_EVERY}", *place)
+    changed = overrides(num_steps, vocab)
     return [
         *(sys.executable, "-m", "flows.cli.app", "stage", "pretrain", "tiny", "--depth", "2"),
-        *(word for override in overrides(num_steps) for word in ("--set", override)),
+        *(word for override in changed for word in ("--set", override)),
         *(word for setting in settings for word in ("--place", setting)),
         *("--gpus", "0", "--nodes", "2", "--node", str(node)),
     ]
@@ -78,10 +91,10 @@ def reference(directory: Path, num_steps: int) -> Job:
     return dataclasses.replace(job, config=config)
 
 
-def seed(store: Store, directory: Path) -> dict[str, Manifest]:
+def seed(store: Store, directory: Path, vocab: int = small_training.VOCAB) -> dict[str, Manifest]:
     """Publish what `pretrain` needs, and return it; shards and tokens are of one byte."""
-    run = open_profile("tiny", depth=2, overrides=overrides(1)).run
-    made = small_training.make_inputs(directory / "inputs")
+    run = open_profile("tiny", depth=2, overrides=overrides(1, vocab)).run
+    made = small_training.make_inputs(directory / "inputs", vocab)
     done: dict[str, Manifest] = {}
     for stage in (SHARDS, TOKENIZER, TOKENS, ROWS):
         output = made.get(stage.name, directory / stage.name)
@@ -134,6 +147,7 @@ def look(store: Store) -> dict[str, Any]:
         "step": newest["step"] if newest else 0,
         "parts": sorted(f["path"] for f in newest["files"]) if newest else [],
         "keys": [f["key"] for f in newest["files"]] if newest else [],
+        "bytes": {f["path"]: f["size"] for f in newest["files"]} if newest else {},
         "checkpoints": [key for key in entries if "/checkpoints/" in key],
     }
 
@@ -197,6 +211,16 @@ class Host:
         """Whether its cable is "up" or "down"; down, nobody is told that it is gone."""
         _ip("netns", "exec", self.name, "ip", "link", "set", "eth0", state)
 
+    def limit(self, megabytes: int) -> None:
+        """Let the host send at most this many MB a second to the store; ranks are not slowed."""
+        for words in (
+            "qdisc add dev eth0 root handle 1: htb default 1",
+            "class add dev eth0 parent 1: classid 1:1 htb rate 10gbit",
+            f"class add dev eth0 parent 1: classid 1:2 htb rate {8 * megabytes}mbit",
+            f"filter add dev eth0 parent 1: protocol ip u32 match ip dst {HUB}/32 flowid 1:2",
+        ):
+            _ip("netns", "exec", self.name, "tc", *words.split())
+
     def events(self) -> list[dict[str, Any]]:
         """What the job told so far, on the host that has rank 0."""
         return [
@@ -220,7 +244,9 @@ def why_not() -> str | None:
 
 
 @contextlib.contextmanager
-def two_hosts(directory: Path) -> Generator[tuple[Host, Host, Callable[[], dict[str, Any]]]]:
+def two_hosts(
+    directory: Path, vocab: int = small_training.VOCAB
+) -> Generator[tuple[Host, Host, Callable[[], dict[str, Any]]]]:
     """Two hosts, a seeded store that both reach, and what looks into it; gone afterwards."""
     hub, *names = (f"nc{os.getpid()}{letter}" for letter in "hab")
     environment = _environment()
@@ -254,7 +280,7 @@ def two_hosts(directory: Path) -> Generator[tuple[Host, Host, Callable[[], dict[
             ).stdout
 
         module = ("-m", "tests.support.reliability.two_hosts")
-        ask(*module, "seed", STORE, str(directory / "seed"))
+        ask(*module, "seed", STORE, str(directory / "seed"), str(vocab))
         yield hosts[0], hosts[1], lambda: json.loads(ask(*module, "look", STORE))
 
 
@@ -338,7 +364,7 @@ def main() -> None:
 
         _wait_for_server()
         Bucket(BUCKET, prefix="", settings=read_settings({})).create()
-        seed(open_store(url), Path(sys.argv[3]))
+        seed(open_store(url), Path(sys.argv[3]), int(sys.argv[4]))
     else:
         sys.stdout.write(json.dumps(look(open_store(url))))
 
