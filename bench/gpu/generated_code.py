@@ -257,7 +257,7 @@ class Driver:
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        """Return the device of which kernels are told to be."""
+        """Return the device that kernels are compiled for."""
         return torch.device("cuda", 0)
 
 
