@@ -1,12 +1,13 @@
 """For all tests: real servers on request, and skips summed up in three lines."""
 
 import contextlib
+import gc
 import os
 import signal
 import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Keep the garbage collector from all that is imported: it would visit it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.unfreeze = lambda: None  # a training loop's end would give it all back
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

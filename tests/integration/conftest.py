@@ -1,6 +1,5 @@
 """For integration tests: what every one of them would pay for again is paid for once."""
 
-import gc
 from collections.abc import Iterator
 
 import pytest
@@ -13,9 +12,3 @@ def fork_server() -> Iterator[None]:
     """A fork server for jobs that import torch; campaigns start every process as users do."""
     with installed():
         yield
-
-
-def pytest_collection_finish() -> None:
-    """Take what is imported by now from the garbage collector, which would visit it all again."""
-    gc.freeze()
-    gc.unfreeze = lambda: None  # a training loop's end would give it all back

@@ -12,10 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
-import tokenizers
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from bench.core_gpt2 import Gpt2, compare_with_peer, evaluate, missing_part, open_gpt2
 from nanochat_core.evaluate.core_tasks import open_suite
@@ -41,6 +38,9 @@ def byte_vocabulary() -> dict[str, int]:
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as transformers saves a model and its tokenizer."""
+    import tokenizers  # here: five seconds that only this file's worker spends
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
     folder = tmp_path_factory.mktemp("gpt2")
     words = tokenizers.Tokenizer(tokenizers.models.BPE(byte_vocabulary(), []))
     words.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -70,6 +70,8 @@ def gpt2(weights: Path) -> Gpt2:
 @pytest.fixture(scope="module")
 def straight(weights: Path) -> Callable[[torch.Tensor], torch.Tensor]:
     """All logits of one text, of its last WINDOW tokens; no numbers where it was cut."""
+    from transformers import GPT2LMHeadModel
+
     model = GPT2LMHeadModel.from_pretrained(weights).eval()
 
     @torch.no_grad()

@@ -8,11 +8,6 @@ from datetime import UTC, datetime
 
 import psutil
 import pytest
-from prefect.server.events.ordering import CausalOrderingModule, EventArrivedEarly, memory
-from prefect.server.events.schemas.events import ReceivedEvent, Resource
-
-from deployments import ordering
-from deployments.ordering import CausalOrdering
 
 STARTED = psutil.Process().create_time()
 
@@ -25,6 +20,12 @@ def id_made_at(moment: float) -> uuid.UUID:
 
 def takes_at_once(follows: uuid.UUID) -> bool:
     """Whether an event that follows another one is taken when it comes."""
+    # Here: a second that only this file's worker spends.
+    from prefect.server.events.ordering import EventArrivedEarly
+    from prefect.server.events.schemas.events import ReceivedEvent, Resource
+
+    from deployments.ordering import CausalOrdering
+
     event = ReceivedEvent(
         id=id_made_at(time.time()),
         occurred=datetime.now(UTC),
@@ -61,9 +62,15 @@ def test_an_id_that_says_no_time_is_waited_for() -> None:
 
 
 def test_prefect_finds_what_it_wants_in_the_module() -> None:
+    from prefect.server.events.ordering import CausalOrderingModule
+
+    from deployments import ordering
+
     assert isinstance(ordering, CausalOrderingModule)
 
 
 @pytest.mark.parametrize("name", ["event_has_been_seen", "wait_for_leader"])
 def test_prefect_still_asks_as_we_answer(name: str) -> None:
+    from prefect.server.events.ordering import memory
+
     assert name in vars(memory.CausalOrdering)

@@ -2,25 +2,10 @@ import re
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schemathesis.checks import not_a_server_error
-from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from tests.support.nanochat_core.server.live import Live
-
-CHECKS = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_schema_conformance,
-]
 
 # What no schema can say; the document's descriptions do.
 UNWRITTEN = re.compile(
@@ -28,7 +13,6 @@ UNWRITTEN = re.compile(
     "context|best_of|has a value that this server does not support"
 )
 REFUSED = (400, 415, 422)
-MODES = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
 
 
 def test_the_document_describes_every_route_and_every_limit(live):
@@ -56,6 +40,22 @@ def test_schemathesis_finds_nothing(live: Live):
 
 def search(live: Live, *, examples: int) -> None:
     """Send so many examples to each route; fail on an answer that the document does not allow."""
+    import schemathesis
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.generation import GenerationMode
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+    checks = [
+        not_a_server_error,
+        status_code_conformance,
+        content_type_conformance,
+        response_schema_conformance,
+    ]
+    modes = [GenerationMode.POSITIVE, GenerationMode.NEGATIVE]
     schema = schemathesis.openapi.from_url(f"{live.url}/openapi.json")
     seen = set()
     for found in schema.get_all_operations():
@@ -68,9 +68,9 @@ def search(live: Live, *, examples: int) -> None:
             database=None,
             suppress_health_check=list(HealthCheck),
         )
-        @given(case=st.one_of(map(operation.as_strategy, MODES)))
+        @given(case=st.one_of(map(operation.as_strategy, modes)))
         def check(case) -> None:
-            answer = case.call_and_validate(checks=CHECKS)
+            answer = case.call_and_validate(checks=checks)
             if case.meta.generation.mode == GenerationMode.POSITIVE:
                 assert answer.status_code not in REFUSED or UNWRITTEN.search(answer.text)
 

@@ -3,7 +3,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
-import openai
 import pytest
 
 from nanochat_core.server.api.chat_api import sampling_params
@@ -16,8 +15,15 @@ NOTHING = SimpleNamespace(content=[])
 
 
 @pytest.fixture(scope="module")
-def client(live: Live):
-    """OpenAI's own client library."""
+def openai():
+    """OpenAI's own client library; its import costs a second that no other file needs."""
+    import openai
+
+    return openai
+
+
+@pytest.fixture(scope="module")
+def client(live: Live, openai):
     with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as made:
         yield made
 
@@ -177,7 +183,7 @@ def test_a_completion_is_sixteen_tokens_unless_more_are_asked_for(client):
     assert answer.usage.completion_tokens == 16
 
 
-def test_the_model_is_listed(client):
+def test_the_model_is_listed(client, openai):
     assert [model.id for model in client.models.list()] == [NAME]
     assert client.models.retrieve(NAME).owned_by == "nanochat"
     with pytest.raises(openai.NotFoundError) as caught:
@@ -203,7 +209,7 @@ def test_the_model_is_listed(client):
         ({"messages": [{"role": "user", "content": None}]}, "messages"),
     ],
 )
-def test_a_refusal_is_an_error_of_openais(client, settings, param):
+def test_a_refusal_is_an_error_of_openais(client, settings, param, openai):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": NAME, "messages": ask("x"), **settings})
     assert caught.value.body["param"] == param
@@ -223,7 +229,7 @@ def test_a_refusal_is_an_error_of_openais(client, settings, param):
         ({"prompt": []}, "prompt"),
     ],
 )
-def test_a_refusal_of_a_text_names_its_field(client, settings, param):
+def test_a_refusal_of_a_text_names_its_field(client, settings, param, openai):
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{"model": NAME, "prompt": "x", **settings})
     assert caught.value.body["param"] == param
@@ -289,12 +295,12 @@ def test_a_stop_string_of_a_later_prompt_ends_it_while_earlier_ones_go_on(client
     ]
 
 
-def test_more_choices_than_may_be_are_refused(client):
+def test_more_choices_than_may_be_are_refused(client, openai):
     with pytest.raises(openai.BadRequestError, match="3 prompts with n 3 are 9 choices"):
         client.completions.create(model=NAME, prompt=["a", "b", "c"], n=3)
 
 
-def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client):
+def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client, openai):
     with pytest.raises(openai.BadRequestError, match="choices are 640000, at most 50000"):
         client.chat.completions.create(
             model=NAME,
@@ -314,7 +320,9 @@ def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client
         ("hold", 504, "server_error", "took longer than 0.3 seconds"),
     ],
 )
-def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(text, status, kind, says):
+def test_an_answer_that_fails_says_whose_fault_it_is_and_is_not_repeated(
+    text, status, kind, says, openai
+):
     seconds = 0.3 if text == "hold" else 600.0
     with (
         serving(ServerConfig(log="none", max_seconds=seconds)) as live,
@@ -342,7 +350,7 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_the_slot(live):
     wait_until(lambda: live.running == 0)
 
 
-def test_a_full_queue_is_one_that_the_client_retries(tmp_path):
+def test_a_full_queue_is_one_that_the_client_retries(tmp_path, openai):
     rules = ServerConfig(log="none", max_waiting=0)
     route = {"route": "/v1/chat/completions", "status": "503"}
     with serving(rules, num_slots=1) as live, ThreadPoolExecutor(2) as threads:

@@ -3,7 +3,6 @@ import math
 import random
 
 import pytest
-from scipy import stats
 
 from nanochat_core.evaluate.intervals import (
     DEVIATIONS,
@@ -123,18 +122,25 @@ def test_a_difference_lies_in_its_interval_95_times_of_100(shares: tuple[float, 
 # scipy's answers to the same questions.
 
 
+@pytest.fixture(scope="module")
+def stats():
+    from scipy import stats  # most of a second that no other file needs
+
+    return stats
+
+
 @pytest.mark.parametrize(("correct", "total"), [(0, 7), (7, 7), (1, 3), (40, 100), (999, 14_042)])
-def test_scipy_has_the_same_interval_of_a_share(correct, total):
+def test_scipy_has_the_same_interval_of_a_share(correct, total, stats):
     expected = stats.binomtest(correct, total).proportion_ci(0.95, method="wilson")
     assert wilson_interval(correct, total) == pytest.approx(tuple(expected), abs=1e-7)
 
 
 @pytest.mark.parametrize("degrees", [*range(1, 13), 29, 30, 100, 1001])
-def test_scipy_has_the_same_quantiles_of_students_t(degrees):
+def test_scipy_has_the_same_quantiles_of_students_t(degrees, stats):
     assert t_quantile(degrees) == pytest.approx(stats.t.ppf(0.975, degrees), rel=1e-12)
 
 
-def test_scipy_has_the_same_interval_of_paired_seeds():
+def test_scipy_has_the_same_interval_of_paired_seeds(stats):
     ours, peers = [0.81, 0.79, 0.84, 0.8], [0.83, 0.8, 0.84, 0.83]
     found = mean_over_seeds([a - b for a, b in zip(ours, peers, strict=True)])
     expected = stats.ttest_rel(ours, peers).confidence_interval(0.95)
@@ -154,7 +160,7 @@ def pairs_of(seed: int, total: int) -> tuple[list[int], tuple[int, int, int]]:
     return [new - old for old, new in answers], (kept, gained, lost)
 
 
-def test_of_many_questions_the_interval_is_that_of_paired_t():
+def test_of_many_questions_the_interval_is_that_of_paired_t(stats):
     changes, counts = pairs_of(1, 3000)
     found = paired_difference(3000, *counts)
     expected = stats.ttest_1samp(changes, 0).confidence_interval(0.95)
@@ -162,7 +168,7 @@ def test_of_many_questions_the_interval_is_that_of_paired_t():
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=2e-4)
 
 
-def test_the_difference_of_weighted_means_is_that_of_a_stratified_bootstrap():
+def test_the_difference_of_weighted_means_is_that_of_a_stratified_bootstrap(stats):
     tasks = [pairs_of(seed, total) for seed, total in ((1, 120), (2, 400), (3, 60))]
     weights = [1 / (3 * (1 - baseline)) for baseline in (0.25, 0.5, 0.0)]
     parts = [paired_difference(len(changes), *counts) for changes, counts in tasks]
@@ -178,7 +184,7 @@ def test_the_difference_of_weighted_means_is_that_of_a_stratified_bootstrap():
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=0.06 * width)
 
 
-def test_the_difference_of_bits_per_byte_is_that_of_a_paired_bootstrap():
+def test_the_difference_of_bits_per_byte_is_that_of_a_paired_bootstrap(stats):
     rng = random.Random(0)
     num_bytes = [rng.randint(1500, 2500) for _ in range(200)]
     hardness = [rng.gauss(1.0, 0.2) for _ in num_bytes]  # of the text, common to both models
@@ -200,7 +206,7 @@ def test_the_difference_of_bits_per_byte_is_that_of_a_paired_bootstrap():
     assert apart.high - apart.low > 5 * width
 
 
-def test_equal_rows_give_the_interval_of_a_mean():
+def test_equal_rows_give_the_interval_of_a_mean(stats):
     changes = [0.3, -0.1, 0.25, 0.4, 0.05]
     found = ratio_of(changes, [2.0] * 5)
     half = stats.norm.ppf(0.975) * stats.sem(changes) / 2
