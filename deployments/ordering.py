@@ -4,7 +4,8 @@ Prefect's server holds an event that follows another until that one has been pro
 in memory which have been. So after a restart it would wait 15 minutes for each event that the
 server before it processed; meanwhile no crashed run is resumed, and no silent one is detected. This
 module never waits for events from before the server's start. The server's setting
-PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names it.
+PREFECT_SERVER_EVENTS_CAUSAL_ORDERING names it, so it is also where the server gets
+`deployments.write_locks`.
 """
 
 from functools import cache
@@ -13,6 +14,10 @@ from uuid import UUID
 import psutil
 from prefect.server.events.ordering import memory
 from prefect.server.events.schemas.events import Event
+
+from deployments.write_locks import lock_at_begin
+
+lock_at_begin()
 
 
 class CausalOrdering(memory.CausalOrdering):

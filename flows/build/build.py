@@ -33,7 +33,7 @@ from flows.leases.held_lease import HeldLease
 from flows.leases.lease import Claimant
 from flows.leases.outage import StoreWait
 from flows.stages import Stage
-from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.launch.torchrun import DISK_FULL, JobFailed, StageInterrupted, disk_full
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, Result
@@ -71,9 +71,13 @@ def build(
 
 @contextmanager
 def reporting_failure(stage: Stage, context: BuildContext) -> Generator[None]:
-    """Report an error that ends the block as an event, then let it raise."""
+    """Report an error that ends the block as an event, then let it raise.
+
+    A full disk, of work directory or cache, becomes a StageError.
+    """
     try:
-        yield
+        with _disk_full_in_a_line(stage, context):
+            yield
     except StageInterrupted:
         context.watch(stage.name, {"kind": "interrupted"})
         raise
@@ -82,6 +86,16 @@ def reporting_failure(stage: Stage, context: BuildContext) -> Generator[None]:
         event = {"error": str(error), "hint": error.hint, "log_tail": log_tail}
         context.watch(stage.name, {"kind": "failed", **event})
         raise
+
+
+@contextmanager
+def _disk_full_in_a_line(stage: Stage, context: BuildContext) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise disk_full(stage.name, error.filename or context.work) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ us long enough to save.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shlex
+import shutil
 import signal
 import site
 import subprocess
@@ -35,6 +37,8 @@ SECONDS_IF_LOST = 5.0  # from the stop of ranks whose peers are gone until they 
 # Of the job's `grace_seconds`, for torchrun to kill its ranks before it is killed itself. A worker
 # ends before both (runtime/interrupt.py).
 _SECONDS_TO_KILL = 3.0
+DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LEAST_FREE = 65_536  # bytes: with less a worker could not write why it failed
 _TAIL_BYTES = 3000
 _TAIL_LINES = 20
 
@@ -298,10 +302,20 @@ def _classify(job: Job, returncode: int, *, asked_to_stop: bool, first_rank: int
         raise _failure(job, error, first_rank=first_rank)
     if result is not None:
         return result
+    if returncode > 0 and shutil.disk_usage(job.directory).free < _LEAST_FREE:
+        raise disk_full(job.stage, job.directory)
     raise JobFailed(
         f"{job.stage} ended without a result: {_how_it_ended(returncode)}",
         hint=_hint_for_bug(job),
         log_tail=_log_tail(job, local_rank=None),
+    )
+
+
+def disk_full(stage: str, path: object) -> StageError:
+    """Return the error of a stage that could not write to `path`."""
+    return StageError(
+        f"{stage}: no space left on device: {path}",
+        hint="free some space and run again: the job resumes from here",
     )
 
 

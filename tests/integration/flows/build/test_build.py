@@ -14,6 +14,7 @@ from flows.build.code_check import leaked_modules
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
+from infra.launch import torchrun
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError, StoreError
@@ -99,6 +100,27 @@ def test_a_failed_stage_keeps_its_job_and_resumes_in_it(toys: Any) -> None:
     assert [file.path for file in manifest.files] == ["value.txt"]
     assert len(manifest.provenance.segments) == 2
     assert not job.exists()
+
+
+def test_a_full_disk_is_named(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = toys.stage("first")
+    toys.set_broken("first")
+    with pytest.raises(JobFailed):
+        build(first, toys.context(), {}, force=False)
+    (job,) = (toys.home / "work" / "first").glob("*/job.json")
+    segments = job.parent / "segments.jsonl"
+    segments.unlink()
+    segments.symlink_to("/dev/full")  # which this process writes
+
+    with pytest.raises(StageError, match=f"^first: no space left on device: {toys.home}"):
+        build(first, toys.context(), {}, force=False)
+    assert toys.told[-1][1]["hint"].startswith("free some space")
+
+    # A worker that cannot even write its error ends without a word.
+    mute = toys.stage("first", source="import os\n\n\ndef run(job):\n    os._exit(1)\n")
+    monkeypatch.setattr(torchrun, "_LEAST_FREE", 2**62)
+    with pytest.raises(StageError, match=r"^first: no space left on device: "):
+        build(mute, toys.context(), {}, force=False)
 
 
 def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:

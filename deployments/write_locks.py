@@ -1,0 +1,30 @@
+"""Prefect's server on SQLite: a transaction takes the write lock when it begins.
+
+Prefect begins most transactions as readers. If another transaction commits before the first write
+of such a one, SQLite refuses that write at once ("database is locked", however long its timeout),
+and the client gets a 503: a form in Prefect's pages then says "Unknown error while creating flow
+run". A transaction that begins with the lock waits for its turn. `deployments.ordering`, which the
+server loads, calls this; a server on Postgres is not touched.
+"""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from prefect.server.database.configurations import AioSqliteConfiguration
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+_begin_as_prefect = AioSqliteConfiguration.begin_transaction
+
+
+def lock_at_begin() -> None:
+    """Make transactions of this process that Prefect opens on SQLite begin with the write lock."""
+    AioSqliteConfiguration.begin_transaction = _begin
+
+
+@asynccontextmanager
+async def _begin(
+    self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
+) -> AsyncGenerator[AsyncSessionTransaction, None]:
+    del with_for_update  # in Prefect's own words: with the lock from the start
+    async with _begin_as_prefect(self, session, with_for_update=True) as transaction:
+        yield transaction
