@@ -2,7 +2,7 @@
 
     python -m bench.order [--seeds 1 2 3 4 5] [--depth 4] [--steps 300]
 
-Every seed has documents of its own order, a tokenizer, initial weights. From these documents come
+Every seed has an order of documents and initial weights of its own. From these documents come
 rows of each kind in `ARMS`, one after another: packed by our policy or by nanochat's, read in the
 order in which packing fills them (as nanochat reads) or shuffled over the whole text (as we do).
 The stage `pretrain` trains on each with the same number of tokens; every model is scored on the
@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bench.parity import evaluate, make_job, prepare, run_config
+from bench.parity import PACKINGS, evaluate, make_job, prepare, prepare_text, run_config
 from infra.launch.torchrun import run_job
 from nanochat_core.config import RunConfig
-from nanochat_core.data import rows as rows_stage
 from nanochat_core.data.row_files import INDEX_FILE, Rows
 from nanochat_core.evaluate.intervals import mean_over_seeds
 from nanochat_core.model.checkpoint import load_model
@@ -52,48 +51,39 @@ def main() -> None:
     options = parser.parse_args()
     run = run_config(options)
     found: dict[str, list[dict[str, float]]] = {arm: [] for arm in options.arms}
-    for seed in options.seeds:
-        with tempfile.TemporaryDirectory(prefix="bench-order-") as directory:
-            of_seed = train_all(replace(run, seed=seed), Path(directory), options)
-        for arm, scores in of_seed.items():
-            found[arm].append(scores)
-            print(json.dumps({"seed": seed, "arm": arm, **scores}), flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-order-") as directory:
+        text = prepare_text(run, Path(directory) / "text")
+        for seed in options.seeds:
+            home = Path(directory) / f"seed-{seed}"
+            for arm, scores in train_all(replace(run, seed=seed), text, home, options).items():
+                found[arm].append(scores)
+                print(json.dumps({"seed": seed, "arm": arm, **scores}), flush=True)
     print_table(found)
 
 
 def train_all(
-    run: RunConfig, directory: Path, options: argparse.Namespace
+    run: RunConfig, text: dict[str, Path], directory: Path, options: argparse.Namespace
 ) -> dict[str, dict[str, float]]:
     """Train on every arm's rows; bits per byte by arm and validation rows."""
-    made = {"default": prepare(run, directory / "data")}
-    packed = make_job(
-        "rows",
-        replace(run, rows=replace(run.rows, policy="nanochat")),
-        directory / "nanochat-rows",
-        {"tokens": made["default"]["tokens"]},
-        device="cpu",
-        threads=1,
-    )
-    rows_stage.run(packed)
-    made["nanochat"] = made["default"] | {"rows": packed.output}
+    made = prepare(run, text, directory / "data")
     found: dict[str, dict[str, float]] = {}
     for number, arm in enumerate(options.arms):
         began = time.monotonic()
         policy, shuffled = ARMS[arm]
-        files = made[policy]["rows"]
+        files = made[PACKINGS[policy]]
         if not shuffled:
             files = in_order(files, directory / f"rows-{number}", options, run.seed)
         job = make_job(
             "pretrain",
             run,
             directory / f"arm-{number}",
-            {"rows": files, "tokenizer": made[policy]["tokenizer"]},
+            {"rows": files, "tokenizer": made["tokenizer"]},
             device="cpu",
             threads=options.threads,
         )
         run_job(job, processes=1, on_event=lambda event: None)
         model = load_model(job.output, torch.device("cpu"))
-        found[arm] = {name: evaluate(model, made[name]) for name in made}
+        found[arm] = evaluate(model, made)
         found[arm]["seconds"] = round(time.monotonic() - began)
     return found
 

@@ -1,13 +1,15 @@
 """The peer's side of `bench/train.py` and `bench/parity.py`: nanochat's own script, unchanged.
 
 `peer_train.py OPTIONS` with JSON: `checkout`, `arguments` of scripts/base_train.py, `threads`,
-`seed`, and perhaps `case` (the bench: random tokens, held by the gate), or `rows` (a file of
-batches instead of its loader's) with `device`. The script is run as the program; all else is its
+`seed`, and perhaps `case` (the bench: random tokens, held by the gate), `rows` (a file of batches
+instead of its loader's) with `device`, `buffer` (the documents that its loader chooses from) or
+`start` (a file of initial weights). The script is run as the program; all else is its
 own, but for its attention where the case names a backend of ours for it (`peer_attention`). Where
 the module wandb is not installed, which it imports and does not use here, an empty one takes its
 place.
 """
 
+import functools
 import json
 import runpy
 import sys
@@ -38,6 +40,10 @@ def main() -> None:
         prepare(case)
     if (rows := options.get("rows")) is not None:
         give_rows(rows, options["device"])
+    elif (buffer := options.get("buffer")) is not None:
+        use_buffer(buffer)
+    if (start := options.get("start")) is not None:
+        start_from(start)
     runpy.run_module("scripts.base_train", run_name="__main__")
 
 
@@ -115,6 +121,28 @@ def give_rows(path: str, device: str) -> None:
                 yield tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), STATE
 
     setattr(dataloader, LOADER, batches)
+
+
+def use_buffer(documents: int) -> None:
+    """The loader chooses from so many documents."""
+    import nanochat.dataloader as dataloader  # pyright: ignore[reportMissingImports]
+
+    loader = functools.partial(getattr(dataloader, LOADER), buffer_size=documents)
+    setattr(dataloader, LOADER, loader)
+
+
+def start_from(path: str) -> None:
+    """The model starts from the weights of a file."""
+    import nanochat.gpt as gpt  # pyright: ignore[reportMissingImports]
+    import torch
+
+    draw = gpt.GPT.init_weights
+
+    def init_weights(model: Any) -> None:
+        draw(model)
+        model.load_state_dict(torch.load(path, map_location=model.get_device()))
+
+    gpt.GPT.init_weights = init_weights
 
 
 class Timed:
