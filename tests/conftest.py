@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sqlite3
+import sys
 import uuid
 from collections import Counter
 from collections.abc import Generator, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
@@ -145,15 +147,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, Any, Any]:
+def pytest_collection(session: pytest.Session) -> Generator[None, Any, Any]:
     """Keep the garbage collector from all that is imported: it would visit it again and again."""
     gc.disable()
+    _compile_share(session.config)
     try:
         return (yield)
     finally:
         gc.freeze()
         gc.unfreeze = lambda: None  # a training loop's end would give it all back
         gc.enable()
+
+
+def _compile_share(config: pytest.Config) -> None:
+    """In a fresh clone each worker compiles its share of the test files, not every worker all."""
+    worker: dict[str, Any] = getattr(config, "workerinput", {})
+    if not worker or sys.dont_write_bytecode:
+        return
+    files = sorted(path for folder in config.args for path in Path(folder).rglob("test_*.py"))
+    for path in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
+        cached = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
+        if rewrite._read_pyc(path, cached) is None:
+            cached.parent.mkdir(exist_ok=True)
+            source, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, cached)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""No test leaves a thread, a process or a socket behind: what it started, it ends.
+"""No unit test leaves a thread or a socket behind: what it started, it ends.
 
 What the fixtures of a file or of the session started is there before the test and stays.
 """
@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -28,53 +27,35 @@ OF_LIBRARIES = (
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fail a test that leaves what it started."""
-    before = _running()
+    threads, sockets = set(threading.enumerate()), _sockets()
     yield
     deadline = time.monotonic() + PATIENCE
-    while (left := _running() - before) and time.monotonic() < deadline:
+    while (left := _left(threads, sockets)) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not left, f"left behind: {', '.join(_described(*one) for one in sorted(left))}"
+    assert not left, f"left behind: {', '.join(left)}"
 
 
-def _running() -> set[tuple[str, int]]:
-    """Return the threads, child processes and sockets of this process: a kind and a number each."""
-    threads = [t for t in threading.enumerate() if not t.name.startswith(OF_LIBRARIES)]
-    return {("thread", t.native_id or 0) for t in threads} | set(_children()) | set(_sockets())
+def _left(threads: set[threading.Thread], sockets: set[int]) -> list[str]:
+    """Describe the threads and sockets that there are beside these."""
+    new = (t.name for t in threading.enumerate() if t not in threads)
+    left = [f"thread {name}" for name in new if not name.startswith(OF_LIBRARIES)]
+    return left + [f"socket {n}" for n in _sockets() - sockets if _is_of_a_network(n)]
 
 
-def _children() -> Iterator[tuple[str, int]]:
-    for listing in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has just ended
-            yield from (("process", int(n)) for n in listing.read_text().split() if _counts(n))
+def _sockets() -> set[int]:
+    """Return the numbers of this process's sockets, of all kinds."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                found.add(int(number))
+    return found
 
 
-def _counts(process: str) -> bool:
-    """Return whether a process runs, and is not the one that Python keeps for shared memory."""
+def _is_of_a_network(number: int) -> bool:
+    """Return whether a socket is one of networks: libraries keep others to wake their threads."""
     try:
-        status = Path(f"/proc/{process}/stat").read_text()
-        command = Path(f"/proc/{process}/cmdline").read_text()
+        with socket.socket(fileno=os.dup(number)) as same:
+            return same.family in (socket.AF_INET, socket.AF_INET6)
     except OSError:
         return False
-    return status.rpartition(") ")[2][0] not in "ZX" and "resource_tracker" not in command
-
-
-def _sockets() -> Iterator[tuple[str, int]]:
-    """Yield the sockets of networks: libraries keep pairs of others to wake their threads."""
-    for link in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            if os.readlink(link).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(link.name))) as same:
-                    if same.family in (socket.AF_INET, socket.AF_INET6):
-                        yield "socket", int(link.name)
-
-
-def _described(kind: str, number: int) -> str:
-    text = ""
-    with contextlib.suppress(OSError):
-        if kind == "process":
-            text = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ").strip()[:120]
-        elif kind == "socket":
-            text = os.readlink(f"/proc/self/fd/{number}")
-    if kind == "thread":
-        text = next((t.name for t in threading.enumerate() if t.native_id == number), "ended")
-    return f"{kind} {number} ({text})"
