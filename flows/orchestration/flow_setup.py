@@ -1,14 +1,17 @@
 """What every flow of whole runs begins with: its name, store, earlier starts and build context."""
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import coolname.data
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 
 from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
 from flows.build.build import BuildContext
@@ -19,7 +22,7 @@ from flows.orchestration.stage_runs import cancel_requests_of, check_pool
 from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins, moving_names, pin
 from flows.profiles import Profile, make_placement
-from flows.run_request import FlowRequest, OnNodes
+from flows.run_request import NAME, FlowRequest, OnNodes
 from infra.placement import Placement, default_home, default_store
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -51,6 +54,27 @@ def flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]
         return given if name_in(given) == found else new_run_id(found, timestamp(time.time()))
 
     return name
+
+
+def typed_name() -> str | None:
+    """Return the name that a person gave the current flow run in Prefect's form, else None."""
+    given = flow_run.get_name() or ""
+    if deployment.get_id() is None or not re.fullmatch(NAME, given) or name_in(given) is not None:
+        return None
+    return None if is_generated(given) else given
+
+
+def is_generated(name: str) -> bool:
+    """Return whether Prefect generated a flow run's name, as Practical-Grebe or practical-grebe."""
+    parts = name.split("-")
+    is_title = all(part.istitle() for part in parts)
+    return len(parts) > 1 and (is_title or _words_of_prefect().issuperset(parts))
+
+
+@cache
+def _words_of_prefect() -> frozenset[str]:
+    lists: dict[str, dict[str, Any]] = vars(coolname.data)["config"]
+    return frozenset(word for entry in lists.values() for word in entry.get("words", ()))
 
 
 @dataclass(frozen=True, kw_only=True)

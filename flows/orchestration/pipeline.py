@@ -11,16 +11,12 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from flows.artifacts.cache import fetch
-from flows.artifacts.runs import (
-    Run,
-    RunRecord,
-    new_run,
-)
+from flows.artifacts.runs import Run, RunRecord, name_in, new_run
 from flows.build.build import BuildContext, Built, reserve_found
 from flows.identity.manifest import Manifest
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import cancellable
-from flows.orchestration.flow_setup import flow_run_name, open_flow, wait_of_run
+from flows.orchestration.flow_setup import flow_run_name, open_flow, typed_name, wait_of_run
 from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import stop_stages
@@ -48,7 +44,8 @@ class Outcome:
 
 def _name(parameters: dict[str, Any]) -> str:
     request = RunRequest(**parameters)
-    return name_of(request.profile, request.resolved)
+    typed = None if request.run_name else typed_name()
+    return typed or name_of(request.profile, request.resolved)
 
 
 @flow(name="nanochat", flow_run_name=flow_run_name(_name), retries=0, persist_result=False)
@@ -62,6 +59,9 @@ def nanochat(request: RunRequest) -> Outcome:
     opened = open_profile(request.profile, depth=request.depth, overrides=request.overrides)
     setup = open_flow(request)
     store, wait = setup.store, setup.wait
+    # The id has the name, which may be that of Prefect's own field.
+    if (name := name_in(setup.run_id)) and name != name_of(request.profile, request):
+        request = replace(request, run_name=name)
     name = wait(lambda: open_name(store, request.profile, request))
     pinned = wait(lambda: open_pinned(store, request.use, warn=setup.warn))
     context, pins = setup.open_context(opened, strict=request.strict, sections=sections_of(pinned))

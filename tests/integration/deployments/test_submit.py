@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -47,7 +48,29 @@ def test_a_submitted_run_keeps_the_name_that_was_printed(
     again = submit(server.api_url, DEPLOYMENT, asked["parameters"], name=run)
     assert again == id_
     with get_client(sync_client=True) as client:
-        flow_run = client.read_flow_run(id_)
+        flow_run = client.read_flow_run(UUID(id_))
     state: Any = run_flow(nanochat, flow_run=flow_run, return_type="state")
     assert "there is no pretrain@unknown" in state.message
     assert api.get(f"/flow_runs/{id_}")["name"] == run
+
+    # Prefect's form has a field of its own for the name.
+    typed = {"name": "my-experiment", "parameters": asked["parameters"] | {"run_name": None}}
+    id_ = api.post(f"/deployments/{asked['deployment_id']}/create_flow_run", typed)["id"]
+    with get_client(sync_client=True) as client:
+        run_flow(nanochat, flow_run=client.read_flow_run(UUID(id_)), return_type="state")
+    assert name_in(api.get(f"/flow_runs/{id_}")["name"]) == "my-experiment"
+
+
+def test_a_name_that_prefect_generated_is_known() -> None:
+    from coolname import generate_slug
+
+    from flows.orchestration.flow_setup import is_generated
+
+    generated = ["Practical-Grebe", *(generate_slug(2) for _ in range(300))]
+    assert [
+        name for name in [*generated, "my-experiment", "tiny", "Lr-2"] if not is_generated(name)
+    ] == [
+        "my-experiment",
+        "tiny",
+        "Lr-2",
+    ]
