@@ -1,6 +1,6 @@
 """A comparison of runs as one HTML file: curves and scores, without scripts or requests."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,12 +24,19 @@ class Compared:
     curves: Sequence[Chart]
 
 
-def render(names: Sequence[str], stages: Sequence[Compared]) -> str:
-    """Return the page as HTML. The same numbers give the same text."""
+def render(
+    names: Sequence[str], changes: Mapping[str, Sequence[str]], stages: Sequence[Compared]
+) -> str:
+    """Return the page as HTML; `changes` are each name's from the first.
+
+    The same numbers give the same text.
+    """
     return fill(
         TEMPLATE,
         keys=[(name, line_style(index, IN_PAGE)) for index, name in enumerate(names)],
-        stages=stages,
+        changes=changes,
+        stages=[stage for stage in stages if not stage.same],
+        same=[stage.name for stage in stages if stage.same],
     )
 
 

@@ -12,17 +12,20 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.options import AsJson, NotNegative, StoreOptions
 from flows.cli.output import print_result, screen
+from flows.identity.diff import Change
+from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
-from flows.identity.ref import short
 from flows.render.charts import Chart
 from flows.render.score import Delta, Score
 from flows.render.table import Row, columns
-from flows.render.text import number
+from flows.render.text import listed, number
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 _MAX_ANSWER = 60  # characters
+_MAX_CHANGES = 8
+MODELS = {stage.name for stage in STAGES if stage.model or stage.compute == "cpu"}
 
 
 def compare(
@@ -45,7 +48,8 @@ def compare(
 ) -> int:
     """Compare what runs or artifacts measured with the first of them, with intervals.
 
-    Of training stages the curves stand below each other, on one scale.
+    First what differs in settings and code, then scores of evaluations, then training with its
+    curves, below each other on one scale.
 
     A difference marked * is larger than other questions of the same kind would explain: its 95 %
     interval leaves out 0. The interval is of pairs where the same questions were answered or the
@@ -59,14 +63,14 @@ def compare(
 
     if len(references) < 2:
         raise ConfigError(
-            f"{len(references)} of them is given, expected two or more"
-            if references
-            else "nothing to compare is given",
+            "compare needs at least two runs or artifacts",
             hint="nanochat compare main mine, or nanochat compare sft@main sft@mine",
         )
     store = place.open_store()
     found = [_by_stage(store, item) for item in open_alike(store, references)]
+    # Evaluations of the last model first: they are what one compares for.
     names = in_order({stage for each in found for stage in each})
+    names = [n for n in reversed(names) if n not in MODELS] + [n for n in names if n in MODELS]
     curves: dict[str, list[Chart]] = {}
     rows: dict[str, list[list[str]]] = {}
     with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
@@ -74,9 +78,8 @@ def compare(
         for name in names:
             manifests = [each.get(name) for each in found]
             stage, rows[name] = _compare_stage(store, name, manifests)
-            # Curves need the events of every artifact. If all references have the same one, its
-            # curve is drawn on the page only, which shows all stages.
-            if html is not None or len(set(stage["fingerprints"])) > 1:
+            # Curves need the events of every artifact.
+            if len(set(stage["fingerprints"])) > 1:
                 curves[name] = curves_of(store, name, manifests, Path(directory))
             # Drop stages that measured nothing, such as tokens: a run has all of them.
             if stage["scores"] or stage["same"] or curves.get(name):
@@ -91,7 +94,7 @@ def compare(
             )
             for stage in stages
         ]
-        write(html, render(references, compared))
+        write(html, render(references, changes_of(references, stages), compared))
 
     def tree() -> dict[str, Any]:
         trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
@@ -152,12 +155,16 @@ def _compare_stage(
     from flows.render.paired import NONE, delta_of
 
     scores = [scores_of(manifest) if manifest else {} for manifest in manifests]
+    base = manifests[0]
     names = list(dict.fromkeys(name for each in scores for name in each))
     same = len({manifest and manifest.fingerprint for manifest in manifests}) == 1
     tree: dict[str, Any] = {
         "stage": stage,
         "fingerprints": [manifest and manifest.fingerprint for manifest in manifests],
         "same": same and bool(names),
+        "changes": [
+            [str(change) for change in changes_between(base, manifest)] for manifest in manifests
+        ],
         "scores": [],
         "answers": [[] for _ in manifests],
         "not_paired": [None for _ in manifests],
@@ -169,15 +176,19 @@ def _compare_stage(
     for name in names:
         first = scores[0].get(name)
         cells: list[dict[str, Any] | None] = []
-        rows.append([name])
-        for index, each in enumerate(scores):
-            score, delta = each.get(name), None
+        row = [name]
+        of_name = [each.get(name) for each in scores]
+        for index, score in enumerate(of_name):
+            delta = None
             cell = score and asdict(score)
             if cell and score and first and index:
                 delta = delta_of(first, score, paired[index].differences.get(name))
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
-            rows[-1] += [_shown(score), delta.text if delta else ""]
+            row += [_shown(score), delta.text if delta else ""]
+        # Counts such as rows and ranks are of interest where they differ.
+        if any(score is None or score.low is not None or score != first for score in of_name):
+            rows.append(row)
         tree["scores"].append({"metric": name, "of": cells})
     tree["answers"] = [
         [{**asdict(item), "delta": asdict(item.interval)} for item in pairs.by_task.values()]
@@ -187,6 +198,13 @@ def _compare_stage(
     return tree, rows
 
 
+def changes_between(old: Manifest | None, new: Manifest | None) -> list[Change]:
+    """Return the settings, code and formats that differ, without what differs in the inputs."""
+    if old is None or new is None:
+        return []
+    return differ_in_causes(old.preimage, new.preimage, with_inputs=False)
+
+
 def _lines(
     references: Sequence[str],
     stages: Sequence[Mapping[str, Any]],
@@ -194,31 +212,55 @@ def _lines(
     curves: Mapping[str, Sequence[Chart]],
     answers: int,
 ) -> Iterator[str]:
-    from flows.compare.curves import drawn
-
     if not stages:
         yield "nothing that they made measured anything"
-    for stage in stages:
-        if stage["same"]:
-            yield f"{stage['stage']}: the same artifact, {short(stage['fingerprints'][0])}"
-            yield ""
-            continue
-        if stage["scores"]:
-            head = [stage["stage"], *(word for name in references for word in (name, ""))]
-            yield from columns([head, *rows[stage["stage"]]])
-        else:
-            yield stage["stage"]
+    changes = changes_of(references, stages)
+    for name, of_name in changes.items():
+        yield f"{name} differs from {references[0]} in {listed(of_name, _MAX_CHANGES)}"
+    if changes:
         yield ""
-        for found in curves.get(stage["stage"], ()):
-            yield from drawn(found, references)
-            yield ""
-        for name, why_not, tasks in zip(
-            references, stage["not_paired"], stage["answers"], strict=True
-        ):
-            if why_not:
-                yield f"{name} was not asked what {references[0]} was: {why_not}"
-            for task in tasks:
-                yield from _answers(references[0], name, task, answers)
+    for stage in (stage for stage in stages if not stage["same"]):
+        found = rows[stage["stage"]], curves.get(stage["stage"], ())
+        yield from _lines_of(references, stage, *found, answers)
+    if same := [stage["stage"] for stage in stages if stage["same"]]:
+        yield f"the same artifact: {', '.join(same)}"
+
+
+def _lines_of(
+    references: Sequence[str],
+    stage: Mapping[str, Any],
+    rows: Sequence[Row],
+    curves: Sequence[Chart],
+    answers: int,
+) -> Iterator[str]:
+    """Return the lines of one stage whose artifacts differ."""
+    from flows.compare.curves import drawn
+
+    if rows:
+        head = [stage["stage"], *(word for name in references for word in (name, ""))]
+        yield from columns([head, *rows])
+    else:
+        yield stage["stage"]
+    yield ""
+    for found in curves:
+        yield from drawn(found, references)
+        yield ""
+    for name, why_not, tasks in zip(references, stage["not_paired"], stage["answers"], strict=True):
+        if why_not:
+            yield f"{name} was not asked what {references[0]} was: {why_not}"
+        for task in tasks:
+            yield from _answers(name, task, answers)
+
+
+def changes_of(
+    references: Sequence[str], stages: Sequence[Mapping[str, Any]]
+) -> dict[str, list[str]]:
+    """Return what each reference after the first was made with that the first was not."""
+    made = {
+        name: list(dict.fromkeys(change for stage in stages for change in stage["changes"][index]))
+        for index, name in enumerate(references)
+    }
+    return {name: changes for name, changes in made.items() if changes}
 
 
 def _shown(score: Score | None) -> str:
@@ -227,11 +269,10 @@ def _shown(score: Score | None) -> str:
     return number(score.value, digits=6) if score.low is None else score.text()
 
 
-def _answers(first: str, name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
+def _answers(name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
     yield (
         f"{task['task']}: {Delta(**task['delta']).text}; of {task['total']} questions {name} "
-        f"gained {task['gained']} and lost {task['lost']}; {len(task['changed'])} answered "
-        f"otherwise than by {first}"
+        f"gained {task['gained']} and lost {task['lost']}; {len(task['changed'])} answers changed"
     )
     for item in task["changed"][:shown]:
         verdicts = ["right" if item[key] else "wrong" for key in ("was_right", "is_right")]

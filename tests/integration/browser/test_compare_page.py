@@ -37,8 +37,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Compared(name="shards", same=True, rows=[], curves=[]),
         Compared(name="pretrain", same=False, rows=[["val_bpb", *cells]], curves=curves),
     ]
+    changes = {
+        name: ["seed 0 -> 1", "model.windows [128, 256] -> [64, 64, 64]"] for name in NAMES[1:]
+    }
     path = tmp_path_factory.mktemp("compared") / "page.html"
-    path.write_text(render(NAMES, stages), encoding="utf-8")
+    path.write_text(render(NAMES, changes, stages), encoding="utf-8")
     return path
 
 

@@ -46,14 +46,16 @@ def runs(store: Store) -> list[Manifest]:
 
 def test_scores_stand_side_by_side_with_what_changed(runs: list[Manifest], terminal: Terminal):
     lines = terminal.said("compare", "one", "two")
-    assert lines[0].startswith("pretrain: the same artifact, ")
-    assert lines[2:] == [
+    assert lines == [
+        "two differs from one in seed 0 -> 1",
+        "",
         "base_eval  one                 two",
         "sums       0.4 (0.3 to 0.5)    0.65 (0.55 to 0.75)  +0.25 (+0.1398 to +0.3499) *",
         "val_bpb    1                   1.125                +0.125",
         "",
         "sums: +0.25 (+0.1398 to +0.3499) *; of 100 questions two gained 30 and lost 5; "
-        "70 answered otherwise than by one",
+        "70 answers changed",
+        "the same artifact: pretrain",
     ]
 
 
@@ -64,7 +66,7 @@ def test_changed_answers_are_printed_when_asked_for(runs: list[Manifest], termin
 
 def test_for_programs_there_are_all_of_them(runs: list[Manifest], terminal: Terminal):
     tree = terminal.read("compare", "one", "two", "one")
-    stage = tree["stages"][1]
+    [stage, same] = tree["stages"]
     sums = stage["scores"][0]
     assert sums["metric"] == "sums"
     assert sums["of"][1]["delta"]["clear"]
@@ -73,7 +75,8 @@ def test_for_programs_there_are_all_of_them(runs: list[Manifest], terminal: Term
     [task] = stage["answers"][1]
     assert (task["gained"], task["lost"], task["total"]) == (30, 5, 100)
     assert len(task["changed"]) == 70
-    assert tree["stages"][0]["same"]
+    assert same["same"]
+    assert stage["changes"] == [[], ["seed 0 -> 1"], []]
 
 
 def test_a_run_that_lacks_a_stage_has_no_numbers_there(
@@ -81,7 +84,7 @@ def test_a_run_that_lacks_a_stage_has_no_numbers_there(
 ):
     put_run(store, "three", name="three")
     tree = terminal.read("compare", "one", "three", "two")
-    [pretrain, base_eval] = tree["stages"]
+    [base_eval, pretrain] = tree["stages"]
     assert not pretrain["same"]
     assert base_eval["scores"][0]["of"][1] is None
     assert base_eval["scores"][0]["of"][2]["delta"]["clear"]
@@ -95,8 +98,8 @@ def test_a_run_that_lacks_a_stage_has_no_numbers_there(
 @pytest.mark.parametrize(
     ("words", "said", "hint"),
     [
-        ([], "nothing to compare is given", "nanochat compare main mine"),
-        (["one"], "1 of them is given, expected two or more", "nanochat compare main mine"),
+        ([], "compare needs at least two", "nanochat compare main mine"),
+        (["one"], "compare needs at least two", "nanochat compare main mine"),
         (["one", "base_eval@two"], "one is a run and base_eval@two is an artifact", "sft@one"),
         (["base_eval@two", "one"], "one is a run and base_eval@two is an artifact", "sft@one"),
         (
@@ -159,6 +162,5 @@ def test_a_question_with_another_text_is_not_the_same_question(store: Store, ter
     lines = terminal.said("compare", "r0", "r1")
     assert lines[-2:] == [
         "r1 was not asked what r0 was: the questions differ in words",
-        "sums: +1 (-0.1221 to +1); of 1 questions r1 gained 1 and lost 0; 1 answered otherwise "
-        "than by r0",
+        "sums: +1 (-0.1221 to +1); of 1 questions r1 gained 1 and lost 0; 1 answers changed",
     ]
