@@ -50,8 +50,10 @@ def default_name(
     pinned artifacts tiny-1a2b3c: an experiment must not take the name of the profile's model.
     Raises ConfigError like `changed_settings`.
     """
-    changed = changed_settings(profile, depth=depth, overrides=overrides)
     name = profile
+    if name in PROFILES and not (overrides or use or depth is not None):
+        return name
+    changed = changed_settings(profile, depth=depth, overrides=overrides)
     if changed or use:
         text = json.dumps([changed, sorted(use)], sort_keys=True)
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"

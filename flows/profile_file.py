@@ -20,10 +20,10 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from flows.frozen import frozen
 from flows.overrides import changed_settings, single_settings
 from flows.profiles import open_profile
 from flows.run_request import SOURCES, NamedRecipe, Recipe, text_settings
@@ -31,21 +31,15 @@ from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError, reason_of
 from nanochat_core.section import Section, Tree
 
-SUFFIX = ".toml"
 _KEYS = {"profile": str, "name": str, "depth": int, "data": str}  # that are no settings
 _COMPUTED = "shards.snapshot"  # taken from this machine's packages, unless it was set
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class ProfileFile(NamedRecipe):
     """What a file says. Its settings are overrides, without those of the profile's own value."""
 
     profile: str
-
-
-def is_profile_file(name: str) -> bool:
-    """Return whether a command that takes a profile was given a file."""
-    return name.endswith(SUFFIX)
 
 
 def read_profile_file(path: Path, *, depth: int | None = None) -> ProfileFile:
@@ -118,7 +112,7 @@ def _below(folder: Path, name: str, value: Any, *, source: Tree) -> Any:
     if name == "task_data.datasets" and isinstance(value, list):
         return [_with_path(folder, item) for item in cast("list[Any]", value)]
     is_text = name == "shards.path" and source == "local"
-    is_mixture = name.endswith(".mixture") and str(value).endswith(SUFFIX)
+    is_mixture = name.endswith(".mixture") and str(value).endswith(".toml")
     return _absolute(folder, value) if is_text or is_mixture else value
 
 

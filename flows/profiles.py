@@ -9,12 +9,12 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from flows.datasets import text_snapshot, with_snapshots
+from flows.frozen import frozen
 from infra.placement import (
     Placement,
     count_gpus,
@@ -52,7 +52,7 @@ _SUGGESTED = 5  # names in a hint beyond that
 _CLOSE = 0.6  # likeness of a name that is meant; "seed" has 0.5 with "nonsense"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Pace:
     """The placement numbers that a profile suggests; no part of any fingerprint."""
 
@@ -63,7 +63,7 @@ class Pace:
     compile: bool = True  # with torch.compile on GPUs: not worth minutes for a small model
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Profile:
     """A named configuration, and the placement numbers that suit it."""
 
@@ -222,6 +222,11 @@ PROFILES: dict[str, Callable[..., Profile]] = {
 }
 
 
+def is_profile_file(name: str) -> bool:
+    """Return whether a command that takes a profile was given a file (flows/profile_file.py)."""
+    return name.endswith(".toml")
+
+
 def _gpu(run: RunConfig, *, device_batch_size: int = 16) -> Profile:
     return Profile(
         run=run,
@@ -250,7 +255,7 @@ def open_profile(
     """
     if name not in PROFILES:
         # Read where the command runs: a worker, on another machine, cannot open it.
-        is_file = name.endswith(".toml")
+        is_file = is_profile_file(name)
         hint = "a TOML file is for the command line: nanochat run FILE.toml" if is_file else None
         raise ConfigError(
             f"there is no profile '{name}'", hint=hint or _suggest(name, list(PROFILES))

@@ -7,9 +7,10 @@ class that all its readers share. `shared` passes the values on from one to the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+from flows.frozen import frozen
 from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
 from infra.placement import CPU_POOL, POOL_NAME, SETTINGS
@@ -36,7 +37,7 @@ _STAGES = [stage.name for stage in STAGES]
 _USABLE = "|".join(name for name in _STAGES if name != REPORT.name)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Option:
     """The declaration of a parameter, beside its name, type and default.
 
@@ -126,7 +127,7 @@ STRICT = Option(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Recipe:
     """Changes to a profile: what decides a result, recorded and sent with each stage."""
 
@@ -142,7 +143,7 @@ class Recipe:
     overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PinnedRecipe(Recipe):
     """Changes to a profile, and artifacts that stand for their stages."""
 
@@ -161,14 +162,14 @@ class PinnedRecipe(Recipe):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NamedRecipe(PinnedRecipe):
     """Changes to a profile, and the name of the run: see `flows.overrides.default_name`."""
 
     run_name: Annotated[str | None, RUN_NAME] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Redo:
     """Stages to build again."""
 
@@ -192,7 +193,7 @@ class Redo:
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnGpus:
     """The number of GPUs."""
 
@@ -207,7 +208,7 @@ class OnGpus:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnMachine(OnGpus):
     """The placement of jobs on a machine, recorded and sent with each stage."""
 
@@ -223,7 +224,7 @@ class OnMachine(OnGpus):
     ] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class InStore:
     """The artifact store."""
 
@@ -241,7 +242,7 @@ class InStore:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnPool:
     """The workers that build the GPU stages, and the number of retries."""
 
@@ -268,7 +269,7 @@ class OnPool:
     ] = RETRIES
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class OnNodes(OnPool):
     """The workers, and the number of machines of each GPU stage."""
 
@@ -290,12 +291,12 @@ def text_settings(data: str) -> dict[str, str]:
     return {"shards.path": path, "shards.source": source or "local"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class FlowRequest(InStore, OnPool, OnMachine):
     """The parameters that all flows of whole runs have."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunRequest(FlowRequest, OnNodes, NamedRecipe, Redo):
     """All parameters of the flow `nanochat`."""
 

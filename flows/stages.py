@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from flows.frozen import frozen
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -19,7 +21,7 @@ class Quantity:
     caption: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Stage:
     """One step of the pipeline."""
 

@@ -13,9 +13,9 @@ collector saw the record, or the process sees that the artifact is gone.
 import contextlib
 import uuid
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
+from flows.frozen import frozen
 from flows.identity.record_types import Digest, Name, read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
@@ -32,7 +32,7 @@ Log: TypeAlias = Callable[[str], None]
 Pause: TypeAlias = Callable[[float], None]  # sleeps; raises if the caller is to stop
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Pin:
     """Artifacts that must not be collected, and the reason."""
 

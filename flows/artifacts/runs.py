@@ -11,10 +11,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from flows.artifacts.transfer import in_parallel
+from flows.frozen import frozen
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
 from flows.identity.ref import ArtifactRef
@@ -36,7 +37,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Run(Recipe, OnMachine):
     """One execution of the pipeline, with the parameters that it shares with its request."""
 
@@ -65,7 +66,7 @@ class Run(Recipe, OnMachine):
         return ArtifactRef(stage, self.stages[stage]) if stage in self.stages else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Tag:
     """The record of a tag."""
 

@@ -8,7 +8,7 @@ from the requested one: then its code or its datasets are not those of the calle
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
 from flows.build.build import BuildContext, Built, Watch
 from flows.build.nodes import build_share
+from flows.frozen import frozen
 from flows.identity.fingerprint import Code, Identity, fingerprint_of
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.record_types import read_record
@@ -35,7 +36,7 @@ def _described(label: str, text: str) -> Option:
     return Option(label=label, help=text, group="run")
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StageRequest(Recipe, OnMachine):
     """A stage to build: its identity, run, store and placement. Every field is plain JSON."""
 

@@ -13,29 +13,30 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, CycloptsError, Group
-
-from flows.cli.output import print_error, print_mistake
+from flows.cli.output import print_error, print_mistake, terminal_width
+from flows.cli.overview import overview
+from flows.frozen import frozen
 from nanochat_core.errors import NanochatError, reason_of
+
+if TYPE_CHECKING:
+    from cyclopts import App
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 _ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule and trust."
 _TRAIN, _USE, _ARTIFACTS, _MACHINE = "train", "use", "artifacts", "machine"  # folders of commands
-# The help shows the groups in this order; cyclopts would sort them by name.
-_GROUPS = {
-    _TRAIN: Group("Train", sort_key=1),
-    _USE: Group("Use", sort_key=2),
-    _ARTIFACTS: Group("Artifacts", sort_key=3),
-    _MACHINE: Group("This machine", sort_key=4),
-}
+# Titles of the groups, in the order of the help.
+_TITLES = {_TRAIN: "Train", _USE: "Use", _ARTIFACTS: "Artifacts", _MACHINE: "This machine"}
+_OPTIONS = (
+    ("--help (-h)", "Display this message and exit."),
+    ("--version", "Display application version."),
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Command:
     """One command, or a group of commands that `make_{name}_app` of its module makes."""
 
@@ -45,6 +46,11 @@ class _Command:
     function: str = ""  # name of the module and of the function in it; "" means the command's name
     usage: str | None = None  # replaces cyclopts' own, which shows optional words as [ARGS]
     group_help: str = ""  # summary of a group of commands; "" means a single command
+
+    @property
+    def title(self) -> str:
+        """Return the name as the help shows it, with its aliases."""
+        return f"{self.name} ({', '.join(self.aliases)})" if self.aliases else self.name
 
     @property
     def path(self) -> str:
@@ -153,12 +159,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def make_app(asked: str | None = None) -> App:
+def make_app(asked: str | None = None) -> "App":
     """Return the command line with the command called `asked` alone. None means with all commands.
 
     With an unknown or empty name all commands are listed, as the help and `did you mean` need it,
     but none of their modules is imported.
     """
+    # Imported here: the list of commands needs no parser.
+    from cyclopts import App, Group
+
+    # The help shows the groups in this order; cyclopts would sort them by name.
+    groups = {
+        folder: Group(title, sort_key=1 + rank)
+        for rank, (folder, title) in enumerate(_TITLES.items())
+    }
     app = App(
         name="nanochat",
         help=_ABOUT,
@@ -175,7 +189,7 @@ def make_app(asked: str | None = None) -> App:
     )
     alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
     for place, command in enumerate(alone or _COMMANDS):
-        group, name = _GROUPS[command.folder], (command.name, *command.aliases)
+        group, name = groups[command.folder], (command.name, *command.aliases)
         if asked is not None and not alone:
             app.command(
                 command.path, name=name, group=group, sort_key=place, help=command.summary()
@@ -199,6 +213,16 @@ def make_app(asked: str | None = None) -> App:
     return app
 
 
+def list_commands() -> str:
+    """Return what `nanochat --help` prints, for the width of this terminal."""
+    panels = [
+        (title, [(each.title, each.summary()) for each in _COMMANDS if each.folder == folder])
+        for folder, title in _TITLES.items()
+    ]
+    panels.append(("Options", list(_OPTIONS)))
+    return overview("Usage: nanochat COMMAND", _ABOUT, panels, width=terminal_width())
+
+
 def _version() -> str:
     # Imported here: it takes longer to import than this module.
     from importlib.metadata import version
@@ -215,6 +239,12 @@ def _unwrap(text: str) -> str:
 def _call(arguments: Sequence[str]) -> int:
     # `nanochat --help plan` asks for `plan` too.
     asked = next((word for word in arguments if not word.startswith("-")), "")
+    if not asked and set(arguments) <= {"--help", "-h"}:
+        sys.stdout.write(list_commands())
+        return 0
+
+    from cyclopts import CycloptsError
+
     try:
         return make_app(asked)(arguments) or 0
     except CycloptsError as error:

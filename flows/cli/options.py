@@ -6,20 +6,16 @@ runs and inherited from `flows.run_request`, which declares them.
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 from cyclopts import App, Group, Parameter
 
-from flows.artifacts.cache import Cache
 from flows.cli.output import print_warning
-from flows.identity.manifest import Manifest
-from flows.plan.pinned import open_pinned, sections_of
-from flows.plan.plan import Plan, make_plan
-from flows.plan.upstream import Pins, pin
-from flows.profiles import Profile, make_placement, open_profile
+from flows.frozen import frozen
+from flows.profiles import Profile, make_placement
 from flows.run_request import (
     PROFILE,
     InStore,
@@ -49,6 +45,9 @@ from infra.storage.files import writing
 from infra.storage.open import open_store
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Attention
+
+if TYPE_CHECKING:
+    from flows.artifacts.cache import Cache
 
 _Options = TypeVar("_Options")
 WHAT = Group("What is trained", sort_key=1)
@@ -141,19 +140,19 @@ def make_group(name: str, *commands: Callable[..., int], about: str, **place: An
 
 
 @as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class SettingOptions(Recipe):
     """Changes to a profile's settings."""
 
 
 @as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunOptions(PinnedRecipe):
     """Changes to a profile."""
 
 
 @as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class NamedOptions(NamedRecipe, RunOptions):
     """Changes to a profile, and the name of the run."""
 
@@ -163,12 +162,12 @@ class NamedOptions(NamedRecipe, RunOptions):
 
 
 @as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RedoOptions(Redo):
     """Stages to build again."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _InHome:
     home: Annotated[
         Path | None,
@@ -181,7 +180,7 @@ class _InHome:
 
 
 @as_options(WHERE)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class StoreOptions(InStore, _InHome):
     """The home directory and the artifact store."""
 
@@ -214,8 +213,11 @@ class StoreOptions(InStore, _InHome):
         return self.home_path / "work"
 
     @property
-    def cache(self) -> Cache:
+    def cache(self) -> "Cache":
         """A new cache of fetched artifacts; what is taken from it is in use until it is closed."""
+        # Imported here: most commands fetch nothing.
+        from flows.artifacts.cache import Cache
+
         return Cache(self.home_path / "artifacts", default_cache_limit())
 
     def open_home(self) -> Path:
@@ -235,7 +237,7 @@ class StoreOptions(InStore, _InHome):
 
 
 @as_options(WHERE)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class DeviceOptions(OnGpus, StoreOptions):
     """Home, store and the number of GPUs."""
 
@@ -257,7 +259,7 @@ class DeviceOptions(OnGpus, StoreOptions):
 
 
 @as_options(WHERE)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class PlacementOptions(OnMachine, DeviceOptions):
     """Home, store, devices and every other setting of the placement."""
 
@@ -310,7 +312,7 @@ class PlacementOptions(OnMachine, DeviceOptions):
 
 
 @as_options(WHERE)
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class WorkerOptions(OnNodes):
     """The workers that build the GPU stages of a run, and the number of retries."""
 
@@ -327,72 +329,3 @@ class WorkerOptions(OnNodes):
         # A wrong pool would otherwise be found only when the first GPU stage is due, hours later.
         if self.pool is not None:
             check_gpu_pool(self.pool)
-
-
-def profile_of(name: str, what: RunOptions) -> Profile:
-    """Return the requested profile. Raises ConfigError on a wrong name or value."""
-    try:
-        return open_profile(name, depth=what.depth, overrides=what.overrides)
-    except ConfigError as error:
-        # Most errors have a hint of their own; for the rest the form of --set helps most.
-        if error.hint is None:
-            error.hint = "a setting is given like --set pretrain.num_steps=500"
-        raise
-
-
-def pinned_profile(
-    name: str,
-    what: RunOptions,
-    home: Path,
-    *,
-    plan: bool,
-    known: Mapping[str, str] | None = None,
-    pinned: Mapping[str, Manifest] | None = None,
-) -> tuple[Profile, Pins]:
-    """Return the profile with every moving upstream name resolved, and the pin of each name.
-
-    plan: see `flows.plan.upstream.pin`. Names that only `pinned` artifacts need are not looked up.
-    """
-    chosen = profile_of(name, what)
-    sections = sections_of(pinned or {})
-    run, pins = pin(chosen.run, home, log=print_warning, known=known, sections=sections, plan=plan)
-    return replace(chosen, run=run), pins
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planned:
-    """A profile as the command line gave it, and its plan."""
-
-    profile: Profile
-    pins: Pins
-    store: Store
-    placement: Placement
-    plan: Plan
-
-
-def plan_profile(
-    name: str,
-    what: RunOptions,
-    where: PlacementOptions,
-    *,
-    redo: Redo = RedoOptions(),
-    will_run: bool = False,
-) -> Planned:
-    """Plan the profile with these options. Raises ConfigError and what `make_plan` raises.
-
-    `will_run` resolves moving upstream names anew, as a run does.
-    """
-    store = where.open_store()
-    pinned = open_pinned(store, what.use, warn=print_warning)
-    chosen, pins = pinned_profile(name, what, where.home_path, plan=not will_run, pinned=pinned)
-    placement = where.placement(chosen)
-    plan = make_plan(
-        chosen.run,
-        store,
-        where.work,
-        force=frozenset(redo.force),
-        from_stage=redo.from_stage,
-        pinned=pinned,
-        placement=placement,
-    )
-    return Planned(profile=chosen, pins=pins, store=store, placement=placement, plan=plan)

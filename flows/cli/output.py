@@ -1,20 +1,20 @@
 """Printing for commands: results on stdout; errors, warnings and notes on stderr.
 
-rich honours NO_COLOR and drops colour where the output is not a terminal, so no text may depend on
-its colour.
+Colour is left out under NO_COLOR and where the output is not a terminal, so no text may depend on
+its colour. Lines are written without rich, whose import takes as long as planning a run does.
 """
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.text import Text
+from typing import TYPE_CHECKING, Any, TextIO
 
 from flows.render.text import escaped, one_line, visible
 from nanochat_core.errors import NanochatError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # By the sign that a plan's line begins with: `flows.plan.plan.STATES`.
 _STATE_STYLES = {
@@ -26,60 +26,46 @@ _STATE_STYLES = {
     "?": "dim",
     "x": "red",
 }
+_CODES = {
+    **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"},
+    **{"magenta": "35", "cyan": "36"},
+}
+_WIDTH = 80  # columns, where the output is no terminal
+_COLOURLESS = ("dumb", "unknown")  # values of TERM
 
 
-class _Screen(Console):
-    """A console that escapes control characters in all text, so that none moves the cursor.
-
-    Names, hosts, reasons and errors come from the store and from jobs, so other people write them.
-    """
-
-    def render_str(self, text: str, *args: Any, **options: Any) -> Text:
-        """Return `text` rendered; see Console."""
-        # Before rich sees it: rich drops a few control characters silently.
-        return super().render_str(escaped(text), *args, **options)
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        """Yield the segments of `renderable`; see Console. All output passes through here."""
-        # Control segments (cursor, erase line) are made by rich itself for its progress bars.
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=escaped(segment.text))
-
-
-def screen(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
-    """Return a console. All output to a terminal goes through one of these.
+def screen(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
+    """Return a console for tables, bars and everything else that is not lines of text.
 
     With `soft_wrap` lines are never broken, so that paths can be copied; tables and bars need
     `soft_wrap=False`.
     """
-    return _Screen(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    from flows.cli.screen import Screen
+
+    return Screen(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
 def print_lines(lines: Iterable[str]) -> None:
     """Print each text as one line; newlines in it are escaped, so that it cannot fake a line."""
-    console = screen()
     for line in lines:
-        console.print(one_line(line))
+        _write(sys.stdout, one_line(line))
 
 
 def print_text(text: str) -> None:
     """Print lines unchanged, but for control characters that could move the cursor."""
-    # Not by rich, which would expand tabs.
     sys.stdout.write(escaped(text))
 
 
 def print_note(text: str) -> None:
     """Print one line on stderr: what the command is doing."""
-    screen(stderr=True).print(one_line(text))
+    _write(sys.stderr, one_line(text))
 
 
 def print_plan(lines: list[str]) -> None:
     """Print a plan's lines, each in the colour of the state it begins with."""
-    console = screen()
     for line in lines:
-        console.print(one_line(line), style=_STATE_STYLES.get(line[:2].rstrip()))
+        style = _STATE_STYLES.get(line[:2].rstrip(), "")
+        _write(sys.stdout, styled(one_line(line), style, sys.stdout))
 
 
 def print_json(tree: Any) -> None:
@@ -108,9 +94,34 @@ def print_warning(message: str) -> None:
 
 
 def _print_labelled(label: str, style: str, text: str) -> None:
-    console = screen(stderr=True)
-    console.print(label, style=style, end=" ")
-    console.print(visible(" ".join(text.split())))
+    said = visible(" ".join(text.split()))
+    _write(sys.stderr, f"{styled(label, style, sys.stderr)} {said}")
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """Return `text` with the codes of a style, such as "bold red", where `stream` shows colour."""
+    if not style or os.environ.get("NO_COLOR") or os.environ.get("TERM") in _COLOURLESS:
+        return text
+    if not (os.environ.get("FORCE_COLOR") or stream.isatty()):
+        return text
+    codes = ";".join(_CODES[name] for name in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m"
+
+
+def terminal_width() -> int:
+    """Return the columns of this terminal; 80 if the output is none."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit():
+        return int(given)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH
+    except (OSError, ValueError):  # not a terminal, or not a file at all
+        return _WIDTH
+
+
+def _write(stream: TextIO, line: str) -> None:
+    stream.write(f"{line}\n")
+    stream.flush()  # a reader of `nanochat logs --follow` sees each line at once
 
 
 def print_unread(unread: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from flows.artifacts.runs import Run
 from flows.cli.options import NamedOptions
 from flows.overrides import name_of
-from flows.profile_file import is_profile_file, read_profile_file
+from flows.profiles import is_profile_file
 from flows.run_request import NamedRecipe, Recipe, shared
 from nanochat_core.errors import ConfigError
 
@@ -21,6 +21,9 @@ def read_recipe(profile: str, what: _Recipe) -> tuple[str, _Recipe]:
     """
     if not is_profile_file(profile):
         return profile, what
+    # Imported here: most commands are given the name of a profile.
+    from flows.profile_file import read_profile_file
+
     file = read_profile_file(Path(profile), depth=what.depth)
     again = {override.partition("=")[0].strip() for override in what.overrides}
     kept = [override for override in file.overrides if override.partition("=")[0] not in again]

@@ -19,10 +19,11 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
+from flows.frozen import frozen
 from flows.identity import cpp_source, syntax
 from flows.identity.ref import ArtifactRef
 from flows.identity.syntax import Module, scan
@@ -69,7 +70,7 @@ CARRIERS = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Identity:
     """A fingerprint and all that it was computed from, which is stored to explain differences."""
 
@@ -229,8 +230,7 @@ class Code:
                 write_json(self._cache, tree)
 
     def _read(self, name: str) -> None:
-        path = self._find(name)
-        if name in self._digests or path is None:
+        if name in self._digests or (path := self._find(name)) is None:
             return
         # Relative imports start from the package: a package's own name for its __init__.py.
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -243,7 +243,7 @@ class Code:
                 data = file.relative_to(path.parents[levels]).as_posix()
                 scanned = self._scan(file.read_bytes(), file.suffix, package)
                 self._digests[name][data] = scanned.digest
-        self._imports[name] = list(self._modules(module.imports, own=_top(name)))
+        self._imports[name] = list(dict.fromkeys(self._modules(module.imports, own=_top(name))))
 
     def digest_of(self, name: str, source: bytes) -> str:
         """Return the digest of `source` as the module or data file `name` of a closure."""

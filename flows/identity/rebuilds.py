@@ -11,9 +11,10 @@ which it was begun; a machine removes its own work directory if that names anoth
 import json
 import shutil
 import uuid
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from flows.frozen import frozen
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
@@ -26,7 +27,7 @@ NONE = ""  # the id for state of a job that was never rebuilt
 _NOTE = "rebuild.json"
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RebuildMark:
     """The mark of a rebuild that began and has not finished."""
 

@@ -4,16 +4,17 @@ import ast
 import contextlib
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
+
+from flows.frozen import frozen
 
 # Positions, and fields that some Python versions fill and others lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _PARSES = 5  # tries; failures are rare and independent
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Module:
     """One file of the closure, scanned. A data file has no imports and names no files."""
 

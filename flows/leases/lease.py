@@ -13,8 +13,9 @@ This module has no clock, threads or randomness: ages are by the store's clock, 
 an argument. flows/leases/held_lease.py adds the threads.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
+from flows.frozen import frozen
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import Earlier, encode_record, find_stored
 from flows.identity.ref import ArtifactRef
@@ -33,7 +34,7 @@ class LeaseLost(StageError):
     """The lease is lost; another process may be building. What this one saved is resumed later."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Claimant:
     """A process that wants to build. Each attempt has its own, so no two write the same bytes."""
 
@@ -45,7 +46,7 @@ class Claimant:
     since: str  # UTC, 2026-11-21T05:53:38Z; for people, never compared
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LeaseRecord(Claimant):
     """The contents of lease.json."""
 
@@ -59,7 +60,7 @@ class LeaseRecord(Claimant):
     endpoint: str | None = None  # host:port at which the other nodes of the stage reach the owner
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LeaseGrant:
     """A lease that this process holds, as of its last renewal."""
 
@@ -77,7 +78,7 @@ class LeaseGrant:
         return self.record.epoch
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class LeaseHolder:
     """Another process that builds, as far as its record says."""
 

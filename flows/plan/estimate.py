@@ -1,8 +1,9 @@
 """Estimate the time and cost of a stage: from its last build, else from what was measured."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.work import Work, measure_work
 from flows.profiles import tiny
@@ -35,7 +36,7 @@ _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Estimate:
     """Time and money for what is left of a stage."""
 
@@ -81,7 +82,7 @@ def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | No
     return replace(whole, seconds=whole.seconds * left, dollars=whole.dollars * left)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class _Past:
     """A build of the same kind of work."""
 

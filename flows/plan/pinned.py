@@ -6,7 +6,6 @@ are. The report needs every stage's artifact, so a run with a pinned input has n
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from flows.artifacts.names import open_usable
 from flows.identity.manifest import Manifest
 from flows.stages import REPORT, STAGES, Stage, stage_named
 from infra.storage.base import Store
@@ -19,6 +18,9 @@ def open_pinned(
     """Open the artifacts named `names`, by stage. Raises ConfigError for two of one stage."""
     pinned: dict[str, Manifest] = {}
     for name in names:
+        # Imported here: most plans have no such input.
+        from flows.artifacts.names import open_usable
+
         manifest = open_usable(store, name, warn=warn)
         if (other := pinned.get(manifest.stage)) is not None:
             raise ConfigError(

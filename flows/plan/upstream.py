@@ -11,12 +11,13 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeAlias
 
 from flows.artifacts.runs import latest_runs, timestamp
 from flows.datasets import published_task
+from flows.frozen import frozen
 from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
 from nanochat_core.data.hub.datasets import repository_of
@@ -35,7 +36,7 @@ Pins: TypeAlias = dict[str, str]  # OWNER/NAME@BRANCH -> commit, URL -> sha256
 Log: TypeAlias = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Resolved:
     """A commit or sha256 and the time at which the name stood for it."""
 

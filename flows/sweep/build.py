@@ -15,6 +15,7 @@ from prefect.runtime import flow_run
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run
 from flows.build.build import BuildContext, Built
+from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
@@ -43,7 +44,7 @@ from nanochat_core.errors import NanochatError, StageError
 Wanted: TypeAlias = Callable[[Results], Collection[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GroupRequest(FlowRequest, OnNodes):
     """The parameters that flows of several runs share."""
 
@@ -53,7 +54,7 @@ class GroupRequest(FlowRequest, OnNodes):
     strict: Annotated[bool, STRICT] = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class GroupResult:
     """The results of a group that completed."""
 

@@ -1,9 +1,10 @@
 """Several runs of one profile that differ in settings, and the stages that they share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeAlias
 
+from flows.frozen import frozen
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
 from flows.plan.pinned import stages_before
@@ -15,7 +16,7 @@ from flows.stages import STAGES, Stage
 Results: TypeAlias = Mapping[str, Manifest | None]
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Member:
     """One run of a group."""
 
@@ -27,7 +28,7 @@ class Member:
     cells: tuple[str, ...]  # its first cells in a table
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class RunGroup:
     """The runs that one flow builds, each up to the stage `stage`."""
 
@@ -45,7 +46,7 @@ class RunGroup:
         return max(self.members, key=lambda member: member.depth)
 
 
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class Unit:
     """A stage of a group, and the members that share its artifact."""
 

@@ -3,7 +3,6 @@
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
@@ -22,6 +21,7 @@ from flows.cli.output import print_lines, print_result, print_warning, screen
 from flows.cli.train.run import resumable
 from flows.evals.request import MODEL, EvalRequest, EvalSettings
 from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
+from flows.frozen import frozen
 from flows.render.table import columns
 from flows.render.text import duration
 from flows.run_request import shared
@@ -36,7 +36,7 @@ Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 
 
 @as_options(Group("Evaluation", sort_key=1))
-@dataclass(frozen=True, kw_only=True)
+@frozen
 class EvalOptions(EvalSettings):
     """The suite, and the rule for what counts as worse."""
 
@@ -75,7 +75,7 @@ def schedule(
         str | None,
         Parameter(help="Work pool whose workers evaluate; default the pool cpu's own processes."),
     ] = None,
-    evaluation: EvalOptions = EvalOptions(),
+    evaluation: EvalOptions = EvalOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Evaluate a model on a schedule, by default every night at three.
@@ -123,7 +123,7 @@ def run(
     model: Model = "main",
     /,
     *,
-    evaluation: EvalOptions = EvalOptions(),
+    evaluation: EvalOptions = EvalOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Evaluate a model now. Exit 2 when it got worse.

@@ -12,14 +12,13 @@ from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
 from flows.cli.options import (
     PlacementOptions,
-    Planned,
     Positive,
     ProfileName,
     RunOptions,
     StageName,
-    plan_profile,
 )
 from flows.cli.output import print_lines
+from flows.cli.planning import Planned, plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.fingerprint import REPOSITORY
 from flows.identity.ref import short

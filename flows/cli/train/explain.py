@@ -13,9 +13,9 @@ from flows.cli.options import (
     ProfileName,
     RunOptions,
     StageName,
-    plan_profile,
 )
 from flows.cli.output import print_json, print_lines
+from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short

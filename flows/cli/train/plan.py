@@ -8,9 +8,9 @@ from flows.cli.options import (
     PlacementOptions,
     ProfileName,
     RedoOptions,
-    plan_profile,
 )
 from flows.cli.output import print_json, print_lines, print_plan, print_unread
+from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.overrides import open_name
 from flows.plan.render import render, to_json

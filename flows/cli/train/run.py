@@ -17,9 +17,9 @@ from flows.cli.options import (
     RedoOptions,
     StoreOptions,
     WorkerOptions,
-    plan_profile,
 )
 from flows.cli.output import print_error, print_lines, screen
+from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.ref import ArtifactRef
 from flows.overrides import open_name

@@ -28,10 +28,9 @@ from flows.cli.options import (
     ProfileName,
     RunOptions,
     parameter_of,
-    pinned_profile,
-    profile_of,
 )
 from flows.cli.output import print_mistake, print_warning
+from flows.cli.planning import pinned_profile, profile_of
 from flows.cli.recipes import read_recipe
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest

@@ -18,6 +18,7 @@ OURS = (*PACKAGES, "bench", "docs")
 MAX_LINES = 400
 MAX_MODULES = 12
 READ_THE_ENVIRONMENT = (
+    "flows/cli/output.py",
     "infra/",
     "nanochat_core/data/text/s3_text.py",
     "nanochat_core/runtime/hardware/distributed.py",

@@ -38,5 +38,5 @@ def test_colour_is_left_out_when_asked() -> None:
             text=True,
         ).stderr
 
-    assert "\x1b[" in said()
-    assert "\x1b[3" not in said(NO_COLOR="1")  # bold may stay: it is no colour
+    assert "\x1b[1;31merror:\x1b[0m " in said(NO_COLOR="")
+    assert "\x1b[" not in said(NO_COLOR="1")

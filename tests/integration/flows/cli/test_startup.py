@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -29,6 +31,12 @@ LIGHT = (
     *("plan tiny", "plan tiny --json", "status"),
     *("ls", "ls tiny", "ls sft@tiny", "tag", "diff tiny tiny"),
 )
+# The list of commands needs no parser, and lines on a terminal need no library.
+LIST_NEEDS_NOT = ("cyclopts", "rich", "attr", "flows.profiles", "flows.run_request")
+PLAN_NEEDS_NOT = (
+    *("rich", "tomllib", "flows.profile_file"),
+    *("flows.artifacts.cache", "flows.artifacts.names"),
+)
 SCRIPT = f"""
 import sys
 from flows.cli.app import main
@@ -39,16 +47,26 @@ for words in {LIGHT!r}:
         sys.exit(f"{{words}} loads {{loaded}}")
 """
 FOLDERS = tuple(f"flows.cli.{name}." for name in ("train", "use", "artifacts", "machine"))
-LIST = f"""
+ONE = """
 import sys
 from flows.cli.app import main
-main(["--help"])
-sys.exit(", ".join(name for name in sys.modules if name.startswith({FOLDERS!r})) or 0)
+main({words!r})
+sys.exit(", ".join(name for name in sys.modules if name.startswith({folders!r})
+                   or name in {names!r}) or 0)
 """
 
 
-def test_the_list_of_commands_loads_no_command() -> None:
-    done = subprocess.run([sys.executable, "-c", LIST], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("words", "folders", "names"),
+    [(["--help"], FOLDERS, LIST_NEEDS_NOT), (["plan", "tiny"], (), PLAN_NEEDS_NOT)],
+    ids=["--help", "plan"],
+)
+@pytest.mark.usefixtures("store")
+def test_a_command_loads_no_module_that_it_can_do_without(
+    words: list[str], folders: tuple[str, ...], names: tuple[str, ...]
+) -> None:
+    script = ONE.format(words=words, folders=folders, names=names)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

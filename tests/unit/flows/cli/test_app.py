@@ -193,7 +193,7 @@ def test_our_own_bugs_raise(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
     def broken(name: str, **changes: object) -> object:
         raise RuntimeError(name)
 
-    monkeypatch.setattr("flows.cli.options.open_profile", broken)
+    monkeypatch.setattr("flows.cli.planning.open_profile", broken)
     with pytest.raises(RuntimeError, match="tiny"):
         main(["plan", "tiny"])
 
@@ -212,6 +212,17 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert "fetch (pull)" in said
     assert places == sorted(places)
     assert list(commands_of(make_app())) == COMMANDS
+
+
+@pytest.mark.parametrize("columns", ["40", "72", "80", "120"])
+def test_the_list_of_commands_looks_as_the_help_of_a_command_does(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    make_app("")(["--help"])
+    drawn_by_cyclopts = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out.splitlines() == drawn_by_cyclopts
 
 
 def test_the_help_has_the_first_paragraph_of_every_command_s_own_help(
