@@ -53,13 +53,15 @@ def send(
     owner: str,
     fencing_token: int,
     check_lease: Callable[[], None],
+    check_wanted: Callable[[], None] = lambda: None,
     there: Collection[File] = (),
 ) -> int:
     """Upload the checkpoint in `directory`, a copy of one of `job`'s directories; return its step.
 
     Files that are `there` in the store, by name and contents, need not be in `directory`.
-    `check_lease` raises if the job's lease is lost. Raises StoreError, and ArtifactError if an
-    upload arrived incomplete.
+    `check_lease` raises if the job's lease is lost; `check_wanted`, called after every few MB, if
+    this checkpoint need not be sent any more. Raises StoreError, and ArtifactError if an upload
+    arrived incomplete.
     """
     check_lease()  # only saves work: the call right before the commit decides
     commit = json.loads((directory / COMMIT).read_text(encoding="utf-8"))
@@ -74,7 +76,7 @@ def send(
             file = File(
                 path=name, size=item["size"], sha256=item["sha256"], key=f"{attempt}/{name}"
             )
-            store.upload(file.key, directory / name)
+            store.upload(file.key, directory / name, on_bytes=lambda _: check_wanted())
         files.append(file)
     files += _send_records(store, job, attempt)
     # A store may report success for a part of the bytes. Contents are verified when fetched.

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flows.artifacts import checkpoints
-from flows.build.checkpoint_shards import note_shard
+from flows.artifacts.checkpoints import step_of
+from flows.build.checkpoint_shards import (
+    file_of,
+    is_committed,
+    is_newest,
+    note_shard,
+    uploading_shards,
+)
 from flows.build.messages import MISTAKE, CheckpointShard, Start, Status, read_message
 from flows.build.retry import is_retryable
 from flows.identity.manifest import File
@@ -25,7 +32,7 @@ from infra.launch.link import Link, LinkLost, accept_links
 from infra.launch.rendezvous import Rendezvous, find_interface, find_port, own_address, store_host
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, StageError
+from nanochat_core.errors import ArtifactError, NanochatError, StageError
 from nanochat_core.job import Job
 
 SECONDS_BETWEEN_BEATS = 2.0
@@ -78,7 +85,8 @@ class Coordinator:
         self._terms = terms
         self._log = log
         self._peers: dict[int, _Peer] = {}
-        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of the other nodes
+        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of all nodes
+        self._sending = threading.Lock()  # held while this machine's shards are sent
         self._lock = threading.Lock()  # around changes of `_peers`
 
     @property
@@ -86,10 +94,46 @@ class Coordinator:
         """Return the rendezvous as node 0 joins it."""
         return rendezvous_of(self._start, self._job, node=0)
 
-    @property
+    @contextlib.contextmanager
+    def uploading(self, store: Store, on_error: Callable[[NanochatError], None]) -> Generator[None]:
+        """Upload the shards of this machine's ranks while the block runs, beside the others'.
+
+        Not those of the last step: if the job finishes they go up as files of the artifact.
+        """
+        has_ended = threading.Event()
+
+        def is_wanted(directory: Path, rank: int) -> bool:
+            step = step_of(directory)
+            is_sent = file_of(rank) in (file.path for file in self._shards.get(step, ()))
+            if is_sent or step == self._lease.total:
+                return False
+            # At the end only what can be resumed from next.
+            enough = all if has_ended.is_set() else any
+            return enough((is_committed(directory), is_newest(directory)))
+
+        with uploading_shards(
+            store,
+            self._job,
+            range(self._start.processes),
+            epoch=self._start.epoch,
+            on_shard=self._add,
+            on_error=on_error,
+            keep=True,
+            is_wanted=is_wanted,
+            sending=self._sending,
+        ):
+            try:
+                yield
+            finally:
+                has_ended.set()
+
     def shards(self) -> list[File]:
-        """Return the other nodes' files of the newest checkpoints, all in the store."""
-        return [file for files in list(self._shards.values()) for file in files]
+        """Return the files of the newest checkpoints that are in the store.
+
+        Waits for those of this machine that are being sent.
+        """
+        with self._sending:
+            return [file for files in self._shards.values() for file in files]
 
     def assemble(self, address: str) -> None:
         """Wait until every node is ready, and start the ranks of all.
@@ -196,13 +240,18 @@ class Coordinator:
             peer = self._peers[status.node] = _Peer(link=link, status=status)
             return peer
 
-    def _note(self, shard: CheckpointShard) -> None:
+    def _add(self, shard: CheckpointShard) -> None:
+        """Remember a shard that is in the store."""
         with self._lock:
             # One that is committed and is to be sent, and one that is being written.
             kept = sorted({*self._shards, shard.step})[-2:]
             files = {step: self._shards.get(step, ()) for step in kept}
             files[shard.step] = (*files.get(shard.step, ()), shard.file)
             self._shards = files
+
+    def _note(self, shard: CheckpointShard) -> None:
+        """Remember another node's shard, and record it where rank 0 waits for it."""
+        self._add(shard)
         try:
             # Last: then rank 0 may commit, and the checkpoint is sent.
             note_shard(self._job, shard, epoch=self._start.epoch)

@@ -219,9 +219,9 @@ def _mirror(
 ) -> Generator[None]:
     """Upload every new checkpoint to the store while the block runs.
 
-    Shards of other nodes are in the store already, and not on this machine. The checkpoint of the
-    last step is sent only if the job does not finish: its tensors are uploaded as files of the
-    artifact, after which no process needs it.
+    On several nodes its shards are in the store already, those of other nodes only there. The
+    checkpoint of the last step is sent only if the job does not finish: its tensors are uploaded as
+    files of the artifact, after which no process needs it.
     """
     has_ended = False
 
@@ -232,9 +232,9 @@ def _mirror(
         has_failed = has_ended and (result is None or result.status != "finished")
         return not has_failed and checkpoints.is_of_last_step(directory)
 
-    def send(directory: Path) -> None:
+    def send(directory: Path, check_wanted: Callable[[], None]) -> None:
         check()  # a checkpoint of other code must not be resumed under this fingerprint
-        there: list[File] = coordinator.shards if coordinator else []
+        there: list[File] = coordinator.shards() if coordinator else []
         sent = checkpoints.send(
             context.store,
             job,
@@ -242,6 +242,7 @@ def _mirror(
             owner=lease.owner,
             fencing_token=lease.fencing_token,
             check_lease=lease.check,
+            check_wanted=check_wanted,
             there=there,
         )
         with contextlib.suppress(StoreError):  # the next checkpoint prunes these steps too
@@ -256,7 +257,10 @@ def _mirror(
             reported, next_report = str(error), now + context.terms.say
             _warn(context, job, f"checkpoint not stored: {error}")
 
-    with mirror(job.checkpoints, send, on_error=warn, skip=skip):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mirror(job.checkpoints, send, on_error=warn, skip=skip))
+        if coordinator is not None:
+            stack.enter_context(coordinator.uploading(context.store, warn))
         try:
             yield
         finally:

@@ -76,6 +76,11 @@ class HeldLease:
         # One assignment: the heartbeat thread never pairs an old step with a new total.
         self._progress = (step, total)
 
+    @property
+    def total(self) -> int:
+        """Return the job's steps as last noted."""
+        return self._progress[1]
+
     def announce(self, endpoint: str) -> None:
         """Put host:port into the record at once. Raises LeaseLost, StoreError."""
         self._endpoint = endpoint  # which every later heartbeat repeats

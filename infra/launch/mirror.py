@@ -1,12 +1,14 @@
 """Upload each new checkpoint of a running job in the background.
 
 If uploads are slower than saves, only the newest checkpoint is sent and those in between are
-skipped.
+skipped. Once the job has ended, an upload of an older checkpoint is given up for the newest: the
+time until a scheduler kills this process is for what was saved last.
 """
 
 import contextlib
 import os
 import shutil
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -17,16 +19,23 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _COMMIT = "COMMIT.json"  # written last: a directory without it is not a checkpoint yet
 
 
+class Superseded(StageError):
+    """An upload that was given up because a newer checkpoint is to be sent."""
+
+
 @contextlib.contextmanager
 def mirror(
     checkpoints: Path,
-    send: Callable[[Path], None],
+    send: Callable[[Path, Callable[[], None]], None],
     *,
     on_error: Callable[[NanochatError], None],
     skip: Callable[[Path], bool] = lambda directory: False,
     every: float = _SECONDS_BETWEEN_LOOKS,
 ) -> Generator[None]:
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
+
+    `send` calls its second argument often while it uploads: that raises Superseded once the block
+    has ended and left a newer checkpoint.
 
     Checkpoints that exist at the beginning count as sent, even if the job finds the newest of them
     damaged and sets it aside. However the block ends, the last checkpoint that it left is sent
@@ -35,8 +44,15 @@ def mirror(
     look; a job never fails because its mirror does.
     """
     sent = set(_committed(checkpoints))
+    ended = threading.Event()
 
     def look() -> None:
+        newest = None
+
+        def check() -> None:
+            if ended.is_set() and next(_committed(checkpoints), None) != newest:
+                raise Superseded(f"{newest} is not the newest checkpoint")
+
         try:
             newest = next(_committed(checkpoints), None)
             if newest is None or newest in sent or skip(newest[0]):
@@ -44,7 +60,9 @@ def mirror(
             with _held(newest[0]) as copy:
                 if copy is None:
                     return  # dropped meanwhile, so a newer one exists
-                send(copy)
+                send(copy, check)
+        except Superseded:
+            pass
         except NanochatError as error:
             on_error(error)
         # Whatever a damaged checkpoint may raise: an exception would end the thread.
@@ -55,7 +73,10 @@ def mirror(
             sent.add(newest)
 
     with poll(look, every=every):
-        yield
+        try:
+            yield
+        finally:
+            ended.set()
 
 
 def _committed(checkpoints: Path) -> Iterator[tuple[Path, int]]:

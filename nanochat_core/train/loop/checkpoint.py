@@ -140,13 +140,20 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def commit(directory: Path, facts: CheckpointFacts) -> None:
-    """Make the directory a checkpoint as soon as every rank's file is complete. For rank 0."""
+def commit(
+    directory: Path, facts: CheckpointFacts, given_up: Callable[[], bool] = lambda: False
+) -> bool:
+    """Make the directory a checkpoint as soon as every rank's file is complete. For rank 0.
+
+    Returns whether it is one: not if `given_up` returned True before all files were there.
+    """
     records = [_record(directory, rank) for rank in range(facts.world_size)]
     # Ranks meet in the file system: this runs in a thread, where a collective would get in between
     # those of the training loop.
     for record in records:
         while not record.exists():
+            if given_up():
+                return False
             time.sleep(_SECONDS_BETWEEN_LOOKS)
     files = {
         f"tensors-{rank:05d}.safetensors": json.loads(record.read_text(encoding="utf-8"))
@@ -156,6 +163,7 @@ def commit(directory: Path, facts: CheckpointFacts) -> None:
     sync_directory(directory.parent)  # the entry of the directory itself
     for record in records:
         record.unlink()
+    return True
 
 
 def clear(root: Path, step: int) -> Path:

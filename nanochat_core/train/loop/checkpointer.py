@@ -71,6 +71,7 @@ class Checkpointer:
         self._resumed_step: int | None = None
         self._staging = Staging()
         self._writing: _Writing | None = None
+        self._given_up = threading.Event()  # what is being written need not be committed
         metrics.last_good = self._last_good
         self._allowance = contextlib.ExitStack()
 
@@ -120,6 +121,10 @@ class Checkpointer:
         validates = self.validates_after(done, total)
         if stopping or due or validates or done == total:
             self._metrics.sync()  # a state whose loss is broken is not saved
+            if stopping:
+                # Other nodes may still be sending their files of the save before: the time that is
+                # left is for this one.
+                self._given_up.set()
             # While the loss is far above its level the state may be broken already.
             if stopping or done == total or not self._metrics.is_high:
                 self._save(done, total, state)
@@ -165,6 +170,7 @@ class Checkpointer:
 
     def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
         self._wait()
+        self._given_up.clear()
         HEARTBEAT.beat("saving")
         measured = self._metrics.state()
         assert not measured.keys() & state.keys(), f"these names are taken: {', '.join(measured)}"
@@ -202,8 +208,8 @@ class Checkpointer:
         directory = self._root / f"step-{facts.step:07d}"
         write_pieces(directory, self._world.rank, tensors)
         if self._world.is_first:
-            commit(directory, facts)
-            if not is_doubtful:
+            is_committed = commit(directory, facts, self._given_up.is_set)
+            if is_committed and not is_doubtful:
                 prune(self._root, keep=self._resources.keep_checkpoints)
 
     def _last_good(self, step: int) -> int | None:

@@ -43,8 +43,9 @@ def test_pieces_of_several_ranks_are_read_as_whole_tensors(tmp_path: Path) -> No
     directory = clear(tmp_path, 5)
     write_pieces(directory, 1, {"weight/table#4": table[4:], "weight/matrix": matrix})
     write_pieces(directory, 0, {"weight/table#0": table[:4], "step": torch.tensor(5)})
+    assert not commit(directory, facts(5, world_size=3), lambda: True)  # rank 2's never comes
     assert find_checkpoint(tmp_path, warn=lambda text: None) is None
-    commit(directory, facts(5, world_size=2))
+    assert commit(directory, facts(5, world_size=2), lambda: True)
     found = find_checkpoint(tmp_path, warn=pytest.fail)
     assert found is not None
     assert (found.step, found.world_size, found.seconds) == (5, 2, 1.5)

@@ -59,11 +59,16 @@ def job(make_job: MakeJob, tmp_path: Path) -> Job:
 
 
 def make_checkpointer(
-    job: Job, owner: Owner, *, late: bool = False, pace: Throughput | None = None
+    job: Job,
+    owner: Owner,
+    *,
+    late: bool = False,
+    pace: Throughput | None = None,
+    world: World = ALONE,
 ) -> tuple[Checkpointer, TrainMetrics]:
     progress = Progress(job.events)
     metrics = TrainMetrics(progress, pace, late=late)
-    return Checkpointer(job, cast(Optimizer, owner), ALONE, progress, metrics), metrics
+    return Checkpointer(job, cast(Optimizer, owner), world, progress, metrics), metrics
 
 
 def steps_in(job: Job) -> list[int]:
@@ -129,6 +134,36 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
     checkpointer.close()
     assert max(most) == 1
     assert steps_in(job) == [3, 4]
+
+
+class TwoNodes(World):
+    """Rank 0 of two, whose peer does what it does."""
+
+    def any_of(self, *flags: bool) -> list[bool]:
+        return list(flags)
+
+    def barrier(self) -> None:
+        return
+
+
+def test_a_stop_gives_up_a_save_that_waits_for_another_nodes_file(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = checkpointer_module.write_pieces
+
+    def write_both(directory: Path, rank: int, tensors: dict[str, torch.Tensor]) -> None:
+        if directory.name.endswith("2"):  # of step 1 the other node's file does not come
+            write(directory, 1, {})
+        write(directory, rank, tensors)
+
+    monkeypatch.setattr(checkpointer_module, "write_pieces", write_both)
+    world = TwoNodes(rank=0, local_rank=0, size=2)
+    checkpointer, _ = make_checkpointer(job, Owner(), world=world)
+    checkpointer.maybe_save(1, 9, {})
+    monkeypatch.setattr(interrupt.STOP, "requested", True)
+    with pytest.raises(interrupt.Interrupted):
+        checkpointer.maybe_save(2, 9, {})
+    assert steps_in(job) == [2]
 
 
 @pytest.mark.parametrize(

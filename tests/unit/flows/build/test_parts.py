@@ -3,8 +3,10 @@
 import hashlib
 import json
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,8 +21,12 @@ from flows.artifacts.checkpoints import (
     settle,
 )
 from flows.build.checkpoint_shards import note_shard, upload_shards, uploading_shards
-from flows.build.messages import CheckpointShard
+from flows.build.coordinator import Coordinator
+from flows.build.messages import CheckpointShard, Start
 from flows.identity.manifest import File
+from flows.leases.held_lease import HeldLease, LeaseTimings
+from infra.launch.mirror import Superseded
+from infra.storage.base import OnBytes, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job
@@ -145,6 +151,85 @@ def test_what_is_written_last_is_sent_before_the_block_ends(
         write(b, 9, 1)
     assert [shard.step for shard in heard] == [9]
     assert errors == []
+
+
+class SlowStore(LocalStore):
+    """Calls `during` in the middle of an upload."""
+
+    def __init__(self, root: Path, during: Callable[[], object]) -> None:
+        super().__init__(root)
+        self.during = during
+
+    def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
+        self.during()
+        on_bytes(1)
+        super().upload(key, path)
+
+
+def test_a_shard_is_given_up_when_the_ranks_begin_the_next_save(
+    tmp_path: Path, jobs: tuple[Job, Job]
+) -> None:
+    _, b = jobs
+    slow = SlowStore(tmp_path / "store", lambda: write(b, 9, 1))
+    write(b, 5, 1)
+    with pytest.raises(Superseded, match="step 5"):
+        upload(slow, b)
+    assert [shard.step for shard in upload(slow, b)] == [9]
+    assert not upload(slow, b)  # step 5 is of no use any more
+
+
+class FakeLease:
+    """What node 0 asks of its lease for its own shards."""
+
+    total = 900
+
+
+def on_node_0(job: Job, *, during: Callable[[], object]) -> tuple[list[File], list[NanochatError]]:
+    """What node 0 has uploaded of its own while `during` ran in the midst of it."""
+    start = Start(epoch=1, host="a", nodes=2, processes=1, step=0, commit="")
+    coordinator = Coordinator(
+        job, start, cast("HeldLease", FakeLease()), terms=LeaseTimings(), log=lambda text: None
+    )
+    errors: list[NanochatError] = []
+    reached = threading.Event()
+
+    def upload() -> None:
+        during()
+        reached.set()
+
+    store = SlowStore(job.directory / "store", upload)
+    with coordinator.uploading(store, errors.append):
+        write(job, 5, 0)
+        assert reached.wait(120)
+        files = coordinator.shards()  # waits for what is being sent
+    assert (job.checkpoints / "step-0000005" / "tensors-00000.safetensors").exists()
+    return files, errors
+
+
+def test_node_0_sends_its_own_shard_before_the_others_are_there(jobs: tuple[Job, Job]) -> None:
+    a, _ = jobs
+    ((file,), errors) = on_node_0(a, during=lambda: None)
+    assert (file.path, errors) == ("tensors-00000.safetensors", [])
+    assert "/step-0000005/parts-1/" in file.key
+
+
+def test_node_0_goes_on_with_a_committed_shard_though_the_next_save_begins(
+    jobs: tuple[Job, Job],
+) -> None:
+    a, _ = jobs
+
+    def save_next() -> None:
+        commit(a, 5, 1)
+        (a.checkpoints / "step-0000009").mkdir(exist_ok=True)
+
+    ((file,), errors) = on_node_0(a, during=save_next)
+    assert ("/step-0000005/" in file.key, errors) == (True, [])
+
+
+def test_node_0_gives_up_what_the_ranks_gave_up(jobs: tuple[Job, Job]) -> None:
+    a, _ = jobs
+    begin = a.checkpoints / "step-0000009"
+    assert on_node_0(a, during=begin.mkdir) == ([], [])
 
 
 def test_parts_of_steps_that_were_never_committed_go(

@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ class Receiver:
         self.errors: list[NanochatError] = []
         self.fail = 0
 
-    def __call__(self, directory: Path) -> None:
+    def __call__(self, directory: Path, check: object) -> None:
         if self.fail:
             self.fail -= 1
             raise StoreError("not now")
@@ -120,7 +121,7 @@ def test_a_checkpoint_stays_whole_while_it_is_sent_though_the_job_drops_it(tmp_p
     reached, go_on = threading.Event(), threading.Event()
     seen: list[str] = []
 
-    def send(copy: Path) -> None:
+    def send(copy: Path, check: object) -> None:
         reached.set()
         assert go_on.wait(120)
         seen.append((copy / "tensors").read_text())
@@ -132,6 +133,47 @@ def test_a_checkpoint_stays_whole_while_it_is_sent_though_the_job_drops_it(tmp_p
         go_on.set()
     assert seen == ["x1"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_at_the_end_an_older_upload_is_given_up_for_the_newest(tmp_path: Path, newer: bool):
+    reached = threading.Event()
+    sent: list[str] = []
+
+    def send(copy: Path, check: Callable[[], None]) -> None:
+        reached.set()
+        for _ in range(
+            20_000 if newer and copy.name.endswith("1") else 20
+        ):  # each a block of bytes
+            check()
+            time.sleep(0.005)
+        sent.append(copy.name[-1])
+
+    errors: list[NanochatError] = []
+    with mirror(tmp_path, send, on_error=errors.append, every=0.005):
+        save(tmp_path, 1)
+        assert reached.wait(120)
+        if newer:
+            save(tmp_path, 2)
+    assert (sent, errors) == (["2" if newer else "1"], [])
+
+
+def test_while_the_job_runs_an_older_upload_goes_on(tmp_path: Path):
+    reached, go_on = threading.Event(), threading.Event()
+    sent: list[str] = []
+
+    def send(copy: Path, check: Callable[[], None]) -> None:
+        reached.set()
+        assert go_on.wait(120)
+        check()
+        sent.append(copy.name[-1])
+
+    with mirror(tmp_path, send, on_error=lambda error: None, every=0.005):
+        save(tmp_path, 1)
+        assert reached.wait(120)
+        save(tmp_path, 2)
+        go_on.set()
+        wait_for(lambda: sent == ["1", "2"])
 
 
 def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -146,7 +188,7 @@ def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_disk_that_refuses_is_reported_and_the_job_continues(tmp_path: Path):
-    def send(copy: Path) -> None:
+    def send(copy: Path, check: object) -> None:
         raise OSError(28, "No space left on device")
 
     receiver = Receiver()
@@ -159,7 +201,7 @@ def test_a_file_that_sending_misses_is_reported_and_retried(tmp_path: Path):
     receiver = Receiver()
     sent: list[str] = []
 
-    def send(copy: Path) -> None:
+    def send(copy: Path, check: object) -> None:
         sent.append(copy.name)
         if len(sent) == 1:
             raise FileNotFoundError(2, "No such file or directory")
