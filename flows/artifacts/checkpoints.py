@@ -34,7 +34,7 @@ from flows.identity.manifest import File
 from flows.identity.rebuilds import NONE, rebuild_of
 from flows.identity.records import OtherFormat, encode_record
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import Store
+from infra.storage.base import ObjectNotFound, Store
 from infra.storage.files import sha256_of, writing
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job, check_checkpoints, check_format, sync_directory, write_json
@@ -79,10 +79,8 @@ def send(
             store.upload(file.key, directory / name, on_bytes=lambda _: check_wanted())
         files.append(file)
     files += _send_records(store, job, attempt)
-    # A store may report success for a part of the bytes. Contents are verified when fetched.
     for file in files:
-        if (size := store.head(file.key).size) != file.size:
-            raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
+        check_arrived(store, file)
     record = StoredCheckpoint(
         step=commit["step"],
         total=commit["total"],
@@ -97,6 +95,17 @@ def send(
     check_lease()
     store.put(f"{attempt}/{COMMIT}", encode_record(asdict(record), format=FORMAT))
     return record.step
+
+
+def check_arrived(store: Store, file: File) -> None:
+    """Raise ArtifactError if an uploaded file is not in the store with all its bytes."""
+    # A store may report success for a part of the bytes. Contents are verified when fetched.
+    try:
+        size = store.head(file.key).size
+    except ObjectNotFound as error:
+        raise ArtifactError(f"{file.key} was uploaded and is not there") from error
+    if size != file.size:
+        raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
 
 
 def prune(store: Store, job: Job, *, sent: int) -> None:
@@ -212,8 +221,8 @@ def commit_of(directory: Path) -> str:
 
 
 def step_of(directory: Path) -> int:
-    """Return the step that a checkpoint's directory is named after."""
-    return int(directory.name.removeprefix("step-"))
+    """Return the step that a checkpoint's directory, or a copy of it, is named after."""
+    return int(directory.name.rpartition("step-")[2])
 
 
 def is_of_last_step(directory: Path) -> bool:

@@ -8,17 +8,18 @@ and reports key, size and sha256 to node 0, which records beside rank 0's own sh
 complete: rank 0 commits when all are. The stored checkpoint names each shard by its key. `epoch` is
 the fencing token of the lease, so that attempts write to keys of their own.
 
-Ranks begin a save when the one before is committed, or when the job is being stopped and that one
-was given up: then what is still going up is of no use.
+Ranks begin a save when the one before is committed, or was given up because the job is being
+stopped: then what is still being uploaded of that one is of no use.
 """
 
 import contextlib
 import json
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from flows.artifacts.checkpoints import place_of, step_of
+from flows.artifacts.checkpoints import check_arrived, place_of, step_of
 from flows.artifacts.transfer import in_parallel
 from flows.build.messages import CheckpointShard
 from flows.identity.manifest import File
@@ -29,60 +30,36 @@ from nanochat_core.errors import ArtifactError, NanochatError, StageError, reaso
 from nanochat_core.job import Job, write_json
 
 SECONDS_BETWEEN_LOOKS = 0.25
-_THREADS = 4
+THREADS = 4
 _COMMIT = "COMMIT.json"
 
 
-def upload_shards(
+def upload_shard(
     store: Store,
     job: Job,
-    ranks: Sequence[int],
+    directory: Path,
+    rank: int,
     *,
     epoch: int,
+    check: Callable[[], None],
     on_shard: Callable[[CheckpointShard], None],
-    keep: bool = False,
-    is_wanted: Callable[[Path, int], bool] | None = None,
 ) -> None:
-    """Upload these ranks' complete shards of checkpoints that are not committed yet.
+    """Upload a rank's complete shard from a checkpoint's directory; `on_shard` gets it.
 
-    `on_shard` is called with each one that is in the store; it is deleted here, unless `keep`.
-    `is_wanted` is asked before and during each upload, with directory and rank; by default what is
-    of the newest save is wanted. Raises StoreError, OSError, and Superseded for an upload that was
-    given up.
+    `check` is called before the upload and after every block of bytes, and may raise. Raises
+    StoreError, ArtifactError, OSError.
     """
-    is_wanted = is_wanted or (lambda directory, rank: is_newest(directory))
-
-    def send(directory: Path, rank: int) -> None:
-        step = step_of(directory)
-
-        def check(count: int) -> None:
-            if not is_wanted(directory, rank):
-                raise Superseded(f"step {step} was given up")
-
-        record = _record(directory, rank)
-        entry = json.loads(record.read_text(encoding="utf-8"))
-        key = _key(job, step, rank, epoch=epoch)
-        file = File(path=file_of(rank), size=entry["size"], sha256=entry["sha256"], key=key)
-        store.upload(file.key, directory / file.path, on_bytes=check)
-        # A store may report success for a part of the bytes.
-        if (size := store.head(file.key).size) != file.size:
-            raise ArtifactError(f"{file.key} arrived with {size} bytes instead of {file.size}")
-        on_shard(CheckpointShard(step=step, rank=rank, file=file))
-        # Rank 0 alone commits, so another node never resumes from its own shard: it fetches the
-        # whole checkpoint. The record goes first: a crash leaves no record without its bytes.
-        if not keep:
-            record.unlink()
-            (directory / file.path).unlink()
-
-    # The records go when the checkpoint is committed.
-    written = [
-        (directory, rank)
-        for directory in job.checkpoints.glob("step-*")
-        for rank in ranks
-        if _record(directory, rank).exists() and is_wanted(directory, rank)
-    ]
-    for _ in in_parallel(lambda item: send(*item), written, threads=_THREADS):
-        pass
+    check()
+    step, entry = step_of(directory), _read_entry(directory, rank)
+    file = File(
+        path=file_of(rank),
+        size=entry["size"],
+        sha256=entry["sha256"],
+        key=_key(job, step, rank, epoch=epoch),
+    )
+    store.upload(file.key, directory / file.path, on_bytes=lambda count: check())
+    check_arrived(store, file)
+    on_shard(CheckpointShard(step=step, rank=rank, file=file))
 
 
 def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:
@@ -108,21 +85,33 @@ def uploading_shards(
     epoch: int,
     on_shard: Callable[[CheckpointShard], None],
     on_error: Callable[[NanochatError], None],
-    keep: bool = False,
-    is_wanted: Callable[[Path, int], bool] | None = None,
-    sending: "threading.Lock | None" = None,  # a function before Python 3.13
 ) -> Generator[None]:
     """Upload what `ranks` write while the block runs, and once more at its end.
 
-    The lock `sending` is held meanwhile. Errors go to `on_error`; the upload is retried at the next
-    poll.
+    Errors go to `on_error`; the upload is retried at the next poll.
     """
 
+    def send(directory: Path, rank: int) -> None:
+        def check() -> None:
+            if directory != max(job.checkpoints.glob("step-*"), default=None):
+                raise Superseded(f"{directory} was given up")
+
+        def drop(shard: CheckpointShard) -> None:
+            on_shard(shard)
+            # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the
+            # whole checkpoint. The record goes first: a crash leaves no record without its bytes.
+            _record(directory, rank).unlink()
+            (directory / file_of(rank)).unlink()
+
+        upload_shard(store, job, directory, rank, epoch=epoch, check=check, on_shard=drop)
+
     def look() -> None:
-        with sending or contextlib.nullcontext(), reporting_errors(job.checkpoints, on_error):
-            upload_shards(
-                store, job, ranks, epoch=epoch, on_shard=on_shard, keep=keep, is_wanted=is_wanted
-            )
+        with reporting_errors(job.checkpoints, on_error):
+            newest = max(job.checkpoints.glob("step-*"), default=None)
+            if newest is not None and not is_committed(newest):
+                written = [rank for rank in ranks if _record(newest, rank).exists()]
+                for _ in in_parallel(partial(send, newest), written, threads=THREADS):
+                    pass
 
     with poll(look, every=SECONDS_BETWEEN_LOOKS):
         yield
@@ -142,14 +131,21 @@ def reporting_errors(directory: Path, on_error: Callable[[NanochatError], None])
         on_error(StageError(f"a checkpoint's files in {directory}: {why}"))
 
 
-def is_newest(directory: Path) -> bool:
-    """Return whether no later save has begun, of a checkpoint's directory."""
-    return directory == max(directory.parent.glob("step-*"), default=None)
+def is_written(directory: Path, ranks: Iterable[int]) -> bool:
+    """Return True if the shards of all `ranks` are complete in an uncommitted checkpoint."""
+    return all(_record(directory, rank).exists() for rank in ranks)
 
 
 def is_committed(directory: Path) -> bool:
-    """Return whether all files of a checkpoint are complete, on whatever nodes."""
+    """Return True if the shards of all ranks are complete."""
     return (directory / _COMMIT).exists()
+
+
+def _read_entry(directory: Path, rank: int) -> Any:
+    """Return size and sha256 of a rank's shard, of a committed checkpoint or an uncommitted one."""
+    with contextlib.suppress(FileNotFoundError):
+        return json.loads(_record(directory, rank).read_text(encoding="utf-8"))
+    return json.loads((directory / _COMMIT).read_text(encoding="utf-8"))["files"][file_of(rank)]
 
 
 def _key(job: Job, step: int, rank: int, *, epoch: int) -> str:

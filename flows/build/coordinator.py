@@ -14,12 +14,13 @@ from pathlib import Path
 
 from flows.artifacts import checkpoints
 from flows.artifacts.checkpoints import step_of
+from flows.artifacts.transfer import in_parallel
 from flows.build.checkpoint_shards import (
-    file_of,
+    THREADS,
     is_committed,
-    is_newest,
+    is_written,
     note_shard,
-    uploading_shards,
+    upload_shard,
 )
 from flows.build.messages import MISTAKE, CheckpointShard, Start, Status, read_message
 from flows.build.retry import is_retryable
@@ -32,7 +33,7 @@ from infra.launch.link import Link, LinkLost, accept_links
 from infra.launch.rendezvous import Rendezvous, find_interface, find_port, own_address, store_host
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, NanochatError, StageError
+from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
 
 SECONDS_BETWEEN_BEATS = 2.0
@@ -85,55 +86,51 @@ class Coordinator:
         self._terms = terms
         self._log = log
         self._peers: dict[int, _Peer] = {}
-        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of all nodes
-        self._sending = threading.Lock()  # held while this machine's shards are sent
-        self._lock = threading.Lock()  # around changes of `_peers`
+        self._shards: dict[int, tuple[File, ...]] = {}  # by step, of all nodes, in the store
+        self._lock = threading.Lock()  # around changes of `_peers` and `_shards`
 
     @property
     def rendezvous(self) -> Rendezvous:
         """Return the rendezvous as node 0 joins it."""
         return rendezvous_of(self._start, self._job, node=0)
 
-    @contextlib.contextmanager
-    def uploading(self, store: Store, on_error: Callable[[NanochatError], None]) -> Generator[None]:
-        """Upload the shards of this machine's ranks while the block runs, beside the others'.
+    @property
+    def _ranks(self) -> range:
+        """The ranks of this machine."""
+        return range(self._start.processes)
 
-        Not those of the last step: if the job finishes they go up as files of the artifact.
+    def is_written(self, directory: Path) -> bool:
+        """Return True if the shards of this machine's ranks are complete in a checkpoint."""
+        return is_written(directory, self._ranks)
+
+    def upload(self, store: Store, directory: Path, check: Callable[[], None]) -> tuple[File, ...]:
+        """Upload the shards of this machine's ranks, and return the files of all in the store.
+
+        `directory` is the mirror's copy of a checkpoint. Waits until it is committed: until the
+        other nodes' shards are in the store too. Raises what `check` raises, StoreError, OSError.
         """
-        has_ended = threading.Event()
+        step = step_of(directory)
+        with self._lock:  # of earlier steps nothing is asked any more
+            self._shards = {s: files for s, files in self._shards.items() if s >= step}
 
-        def is_wanted(directory: Path, rank: int) -> bool:
-            step = step_of(directory)
-            is_sent = file_of(rank) in (file.path for file in self._shards.get(step, ()))
-            if is_sent or step == self._lease.total:
-                return False
-            # At the end only what can be resumed from next.
-            enough = all if has_ended.is_set() else any
-            return enough((is_committed(directory), is_newest(directory)))
+        def send(rank: int) -> None:
+            upload_shard(
+                store,
+                self._job,
+                directory,
+                rank,
+                epoch=self._start.epoch,
+                check=check,
+                on_shard=self._add,
+            )
 
-        with uploading_shards(
-            store,
-            self._job,
-            range(self._start.processes),
-            epoch=self._start.epoch,
-            on_shard=self._add,
-            on_error=on_error,
-            keep=True,
-            is_wanted=is_wanted,
-            sending=self._sending,
-        ):
-            try:
-                yield
-            finally:
-                has_ended.set()
-
-    def shards(self) -> list[File]:
-        """Return the files of the newest checkpoints that are in the store.
-
-        Waits for those of this machine that are being sent.
-        """
-        with self._sending:
-            return [file for files in self._shards.values() for file in files]
+        for _ in in_parallel(send, self._ranks, threads=THREADS):
+            pass
+        while True:
+            check()
+            if is_committed(directory):
+                return self._shards[step]
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def assemble(self, address: str) -> None:
         """Wait until every node is ready, and start the ranks of all.
@@ -217,7 +214,7 @@ class Coordinator:
                     return
                 peer.status = status
                 if status.shard is not None:
-                    self._note(status.shard)
+                    self.note(status.shard)
         except LinkLost as error:
             if peer is not None:
                 peer.lost = str(error)
@@ -241,15 +238,11 @@ class Coordinator:
             return peer
 
     def _add(self, shard: CheckpointShard) -> None:
-        """Remember a shard that is in the store."""
         with self._lock:
-            # One that is committed and is to be sent, and one that is being written.
-            kept = sorted({*self._shards, shard.step})[-2:]
-            files = {step: self._shards.get(step, ()) for step in kept}
-            files[shard.step] = (*files.get(shard.step, ()), shard.file)
-            self._shards = files
+            files = self._shards.get(shard.step, ())
+            self._shards = {**self._shards, shard.step: (*files, shard.file)}
 
-    def _note(self, shard: CheckpointShard) -> None:
+    def note(self, shard: CheckpointShard) -> None:
         """Remember another node's shard, and record it where rank 0 waits for it."""
         self._add(shard)
         try:

@@ -5,6 +5,7 @@ flows/build/nodes.py.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -138,11 +139,7 @@ def run_stage(
     wait(lambda: checkpoints.restore(context.store, job, log=log))
     report_building(stage, context, job)
 
-    def on_event(event: dict[str, Any]) -> None:
-        if event["kind"] in ("start", "step"):
-            # Written with the next heartbeat: plans and waiting processes show it as progress.
-            lease.note(step=event["step"], total=event["total"])
-        context.watch(stage.name, event)
+    stopping = threading.Event()  # this job was asked to stop, here or on another node
 
     with contextlib.ExitStack() as stack:
         # The coordinator before the mirror, so that the last checkpoint is still sent with the
@@ -162,13 +159,13 @@ def run_stage(
                 )
             )
         if context.placement.mirrors_checkpoints:
-            stack.enter_context(_mirror(context, job, lease, coordinator, check))
+            stack.enter_context(_mirror(context, job, lease, coordinator, check, stopping))
         append_segment(job, processes=nodes * processes, nodes=nodes)
         try:
             return run_job(
                 job,
                 processes=processes,
-                on_event=on_event,
+                on_event=_follow(context, stage, lease, stopping),
                 stop=coordinator.ending if coordinator else lease.ending,
                 lost=coordinator.lost if coordinator else None,
                 check=check,
@@ -179,6 +176,22 @@ def run_stage(
             if (cause := _cause(error, context, lease, coordinator)) is error:
                 raise
             raise cause from error
+
+
+def _follow(
+    context: BuildContext, stage: Stage, lease: HeldLease, stopping: threading.Event
+) -> Callable[[dict[str, Any]], None]:
+    """Return what passes a job's events to the run, and notes what the build needs of them."""
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["kind"] in ("start", "step"):
+            # Written with the next heartbeat: plans and waiting processes show it as progress.
+            lease.note(step=event["step"], total=event["total"])
+        if event["kind"] == "stopping":
+            stopping.set()
+        context.watch(stage.name, event)
+
+    return on_event
 
 
 def find_finished(job: Job) -> Result | None:
@@ -216,25 +229,33 @@ def _mirror(
     lease: HeldLease,
     coordinator: Coordinator | None,
     check: CodeCheck,
+    stopping: threading.Event,
 ) -> Generator[None]:
     """Upload every new checkpoint to the store while the block runs.
 
-    On several nodes its shards are in the store already, those of other nodes only there. The
-    checkpoint of the last step is sent only if the job does not finish: its tensors are uploaded as
-    files of the artifact, after which no process needs it.
+    On several nodes each uploads its own shards, at the same time. The checkpoint of the last step
+    is sent only if the job does not finish: its tensors are uploaded as files of the artifact,
+    after which no process needs it.
     """
     has_ended = False
+
+    def is_stopping() -> bool:
+        return stopping.is_set() or lease.ending.is_set()
 
     def skip(directory: Path) -> bool:
         # Unknown while the job runs, so its last step is held back; the mirror asks once more after
         # the block.
         result = Result.find(job.directory) if has_ended else None
         has_failed = has_ended and (result is None or result.status != "finished")
-        return not has_failed and checkpoints.is_of_last_step(directory)
+        is_last = checkpoints.step_of(directory) == lease.total
+        return not has_failed and (is_last or checkpoints.is_of_last_step(directory))
 
     def send(directory: Path, check_wanted: Callable[[], None]) -> None:
         check()  # a checkpoint of other code must not be resumed under this fingerprint
-        there: list[File] = coordinator.shards() if coordinator else []
+        there: tuple[File, ...] = ()
+        if coordinator is not None:
+            lease.check()
+            there = coordinator.upload(context.store, directory, check_wanted)
         sent = checkpoints.send(
             context.store,
             job,
@@ -257,10 +278,14 @@ def _mirror(
             reported, next_report = str(error), now + context.terms.say
             _warn(context, job, f"checkpoint not stored: {error}")
 
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mirror(job.checkpoints, send, on_error=warn, skip=skip))
-        if coordinator is not None:
-            stack.enter_context(coordinator.uploading(context.store, warn))
+    with mirror(
+        job.checkpoints,
+        send,
+        on_error=warn,
+        skip=skip,
+        is_written=coordinator.is_written if coordinator else lambda directory: False,
+        is_stopping=is_stopping,
+    ):
         try:
             yield
         finally:

@@ -1,16 +1,18 @@
 """Upload each new checkpoint of a running job in the background.
 
 If uploads are slower than saves, only the newest checkpoint is sent and those in between are
-skipped. Once the job has ended, an upload of an older checkpoint is given up for the newest: the
-time until a scheduler kills this process is for what was saved last.
+skipped. Once the job is to end soon, an upload is given up for that of a newer checkpoint: the time
+until a scheduler kills this process is for what is saved last.
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TypeAlias
 
 from infra.launch.background import poll
 from nanochat_core.errors import NanochatError, StageError
@@ -19,23 +21,33 @@ _SECONDS_BETWEEN_LOOKS = 1.0
 _COMMIT = "COMMIT.json"  # written last: a directory without it is not a checkpoint yet
 
 
+Send: TypeAlias = Callable[[Path, Callable[[], None]], None]
+
+
 class Superseded(StageError):
-    """An upload that was given up because a newer checkpoint is to be sent."""
+    """An upload that was given up: a newer checkpoint goes first, or this one is none."""
 
 
 @contextlib.contextmanager
 def mirror(
     checkpoints: Path,
-    send: Callable[[Path, Callable[[], None]], None],
+    send: Send,
     *,
     on_error: Callable[[NanochatError], None],
     skip: Callable[[Path], bool] = lambda directory: False,
+    is_written: Callable[[Path], bool] = lambda directory: False,
+    is_stopping: Callable[[], bool] = lambda: False,
     every: float = _SECONDS_BETWEEN_LOOKS,
 ) -> Generator[None]:
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
 
-    `send` calls its second argument often while it uploads: that raises Superseded once the block
-    has ended and left a newer checkpoint.
+    `send` calls its second argument before it begins and after every block of bytes. That raises
+    Superseded if this upload is to be given up: when the block has ended, or `is_stopping` says
+    that it soon will, and a newer checkpoint is there or being saved.
+
+    A directory that is not committed yet is sent too if `is_written`. Then `send` has to wait until
+    its copy has COMMIT.json, which its second argument puts there; that raises Superseded if it
+    will never come, because the job has begun the next save or has ended.
 
     Checkpoints that exist at the beginning count as sent, even if the job finds the newest of them
     damaged and sets it aside. However the block ends, the last checkpoint that it left is sent
@@ -43,34 +55,38 @@ def mirror(
     each look. An error, in `skip` too, is passed to `on_error` and the send is retried at the next
     look; a job never fails because its mirror does.
     """
-    sent = set(_committed(checkpoints))
+    sent: set[tuple[Path, int | None]] = {
+        (directory, time) for directory in _saves(checkpoints) if (time := _commit_time(directory))
+    }
     ended = threading.Event()
 
+    def check(directory: Path, copy: Path) -> None:
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            _link_or_copy(directory / _COMMIT, copy / _COMMIT)
+        is_committed = _commit_time(copy) is not None
+        if ended.is_set():
+            is_wanted = is_committed and _newest(checkpoints, _commit_time) == directory
+        else:
+            is_newest = _newest(checkpoints, Path.exists) == directory
+            is_wanted = is_newest or (is_committed and not is_stopping())
+        if not is_wanted:
+            raise Superseded(f"{directory} is not sent")
+
+    def is_ready(directory: Path) -> bool:
+        # Nobody commits after the end.
+        is_committed = _commit_time(directory) is not None
+        return is_committed or (not ended.is_set() and is_written(directory))
+
     def look() -> None:
-        newest = None
-
-        def check() -> None:
-            if ended.is_set() and next(_committed(checkpoints), None) != newest:
-                raise Superseded(f"{newest} is not the newest checkpoint")
-
-        try:
-            newest = next(_committed(checkpoints), None)
-            if newest is None or newest in sent or skip(newest[0]):
+        with _reporting_errors(checkpoints, on_error):
+            directory = _newest(checkpoints, is_ready)
+            if directory is None or (directory, _commit_time(directory)) in sent or skip(directory):
                 return
-            with _held(newest[0]) as copy:
+            with _held(directory) as copy:
                 if copy is None:
                     return  # dropped meanwhile, so a newer one exists
-                send(copy, check)
-        except Superseded:
-            pass
-        except NanochatError as error:
-            on_error(error)
-        # Whatever a damaged checkpoint may raise: an exception would end the thread.
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
-            on_error(StageError(f"{checkpoints} cannot be read: {why.lower()}"))
-        else:
-            sent.add(newest)
+                send(copy, functools.partial(check, directory, copy))
+                sent.add((directory, _commit_time(copy)))
 
     with poll(look, every=every):
         try:
@@ -79,12 +95,38 @@ def mirror(
             ended.set()
 
 
-def _committed(checkpoints: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the checkpoints, the highest step first, with the times of their commit (ns)."""
-    # The time distinguishes a step that was saved again from the one that was sent.
-    for directory in sorted(checkpoints.glob("step-*"), reverse=True):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            yield directory, (directory / _COMMIT).stat().st_mtime_ns
+@contextlib.contextmanager
+def _reporting_errors(
+    checkpoints: Path, on_error: Callable[[NanochatError], None]
+) -> Generator[None]:
+    """Pass errors in the block to `on_error` instead of raising them; an upload may be given up."""
+    try:
+        yield
+    except Superseded:
+        pass
+    except NanochatError as error:
+        on_error(error)
+    # Whatever a damaged checkpoint may raise: an exception would end the thread.
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or repr(error)
+        on_error(StageError(f"{checkpoints} cannot be read: {why.lower()}"))
+
+
+def _saves(checkpoints: Path) -> list[Path]:
+    """Return the directories of saves, committed or not, the highest step first."""
+    return sorted(checkpoints.glob("step-*"), reverse=True)
+
+
+def _newest(checkpoints: Path, accepts: Callable[[Path], object]) -> Path | None:
+    return next(filter(accepts, _saves(checkpoints)), None)
+
+
+def _commit_time(directory: Path) -> int | None:
+    """Return when a checkpoint was committed (ns); None if it is not."""
+    # It distinguishes a step that was saved again from the one that was sent.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return (directory / _COMMIT).stat().st_mtime_ns
+    return None
 
 
 @contextlib.contextmanager
@@ -114,7 +156,7 @@ def _hold(directory: Path, copy: Path) -> bool:
 def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except FileNotFoundError:
+    except (FileNotFoundError, FileExistsError):
         raise
     except OSError:  # a file system without hard links
-        shutil.copyfile(source, target)
+        shutil.copy2(source, target)  # with its time

@@ -5,6 +5,7 @@ Kinds of event, each with `time` (unix seconds):
     start    {"step", "total", "unit", "resumed"}   a loop begins or resumes at `step`
     step     {"step", "total", "values"}            one unit of work done; `values` are numbers
     eval     {"step", "values"}                     scores measured at `step`
+    stopping {"step"}                               asked to stop, the loop saves `step` and ends
     message  {"text"}                               a log line for people
 
 A resumed job appends. Its steps after the checkpoint are written again, with the same values, so a
@@ -24,6 +25,7 @@ _FIELDS: dict[str, dict[str, type]] = {
     "start": {"step": int, "total": int, "unit": str, "resumed": bool},
     "step": {"step": int, "total": int, "values": dict},
     "eval": {"step": int, "values": dict},
+    "stopping": {"step": int},
     "message": {"text": str},
 }
 
@@ -54,6 +56,10 @@ class Progress:
     def eval(self, step: int, **values: float) -> None:
         """Log scores of the state after `step` units."""
         self._write("eval", step=step, values=values)
+
+    def stopping(self, step: int) -> None:
+        """Log that the job saves the state after `step` units and ends, as it was asked to."""
+        self._write("stopping", step=step)
 
     def message(self, text: str) -> None:
         """Log a line for people."""

@@ -71,7 +71,7 @@ class Checkpointer:
         self._resumed_step: int | None = None
         self._staging = Staging()
         self._writing: _Writing | None = None
-        self._given_up = threading.Event()  # what is being written need not be committed
+        self._stopping = threading.Event()  # all ranks know that the job is to end
         metrics.last_good = self._last_good
         self._allowance = contextlib.ExitStack()
 
@@ -122,12 +122,11 @@ class Checkpointer:
         if stopping or due or validates or done == total:
             self._metrics.sync()  # a state whose loss is broken is not saved
             if stopping:
-                # Other nodes may still be sending their files of the save before: the time that is
-                # left is for this one.
-                self._given_up.set()
+                self._stopping.set()
+                self._progress.stopping(done)
             # While the loss is far above its level the state may be broken already.
             if stopping or done == total or not self._metrics.is_high:
-                self._save(done, total, state)
+                self._save(done, total, state, is_last=stopping or done == total)
         if stopping:
             self._wait()
             self._world.barrier()  # rank 0 commits: no rank ends before the checkpoint counts
@@ -168,9 +167,11 @@ class Checkpointer:
             or (every > 0 and done % every == 0)
         )
 
-    def _save(self, done: int, total: int, state: dict[str, Any]) -> None:
+    def _save(self, done: int, total: int, state: dict[str, Any], *, is_last: bool) -> None:
         self._wait()
-        self._given_up.clear()
+        # Rank 0 waits for the files of other nodes, which they send: no rank may begin the next
+        # save before, or they would give up what they send.
+        self._world.barrier()
         HEARTBEAT.beat("saving")
         measured = self._metrics.state()
         assert not measured.keys() & state.keys(), f"these names are taken: {', '.join(measured)}"
@@ -187,7 +188,7 @@ class Checkpointer:
         tensors, arrived = self._staging.copy(self._optimizer.pieces())
         # Then no older one is removed: one of them may prove to be the last good checkpoint.
         is_doubtful = self._metrics.is_high
-        self._writing = _Writing(lambda: self._write(facts, tensors, arrived, is_doubtful))
+        self._writing = _Writing(lambda: self._write(facts, tensors, arrived, is_doubtful, is_last))
         self._saved_at, self._saved_step = time.monotonic(), done
         collect()  # the loop stands still here anyway
         self._metrics.start_timer()
@@ -198,8 +199,13 @@ class Checkpointer:
         tensors: Mapping[str, Tensor],
         arrived: Callable[[], None],
         is_doubtful: bool,
+        is_last: bool,
     ) -> None:
-        """Make the copy a checkpoint. Runs in the writing thread."""
+        """Make the copy a checkpoint. Runs in the writing thread.
+
+        Unless it `is_last`, it is given up for the last one when the job is asked to stop while
+        files of other nodes are outstanding: the time that is left is for what is saved last.
+        """
         arrived()
         for key, tensor in tensors.items():
             if not _is_finite(tensor):
@@ -208,7 +214,11 @@ class Checkpointer:
         directory = self._root / f"step-{facts.step:07d}"
         write_pieces(directory, self._world.rank, tensors)
         if self._world.is_first:
-            is_committed = commit(directory, facts, self._given_up.is_set)
+            is_committed = commit(
+                directory,
+                facts,
+                lambda: not is_last and (STOP.requested or self._stopping.is_set()),
+            )
             if is_committed and not is_doubtful:
                 prune(self._root, keep=self._resources.keep_checkpoints)
 

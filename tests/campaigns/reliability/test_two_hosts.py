@@ -34,6 +34,7 @@ pytestmark = [
 ]
 STEPS = 150
 SECONDS = 240.0
+GRACE = 120.0
 
 
 @pytest.fixture(scope="module")
@@ -205,11 +206,29 @@ def test_a_stop_of_either_host_saves_on_both(
     assert look()["files"] == whole
 
 
+@pytest.mark.parametrize("slow", ["both", "node 0"])
+def test_uploads_that_take_longer_than_the_time_between_saves_end_nothing(
+    hosts: tuple[Host, Host, Callable[[], dict[str, Any]]], whole: dict[str, str], slow: str
+) -> None:
+    a, b, look = hosts
+    for host in (a, b) if slow == "both" else (a,):
+        host.limit(1)
+    for node, host in enumerate((a, b)):
+        host.start(words(num_steps=STEPS, node=node, place=("save_every_steps=5",)))
+    steps: set[int] = set()
+    while a.process is not None and a.process.poll() is None:
+        steps.add(look().get("step", 0))
+    finish(a, b)
+    assert look()["files"] == whole
+    assert len(steps) > 3, steps  # checkpoints have arrived all the time
+    tell(f"slow: {slow}; checkpoints seen in the store: {sorted(steps)}")
+
+
 @pytest.mark.parametrize("during", ["training", "the upload of an earlier save"])
 def test_a_stop_with_two_gigabytes_of_optimizer_state_saves_the_very_step(
     tmp_path: Path, during: str
 ) -> None:
-    place = ("grace_seconds=120", "save_every_seconds=100000")
+    place = (f"grace_seconds={GRACE:.0f}", "save_every_seconds=100000")
     with two_hosts(tmp_path, LARGE_VOCAB) as (a, b, look):
         if during != "training":
             for host in (a, b):
@@ -221,20 +240,18 @@ def test_a_stop_with_two_gigabytes_of_optimizer_state_saves_the_very_step(
             for host in (a, b):
                 host.limit(25)
         else:
-            until(lambda: step_of(a) >= 2, a, b)
-            assert not look().get("step", 0)
+            until(lambda: step_of(a) >= 1, a, b)  # the first step's save is going up
         assert b.process is not None
         b.process.send_signal(signal.SIGTERM)
         stopped = time.time()
-        assert b.wait(240) == 130, b.log.read_text()
+        assert b.wait(GRACE) == 130, b.log.read_text()
         seconds = time.time() - stopped
-        assert a.wait(60) == LOST, a.log.read_text()
+        assert a.wait(max(1.0, stopped + GRACE - time.time())) == LOST, a.log.read_text()
         saved = look()
         assert saved["step"] == step_of(a) > 1
-        state = sum(size for path, size in saved["bytes"].items() if "optimizer" in path)
-        total = sum(saved["bytes"].values())
-        assert state > 2e9, saved["bytes"]
+        total = sum(saved["bytes"].values())  # two thirds of it are AdamW's moments
+        assert total > 3e9, saved["bytes"]
         tell(
-            f"during {during}: {state / 1e9:.2f} GB of state, {total / 1e9:.2f} GB in all, node 1 "
-            f"ended in {seconds:.1f} s, node 0 in {time.time() - stopped:.1f} s"
+            f"during {during}: {total / 1e9:.2f} GB, step {saved['step']}; node 1 ended in "
+            f"{seconds:.1f} s, node 0 in {time.time() - stopped:.1f} s"
         )

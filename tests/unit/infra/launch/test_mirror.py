@@ -176,6 +176,67 @@ def test_while_the_job_runs_an_older_upload_goes_on(tmp_path: Path):
         wait_for(lambda: sent == ["1", "2"])
 
 
+def test_a_stop_gives_up_an_older_upload_as_soon_as_the_next_save_begins(tmp_path: Path):
+    stopping, begun = threading.Event(), threading.Event()
+    reached: list[str] = []
+    given_up: list[str] = []
+
+    def send(copy: Path, check: Callable[[], None]) -> None:
+        reached.append(copy.name[-1])
+        try:
+            while not begun.is_set() or (reached == ["1"] and stopping.is_set()):
+                check()
+                time.sleep(0.005)
+        except StageError:
+            given_up.append(copy.name[-1])
+            raise
+
+    errors: list[NanochatError] = []
+    with mirror(tmp_path, send, on_error=errors.append, is_stopping=stopping.is_set, every=0.005):
+        directory = save(tmp_path, 1)
+        wait_for(lambda: reached == ["1"])
+        stopping.set()
+        begun.set()
+        (tmp_path / "step-0000002").mkdir()  # is being saved
+        wait_for(lambda: given_up == ["1"])
+        wait_for(lambda: len(reached) > 1)  # again, as nothing newer is committed
+        assert directory.exists()
+    assert (reached, errors) == (["1", "1"], [])
+
+
+def test_one_that_is_written_is_sent_before_its_commit(tmp_path: Path):
+    events: list[str] = []
+
+    def send(copy: Path, check: Callable[[], None]) -> None:
+        events.append(f"sends {copy.name[-1]}")
+        while not (copy / "COMMIT.json").exists():
+            check()
+            time.sleep(0.005)
+        events.append((copy / "tensors").read_text())
+
+    def write(step: int) -> Path:
+        directory = tmp_path / f"step-000000{step}"
+        directory.mkdir()
+        (directory / "tensors").write_text(f"x{step}")
+        return directory
+
+    errors: list[NanochatError] = []
+    is_written = lambda directory: (directory / "tensors").exists()  # noqa: E731
+    with mirror(tmp_path, send, on_error=errors.append, is_written=is_written, every=0.005):
+        first = write(1)
+        wait_for(lambda: events == ["sends 1"])
+        write_json(first / "COMMIT.json", {})
+        wait_for(lambda: events[-1] == "x1")
+        write(2)
+        wait_for(lambda: events[-1] == "sends 2")
+        write_json(write(3) / "COMMIT.json", {})  # the second was given up
+        wait_for(lambda: events[-1] == "x3")
+        write(4)  # is never committed
+        wait_for(lambda: events[-1] == "sends 4")
+    assert events == ["sends 1", "x1", "sends 2", "sends 3", "x3", "sends 4"]
+    assert not errors
+
+
 def test_without_hard_links_a_copy_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def refuse(source: object, target: object) -> None:
         raise PermissionError(1, "no links here")
