@@ -68,9 +68,10 @@ def words(
     node: int,
     place: tuple[str, ...] = (),
     vocab: int = small_training.VOCAB,
+    save_every: int = SAVE_EVERY,
 ) -> list[str]:
     """The command of one node."""
-    settings = ("threads=1", "device_batch_size=4", f"save_every_steps={SAVE_EVERY}", *place)
+    settings = ("threads=1", "device_batch_size=4", f"save_every_steps={save_every}", *place)
     changed = overrides(num_steps, vocab)
     return [
         *(sys.executable, "-m", "flows.cli.app", "stage", "pretrain", "tiny", "--depth", "2"),
