@@ -25,7 +25,7 @@ Send: TypeAlias = Callable[[Path, Callable[[], None]], None]
 
 
 class Superseded(StageError):
-    """An upload that was given up: a newer checkpoint goes first, or this one is none."""
+    """An upload that was given up: a newer checkpoint goes first, or this one was not committed."""
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def mirror(
             raise Superseded(f"{directory} is not sent")
 
     def is_ready(directory: Path) -> bool:
-        # Nobody commits after the end.
+        # After the end no rank commits.
         is_committed = _commit_time(directory) is not None
         return is_committed or (not ended.is_set() and is_written(directory))
 

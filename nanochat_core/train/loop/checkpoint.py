@@ -145,7 +145,7 @@ def commit(
 ) -> bool:
     """Make the directory a checkpoint as soon as every rank's file is complete. For rank 0.
 
-    Returns whether it is one: not if `given_up` returned True before all files were there.
+    Returns False, without a commit, if `given_up` returns True before all files are complete.
     """
     records = [_record(directory, rank) for rank in range(facts.world_size)]
     # Ranks meet in the file system: this runs in a thread, where a collective would get in between

@@ -214,7 +214,7 @@ def test_uploads_that_take_longer_than_the_time_between_saves_end_nothing(
     for host in (a, b) if slow == "both" else (a,):
         host.limit(1)
     for node, host in enumerate((a, b)):
-        host.start(words(num_steps=STEPS, node=node, save_every=5))
+        host.start(words(num_steps=STEPS, node=node, save_every=3))
     steps: set[int] = set()
     while a.process is not None and a.process.poll() is None:
         steps.add(look().get("step", 0))

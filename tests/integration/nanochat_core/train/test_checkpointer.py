@@ -137,7 +137,7 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
 
 
 class TwoNodes(World):
-    """Rank 0 of two, whose peer does what it does."""
+    """Rank 0 of two; no collective reaches the other."""
 
     def any_of(self, *flags: bool) -> list[bool]:
         return list(flags)
