@@ -4,7 +4,7 @@ const get = (id) => document.getElementById(id);
 const log = get("log"), scroller = get("scroll"), text = get("text");
 const SMALL = matchMedia("(max-width: 800px)"), HAS_KEYS = matchMedia("(pointer: fine)");
 const TINY = 100e6, SMALL_MODEL = 3e9;   // parameters
-const IDEAS = ["Who are you?", "What is 5 + 9?", "What can you do?"];
+const IDEAS = ["Who are you?", "What is 5 + 9?", "Spell the word river", "What can you do?"];
 const SAVE_EVERY = 1000;   // milliseconds, while an answer is written
 
 let current = newConversation();
@@ -206,9 +206,9 @@ function drawDown() { get("down").hidden = atEnd(); }
 
 // ---- what the server is --------------------------------------------------------------------------
 
-/** "1.9 million". */
+/** "1.9 M". */
 function inWords(count) {
-  const [unit, name] = [[1e12, " trillion"], [1e9, " billion"], [1e6, " million"], [1e3, " thousand"]].find(([size]) => count >= size) ?? [1, ""];
+  const [unit, name] = [[1e12, " T"], [1e9, " B"], [1e6, " M"], [1e3, " K"]].find(([size]) => count >= size) ?? [1, ""];
   const value = count / unit;
   return (value >= 10 || unit === 1 ? Math.round(value) : value.toFixed(1)) + name;
 }
@@ -216,7 +216,7 @@ function inWords(count) {
 /** What to expect of a model of this size. */
 function aboutModel(count) {
   const size = `This model has ${inWords(count)} parameters`;
-  if (count < TINY) return `${size}: it is tiny. It was made to try things out, writes a lot of nonsense and knows almost nothing. Take nothing it says for true.`;
+  if (count < TINY) return `${size}: it is tiny. It was made to try things out, writes a lot of nonsense and knows almost nothing. Do not rely on its answers.`;
   if (count < SMALL_MODEL) return `${size}: it is small. It talks, but makes many things up and says them with confidence.`;
   return `${size}. It can be wrong: check what matters.`;
 }

@@ -242,11 +242,11 @@ def test_tokens_and_speed_are_shown_and_the_servers_numbers_win(page: Page, serv
 
 
 def test_the_page_says_plainly_that_a_model_is_tiny(page: Page):
-    expect(page.get_by_text("This model has 1.9 million parameters: it is tiny.")).to_be_visible()
+    expect(page.get_by_text("This model has 1.9 M parameters: it is tiny.")).to_be_visible()
     expect(page.get_by_role("heading", level=1)).to_have_text("sft@tiny")
     ask(page, "hello")
-    page.get_by_text("tiny: 1.9 million").click()
-    expect(page.get_by_role("alert").get_by_text("Take nothing it says for true")).to_be_visible()
+    page.get_by_text("tiny: 1.9 M").click()
+    expect(page.get_by_role("alert").get_by_text("Do not rely on its answers")).to_be_visible()
 
 
 def test_it_is_used_without_a_mouse(page: Page, server: ScriptedServer):

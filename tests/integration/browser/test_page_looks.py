@@ -112,7 +112,7 @@ def test_every_text_has_the_contrast_of_wcag_aa(
     page.get_by_text("Keys and commands").click()
     look()
     page.keyboard.press("Escape")
-    page.get_by_text("tiny: 1.9 million").click()
+    page.get_by_text("tiny: 1.9 M").click()
     look()
     assert len(texts) > 200
     large = [t for t in texts if t["size"] >= 24 or (t["size"] >= 18.66 and t["weight"] >= 700)]
@@ -136,7 +136,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(open_page: Opens):
     page.reload()
     assert ground(page) == dark
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("As the system").check(force=True)
+    page.get_by_label("System").check(force=True)
     assert ground(page) == light
 
 
@@ -178,7 +178,7 @@ def test_the_focus_goes_in_the_order_of_the_page_and_is_seen(page: Page, server:
         "Skip to the message box",
         "New chat",
         "hello",
-        "tiny: 1.9 million parameters",
+        "tiny: 1.9 M parameters",
         "Settings",
     ]
     places = [names.index(name) for name in [*wanted, "Copy", "Regenerate"]]

@@ -82,7 +82,7 @@ def test_the_dialog_changes_the_same_settings(page: Page, server: ScriptedServer
     ask(page, "hello")
     assert server.asked[0] | {"temperature": 1.5, "seed": 9, "max_tokens": 256} == server.asked[0]
     page.get_by_role("button", name="Settings").click()
-    dialog.get_by_role("button", name="Back to the defaults").click()
+    dialog.get_by_role("button", name="Reset").click()
     ask(page, "again")
     assert server.asked[1]["temperature"] == 0.8
     assert "seed" not in server.asked[1]
