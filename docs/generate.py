@@ -96,7 +96,7 @@ _FOUND = {
     "device_batch_size": "the profile's",
     "save_every_seconds": "the profile's",
     "eval_every_steps": "the profile's",
-    "compile": "`true` on a GPU but for `tiny`, else `false`",
+    "compile": "`true` but for `tiny`; always `false` on a CPU",
     "sinks": "`NANOCHAT_SINKS`, else none",
 }
 

@@ -288,7 +288,8 @@ def make_placement(
 ) -> Placement:
     """Make a run's placement: from the arguments, else the environment, else this machine.
 
-    `settings` are applied last, each a `name=value`. Raises ConfigError on a wrong one.
+    `settings` are applied last, each a `name=value`. Raises ConfigError on a wrong one. On a CPU
+    nothing is compiled, whatever they say.
     """
     home = home or default_home()
     # A profile's batch may be too small for all GPUs of a machine; an explicit number is obeyed.
@@ -299,15 +300,14 @@ def make_placement(
         device_batch_size=pace.device_batch_size,
         save_every_seconds=pace.save_every_seconds,
         eval_every_steps=pace.eval_every_steps,
-        compile=gpus > 0 and pace.compile,
+        compile=pace.compile,
         sinks=default_sinks(),
     )
-    return Placement(
-        home=home,
-        store=store or default_store(home),
-        gpus=gpus,
-        resources=with_settings(resources, settings),
-    )
+    resources = with_settings(resources, settings)
+    if resources.device == "cpu":
+        # torch.compile's kernels are no faster there than torch's and our own, and take minutes.
+        resources = dataclasses.replace(resources, compile=False)
+    return Placement(home=home, store=store or default_store(home), gpus=gpus, resources=resources)
 
 
 def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:

@@ -272,7 +272,7 @@ class PlacementOptions(OnMachine, DeviceOptions):
     ] = None
     compile: Annotated[
         bool | None,
-        Parameter(help="Let torch.compile make kernels; default on a GPU, but not for tiny."),
+        Parameter(help="Let torch.compile make kernels for a GPU; default, but not for tiny."),
     ] = None
 
     @property
@@ -308,6 +308,11 @@ class PlacementOptions(OnMachine, DeviceOptions):
         wanted = (*placement.resources.sinks, placement.resources.attention)
         for line, remedy in missing_packages(wanted):  # now, not after hours of training
             print_warning(f"{line}: {remedy}")
+        if "compile=true" in self.settings and not placement.resources.compile:
+            print_warning(
+                "compile=true counts on a GPU only: on this machine's CPU compiled kernels train "
+                "no faster and take minutes to make"
+            )
         return placement
 
 

@@ -1,6 +1,7 @@
 """What is said of the machine on the command line arrives in the placement."""
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,12 @@ def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
         gpus=0,
         device_batch_size=3,
         attention="sdpa",
-        compile=True,
+        compile=False,
         place=("save_every_steps=50", "dollars_per_hour=24"),
     )
     placement = where.placement(open_profile("tiny"))
     seen = placement.resources
-    assert (seen.device_batch_size, seen.attention, seen.compile) == (3, "sdpa", True)
+    assert (seen.device_batch_size, seen.attention, seen.compile) == (3, "sdpa", False)
     assert (seen.save_every_steps, seen.dollars_per_hour) == (50, 24.0)
     words = where.argv
     again = dict(zip(words[::2], words[1::2], strict=True))
@@ -42,12 +43,21 @@ def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_p
     assert "--place" in str(error.value.hint)
 
 
-def test_by_default_kernels_are_compiled_on_a_gpu_only(tmp_path: Path) -> None:
+def test_kernels_are_compiled_on_a_gpu_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     profile = open_profile("d12")
     assert PlacementOptions(home=tmp_path, gpus=8).placement(profile).resources.compile
     assert not PlacementOptions(home=tmp_path, gpus=0).placement(profile).resources.compile
     where = PlacementOptions(home=tmp_path, gpus=8, compile=False)
     assert not where.placement(profile).resources.compile
+    where = PlacementOptions(home=tmp_path, gpus=1, compile=True)
+    assert where.placement(open_profile("tiny")).resources.compile
+    assert capsys.readouterr().err == ""
+    for asked in (PlacementOptions(compile=True), PlacementOptions(place=("compile=true",))):
+        where = replace(asked, home=tmp_path, gpus=0)
+        assert not where.placement(profile).resources.compile
+        assert capsys.readouterr().err.startswith("warning: compile=true counts on a GPU only: ")
 
 
 def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
