@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is started by its path
+
+from bench.gpu.stages import small_text
+
 TOLERANCE = 0.003
 LAST_LINES = 15  # of a peer that failed, to print
 VOCAB, SEQUENCE_LEN = 4096, 512
@@ -78,6 +83,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="rows in a step")
     parser.add_argument("--sequence-len", type=int, default=SEQUENCE_LEN)
     parser.add_argument("--text", type=Path, help="keep text and tokenizer here for other calls")
+    parser.add_argument("--small-text", action="store_true", help="docs/ as text: for a dry run")
     parser.add_argument("--documents", type=int, help="of the text; all of them if left out")
     parser.add_argument("--document-chars", type=int, help="longer documents are cut into several")
     parser.add_argument("--eval-tokens", type=int, default=EVAL_TOKENS)
@@ -91,10 +97,11 @@ def main() -> None:
     if checkout is None:
         print("parity is skipped: NANOCHAT_DIR names no checkout of nanochat")
         return
-    run = run_config(options, options.sequence_len)
-    run = replace(run, rows=replace(run.rows, buffer_documents=options.buffer))
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-parity-") as directory:
+        small = small_text(Path(directory) / "docs") if options.small_text else ()
+        run = run_config(options, options.sequence_len, text=small)
+        run = replace(run, rows=replace(run.rows, buffer_documents=options.buffer))
         batch = run.pretrain.total_batch_size
         print(f"{options.steps} steps of {batch} tokens, depth {options.depth}")
         text = prepare_text(run, options.text or Path(directory) / "text")
@@ -139,14 +146,19 @@ def describe(one: dict[str, Any]) -> str:
     )
 
 
-def run_config(options: argparse.Namespace, sequence_len: int = SEQUENCE_LEN) -> RunConfig:
-    """Return nanochat's rules for the batch and the steps of the peer."""
+def run_config(
+    options: argparse.Namespace, sequence_len: int = SEQUENCE_LEN, *, text: Sequence[str] = ()
+) -> RunConfig:
+    """Return nanochat's rules for the batch and the steps of the peer.
+
+    text: settings of another text than that of profile tiny.
+    """
     shape: dict[str, Any] = {"sequence_len": sequence_len, "vocab_size": VOCAB}
     run = scaling.run_for_depth(options.depth, precision="fp32", **shape)
     reference = scaling.run_for_depth(scaling.REFERENCE_DEPTH, precision="fp32", **shape)
     horizons = [int(12 * scaling.num_scaling_params(r.model, r.numerics)) for r in (run, reference)]
     batch = options.rows * sequence_len
-    tiny = open_profile("tiny").run
+    tiny = open_profile("tiny", overrides=text).run
     return replace(
         run,
         shards=tiny.shards,

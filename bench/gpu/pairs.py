@@ -78,8 +78,8 @@ def main() -> None:
     found = measure(case, commands, gpu, rounds=options.rounds, steps=options.steps)
     for line in table(case, found, gpu):
         say(line)
-    if not found["we"]:
-        raise SystemExit(1)
+    if failed := [name for name, rounds in found.items() if not rounds]:
+        raise SystemExit(f"no figures of {', '.join(failed)}")
 
 
 def shrink(case: Case) -> Case:

@@ -35,13 +35,7 @@ SIGNALS = {"undisturbed": None, "killed": signal.SIGKILL, "stopped": signal.SIGT
 SAVE_EVERY = 3  # steps: a worker that is killed has a checkpoint to resume from
 # Of a dry demo: our documentation for text, few steps, and the stages up to the first model.
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SMALL = (
-    "shards.source=local",
-    "shards.num_shards=2",
-    "tokenizer.max_chars=200000",
-    "pretrain.num_steps=2",
-    "pretrain.eval_tokens=256",
-)
+SMALL = ("pretrain.num_steps=2", "pretrain.eval_tokens=256")
 SMALL_LAST = "pretrain"
 
 
@@ -64,7 +58,7 @@ def main() -> None:
 
 def demo(work: Path, options: argparse.Namespace) -> None:
     """Run the stages one after the other; report the seconds of each, and its metrics."""
-    overrides = [*SMALL, f"shards.path={write_text(work / 'text')}"] if options.small else []
+    overrides = [*SMALL, *small_text(work / "text")] if options.small else []
     profile = open_profile("tiny", depth=options.depth, overrides=overrides)
     gpus = int(options.device == "cuda")
     # So small a model trains for seconds: compiling it would take minutes.
@@ -97,12 +91,15 @@ def demo(work: Path, options: argparse.Namespace) -> None:
         needs_gpu("the stages on a GPU")
 
 
-def write_text(directory: Path) -> Path:
-    """Write the text of a small demo; return its directory."""
+def small_text(directory: Path) -> tuple[str, ...]:
+    """Write our documentation as a text; return the settings that choose it, and little of it."""
     directory.mkdir()
     for path in DOCS.rglob("*.md"):
         (directory / f"{path.stem}.txt").write_text(path.read_text())
-    return directory
+    return (
+        *("shards.source=local", f"shards.path={directory}", "shards.num_shards=2"),
+        "tokenizer.max_chars=200000",
+    )
 
 
 def run_stage(job: Job) -> tuple[dict[str, Any], float]:

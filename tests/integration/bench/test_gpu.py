@@ -7,8 +7,10 @@ import sys
 import threading
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -24,9 +26,11 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def dry_run(out: Path, *words: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the recorded rows of a dry run, and what it printed."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")}
+def dry_run(
+    out: Path, *words: str, peers: Mapping[str, str] = MappingProxyType({})
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the recorded rows of a dry run, and what it printed. peers: variable -> checkout."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")} | peers
     done = subprocess.run(
         [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), *words],
         cwd=ROOT,
