@@ -4,17 +4,17 @@
 
 Both sides get the same text (docstrings of the packages installed here, in another order for each
 seed), the same tokenizer, depth, batch and number of steps, in fp32 on the CPU (--device cuda, in
-bf16 and fp8: not run there yet),
-in the same run: ours is the stage `pretrain` as the product runs it, the peer's its own
-scripts/base_train.py, unchanged, with its schedule, on our rows in our order. `--data own` leaves
-it its own loader. Then each should read most of the text, or the difference is one draw of a few
-percent of it: `--documents` takes so many of each seed's order, and `--buffer` is the number of
-documents from which both packers choose, which must be small beside that (nanochat's own, 1000,
-would read the text again before it ends). `--same-start` gives nanochat our initial weights, for
-pairs that differ in the data alone. Both models are scored by one evaluator on the same held-out
-text, packed by us (all of it) and by nanochat (beginnings). Printed last, for each packing: the
-difference in percent, mean over the seeds with its 95 % interval. Exit 1: ours is worse by more
-than --tolerance on average over the seeds on all of the text, in any precision.
+bf16 and fp8: not run there yet), in the same run: ours is the stage `pretrain` as the product runs
+it, the peer's its own scripts/base_train.py, unchanged, with its schedule, on our rows in our
+order. `--data own` leaves it its own loader. Then each should read most of the text, or the
+difference is one draw of a few percent of it: `--documents` takes so many of each seed's order, and
+`--buffer` is the number of documents from which both packers choose, which must be small beside
+that (nanochat's own, 1000, would read the text again before it ends). `--same-start` gives nanochat
+our initial weights, for pairs that differ in the data alone. Both models are scored by one
+evaluator on the same held-out text, packed by us (all of it) and by nanochat (beginnings). Printed
+last, for each packing: the difference in percent, mean over the seeds with its 95 % interval. Exit
+1: ours is worse by more than --tolerance on average over the seeds on all of the text, in any
+precision.
 """
 
 import argparse
@@ -149,10 +149,7 @@ def describe(one: dict[str, Any]) -> str:
 def run_config(
     options: argparse.Namespace, sequence_len: int = SEQUENCE_LEN, *, text: Sequence[str] = ()
 ) -> RunConfig:
-    """Return nanochat's rules for the batch and the steps of the peer.
-
-    text: settings of another text than that of profile tiny.
-    """
+    """Return nanochat's rules for batch and steps of the peer; `text` has settings of another."""
     shape: dict[str, Any] = {"sequence_len": sequence_len, "vocab_size": VOCAB}
     run = scaling.run_for_depth(options.depth, precision="fp32", **shape)
     reference = scaling.run_for_depth(scaling.REFERENCE_DEPTH, precision="fp32", **shape)
