@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get
 from flows.frozen import frozen
 from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
-from infra.placement import CPU_POOL, POOL_NAME, SETTINGS
+from infra.placement import CPU_POOL, NO_POOL, POOL_NAME, SETTINGS
 from nanochat_core.errors import ConfigError
 
 # A form shows the groups in this order. The first two, what is trained or evaluated and its
@@ -250,8 +250,8 @@ class OnPool:
         str | None,
         Option(
             label="Work pool for GPU stages",
-            help="Work pool whose workers run the GPU stages, such as gpu; by default the run's "
-            "own process does.",
+            help="Work pool whose workers run the GPU stages, such as gpu; by default, or with "
+            "none, the run's own process does.",
             group="placement",
             # See check_gpu_pool.
             rules={"pattern": rf"^(?!{CPU_POOL}$){POOL_NAME}$"},
@@ -267,6 +267,11 @@ class OnPool:
             rules={"minimum": 0, "maximum": MOST_RETRIES},
         ),
     ] = RETRIES
+
+    def __post_init__(self) -> None:
+        # A form whose field was emptied sends nothing, and then the deployment's pool is taken.
+        if self.pool == NO_POOL:
+            object.__setattr__(self, "pool", None)
 
 
 @frozen

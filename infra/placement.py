@@ -34,6 +34,7 @@ SETTINGS = tuple(field.name for field in dataclasses.fields(Resources) if field.
 
 # The work pool whose workers run the flows; `nanochat up` makes it.
 CPU_POOL = "cpu"
+NO_POOL = "none"  # asks for none where a default names one
 
 POOL_NAME = r"[^/%&><\s]{1,100}"  # Prefect's own rule, and no spaces
 ONE_STAGE = "one-stage"  # the flow of flows/orchestration/one_stage.py
@@ -79,7 +80,7 @@ class Placement:
 
 def check_pool_name(pool: str) -> None:
     """Raise ConfigError unless a work pool can have this name."""
-    if not re.fullmatch(POOL_NAME, pool):
+    if not re.fullmatch(POOL_NAME, pool) or pool == NO_POOL:
         raise ConfigError(
             f"{pool!a} cannot be the name of a work pool",
             hint="at most 100 characters, without spaces and / % & < >, such as gpu-a100",

@@ -8,7 +8,8 @@ import pytest
 from flows.artifacts.runs import Run, new_run
 from flows.build.stage_request import StageRequest
 from flows.evals.request import EvalRequest
-from flows.run_request import RunRequest, options_of, shared
+from flows.run_request import OnPool, RunRequest, options_of, shared
+from infra.placement import check_pool_name
 from nanochat_core.errors import ConfigError
 
 # The names are an interface: stored deployments, schedules and API clients have them.
@@ -75,3 +76,10 @@ def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
     run = new_run("mine-1", "mine", request, upstream={})
     assert shared(Run, request) == asked
     assert shared(StageRequest, run) == {**asked, "run": "mine-1"}
+
+
+def test_none_asks_for_no_pool_where_a_deployment_names_one() -> None:
+    assert OnPool(pool="none").pool is None
+    assert OnPool(pool="gpu").pool == "gpu"
+    with pytest.raises(ConfigError, match="cannot be the name"):
+        check_pool_name("none")
