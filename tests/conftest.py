@@ -135,6 +135,8 @@ class FileScheduling(LoadScopeScheduling):
         return lost
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith("tests/unit/architecture/"):  # whose files share syntax trees
+            return "architecture"
         return "registered" if nodeid.startswith(REGISTERED) else nodeid.partition("::")[0]
 
 
@@ -167,8 +169,7 @@ def _compile_share(config: pytest.Config) -> None:
     files = sorted(path for folder in config.args for path in Path(folder).rglob("test_*.py"))
     for path in files[int(worker["workerid"][2:]) :: worker["workercount"]]:
         cached = rewrite.get_cache_dir(path) / (path.stem + rewrite.PYC_TAIL)
-        if rewrite._read_pyc(path, cached) is None:
-            cached.parent.mkdir(exist_ok=True)
+        if rewrite._read_pyc(path, cached) is None and rewrite.try_makedirs(cached.parent):
             source, code = rewrite._rewrite_test(path, config)
             rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, source, cached)
 

@@ -1,14 +1,14 @@
 """What the packages import and what pyproject.toml declares are the same."""
 
 import ast
+import functools
 import importlib.metadata
 import re
 import sys
 import tomllib
-from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
-PACKAGES = ("deployments", "flows", "infra", "nanochat_core", "tasks")
+from tests.unit.architecture.test_files import PACKAGES, ROOT, python_files, tree_of
+
 # Declared for its version alone, with the reason beside it.
 HELD_BACK = {"sqlalchemy"}
 # Imported only where they are installed, callers say what is missing; and a part of pydantic.
@@ -22,8 +22,8 @@ DECLARED = {re.split(r"[\[<>=;~ ]", item)[0].lower() for item in PROJECT["depend
 def imported() -> set[str]:
     """Top-level names that a module of ours imports, less the standard library and ourselves."""
     names: set[str] = set()
-    for path in (path for name in PACKAGES for path in (ROOT / name).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for path in python_files(*PACKAGES):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Import):
                 names.update(alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -31,6 +31,7 @@ def imported() -> set[str]:
     return names - sys.stdlib_module_names - {*PACKAGES, "nanochat_flows"}
 
 
+@functools.cache
 def providers() -> dict[str, set[str]]:
     """Imported name -> the distributions that it may come from."""
     installed = importlib.metadata.packages_distributions()
