@@ -19,7 +19,7 @@ from flows.orchestration.caller import cancellable
 from flows.orchestration.flow_setup import flow_run_name, open_flow, typed_name, wait_of_run
 from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
-from flows.orchestration.stage_runs import stop_stages
+from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.overrides import name_of, open_name
 from flows.plan.pinned import open_pinned, sections_of, stages_with
@@ -112,16 +112,17 @@ def run_pipeline(
         pages.show_plan(plan)
     futures: dict[str, PrefectFuture[Built]] = {}
     try:
-        # The table lists inputs first, so the futures of a stage's inputs exist.
-        for stage in (stage for stage in stages if stage.name not in there):
-            inputs: dict[str, Any] = {
-                source.name: there.get(source.name) or futures[source.name]
-                for source in stage.inputs
-            }
-            futures[stage.name] = submit(
-                stage, context, run, inputs, force=stage.name in redo, retries=retries
-            )
-        wait(list(futures.values()))
+        with keeping_signals(context.stop):
+            # The table lists inputs first, so the futures of a stage's inputs exist.
+            for stage in (stage for stage in stages if stage.name not in there):
+                inputs: dict[str, Any] = {
+                    source.name: there.get(source.name) or futures[source.name]
+                    for source in stage.inputs
+                }
+                futures[stage.name] = submit(
+                    stage, context, run, inputs, force=stage.name in redo, retries=retries
+                )
+            wait(list(futures.values()))
         built = there | _results(futures)
         pages.show_artifacts(built)
         report = _show_report(context, built.get(REPORT.name), pages, store_wait)

@@ -6,9 +6,12 @@ finds what it has to cancel.
 """
 
 import contextlib
+import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
+from types import FrameType
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -145,6 +148,44 @@ def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> 
 
 def _is_request(run: FlowRun) -> bool:
     return any(tag.startswith("request:") for tag in run.tags)
+
+
+@contextlib.contextmanager
+def keeping_signals(stop: threading.Event) -> Generator[None]:
+    """Set `stop` when SIGTERM or Ctrl-C arrives, and raise at the end what its handler raised.
+
+    Handlers raise wherever the main thread is, and code there may swallow that: the run would
+    continue, and its process would be killed at the end of its grace. In another thread than the
+    main one, which gets no signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    raised: list[BaseException] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        # In a thread: this one may be inside the event, whose lock would then never be released.
+        threading.Thread(target=stop.set).start()
+        handler = before[signal.Signals(number)]
+        assert callable(handler)
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    kept = [number for number in numbers if callable(before[number])]
+    for number in kept:
+        signal.signal(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in kept:
+            signal.signal(number, before[number])
+        if raised:
+            raise raised[0]
 
 
 def stop_stages(

@@ -21,7 +21,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.orchestration.flow_setup import open_flow, wait_of_run
-from flows.orchestration.stage_runs import stop_stages
+from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
 from flows.plan.upstream import SECTIONS
 from flows.run_request import (
@@ -151,12 +151,13 @@ def build_units(
         retries=retries,
     )
     try:
-        while True:
-            results = work.results()
-            work.start(group.members if wanted is None else _of(group, wanted(results)))
-            if len(work.built) == len(work.futures):
-                break
-            work.wait()
+        with keeping_signals(context.stop):
+            while True:
+                results = work.results()
+                work.start(group.members if wanted is None else _of(group, wanted(results)))
+                if len(work.built) == len(work.futures):
+                    break
+                work.wait()
         failures = work.failures()
         ended = {label: work.end_record(label) for label in work.records}
     except BaseException as error:

@@ -1,13 +1,17 @@
 """Which run an order is shared with, and when it is ordered again."""
 
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import TerminationSignal
 
 from flows.build.retry import TransientStageError
+from flows.orchestration.stage_runs import keeping_signals
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.integration.flows.orchestration.test_dispatch import (
@@ -127,3 +131,27 @@ def test_more_parameters_than_the_server_takes_are_refused_and_not_retried(
     caller.run = replace(caller.run, overrides=("x.y=" + "0" * 600_000,))
     with pytest.raises(ConfigError, match=r"Prefect refuses \(422\)"):
         caller.send().result()
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows: bool) -> None:
+    def handler(number: int, frame: object) -> None:
+        raise TerminationSignal(signal=number)
+
+    def build() -> None:
+        with keeping_signals(stop):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except TerminationSignal:
+                if not swallows:
+                    raise
+            assert stop.wait(60)  # what the stages look at
+
+    before = signal.signal(signal.SIGTERM, handler)
+    stop = threading.Event()
+    try:
+        with pytest.raises(TerminationSignal):
+            build()
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
