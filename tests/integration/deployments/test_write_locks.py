@@ -3,14 +3,22 @@
 import asyncio
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
-from prefect.server.database.configurations import AioSqliteConfiguration
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from deployments.write_locks import lock_at_begin
 
+def test_two_transactions_that_read_before_they_write_both_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Prefect's server takes seconds to import, which only the worker of this test should spend.
+    from prefect.server.database.configurations import AioSqliteConfiguration
 
-def test_two_transactions_that_read_before_they_write_both_commit(tmp_path: Path) -> None:
+    from deployments.write_locks import lock_at_begin
+
+    # Sets it again at the end, after what lock_at_begin sets.
+    begin = AioSqliteConfiguration.begin_transaction
+    monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", begin)
     lock_at_begin()
     database = AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{tmp_path}/db")
 
@@ -27,7 +35,10 @@ def test_two_transactions_that_read_before_they_write_both_commit(tmp_path: Path
             await connection.execute(sa.text("create table counts (n integer)"))
             await connection.execute(sa.text("insert into counts values (0)"))
         await asyncio.gather(add_one(engine), add_one(engine))
-        async with engine.connect() as connection:
-            return (await connection.execute(sa.text("select n from counts"))).scalar_one()
+        try:
+            async with engine.connect() as connection:
+                return (await connection.execute(sa.text("select n from counts"))).scalar_one()
+        finally:
+            await engine.dispose()
 
     assert asyncio.run(both()) == 2
