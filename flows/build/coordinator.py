@@ -110,8 +110,6 @@ class Coordinator:
         other nodes' shards are in the store too. Raises what `check` raises, StoreError, OSError.
         """
         step = step_of(directory)
-        with self._lock:  # of earlier steps nothing is asked any more
-            self._shards = {s: files for s, files in self._shards.items() if s >= step}
 
         def send(rank: int) -> None:
             upload_shard(
@@ -129,8 +127,11 @@ class Coordinator:
         while True:
             check()
             if is_committed(directory):
-                return self._shards[step]
+                break
             time.sleep(_SECONDS_BETWEEN_LOOKS)
+        with self._lock:  # not before: if this one is given up, an earlier one is sent
+            self._shards = {s: files for s, files in self._shards.items() if s >= step}
+            return self._shards[step]
 
     def assemble(self, address: str) -> None:
         """Wait until every node is ready, and start the ranks of all.

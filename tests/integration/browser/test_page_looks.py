@@ -1,6 +1,7 @@
 """How the page looks, as far as that can be computed: width, colours, contrast, names, motion."""
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -191,10 +192,12 @@ def test_reduced_motion_is_kept_to(open_page: Opens, server: ScriptedServer):
     for preference, animations in (("no-preference", True), ("reduce", False)):
         page = open_page(reduced_motion=preference)
         server.left.clear()
-        server.replies.append([event(token="slow"), 0.5, *answer("")])
+        go_on = threading.Event()
+        server.replies.append([event(token="slow"), go_on, *answer("")])
         send(page, "go")
         expect(page.locator(".writing")).to_have_text("slow")
         assert (page.evaluate(moving) > 0) == animations
+        go_on.set()
 
 
 def test_on_a_phone_the_conversations_are_in_a_drawer(open_page: Opens, server: ScriptedServer):

@@ -46,8 +46,11 @@ def save(job, step, rank, ranks):
     data = f"{step} of {rank}"
     (directory / f"tensors-{rank:05d}.safetensors").write_text(data)
     record = {"size": len(data), "sha256": hashlib.sha256(data.encode()).hexdigest()}
-    write(directory / f"tensors-{rank:05d}.json", json.dumps(record))
+    own = directory / f"tensors-{rank:05d}.json"
+    write(own, json.dumps(record))
     if rank:
+        while own.exists():  # until it is in the store, as ranks wait before they save again
+            time.sleep(0.02)
         return
     records = [directory / f"tensors-{rank:05d}.json" for rank in range(ranks)]
     while not all(path.exists() for path in records):
@@ -152,11 +155,11 @@ def test_a_store_that_is_away_for_a_while_ends_no_attempt(
     stage = toys.stage("train", source=source, compute="gpu")
     refused: list[str] = []
 
-    def upload(key: str, path: Path) -> None:
+    def upload(key: str, path: Path, **options: Any) -> None:
         if len(refused) < 5:
             refused.append(key)
             raise StoreUnavailable("no answer")
-        contexts[0].store.upload(key, path)
+        contexts[0].store.upload(key, path, **options)
 
     class Away:
         def __getattr__(self, name: str) -> Any:

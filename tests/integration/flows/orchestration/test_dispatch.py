@@ -319,10 +319,10 @@ def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
     from flows.orchestration.stage_runs import check_pool
 
     with pytest.raises(
-        ConfigError, match="no stage can be requested from the pool 'none'"
+        ConfigError, match="no stage can be requested from the pool 'absent'"
     ) as caught:
-        check_pool("none")
-    assert "nanochat deploy --pool none" in (caught.value.hint or "")
+        check_pool("absent")
+    assert "nanochat deploy --pool absent" in (caught.value.hint or "")
 
 
 def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(

@@ -24,6 +24,7 @@ from flows.build.coordinator import Coordinator
 from flows.build.messages import CheckpointShard, Start
 from flows.identity.manifest import File
 from flows.leases.held_lease import HeldLease, LeaseTimings
+from infra.launch.mirror import Superseded
 from infra.storage.base import OnBytes, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, NanochatError
@@ -214,6 +215,28 @@ def test_node_0_sends_all_its_shards_before_the_others_are_there(
     send_whole(store, a, directory, there=files)
     restore(store, a, log=lambda text: None)
     assert is_whole(directory)
+
+
+def test_a_checkpoint_is_sent_after_a_later_one_was_given_up(
+    store: LocalStore, jobs: tuple[Job, Job]
+) -> None:
+    a, b = jobs
+    coordinator = make_coordinator(a)
+    write(a, 5, 0)
+    write(b, 5, 1)
+    (shard,) = upload(store, b)
+    coordinator.note(shard)
+    directory = commit(a, 5, 2)
+    write(a, 9, 0)
+
+    def check() -> None:
+        raise Superseded("its other shard does not come")
+
+    with pytest.raises(Superseded):
+        coordinator.upload(store, a.checkpoints / "step-0000009", check)
+    send_whole(store, a, directory, there=coordinator.upload(store, directory, lambda: None))
+    restore(store, b, log=lambda text: None)
+    assert is_whole(b.checkpoints / directory.name)
 
 
 def test_node_0_sends_a_checkpoint_though_later_ones_are_committed_meanwhile(
