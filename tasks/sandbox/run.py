@@ -16,8 +16,9 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,6 +83,7 @@ def probed():
     pass
 """
 _PROBED = Check(setup="", test="def check(probed): probed()", entry_point="probed")
+_SECONDS_BETWEEN_LOOKS = 0.01
 _PROBE_SECONDS, _PROBE_MEMORY_MB = 20.0, 512
 
 
@@ -113,17 +115,43 @@ def run_all(runs: Sequence[tuple[str, Check]], *, seconds: float, memory_mb: int
     # Sampled answers often repeat.
     different = list(dict.fromkeys(runs))
     stop = threading.Event()
+    found: list[Verdict] = []
+    errors: list[BaseException] = []
+    ended: list[bool] = []
 
     def verdict(run: tuple[str, Check]) -> Verdict:
+        if stop.is_set():
+            raise CancelledError
         return run_untrusted(*run, seconds=seconds, memory_mb=memory_mb, stop=stop)
 
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sandbox") as pool:
-        try:
-            found = dict(zip(different, pool.map(verdict, different), strict=True))
-        except BaseException:
-            stop.set()  # pool.map has already cancelled the runs that were not started
-            raise
-    return [found[run] for run in runs]
+    def work() -> None:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sandbox") as pool:
+            try:
+                found.extend(pool.map(verdict, different))
+            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+                stop.set()
+                errors.append(error)
+        ended.append(True)
+
+    # What a signal's handler raises, such as Ctrl-C, may leave a lock of the pool held for ever if
+    # it is raised while the pool is called, and after it in Thread.join a second one returns at
+    # once (Python 3.11). So this thread calls neither.
+    threading.Thread(target=work, name="run-all", daemon=True).start()
+    try:
+        _sleep_until(ended)
+    except BaseException:
+        stop.set()
+        _sleep_until(ended)
+        raise
+    if errors:
+        raise errors[0]
+    verdicts = dict(zip(different, found, strict=True))
+    return [verdicts[run] for run in runs]
+
+
+def _sleep_until(ended: list[bool]) -> None:
+    while not ended:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 @functools.cache

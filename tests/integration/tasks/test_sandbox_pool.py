@@ -1,3 +1,4 @@
+import os
 import signal
 import threading
 
@@ -39,14 +40,15 @@ def is_dead_or_sandbox(child: psutil.Process) -> bool:
 
 def test_what_interrupts_the_wait_ends_all_that_run():
     others = set(psutil.Process().children())
-    old = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    old = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             run_all([(f"while True: pass\n# {i}", CHECK) for i in range(50)], **LIMITS)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        timer.join()
+        signal.signal(signal.SIGUSR1, old)
     left = set(psutil.Process().children()) - others
     assert [child for child in left if is_dead_or_sandbox(child)] == []
     assert not [t for t in threading.enumerate() if t.name.startswith("sandbox")]
