@@ -125,13 +125,17 @@ def run_all(runs: Sequence[tuple[str, Check]], *, seconds: float, memory_mb: int
         return run_untrusted(*run, seconds=seconds, memory_mb=memory_mb, stop=stop)
 
     def work() -> None:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sandbox") as pool:
-            try:
-                found.extend(pool.map(verdict, different))
-            except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
-                stop.set()
-                errors.append(error)
-        ended.append(True)
+        try:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sandbox") as pool:
+                try:
+                    found.extend(pool.map(verdict, different))
+                except BaseException:
+                    stop.set()
+                    raise
+        except BaseException as error:  # noqa: BLE001 - the waiting thread raises it
+            errors.append(error)
+        finally:
+            ended.append(True)
 
     # What a signal's handler raises, such as Ctrl-C, may leave a lock of the pool held for ever if
     # it is raised while the pool is called, and after it in Thread.join a second one returns at
