@@ -241,6 +241,8 @@ class PretrainConfig(Section):
     total_batch_size: int  # tokens per step over all devices
     schedule: ScheduleConfig
     eval_tokens: int  # of the validation shard, for bits per byte
+    # Of the optimizer section's learning rates, all at once; short runs of small batches want more.
+    lr_fraction: float = neutral(1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

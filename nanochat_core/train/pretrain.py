@@ -75,7 +75,7 @@ def run(job: Job) -> dict[str, Any]:
             # Before the update: a loss that is not finite ends the run before it spoils the model.
             metrics.record(done, loss)
             optimizer.step(
-                lr_multiplier=lr_multiplier(step, num_steps, config.schedule),
+                lr_multiplier=config.lr_fraction * lr_multiplier(step, num_steps, config.schedule),
                 momentum=muon_momentum(step, num_steps, config.schedule),
                 weight_decay=muon_weight_decay(step, num_steps, optimizer_config.muon_weight_decay),
             )

@@ -23,6 +23,7 @@ from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.chat import scaled
 from tests.support.nanochat_core.train.pretrain_from_noise import noise
 from tests.support.nanochat_core.train.recipe_reference import Recipe, Shape, token_losses_at
 
@@ -82,8 +83,13 @@ def job(make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) 
         "seed": SEED,
         "numerics": scaling.numerics("fp32").tree(),
         "model": MODEL.tree(),
-        "optimizer": scaling.optimizer_for(MODEL, **SIZES).tree(),
-        "pretrain": {**job.config["pretrain"], "schedule": schedule.tree()},
+        # Half of the recipe's rates, twice: `lr_fraction` is a factor of all of them.
+        "optimizer": scaled(scaling.optimizer_for(MODEL, **SIZES), 0.5).tree(),
+        "pretrain": {
+            **job.config["pretrain"],
+            "schedule": schedule.tree(),
+            "lr_fraction": 2.0,
+        },
     }
     return dataclasses.replace(job, config=config)
 
