@@ -23,7 +23,6 @@ from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.orchestration.flow_setup import open_flow, wait_of_run
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.plan.upstream import SECTIONS
 from flows.run_request import (
     OVERRIDES,
     PROFILE,
@@ -84,7 +83,7 @@ def build_group(
     # one resolution of names, since one that moves in between must not give members other data.
     largest = group.largest
     context, pins = setup.open_context(
-        largest.profile, strict=request.strict, sections=SECTIONS, record=ids[largest.label]
+        largest.profile, strict=request.strict, sections=group.sections, record=ids[largest.label]
     )
     group = pin_members(group, pins)
     planned = setup.wait(lambda: plan_group(group, context.store, context.work, context.placement))

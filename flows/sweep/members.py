@@ -45,6 +45,11 @@ class RunGroup:
         """The member with the largest model; its placement is that of all, as it needs most."""
         return max(self.members, key=lambda member: member.depth)
 
+    @property
+    def sections(self) -> frozenset[str]:
+        """The sections of the configuration that affect what the group builds."""
+        return frozenset(name for stage in stages_to(self.stage) for name in stage.config)
+
 
 @frozen
 class Unit:

@@ -117,7 +117,9 @@ def run_group(
     # Names upstream are pinned once, for the largest model, and all members use these pins:
     # datasets that change meanwhile would make them incomparable.
     largest = group.largest.profile
-    _, pins = pin(largest.run, where.home_path, log=print_warning, plan=plan)
+    _, pins = pin(
+        largest.run, where.home_path, log=print_warning, sections=group.sections, plan=plan
+    )
     store = where.open_store()
     planned = plan_group(pin_members(group, pins), store, where.work, where.placement(largest))
     if plan:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from flows.plan.upstream import moving_names
 from flows.profiles import open_profile
 from flows.sweep.grid import Grid, Sweep, open_sweep
 from flows.sweep.members import units_of
@@ -40,6 +41,16 @@ def test_a_member_is_what_its_overrides_say() -> None:
     assert member.name == "mine-p2-s1"
     assert member.overrides == ("pretrain.num_steps=7", "optimizer.muon_lr=0.03", "seed=1")
     assert member.profile == open_profile("tiny", depth=2, overrides=member.overrides)
+
+
+def test_a_sweep_asks_upstream_for_no_more_than_its_stages_read() -> None:
+    """Pretraining on one's own text needs no network for the datasets of chat."""
+    before, after = grid(LR, profile="d12"), grid(LR, profile="d12", stage="chat_eval_sft")
+    run = before.largest.profile.run
+
+    text = "karpathy/climbmix-400b-shuffle@main"
+    assert moving_names(run, before.sections) == (text,)
+    assert set(moving_names(run, after.sections)) > {text}
 
 
 def test_a_point_that_changes_nothing_is_left_out() -> None:
