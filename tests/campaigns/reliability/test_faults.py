@@ -14,7 +14,7 @@ from tests.support.reliability.faults import bad, summary, try_faults
 def test_every_request_may_break_in_every_way(
     s3_server: S3Server, tmp_path: Path, campaign: Campaign
 ) -> None:
-    with open_pipeline(tmp_path, s3_server) as pipeline:
+    with open_pipeline(tmp_path, s3_server.environment) as pipeline:
         results = try_faults(pipeline, trials=campaign.trials(2000), seed=campaign.seed)
     campaign.found(summary(results))
     assert bad(results) == []

@@ -10,9 +10,11 @@ import pytest
 from flows.identity.manifest import File
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.s3.errors import RetryPolicy
-from tests.support.infra.storage.s3_server import S3Server
+from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.s3_server import client_environment
 from tests.support.reliability import fault_pipeline
 from tests.support.reliability.fault_pipeline import (
+    BUCKET,
     Pipeline,
     TriedStore,
     find_partial,
@@ -25,9 +27,12 @@ FEW = 19  # each kind once, and two storms
 
 
 @pytest.fixture(scope="module")
-def pipeline(s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    with open_pipeline(tmp_path_factory.mktemp("pipeline"), s3_server) as opened:
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    fake = FakeS3(bucket=BUCKET)  # campaigns ask a real server
+    directory = tmp_path_factory.mktemp("pipeline")
+    with open_pipeline(directory, client_environment(fake.endpoint)) as opened:
         yield opened
+    fake.stop()
 
 
 @pytest.mark.timeout(900)
@@ -37,7 +42,8 @@ def test_a_broken_request_costs_a_retry_or_one_clear_error(pipeline: Pipeline) -
 
 @pytest.mark.parametrize("kind", ["status", "drop_response"])
 def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kind: str) -> None:
-    outcome = pipeline.run(Fault(kind=kind, nth=30, count=10**6))
+    with mock.patch.object(fault_pipeline, "PATIENCE_OF_A_PERSON", 0.2):
+        outcome = pipeline.run(Fault(kind=kind, nth=30, count=10**6))
     assert (outcome.ended, outcome.is_good) == ("error", True), outcome
     assert "was stopped while it waited for" in outcome.said
 
@@ -75,7 +81,10 @@ def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> 
     fault = Fault(kind="status", nth=30, count=10**6)
     many = int(1.1 * most * sum(pipeline.calm[False].values()))
     retry_policy = RetryPolicy(tries=many, first_wait=0.0, deadline=600.0)
-    with mock.patch.object(fault_pipeline, "MOST_REQUESTS", most):
+    with (
+        mock.patch.object(fault_pipeline, "MOST_REQUESTS", most),
+        mock.patch.object(fault_pipeline, "PATIENCE_OF_A_PERSON", 0.2),
+    ):
         outcome = pipeline.run(fault, retry_policy=retry_policy)
         assert (outcome.ended, outcome.is_good) == ("error", False)
     assert outcome.ratio > most

@@ -1,4 +1,4 @@
-"""A small pipeline against a real S3 server behind the fault proxy: what becomes of each fault.
+"""A small pipeline against an S3 server behind the fault proxy: what becomes of each fault.
 
 Two stages are built by flows.build.build, as in a run. Only the launch of jobs is replaced: a toy
 job runs in this process, because what is tried here is every request to the store, and processes
@@ -38,7 +38,6 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.progress import Progress
 from tests.support.flows.fixtures import Toys
-from tests.support.infra.storage.s3_server import S3Server
 from tests.support.reliability.fault_proxy import CALM, Fault, FaultProxy, Fired, Storm
 from tests.support.reliability.verdict import judge
 
@@ -50,7 +49,7 @@ _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
 _READ_SECONDS = 0.8  # the client's read timeout; the proxy drips for less
 # So that a job of a few hundredths of a second renews its lease.
 _TERMS = LeaseTimings(beat=0.03, look=0.3, longest_look=0.6)
-_PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
+PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
 _JOB_SECONDS = 0.05
 PATIENCE = RetryPolicy(first_wait=0.01, longest_wait=0.05, deadline=20.0)
 
@@ -162,7 +161,7 @@ class Pipeline:
         """How it ended, and the error in full."""
         toys = Toys(root=self.directory / "root", home=home)
         stop = threading.Event()
-        person = threading.Timer(_PATIENCE_OF_A_PERSON, stop.set)
+        person = threading.Timer(PATIENCE_OF_A_PERSON, stop.set)
 
         def watch(stage: str, event: dict[str, Any]) -> None:
             if "store not reached" in event.get("text", "") and person.ident is None:
@@ -244,9 +243,11 @@ def toy_job(job: Job, *, on_event: Any, root: Path, **_: Any) -> Result:
 
 
 @contextlib.contextmanager
-def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
-    """A pipeline on a server, after one run without faults."""
-    server.make_bucket(BUCKET)
+def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[Pipeline]:
+    """A pipeline on BUCKET of a server, after one run without faults.
+
+    `environment` is that of the server's clients.
+    """
     (directory / "root" / "tasks").mkdir(parents=True)
     (directory / "root" / "tasks" / "__init__.py").touch()
     toys = Toys(root=directory / "root", home=directory)
@@ -254,11 +255,12 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
         for where in (parts, s3_store, multipart):
             stack.enter_context(mock.patch.object(where, "PART", _PART))
         stack.enter_context(mock.patch.object(flows.build.job, "run_job", toy_job))
-        upstream = ("127.0.0.1", server.port)
+        endpoint = "AWS_ENDPOINT_URL_S3"
+        upstream = ("127.0.0.1", int(environment[endpoint].rpartition(":")[2]))
         proxy = stack.enter_context(FaultProxy(upstream, slow=_READ_SECONDS / 3))
         clients = {
-            "proxy": _make_client({**server.environment, "AWS_ENDPOINT_URL_S3": proxy.endpoint}),
-            "server": _make_client(server.environment),
+            "proxy": _make_client({**environment, endpoint: proxy.endpoint}),
+            "server": _make_client(environment),
         }
         first = toys.stage("first")
         second = toys.stage("second", first)
@@ -271,7 +273,7 @@ def open_pipeline(directory: Path, server: S3Server) -> Generator[Pipeline]:
             client.close()
 
 
-def _make_client(environment: dict[str, str]) -> Any:
+def _make_client(environment: Mapping[str, str]) -> Any:
     with mock.patch.dict(os.environ, environment):
         seconds: Any = _READ_SECONDS
         return s3.Bucket(BUCKET, prefix="", settings=read_settings({}))._client(seconds)

@@ -1,4 +1,4 @@
-"""A training process that a fork server makes is what a started one is (tests/support)."""
+"""A job's process that a fork server makes is what a started one is (tests/support)."""
 
 import json
 import os
@@ -18,6 +18,9 @@ import json, os, signal, sys
 if sys.argv[3:]:
     exec(sys.argv[2])
     sys.exit()
+loaded = sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names)
+import numpy, pyarrow.parquet
+seen = "pyarrow" in sys.modules and "torch" not in sys.modules
 import torch
 ours = ("flows", "infra", "nanochat_core", "tasks", "tests")
 numbers = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
@@ -29,7 +32,8 @@ print(json.dumps({
     "main": [sorted(vars(sys.modules["__main__"])), __spec__.name, __file__],
     "signals": [str(signal.getsignal(number)) for number in sorted(numbers)],
     "files": os.listdir("/dev/fd"), "directory": os.getcwd(), "environment": dict(os.environ),
-    "seed": torch.initial_seed(), "torch": torch.__config__.parallel_info(),
+    "loaded": [loaded, seen], "seeds": [torch.initial_seed(), numpy.random.random()],
+    "torch": torch.__config__.parallel_info(),
 }))
 print("said", file=sys.stderr)
 """
@@ -37,15 +41,17 @@ print("said", file=sys.stderr)
 
 @pytest.fixture
 def start(tmp_path: Path) -> Any:
-    """start(code) -> a worker that runs `code`, then describes itself."""
+    """start(code) -> a worker that describes itself, or runs `code`."""
     package = tmp_path / "code" / "nanochat_core"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "worker.py").write_text(WORKER)
     job = tmp_path / "job.json"
-    job.write_text(json.dumps({"entry": "nanochat_core.train.pretrain"}))
 
-    def start(*code: str, **options: Any) -> subprocess.Popen[str]:
+    def start(
+        *code: str, entry: str = "nanochat_core.train.pretrain", **options: Any
+    ) -> subprocess.Popen[str]:
+        job.write_text(json.dumps({"entry": entry}))
         words = [str(job), *code, str(job)]  # the server reads the job named last
         return subprocess.Popen(
             [sys.executable, "-m", "nanochat_core.worker", *words],
@@ -68,22 +74,23 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_differs_from_a_started_process_in_its_numbers_alone(
     start: Any, fresh: Any, tmp_path: Path
 ) -> None:
-    def describe(**options: Any) -> tuple[int, dict[str, Any], str]:
+    def describe(**options: Any) -> tuple[list[float], dict[str, Any], str]:
         process = start(**options)
         said, error = process.communicate(timeout=120)
         described = json.loads(said)
         assert process.returncode == 0
         assert described.pop("pid") == process.pid
-        return described.pop("seed"), described, error
+        return described.pop("seeds"), described, error
 
     elsewhere = {"cwd": tmp_path, "start_new_session": True}
-    first, here, _ = describe()
+    first, *forked = describe(**elsewhere)
+    second, here, _ = describe(entry="tasks.a_toy")  # where the server has imported torch
     assert (here["own session"], here["directory"]) == (False, os.getcwd())
-    second, *forked = describe(**elsewhere)
     fresh()
-    third, *started = describe(**elsewhere)
-    assert forked == started
-    assert len({first, second, third}) == 3
+    third, started, error = describe(**elsewhere)
+    assert forked == [started, error]
+    assert here["loaded"] == started["loaded"]
+    assert len({*first, *second, *third}) == 6
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
-"""Start training processes of tests without importing torch in each: fork them from one that has.
+"""Start the jobs of tests without importing large packages in each: fork them from one that has.
 
-While `installed()` is open, subprocess.Popen starts PROGRAMS by a request to a fork server: a fresh
-interpreter with the environment of the first such process, which has imported third-party packages
-and none of ours. The new process is a child of the process that asked, as after fork and exec, with
-the standard streams, environment, directory, session and command line that were asked for.
+While `installed()` is open, subprocess.Popen starts the workers and agents of a launcher by a
+request to a fork server: a fresh interpreter with the environment of the first such process, which
+has imported PACKAGES and none of our code. The new process is a child of the process that asked, as
+after fork and exec, with the standard streams, environment, directory, session and command line
+that were asked for; it sees a package as loaded once it has imported it.
 
-A request that this cannot serve exactly starts a process as usual: a job that does not import
-torch, an environment that the interpreter or a library has already read, any rarer Popen option.
+A request that this cannot serve exactly starts a process as usual: an environment that the
+interpreter or a library has already read, any rarer Popen option.
 """
 
 import atexit
@@ -24,11 +25,14 @@ import tempfile
 import threading
 import types
 from collections.abc import Iterator, Mapping
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NoReturn
 
 WORKER, AGENT = "nanochat_core.worker", "infra.launch.agent"
-ENTRIES = (
+LAUNCHER = "NANOCHAT_LAUNCHER"  # which a launcher sets for its workers
+ENTRIES = (  # which import torch
     "train.pretrain",
     "train.midtrain",
     "train.sft",
@@ -36,13 +40,19 @@ ENTRIES = (
     "evaluate.base",
     "evaluate.chat",
 )
-PRELOADED = ("numpy.random", "torch", "torch._dynamo", "torch.distributed.run")
+# Package -> what is imported of it. Each needs numpy, and none another.
+PACKAGES = {
+    "numpy": ("numpy.random",),
+    "pyarrow": ("pyarrow.parquet",),
+    "torch": ("torch", "torch._dynamo", "torch.distributed.run"),  # for the first job that does
+}
 # What these variables say is read after the fork. Any other must be what the server started with.
 FREE = ("NANOCHAT_", "PREFECT_", "PYTEST_", "AWS_", "RANK", "LOCAL_", "GROUP_", "ROLE_")
-FREE += ("WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "CUBLAS_", "PYTHONPATH")
-FREE += ("GLOO_", "NCCL_")
-MOST_SERVERS = 2  # of 200 MB each, of one process; the one that was not used longest ends
+FREE += ("WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "CUBLAS_")
+FREE += ("PYTHONPATH", "GLOO_", "NCCL_", "TORCHINDUCTOR_CACHE_DIR")
+MOST_SERVERS = 3  # of up to 200 MB each, of one process; the one that was not used longest ends
 _TITLE = "-" * 1000  # an argument of the server: its memory takes the command lines of the children
+_STANDARD = sys.stdlib_module_names
 _PR_SET_CHILD_SUBREAPER = 36
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
@@ -119,6 +129,7 @@ class _Launcher:
                 "environment": dict(environment),
                 "directory": os.fspath(cwd or os.getcwd()),
                 "session": bool(session),
+                "torch": _imports_torch(args),
             }
             standard = [pipes[0], pipes[3], pipes[5]]  # our end of each is between
             streams = [number if fd == -1 else fd for number, fd in enumerate(standard)]
@@ -130,7 +141,7 @@ class _Launcher:
         subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
     def server_for(self, args: Any, environment: Mapping[str, str]) -> _Server | None:
-        if isinstance(args, str | bytes | os.PathLike) or not _is_served([*args]):
+        if isinstance(args, str | bytes | os.PathLike) or not _is_served([*args], environment):
             return None
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
@@ -170,28 +181,78 @@ def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(FREE)}
 
 
-def _is_served(args: list[Any]) -> bool:
-    """Return whether the command starts one of PROGRAMS for a job that imports torch."""
+def _is_served(args: list[Any], environment: Mapping[str, str]) -> bool:
+    """Return whether the command starts a worker or an agent for a launcher."""
     # torchrun adds -u, which PYTHONUNBUFFERED has asked for already.
-    if args[:1] != [sys.executable] or [a for a in args[1:3] if a != "-u"][:1] != ["-m"]:
-        return False
-    module = args[2] if args[1] == "-m" else args[3]
-    if module != WORKER:
-        return module == AGENT
-    job = Path(str(args[-1]))
-    if not job.is_file():
-        return False
-    entry = str(json.loads(job.read_text(encoding="utf-8"))["entry"])
-    return entry.removeprefix("nanochat_core.") in ENTRIES
+    words = [word for word in args[:4] if word != "-u"]
+    is_ours = words[:3] in ([sys.executable, "-m", WORKER], [sys.executable, "-m", AGENT])
+    return is_ours and LAUNCHER in environment and Path(str(args[-1])).is_file()
 
 
-def _serve(connection: socket.socket) -> NoReturn:
+def _imports_torch(args: Any) -> bool:
+    entry = str(json.loads(Path(str(args[-1])).read_text(encoding="utf-8"))["entry"])
+    return AGENT in args or entry.removeprefix("nanochat_core.") in ENTRIES
+
+
+class _Packages(MetaPathFinder, Loader):
+    """Packages that the server has imported, which a process that imports them finds loaded."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, dict[str, types.ModuleType]] = {}  # package -> all it has imported
+        self._own = set(sys.modules)
+        sys.meta_path.insert(0, self)
+
+    def load(self, package: str) -> None:
+        """Import a package, unless that is done, and take it out of sys.modules."""
+        if package in self._groups:
+            return
+        for name in PACKAGES[package]:
+            importlib.import_module(name)
+        known = {name for modules in self._groups.values() for name in modules}
+        loaded = {name: module for name, module in sys.modules.items() if name not in self._own}
+        loaded = {n: m for n, m in loaded.items() if n.partition(".")[0] not in _STANDARD}
+        self._groups[package] = {n: m for n, m in loaded.items() if n not in known}
+        for name in loaded:
+            del sys.modules[name]
+        gc.freeze()  # or a child's first collection would copy all of the memory
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return where a module that was taken out is; None if it was never imported."""
+        for package, modules in self._groups.items():
+            if (module := modules.get(fullname)) is not None:
+                return ModuleSpec(fullname, self, loader_state=(package, module.__spec__))
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
+        """Put back all that an import of the module would load; return the module."""
+        package, top = spec.loader_state[0], spec.name.partition(".")[0]
+        modules = self._groups[package]
+        if top == package:
+            sys.modules.update(self._groups["numpy"] | modules)
+        sys.modules.update({n: m for n, m in modules.items() if n.partition(".")[0] == top})
+        return modules[spec.name]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Leave it as it was loaded."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state[1]
+
+    def seed(self) -> None:
+        """Seed generators at random, as an import does."""
+        self._groups["numpy"]["numpy.random"].seed()  # type: ignore[attr-defined]
+        if "torch" in self._groups:
+            self._groups["torch"]["torch"].default_generator.seed()  # type: ignore[attr-defined]
+
+
+def _serve(connection: socket.socket, packages: _Packages) -> NoReturn:
     """Fork a process a request; in it, run the program that was asked for."""
     while True:
         message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
         if not message:
             os._exit(0)
-        launcher = os.getppid()
+        request, launcher = json.loads(message), os.getppid()
+        if request["torch"]:
+            packages.load("torch")
         if middle := os.fork():
             os.waitpid(middle, 0)
             for stream in streams:
@@ -202,11 +263,15 @@ def _serve(connection: socket.socket) -> NoReturn:
             os._exit(0)
         while os.getppid() == middle:  # it ends at once
             pass
-        _run(json.loads(message), streams, connection, launcher)
+        _run(request, streams, connection, launcher, packages)
 
 
 def _run(
-    request: dict[str, Any], streams: list[int], connection: socket.socket, launcher: int
+    request: dict[str, Any],
+    streams: list[int],
+    connection: socket.socket,
+    launcher: int,
+    packages: _Packages,
 ) -> NoReturn:
     """Make this process what exec would have made of it, then run the program."""
     if request["session"]:
@@ -226,14 +291,13 @@ def _run(
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     command = [word for word in request["args"] if word != "-u"]
     if command[2] == AGENT:
-        _open_own_server()
+        _open_own_server(packages)
     _set_title(command)
     sys.orig_argv = command
     sys.argv = ["-m", *command[3:]]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__annotations__ = {}
-    for generator in (sys.modules["numpy"].random, sys.modules["torch"].default_generator):
-        generator.seed()  # at random, as when they are imported
+    packages.seed()
     code = 0
     try:
         runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
@@ -248,12 +312,12 @@ def _run(
     os._exit(code & 0xFF)  # taking torch's modules apart would cost half as much as importing them
 
 
-def _open_own_server() -> None:
+def _open_own_server(packages: _Packages) -> None:
     """Fork a server for the ranks of an agent: they must be its children."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
-        _serve(theirs)
+        _serve(theirs, packages)
     theirs.close()
     _Launcher([_Server(ours, os.environ)]).install()
 
@@ -268,7 +332,7 @@ def _set_title(command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    for name in PRELOADED:
-        importlib.import_module(name)
-    gc.freeze()  # or a child's first collection would copy all of the memory
-    _serve(socket.socket(fileno=int(sys.argv[1])))
+    loaded = _Packages()
+    for name in ("numpy", "pyarrow"):
+        loaded.load(name)
+    _serve(socket.socket(fileno=int(sys.argv[1])), loaded)
