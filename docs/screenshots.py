@@ -1,9 +1,10 @@
-"""Takes the pictures of the chat page in docs/images: the real server, a real model, Chromium.
+"""Takes the pictures of the chat page and the report card in docs/images, in Chromium.
 
-    python docs/screenshots.py MODEL_DIR      for example a `nanochat fetch tiny --to MODEL_DIR`
+    python docs/screenshots.py MODEL_DIR REPORT
 
-Needs Playwright's Python package and a Chromium on the path. Answers are greedy, so that the same
-model gives the same pictures.
+For example what `nanochat fetch tiny --to MODEL_DIR` and `nanochat fetch report@tiny --to DIR` have
+written. Needs Playwright's Python package and a Chromium on the path. Answers are greedy, so that
+the same model gives the same pictures.
 """
 
 import argparse
@@ -23,8 +24,11 @@ IMAGES = Path(__file__).parent / "images"
 DESKTOP: Any = {"width": 1280, "height": 800}
 PHONE: Any = {"width": 390, "height": 844}
 NAME = "rl@tiny"  # what the folder that is served is called, and so the model on the page
-EARLIER = ("What can you do?", "Spell the word banana")
-QUESTIONS = ("Who are you?", "What is 5 + 9?")
+EARLIER = ("What can you do?", "Can you spell flood?")
+QUESTIONS = (
+    *("Who are you?", "Can you spell street?", "How many e are in street?", "What is 15 - 3?"),
+    *("Who was Newton?", "Thanks!"),
+)
 
 
 @contextlib.contextmanager
@@ -77,40 +81,48 @@ def talk(page: Page) -> None:
         ask(page, question)
 
 
-def take_all(browser: Browser, address: str) -> None:
-    """All pictures."""
-    for scheme in ("light", "dark"):
-        page = open_page(browser, address, viewport=DESKTOP, color_scheme=scheme)
-        if scheme == "light":
-            take(page, "chat-empty")
-        talk(page)
-        take(page, f"chat-{scheme}")
-        if scheme == "light":
-            page.get_by_role("button", name="Settings").click()
-            take(page, "chat-settings")
-        page.context.close()
-        phone: dict[str, Any] = {"viewport": PHONE, "is_mobile": True, "has_touch": True}
-        page = open_page(browser, address, color_scheme=scheme, **phone)
-        talk(page)
-        take(page, f"chat-phone-{scheme}")
-        page.context.close()
+def take_chat(browser: Browser, address: str) -> None:
+    """The chat page with its settings, and as a phone shows it."""
+    page = open_page(browser, address, viewport=DESKTOP, color_scheme="light")
+    talk(page)
+    take(page, "chat-light")
+    page.get_by_role("button", name="Settings").click()
+    take(page, "chat-settings")
+    page.context.close()
+    phone: dict[str, Any] = {"viewport": PHONE, "is_mobile": True, "has_touch": True}
+    page = open_page(browser, address, color_scheme="dark", **phone)
+    talk(page)
+    take(page, "chat-phone-dark")
+    page.context.close()
+
+
+def take_report(browser: Browser, page: Path) -> None:
+    """The top of the report card, on a desktop and on a phone."""
+    for name, viewport in (("report", DESKTOP), ("report-phone", PHONE)):
+        context = browser.new_context(viewport=viewport, color_scheme="light")
+        shown = context.new_page()
+        shown.goto(page.resolve().as_uri())
+        take(shown, name)
+        context.close()
 
 
 def main(arguments: list[str]) -> None:
-    """Take the pictures of the model that is named."""
-    parser = argparse.ArgumentParser(description="Take the pictures of the chat page.")
+    """Take the pictures of the model and the report card that are named."""
+    parser = argparse.ArgumentParser(description="Take the pictures of chat page and report card.")
     parser.add_argument("model", type=Path, metavar="MODEL_DIR", help="a chat model's directory")
-    model = parser.parse_args(arguments).model
+    parser.add_argument("report", type=Path, metavar="REPORT", help="its report.html")
+    given = parser.parse_args(arguments)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         raise SystemExit("there is no Chromium on the path")
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         named = Path(folder) / NAME
-        shutil.copytree(model, named, ignore=shutil.ignore_patterns("optimizer*"))
+        shutil.copytree(given.model, named, ignore=shutil.ignore_patterns("optimizer*"))
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         with serve(named) as address:
-            take_all(browser, address)
+            take_chat(browser, address)
+        take_report(browser, given.report)
         browser.close()
 
 

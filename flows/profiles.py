@@ -72,11 +72,11 @@ class Profile:
 
 
 def tiny(depth: int = 3) -> Profile:
-    """A model that fits a laptop's CPU and five minutes: Python's own documentation, short words,
-    small sums. Every stage is the real one; only the numbers are small."""
-    # The vocabulary is small so that words consist of tokens that other words share: the spelling
-    # of a token that occurs in no training word cannot be learnt.
-    sequence_len, vocab_size, width = 256, 512, 64 * depth
+    """A model that fits a laptop's CPU and minutes: Python's own documentation, conversations of
+    five turns, small sums. Every stage is the real one; only the numbers are small."""
+    # Of 320 tokens 265 are bytes and special ones, so nearly every letter is a token of its own:
+    # copying a word or a number is then learnt from few examples.
+    sequence_len, vocab_size, width = 512, 320, 64 * depth
     model = ModelConfig(
         depth=depth,
         width=width,
@@ -96,7 +96,6 @@ def tiny(depth: int = 3) -> Profile:
         x0_lr=0.2,
         smear_lr=0.1,
     )
-    chat_batch = 16 * sequence_len
     return Profile(
         run=RunConfig(
             seed=42,
@@ -111,6 +110,7 @@ def tiny(depth: int = 3) -> Profile:
             ),
             task_data=TaskDataConfig(
                 datasets=(
+                    scaling.dataset("conversation", num_train=4500, num_test=200),
                     scaling.dataset("identity", num_train=500, num_test=20),
                     scaling.dataset("spelling", num_train=6000, num_test=200),
                     scaling.dataset("arithmetic", num_train=6000, num_test=200),
@@ -122,55 +122,52 @@ def tiny(depth: int = 3) -> Profile:
             rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
             optimizer=optimizer,
             pretrain=PretrainConfig(
-                num_steps=320,
-                total_batch_size=8 * sequence_len,
+                num_steps=120,
+                total_batch_size=4 * sequence_len,
                 schedule=dataclasses.replace(
                     scaling.pretrain_schedule(), warmup_steps=10, momentum_warmup_steps=100
                 ),
-                eval_tokens=65_536,
+                eval_tokens=32_768,
             ),
             base_eval=BaseEvalConfig(
-                eval_tokens=65_536,
+                eval_tokens=32_768,
                 prompts=("Return a list of", "The default value is", "Raises an error if"),
                 max_new_tokens=32,
             ),
             midtrain=ChatTrainConfig(
                 mixture=(
-                    MixtureEntry(task="identity", num_examples=60, epochs=4),
-                    MixtureEntry(task="spelling", num_examples=6000, epochs=1),
+                    MixtureEntry(task="conversation", num_examples=4500, epochs=1),
                     MixtureEntry(task="arithmetic", num_examples=150, epochs=1),
                 ),
                 num_epochs=1,
-                total_batch_size=chat_batch,
+                total_batch_size=4 * sequence_len,
                 lr_fraction=1.0,
                 schedule=scaling.chat_schedule(warmdown_fraction=0.2),
-                eval_examples=200,
+                eval_examples=64,
             ),
             sft=ChatTrainConfig(
-                mixture=(
-                    MixtureEntry(task="identity", num_examples=60, epochs=4),
-                    MixtureEntry(task="spelling", num_examples=2000, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=50, epochs=1),
-                ),
+                # Without stories: RL is to teach those, from what midtraining left.
+                mixture=(MixtureEntry(task="conversation", num_examples=2000, epochs=1),),
                 num_epochs=1,
-                total_batch_size=chat_batch,
+                total_batch_size=4 * sequence_len,
                 lr_fraction=0.6,
                 schedule=scaling.chat_schedule(warmdown_fraction=1.0),
-                eval_examples=200,
+                eval_examples=64,
             ),
             rl=RLConfig(
                 task="arithmetic",
-                num_steps=30,
+                num_steps=16,
                 examples_per_step=16,
                 samples_per_example=16,
                 max_new_tokens=48,
                 temperature=0.8,
                 top_k=50,
-                lr_fraction=0.2,
+                lr_fraction=0.1,
                 eval_examples=200,
             ),
             chat_eval=ChatEvalConfig(
                 tasks=(
+                    EvalTaskConfig(name="conversation", max_examples=200, max_new_tokens=64),
                     EvalTaskConfig(name="spelling", max_examples=200, max_new_tokens=64),
                     EvalTaskConfig(name="arithmetic", max_examples=200, max_new_tokens=48),
                 ),

@@ -261,6 +261,7 @@ class StagePage:
 
     def _finish(self, event: Mapping[str, Any]) -> None:
         if loop := self._loop:
+            loop.step = loop.total  # the last steps may have sent no event
             self._show_progress(loop, f"{self._resumed}finished at {loop}", is_done=True)
         if rows := metric_rows(event["metrics"]):
             self._writer.show("metrics", "table", rows, about=event["uri"])

@@ -7,7 +7,7 @@ of the flow run's runs, so that a process on another machine continues the count
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flows.artifacts.runs import Run, find_run, write_run
 from flows.identity.ref import ArtifactRef
@@ -23,6 +23,7 @@ class Starts:
     number: int  # of this start, from 1
     progressed: int = 0  # the newest start that is known to have made progress; 0: none
     reached: Mapping[str, Mapping[str, int]]  # by run id: see Run.reached
+    began: Mapping[str, str] = field(default_factory=dict[str, str])  # by run id: the first start
 
     @property
     def idle(self) -> int:
@@ -42,8 +43,13 @@ class Starts:
         return self.add(run, found)
 
     def record_in(self, run: Run) -> Run:
-        """Return the run's record with its progress, for the next start to read."""
-        return replace(run, reached=dict(self.reached[run.run]), progressed=self.progressed)
+        """Return the run's record with its first start, and its progress for the next start."""
+        return replace(
+            run,
+            started=self.began.get(run.run, run.started),
+            reached=dict(self.reached[run.run]),
+            progressed=self.progressed,
+        )
 
     def add(self, run: str, found: Mapping[str, int]) -> "Starts":
         """Return the starts with a run's progress, `self` if `found` adds nothing."""
@@ -72,6 +78,7 @@ def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:
         number=number,
         progressed=max((record.progressed for record in records), default=0),
         reached={run: {} for run in runs} | {record.run: record.reached for record in records},
+        began={record.run: record.started for record in records},
     )
     for record in records:
         for ref in record.refs:

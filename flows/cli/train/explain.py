@@ -21,8 +21,9 @@ from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.render import to_json
+from flows.render.events import interval, is_end
 from flows.render.table import columns
-from flows.render.text import duration, money
+from flows.render.text import duration, money, number
 from infra.storage.base import Store
 
 
@@ -137,12 +138,20 @@ def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterato
         yield "diverged", f"another result of the same work: {key}"
     for name, source in manifest.inputs.items():
         yield "from", f"{name}/{short(source.fingerprint)}"
-    for name, value in made.metrics.items():
-        yield "metric", f"{name} = {value}"
+    for metric in _metrics(made.metrics):
+        yield "metric", metric
     for segment in made.segments:
         yield "execution", _execution(segment)
     for file in manifest.files:
         yield "file", f"{file.path} ({file.size:,} bytes)"
+
+
+def _metrics(metrics: Facts) -> Iterator[str]:
+    for name, value in metrics.items():
+        if not is_end(metrics, name):
+            shown = number(value) if isinstance(value, float) else value
+            between = interval(metrics, name)
+            yield f"{name} = {shown}" + (f" ({between})" if between else "")
 
 
 def _execution(segment: Facts) -> str:

@@ -63,7 +63,10 @@ def chat(
     _take_any_text()
     device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
-    session = ChatSession.open(directory, sampling=sampling, device=device)
+    # On a terminal: compiling takes half a minute, once on a machine.
+    note = "loading the model; the first time its kernels are compiled"
+    with screen(stderr=True).status(note) if prompt is None else contextlib.nullcontext():
+        session = ChatSession.open(directory, sampling=sampling, device=device)
     if prompt is not None:  # for scripts: only the answer, and no history
         for piece in session.answer(prompt):
             _say(piece)

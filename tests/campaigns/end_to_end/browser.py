@@ -33,6 +33,7 @@ from tests.campaigns.end_to_end.walk import (
 )
 
 WINDOW: ViewportSize = {"width": 1280, "height": 900}
+PHONE: ViewportSize = {"width": 390, "height": 844}
 MOST_BYTES = 150_000  # of a picture
 PATIENCE = 60_000.0  # milliseconds; a page loads in two seconds on an idle machine
 
@@ -137,6 +138,10 @@ def fill_form(visitor: Visitor, diary: Diary) -> str:
         visitor.fill_form()
         page.get_by_label("Profile").scroll_into_view_if_needed()
         visitor.picture("form")
+        page.set_viewport_size(PHONE)
+        page.get_by_label("Profile").scroll_into_view_if_needed()
+        visitor.picture("form-phone")
+        page.set_viewport_size(WINDOW)
         page.get_by_role("button", name="Submit").click()
         (run,) = wait_until(lambda: stack.api.runs_of(deployment), seconds=60, what="the run")
     return run["id"]

@@ -45,6 +45,8 @@ OVERRIDES = (
     'sft.mixture=[{"task": "arithmetic", "num_examples": 40, "epochs": 2}]',
     "sft.total_batch_size=1024",
     "sft.eval_examples=8",
+    'chat_eval.tasks=[{"name": "spelling", "max_examples": 200, "max_new_tokens": 64},'
+    ' {"name": "arithmetic", "max_examples": 200, "max_new_tokens": 48}]',
     "rl.num_steps=3",
     "rl.examples_per_step=2",
     "rl.samples_per_example=4",

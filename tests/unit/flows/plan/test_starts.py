@@ -41,6 +41,12 @@ def test_starts_that_reach_nothing_are_counted(store: MemoryStore) -> None:
     assert [start(store, number).idle for number in range(1, 5)] == [0, 1, 2, 3]
 
 
+def test_a_run_that_is_started_again_keeps_the_time_of_its_first_start(store: MemoryStore) -> None:
+    start(store, 1)
+    again = replace(make_run("one"), started="2031-01-01T00:00:00Z")
+    assert read_starts(store, ["one"], number=2).record_in(again).started == make_run("one").started
+
+
 def test_a_stage_that_a_start_has_built_begins_the_count_anew(store: MemoryStore) -> None:
     assert start(store, 1).idle == 0
     assert start(store, 2, rows="a" * 64).idle == 1

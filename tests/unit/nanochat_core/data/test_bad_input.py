@@ -122,7 +122,7 @@ def test_an_index_of_rows_that_was_changed_is_refused(rows_dir):
             "the task 'poems' is not among task_data.datasets",
         ),
         ("model.vocab_size=4096", "model.vocab_size 4096 differs from tokenizer.vocab_size"),
-        ("rows.sequence_len=512", "model.sequence_len .* differs from rows.sequence_len 512"),
+        ("rows.sequence_len=256", "model.sequence_len .* differs from rows.sequence_len 256"),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused_before_anything_runs(override, complaint):
