@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--rows", type=int, default=1)
     parser.add_argument("--sequence-len", type=int, default=512)
+    parser.add_argument("--vocab-size", type=int, default=32768)
     parser.add_argument("--every", type=float, default=60.0, help="seconds between saves")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -53,7 +54,9 @@ def main() -> None:
 def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Steps with and without saves, in blocks that take turns."""
     device = torch.device(options.device)
-    config = scaling.model_for_depth(options.depth, sequence_len=options.sequence_len)
+    config = scaling.model_for_depth(
+        options.depth, sequence_len=options.sequence_len, vocab_size=options.vocab_size
+    )
     model = GPT(config, scaling.numerics(options.precision)).to(device)
     model.init_weights(1)
     rates = scaling.run_for_depth(12).optimizer

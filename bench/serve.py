@@ -71,6 +71,9 @@ class Answer:
 def main() -> None:
     """Measure, print a table and one line of JSON."""
     options = parse_options()
+    os.environ.pop("OMP_NUM_THREADS", None)
+    if options.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(options.threads)
     checkout = os.environ.get("NANOCHAT_JAN_DIR")
     if checkout is None:
         print("NANOCHAT_JAN_DIR is not set: there is no peer to compare with")
@@ -100,6 +103,7 @@ def parse_options() -> argparse.Namespace:
     add("--tokens", type=int, default=64, help="of each answer")
     add("--rounds", type=int, default=3)
     add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--threads", type=int, help="of the CPU, of each server; else as many as there are CPUs")
     add("--precision", default="fp32", help="of our weights; the peer's are fp32")
     add("--at-least", type=float, help="exit 1 when tokens/s are fewer times more")
     add("--at-least-first-token", type=float, help="exit 1 when it comes fewer times sooner")
@@ -154,14 +158,8 @@ def make_model(depth: int, tokenizer: Tokenizer) -> GPT:
 def ours(directory: Path, options: argparse.Namespace) -> Iterator[Side]:
     """`python -m nanochat_core.server`, as it comes."""
     port = free_port()
-    command = [
-        "nanochat_core.server",
-        str(directory),
-        "--device",
-        options.device,
-        "--port",
-        str(port),
-    ]
+    command = ["nanochat_core.server", str(directory), "--device", options.device]
+    command += ["--port", str(port)]
     command += ["--precision", options.precision, "--log", "none", "--max-seconds", "3600"]
     with server(command, port, Path.cwd(), {}):
         yield Side(port=port, clients=options.clients, free=("running", 0))
@@ -181,14 +179,13 @@ def peer(checkout: Path, base: Path, options: argparse.Namespace) -> Iterator[Si
 @contextlib.contextmanager
 def server(command: list[str], port: int, cwd: Path, environment: dict[str, str]) -> Iterator[None]:
     """`python -m command` until it is ready, and as long as the block lasts."""
-    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     # Not our repository, whose `tasks` would come before the peer's: that has no __init__.
     paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p not in ("", ROOT)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=cwd,
-            env={**kept, "PYTHONPATH": os.pathsep.join([str(cwd), *paths]), **environment},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(cwd), *paths]), **environment},
             stdout=subprocess.DEVNULL,
             stderr=log,
         )

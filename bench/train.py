@@ -50,7 +50,11 @@ class Case:
     window_pattern: str | None = None  # the peer's option; None: its default
     compile: bool = True  # our side, and the peer's unless `peer_compile` says otherwise
     peer_compile: bool | None = None
-    fp8_scales: str = "amax"  # our side's numerics.fp8_scales, where bench/gpu trains
+    # Of our side where bench/gpu trains: numerics.fp8_scales and fp8_sums, and two placements.
+    fp8_scales: str = "amax"
+    fp8_sums: str = "exact"
+    qk_kernel: bool = False
+    autotune: bool = False
 
     @property
     def title(self) -> str:

@@ -23,6 +23,7 @@ class NumericsConfig(Section):
 
     precision: str  # "fp32", "bf16" or "fp8": the dtype of activations and matrix products
     fp8_scales: str = neutral("amax")  # "amax", or "bound" where one is known: see model/fp8.py
+    fp8_sums: str = neutral("exact")  # of gradients' products in fp32; "fast": in fewer bits
     rotary_base: float = within(1.0, 1e12)
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
@@ -51,6 +52,7 @@ class NumericsConfig(Section):
         for name, allowed in (
             ("precision", ("fp32", "bf16", "fp8")),
             ("fp8_scales", ("amax", "bound")),
+            ("fp8_sums", ("exact", "fast")),
             ("rotary_precision", ("compute", "bf16")),
         ):
             value = getattr(self, name)

@@ -53,6 +53,8 @@ class Resources:
     retry_smaller_batch: bool = True  # out of memory: halve the device batch and redo the step
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
     compile: bool = False  # compile the model with torch.compile
+    autotune: bool = False  # `compile` times each product, also fused with what follows; untried
+    qk_kernel: bool = False  # on GPUs: rotary positions and QK norm in a kernel of ours; untried
     determinism: Determinism = "default"  # "strict": only deterministic kernels
     sinks: tuple[str, ...] = ()  # trackers that also get the metrics: "wandb", "trackio"
 

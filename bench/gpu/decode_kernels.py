@@ -40,6 +40,7 @@ from nanochat_core.engine.runners.decode_kernels import (
 from nanochat_core.engine.runners.device_runner import MOST_CANDIDATES
 from nanochat_core.engine.runners.device_state import State
 from nanochat_core.engine.runners.weights import Weights
+from nanochat_core.model import qk_kernel
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import model_for_depth, numerics
@@ -84,6 +85,7 @@ def main() -> None:
     say(f"triton {triton.__version__}, sm_90, depth {options.depth} in bf16; not run on a GPU")
     for rows in options.rows:
         show(kernels, rows, options.length, options.boundary)
+    show_training()
 
 
 def make_kernels(depth: int) -> DecodeKernels:
@@ -123,7 +125,7 @@ def show(kernels: DecodeKernels, rows: int, length: int, boundary: float) -> Non
     for name, of in alike.items():
         read = sum(bytes_read(kernels, launch, rows, length) for launch in of)
         total += read
-        used = compile_one(of[0])
+        used = resources_of(of[0].kernel.warmup(*of[0].args, grid=of[0].grid, **of[0].options))
         programs = "x".join(map(str, of[0].grid))
         numbers = (len(of), programs, of[0].num_warps, *used.values(), f"{read / 1e6:.1f}")
         say(" | ".join((name, *map(str, numbers))))
@@ -157,10 +159,28 @@ def bytes_read(kernels: DecodeKernels, launch: Launch, rows: int, length: int) -
     return 4 * rows * kernels.weights.config.vocab_size if "logits_ptr" in args else 0
 
 
-def compile_one(launch: Launch) -> dict[str, int]:
-    """Compile a kernel as its launch would: registers, bytes spilled, of local and of shared
-    memory, global loads and stores before it waits for the previous kernel."""
-    made: Any = launch.kernel.warmup(*launch.args, grid=launch.grid, **launch.options)
+def show_training() -> None:
+    """Print what training's own kernels, for q or k at depth 24, use."""
+    x = torch.empty(16, 2048, 12, 128, dtype=torch.bfloat16, device=META)
+    table = torch.empty(1, 2048, 1, 64, dtype=torch.bfloat16, device=META)
+    numbers = (*qk_kernel.sizes(x), *x.stride()[:3], 1e-6, 1.2)
+    shape = {"HALF": 64, "HEADS": qk_kernel.HEADS, "num_warps": qk_kernel.WARPS}
+    launches = {
+        qk_kernel.forward: (x, table, table, x, *numbers[:3], *numbers[6:]),
+        qk_kernel.backward: (x, x, table, table, x, *numbers),
+    }
+    for kernel, args in launches.items():
+        name = f"qk {kernel.fn.__name__}"
+        moved = x.nbytes * sum(arg is x for arg in args)
+        used = resources_of(kernel.warmup(*args, grid=qk_kernel.grid(x), **shape))
+        numbers_shown = ("2 a layer", *qk_kernel.grid(x), qk_kernel.WARPS, *used.values())
+        say(" | ".join((name, *map(str, numbers_shown), f"{moved / 1e6:.1f}")))
+        result("training kernel", kernel=name, bytes=moved, **used)
+
+
+def resources_of(made: Any) -> dict[str, int]:
+    """Return what a compiled kernel uses: registers, bytes spilled, of local and of shared memory,
+    and its global loads and stores before it waits for the previous kernel."""
     assembler = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "ptxas"
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"

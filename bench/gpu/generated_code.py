@@ -7,8 +7,8 @@ of its own, at two depths, and prints what a layer adds: kernels, and the bytes 
 write at least, in rows of C bf16 numbers for each token (C: the model's width). Products of
 matrices and attention are counted, but not their bytes. Nothing is run: tensors have no memory, and
 a library without functions stands in for CUDA's. It needs torch built for CUDA (pip's, for Linux)
-and a C compiler; a case takes half a minute to two minutes of a CPU. Not counted: our loss, which
-is not in the compiled pass. nanochat's is, under `once`.
+and a C compiler; a case takes up to two minutes of a CPU. Not counted: our loss, which is not in
+the compiled pass. nanochat's is, under `once`.
 """
 
 import argparse
@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="of 2,048 tokens")
     parser.add_argument("--depths", type=int, nargs=2, default=DEPTHS)
     parser.add_argument("--fp8-scales", choices=("amax", "bound"), default="amax")
+    parser.add_argument("--qk-kernel", action="store_true", help="of our placement")
     parser.add_argument("--keep", type=Path, help="write the generated code into this directory")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -116,6 +117,7 @@ def run_case(
         "rows": options.rows,
         "nanochat": str(options.nanochat),
         "fp8_scales": options.fp8_scales,
+        "qk_kernel": options.qk_kernel,
         "keep": str(options.keep) if options.keep else None,
     }
     words = (sys.executable, "-m", "bench.gpu.generated_code", "--case", json.dumps(case))
@@ -127,8 +129,7 @@ def run_case(
 
 def show(side: str, precision: str, few: dict[str, Any], many: dict[str, Any], layers: int) -> None:
     """Print and report what a layer adds, and what is there without layers."""
-    for name in PASSES:
-        a, b = few[name], many[name]
+    for name, a, b in ((name, few[name], many[name]) for name in PASSES):
         kernels = {kind: (b["kernels"][kind] - a["kernels"][kind]) / layers for kind in KINDS}
         rows = {kind: (b["bytes"][kind] - a["bytes"][kind]) / layers / b["row"] for kind in KINDS}
         fixed = (a["bytes"]["triton"] - few["depth"] * rows["triton"] * a["row"]) / 1e9
@@ -156,7 +157,7 @@ def compile_case(case: Any) -> dict[str, Any]:
         except Exception:  # Generated, which torch wraps in another
             if len(passes) < len(PASSES):
                 raise
-    assert len(passes) == len(PASSES), "one direction was not generated"
+    assert len(passes) == len(PASSES)
     return {"depth": case.depth, **dict(zip(PASSES, passes, strict=True))}
 
 
@@ -326,6 +327,10 @@ def our_pass(case: Any) -> None:
         model = GPT(dataclasses.replace(run.model, **shape), numerics)
     allocate(model, lambda p: torch.bfloat16 if p.numel() >= 1024 else p.dtype)
     attention._call = cudnn  # pyright: ignore[reportPrivateUsage] - `choose` would try it
+    if case.qk_kernel:
+        from nanochat_core.model.qk_kernel import rotate_normalise as kernel
+
+        attention._qk_kernel = kernel  # pyright: ignore[reportPrivateUsage]
     tokens = torch.zeros(case.rows, length, dtype=torch.int64, device="cuda")
     if case.precision == "fp8":
         with mock.patch.object(fp8.Quantised, "refresh"):

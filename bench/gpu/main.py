@@ -7,8 +7,8 @@ that fails is reported with the last lines of its output, and the next begins; o
 more than what is left of the budget is skipped. The last thing printed is a table. Exit 1: a step
 failed. See README.md beside this file.
 
-`--dry` runs every step on a CPU at depth 2 with tiny shapes: it shows that the programs run, and
-measures nothing. Not run on a GPU yet.
+`--dry` runs every step on a CPU at depth 2 with tiny shapes, in processes forked from one that has
+torch: it shows that the programs run, and measures nothing. Not run on a GPU yet.
 """
 
 import argparse
@@ -86,10 +86,22 @@ def main() -> None:
     steps = find_steps(options.part, options.only)
     run = partial(run_in_time, options=options, out=out, results=results, deadline=deadline)
     # Dry, nothing is measured, so steps may run side by side.
-    with ThreadPoolExecutor(2 if options.dry else 1) as pool:
+    with starting(dry=options.dry), ThreadPoolExecutor(2 if options.dry else 1) as pool:
         outcomes = list(pool.map(run, steps))
     print("\n".join(table(outcomes)), flush=True)
     sys.exit(1 if any(outcome.status == "failed" for outcome in outcomes) else 0)
+
+
+def starting(*, dry: bool) -> contextlib.AbstractContextManager[None]:
+    """Return what lets a dry run fork its processes, from one that has torch; else nothing.
+
+    Starting two dozen interpreters with torch would take most of its time.
+    """
+    if not dry:
+        return contextlib.nullcontext()
+    from tests.support.infra.launch.fork_server import installed
+
+    return installed(every=True)
 
 
 def parse_options() -> argparse.Namespace:
@@ -223,7 +235,13 @@ def environment(scratch: Path, *, dry: bool) -> dict[str, str]:
         if name in found:
             found[name] = str(Path(found[name]).resolve())
     if dry:
-        return found | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        # The last two as bench/train.py sets them: processes can then be forked from one.
+        return found | {
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "GOMP_SPINCOUNT": "1000",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
     caches = Path(tempfile.gettempdir()) / "nanochat-bench-gpu"
     defaults = {
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),

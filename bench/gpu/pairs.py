@@ -1,12 +1,13 @@
 """Training tokens per second, ours beside nanochat's script, on one GPU at the same time.
 
-    python -m bench.gpu.pairs CASE [--peers ours shipped L] [--dry]
+    python -m bench.gpu.pairs CASE [--peers ours shipped L] [--levers qk_kernel ...] [--dry]
 
 All sides start together and compile together. Then each is timed alone, round after round, while
 the others are stopped (SIGSTOP): the memory of all of them has to fit. Peers: `ours` has our
 attention operation in place of its own, so that the ratio compares all the rest; `shipped` has
 what it takes without its own kernels, masked SDPA; `L` is that with --window-pattern L, its advice
-for such a machine. Without NANOCHAT_DIR we run alone.
+for such a machine. Without NANOCHAT_DIR we run alone. Each lever is one more side of ours, with an
+option that no GPU has tried: its ratio above 1 says that we are faster without it.
 """
 
 import argparse
@@ -28,6 +29,12 @@ from nanochat_core.scaling import flops_per_token, run_for_depth
 HERE = Path(__file__).resolve().parent
 LARGE = 100e9  # bytes: an H200 has 141e9, an H100 80e9
 PEERS = ("ours", "shipped", "L")
+LEVERS: dict[str, dict[str, Any]] = {
+    "qk_kernel": {"qk_kernel": True},
+    "autotune": {"autotune": True},
+    "bound": {"fp8_scales": "bound"},
+    "fast": {"fp8_sums": "fast"},
+}
 
 
 def gpu_case(name: str, depth: int, precision: str, rows: int, accumulate: int) -> Case:
@@ -48,6 +55,7 @@ CASES = {
     "d12": gpu_case("d12", 12, "bf16", 32, 8),
     "d20": gpu_case("d20", 20, "bf16", 16, 4),
     "d24-fp8": gpu_case("d24-fp8", 24, "fp8", 16, 4),
+    "levers": gpu_case("levers", 12, "fp8", 8, 8),  # so small that five sides fit
 }
 CASES["d24-fp8-bound"] = dataclasses.replace(
     CASES["d24-fp8"], name="d24-fp8-bound", fp8_scales="bound"
@@ -58,7 +66,8 @@ def main() -> None:
     """Measure; print a table and a result for each side."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=["ours"])
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=["ours"])
+    parser.add_argument("--levers", nargs="+", choices=LEVERS, default=[])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="in a round")
     parser.add_argument("--threads", type=int, default=4, help="of the CPU, of each side")
@@ -69,9 +78,15 @@ def main() -> None:
     if options.dry:
         options.steps, options.rounds, options.threads = 1, 1, 1
     checkout = os.environ.get("NANOCHAT_DIR")
-    if checkout is None:
+    if checkout is None and options.peers:
         say("HEAD is skipped: NANOCHAT_DIR names no checkout of nanochat")
     commands = {"we": ours(case, options.threads)}
+    for lever in options.levers:
+        if lever == "qk_kernel" and options.dry:
+            needs_gpu("the QK kernel")
+            continue
+        variant = dataclasses.replace(case, **LEVERS[lever])
+        commands[f"we, {lever}"] = ours(variant, options.threads)
     for peer in options.peers if checkout is not None else ():
         variant = of_peer(case, peer)
         commands[f"HEAD, {peer}"] = peer_command(variant, Path(checkout or ""), options.threads)

@@ -26,7 +26,7 @@ Span = tuple[float, float]  # begin and end in microseconds
 
 
 def main() -> None:
-    """Profile one step of each case, after two."""
+    """Profile one step of each case, after two; after one on a CPU."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="+", choices=CASES)
     parser.add_argument("--dry", action="store_true", help="on a CPU, at depth 2")
@@ -42,7 +42,7 @@ def profile_case(case: Case) -> None:
     """Report the kernels of one step; on a CPU its operations."""
     on_gpu = case.device == "cuda"
     steps = train(asdict(case) | {"threads": 4 if on_gpu else 1})
-    for _ in islice(steps, 2):
+    for _ in islice(steps, 2 if on_gpu else 1):
         wait_for_gpu()
     activities = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     with profile(activities=activities) as profiler:

@@ -111,8 +111,16 @@ TRAIN = (
         program="bench/checkpoint.py",
         options="--device cuda --depth 24 --precision bf16 --rows 4 "
         "--sequence-len 2048 --steps 20 --saves 2",
-        dry="--depth 2 --sequence-len 64 --steps 4 --saves 2 --threads 1",
+        dry="--depth 2 --sequence-len 64 --vocab-size 512 --steps 4 --saves 2 --threads 1",
         passes="less than 0.3 % of the time at a save a minute",
+    ),
+    Step(
+        name="levers",
+        seconds=150,
+        program="-m bench.gpu.pairs levers --peers",
+        options="--levers qk_kernel autotune bound fast",
+        dry="--levers qk_kernel fast --dry",
+        passes="worth it: a ratio below 0.99, if a longer training's loss is equal",
     ),
     Step(
         name="d12 as shipped",
@@ -161,7 +169,7 @@ USE = (
         program="bench/serve.py",
         options="--device cuda --depth 20 --precision bf16 --clients 64 "
         "--peer-clients 8 --tokens 64 --rounds 1",
-        dry="--depth 2 --clients 2 --tokens 4 --rounds 1",
+        dry="--depth 2 --clients 2 --tokens 4 --rounds 1 --threads 1",
         passes="figures: tokens/s, first token p50 and p99, /health under load",
     ),
     Step(

@@ -16,8 +16,9 @@ import torch
 from bench.our_train import make_resources, random_rows
 from bench.train_gate import open_gate
 from nanochat_core import scaling
-from nanochat_core.model.attention import attention_backend, choose
+from nanochat_core.model.attention import attention_backend, choose, choose_qk_kernel
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import ALONE
@@ -48,12 +49,15 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
         sequence_len=case["sequence_len"],
         vocab_size=case["vocab_size"],
     )
-    numerics = dataclasses.replace(run.numerics, fp8_scales=case["fp8_scales"])
+    numerics = dataclasses.replace(
+        run.numerics, fp8_scales=case["fp8_scales"], fp8_sums=case["fp8_sums"]
+    )
     model = make_model(dataclasses.replace(run, numerics=numerics), device)
     choose(case["attention"], device, model.dtype)
+    choose_qk_kernel(case["qk_kernel"], device, head_dim(run.model))
     optimizer = Optimizer(model, run.optimizer, precision=run.numerics.precision, world=ALONE)
     if case["compile"]:
-        model.compile_passes()
+        model.compile_passes(autotune=case["autotune"])
     rows = random_rows(case["sequence_len"], case["vocab_size"])
     count = case["rows"] * case["accumulate"]
 

@@ -1,4 +1,4 @@
-"""Causal attention inside a sliding window, and the choice of the backend that computes it.
+"""Causal attention inside a sliding window, what precedes it, and the choice of what computes both.
 
 A window of W lets the query at position t see the keys t-W..t: W to its left and itself, W+1 keys.
 Backends that count keys rather than distance need W+1. The backend is chosen once, the same for all
@@ -8,21 +8,61 @@ Decoding has its own attention, see engine/.
 Shapes: B rows, T tokens, H query heads, K key/value heads, D head dim.
 """
 
+from collections.abc import Callable
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call, preferred
+from nanochat_core.model.layers import Rotary, rms_norm, rotate
 from nanochat_core.runtime.hardware.distributed import ALONE, World
+
+KERNEL_TOLERANCE = 0.02  # of the largest value, by which our kernel may differ in bf16
 
 _chosen: Backend = SDPA
 _call: Call = SDPA.load()
+_qk_kernel: Callable[[Tensor, Tensor, Tensor, float, float], Tensor] | None = None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
     """Compute attention within whole rows: q (B, T, H, D), k, v (B, T, K, D) -> like q."""
     # T - 1 already hides nothing. One value for all such windows means one cached mask or plan.
     return _call(q, k, v, min(window, q.size(1) - 1))
+
+
+def rotate_normalise(x: Tensor, rotary: Rotary, eps: float, scale: float) -> Tensor:
+    """Apply rotary positions to q or k (B, T, H, D), then normalise each head to `scale`."""
+    if _qk_kernel is not None:
+        return _qk_kernel(x, *rotary, eps, scale)
+    x = rms_norm(rotate(x, rotary), eps)
+    return x if scale == 1.0 else x * scale
+
+
+def choose_qk_kernel(wanted: bool, device: torch.device, head_dim: int) -> None:
+    """Choose what `rotate_normalise` runs: our Triton kernel if it is `wanted`, else torch.
+
+    Raises ConfigError if the kernel cannot run on this device, or differs from torch there.
+    """
+    global _qk_kernel
+    _qk_kernel = None
+    if not wanted:
+        return
+    fault = None
+    if device.type != "cuda" or find_spec("triton") is None:
+        fault = f"it needs a GPU and the package triton, and the device is {device.type}"
+    elif head_dim & (head_dim - 1):
+        fault = f"it needs heads of 2^n channels, and these have {head_dim}"
+    else:
+        from nanochat_core.model.qk_kernel import error, rotate_normalise
+
+        if not (found := error(device, head_dim)) <= KERNEL_TOLERANCE:
+            fault = f"it differs from torch by {found:.1e} of the largest value"
+        _qk_kernel = rotate_normalise
+    if fault is not None:
+        _qk_kernel = None
+        raise ConfigError(f"the QK kernel cannot run here: {fault}", hint="--place qk_kernel=false")
 
 
 def choose(

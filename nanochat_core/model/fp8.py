@@ -73,11 +73,14 @@ def quantise(
 class Quantised:
     """The fp8 values of one weight. Call `refresh` before a forward pass to keep them current."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
-        """Allocate for `weight` (O, I), which must be eligible. Raises as `check_device` does."""
+    def __init__(self, weight: nn.Parameter, *, fast_gradients: bool = False) -> None:
+        """Allocate for `weight` (O, I), which must be eligible. Raises as `check_device` does.
+
+        `fast_gradients`: the products that give the input's gradient sum in fewer bits than fp32.
+        """
         assert is_eligible(weight), f"a weight of shape {tuple(weight.shape)} is not for fp8"
         check_device(weight.device)
-        self._weight = weight
+        self._weight, self._fast_gradients = weight, fast_gradients
         self._written: tuple[int, int] | None = None
         # Allocated once and written in place: a compiled forward pass holds on to these addresses.
         self.values = torch.empty(weight.shape, dtype=E4M3, device=weight.device)  # (O, I)
@@ -108,8 +111,8 @@ class Quantised:
 
     def input_gradient(self, grad: Tensor, unit: Tensor) -> Tensor:
         """Return grad @ weight: grad (M, O) e5m2 -> (M, I) bf16."""
-        # Fast accumulation only in the forward pass, as in nanochat: gradients sum in full fp32.
-        return _product(grad, self.transposed.T, unit, self.unit, fast=False)
+        # By default fast only in the forward pass, as in nanochat: gradients sum in full fp32.
+        return _product(grad, self.transposed.T, unit, self.unit, fast=self._fast_gradients)
 
 
 def weight_gradient(grad: Tensor, grad_unit: Tensor, x: Tensor, x_unit: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from nanochat_core.config import ModelConfig, NumericsConfig, check_channels
 from nanochat_core.model import fp8
-from nanochat_core.model.attention import attend
+from nanochat_core.model.attention import attend, rotate_normalise
 from nanochat_core.model.layers import (
     Embedding,
     Linear,
@@ -32,7 +32,6 @@ from nanochat_core.model.layers import (
     refresh_fp8,
     rms_norm,
     rotary_table,
-    rotate,
 )
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
@@ -88,15 +87,13 @@ class Attention(nn.Module):
             gate = torch.sigmoid(self.ve_gate(h[..., : self.numerics.gate_channels]))
             gate = (self.numerics.gate_scale * gate).unsqueeze(-1)  # (B, T, K, 1)
             v = v + gate * value_embed.view_as(v)
-        # QK-norm comes after the rotation. qk_scale (1.2 today) sharpens attention: both factors
-        # multiply the softmax's 1/sqrt(D).
-        q = self._scaled_norm(rotate(q, query_rotary))
-        k = self._scaled_norm(rotate(k, rotary))
+        # qk_scale (1.2 today) sharpens attention: both factors multiply the softmax's 1/sqrt(D).
+        eps, scale = self.numerics.norm_eps, self.numerics.qk_scale
+        q, k = (
+            rotate_normalise(q, query_rotary, eps, scale),
+            rotate_normalise(k, rotary, eps, scale),
+        )
         return self.c_proj(mix(self.layer, q, k, v).flatten(-2))
-
-    def _scaled_norm(self, x: Tensor) -> Tensor:
-        x = F.rms_norm(x, (self.head_dim,), eps=self.numerics.norm_eps)
-        return x if self.numerics.qk_scale == 1.0 else x * self.numerics.qk_scale
 
 
 class MLP(nn.Module):
@@ -180,15 +177,17 @@ class GPT(nn.Module):
         self._rotary: Rotary | None = None
         self._compiled: Callable[[Tensor], Tensor] | None = None
 
-    def compile_passes(self) -> None:
+    def compile_passes(self, *, autotune: bool = False) -> None:
         """Compile training and evaluation passes with torch.compile, once per batch shape.
 
-        The first pass of a shape takes up to minutes. Decoding is not compiled.
+        The first pass of a shape takes up to minutes; with `autotune`, where the compiler times
+        every product, more. Decoding is not compiled.
         """
         # The table first: one made while the pass is traced would be a change of what was traced,
         # and the second pass would compile again.
         self._rotary_table(self.config.sequence_len, self.lm_head.weight.device)
-        self._compiled = torch.compile(self._trunk, dynamic=False)
+        mode = "max-autotune-no-cudagraphs" if autotune else None
+        self._compiled = torch.compile(self._trunk, dynamic=False, mode=mode)
 
     @property
     def is_compiled(self) -> bool:
@@ -331,7 +330,7 @@ class GPT(nn.Module):
     def _hidden(self, tokens: Tensor) -> Tensor:
         """Compute the last block's output (B, T, C), before the final norm, of tokens (B, T)."""
         if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
-            refresh_fp8(self)
+            refresh_fp8(self, fast_gradients=self.numerics.fp8_sums == "fast")
         return (self._compiled or self._trunk)(tokens)
 
     def _trunk(self, tokens: Tensor) -> Tensor:

@@ -103,15 +103,16 @@ def _(grad: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
     return grad.new_empty(num_rows, grad.size(-1))
 
 
-def refresh_fp8(model: nn.Module) -> None:
+def refresh_fp8(model: nn.Module, *, fast_gradients: bool = False) -> None:
     """Quantise the eligible matrices that changed since the last call: once after each step.
 
-    Raises ConfigError if fp8 products cannot run on the device.
+    `fast_gradients`: of the first call, see Quantised. Raises ConfigError if fp8 products cannot
+    run on the device.
     """
     for module in model.modules():
         if isinstance(module, Linear) and is_eligible(module.weight):
             if module.quantised is None:
-                module.quantised = Quantised(module.weight)
+                module.quantised = Quantised(module.weight, fast_gradients=fast_gradients)
             module.quantised.refresh()
 
 

@@ -14,9 +14,10 @@ import torch
 
 from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig
 from nanochat_core.job import Job
-from nanochat_core.model.attention import choose
+from nanochat_core.model.attention import choose, choose_qk_kernel
 from nanochat_core.model.checkpoint import has_state, load_model, load_state, save_model
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.shape import head_dim
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import World, open_world
@@ -94,13 +95,14 @@ def open_loop(
         strict=job.resources.determinism == "strict",
         world=world,
     )
+    choose_qk_kernel(job.resources.qk_kernel, device, head_dim(model.config))
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if init_from is not None:
         load_optimizer_state(optimizer, init_from, progress)
     fixed_shape, pace = tokens_per_step is not None, None
     if tokens_per_step is not None:
         if job.resources.compile:
-            model.compile_passes()
+            model.compile_passes(autotune=job.resources.autotune)
         pace = pace_of(job, model, tokens_per_step=tokens_per_step, device=device, world=world)
     metrics = TrainMetrics(progress, pace, late=fixed_shape and device.type == "cuda")
     checkpointer = Checkpointer(job, optimizer, world, progress, metrics)

@@ -16,9 +16,12 @@ from typing import Any
 import pytest
 
 from bench.gpu.main import NEEDS_GPU, Outcome, Results, run_in_time, run_step, table
-from bench.gpu.steps import HEAD, Step
+from bench.gpu.steps import HEAD, PARTS, Step
 
 ROOT = Path(__file__).parents[3]
+NAMES = [step.name for steps in PARTS.values() for step in steps]
+PEERLESS = {s.name for steps in PARTS.values() for s in steps if s.peer is not None}
+ON_A_CPU = {"checkpoint", "serving", "core", "rollouts"}  # their dry run leaves nothing out
 pytestmark = pytest.mark.torch
 
 
@@ -43,16 +46,21 @@ def dry_run(
     return rows_of(out / "results.jsonl"), done.stdout
 
 
-def test_dry_a_step_runs_and_one_without_its_peer_is_skipped(tmp_path: Path) -> None:
-    # The tests for a GPU are collected, and skipped, in two workers.
-    rows, printed = dry_run(tmp_path, "--only", "gpu tests", "decode")
+@pytest.mark.timeout(900)  # sixteen programs
+def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(tmp_path: Path) -> None:
+    rows, printed = dry_run(tmp_path, "--budget", "800")
     found = {row["step"]: row["status"] for row in rows if "status" in row}
-    assert found == {"gpu tests": NEEDS_GPU, "decode": "skipped"}
+    assert sorted(found) == sorted(NAMES)
+    assert {name for name, status in found.items() if status == "skipped"} == PEERLESS
+    assert {name for name, status in found.items() if status == "ok"} == ON_A_CPU
+    assert {found[name] for name in set(NAMES) - PEERLESS - ON_A_CPU} == {NEEDS_GPU}
+    assert {row["step"] for row in rows if "result" in row} == set(NAMES) - PEERLESS
+    for name in NAMES:
+        assert f"\n{name:<16}" in printed
+    # The tests for a GPU are collected, and skipped.
     (counts,) = [row["result"]["counts"] for row in rows if "counts" in row.get("result", {})]
     assert counts.keys() == {"skipped"}
     assert counts["skipped"] > 50
-    assert "\ngpu tests " in printed
-    assert "\ndecode " in printed
 
 
 def test_without_a_gpu_it_says_how_to_run_dry(tmp_path: Path) -> None:

@@ -50,6 +50,16 @@ def test_passes_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     torch._dynamo.reset()
 
 
+def test_only_autotune_has_products_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda pass_, **how: asked.append(how["mode"]) or pass_)
+    model = GPT(CONFIG, numerics("fp32"))
+    model.init_weights(1)
+    model.compile_passes()
+    model.compile_passes(autotune=True)
+    assert asked == [None, "max-autotune-no-cudagraphs"]
+
+
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
     monkeypatch: pytest.MonkeyPatch,

@@ -106,6 +106,26 @@ def test_products_of_one_input_are_those_of_each() -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize(("sums", "fast"), [("exact", 1), ("fast", 2)])
+def test_gradients_sum_in_fp32_but_those_of_inputs_if_asked_otherwise(
+    sums: str, fast: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product, asked = torch._scaled_mm, []
+
+    def scaled_mm(*args: Any, use_fast_accum: bool, **named: Any) -> Tensor:
+        asked.append(use_fast_accum)
+        return product(*args, use_fast_accum=use_fast_accum, **named)
+
+    monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+    model = GPT(CONFIG, dataclasses.replace(numerics("fp8"), fp8_sums=sums))
+    model.init_weights(1)
+    tokens = torch.zeros(1, 32, dtype=torch.int64)
+    model.summed_loss(tokens, tokens).backward()
+    # Each of 13 matrices: output, input's gradient, its own gradient, which is never fast.
+    assert len(asked) == 3 * 13
+    assert sum(asked) == fast * 13
+
+
 def test_rows_that_fp8_cannot_divide_still_get_a_weight_gradient() -> None:
     x = random(5, 128).bfloat16()
     weight = torch.nn.Parameter(random(128, 128, seed=2))

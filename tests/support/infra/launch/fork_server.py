@@ -1,10 +1,11 @@
 """Start the jobs of tests without importing large packages in each: fork them from one that has.
 
-While `installed()` is open, subprocess.Popen starts the workers and agents of a launcher by a
-request to a fork server: a fresh interpreter with the environment of the first such process, which
-has imported PACKAGES and none of our code. The new process is a child of the process that asked, as
-after fork and exec, with the standard streams, environment, directory, session and command line
-that were asked for; it sees a package as loaded once it has imported it.
+While `installed()` is open, subprocess.Popen starts the workers and agents of a launcher, or with
+`every` all Python programs, by a request to a fork server: a fresh interpreter with the environment
+of the first such process, which has imported PACKAGES and none of our code. The new process is a
+child of the process that asked, as after fork and exec, with the streams, other open files,
+environment, directory, session, process group and command line that were asked for; it sees a
+package as loaded once it has imported it.
 
 A request that this cannot serve exactly starts a process as usual: an environment that the
 interpreter or a library has already read, any rarer Popen option.
@@ -13,6 +14,7 @@ interpreter or a library has already read, any rarer Popen option.
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -49,11 +51,12 @@ PACKAGES = {
 # What these variables say is read after the fork. Any other must be what the server started with.
 FREE = ("NANOCHAT_", "PREFECT_", "PYTEST_", "AWS_", "RANK", "LOCAL_", "GROUP_", "ROLE_")
 FREE += ("WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "CUBLAS_")
-FREE += ("PYTHONPATH", "GLOO_", "NCCL_", "TORCHINDUCTOR_CACHE_DIR")
+FREE += ("PYTHONPATH", "GLOO_", "NCCL_", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
 MOST_SERVERS = 3  # of up to 200 MB each, of one process; the one that was not used longest ends
 _TITLE = "-" * 1000  # an argument of the server: its memory takes the command lines of the children
 _STANDARD = sys.stdlib_module_names
 _PR_SET_CHILD_SUBREAPER = 36
+_MOST_FILES = 16  # of a request
 
 _execute_child: Any = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
@@ -106,8 +109,9 @@ class _Server:
 class _Launcher:
     """Servers of this process, and the Popen method that uses them."""
 
-    def __init__(self, servers: list[_Server]) -> None:
+    def __init__(self, servers: list[_Server], *, every: bool) -> None:
         self._servers = servers
+        self._every = every
         self._lock = threading.Lock()
 
     def install(self) -> None:
@@ -116,8 +120,8 @@ class _Launcher:
         def execute_child(process: Any, args: Any, *rest: Any) -> None:
             (executable, preexec_fn, _, pass_fds, cwd, env, _, _, shell, *pipes) = rest
             *pipes, _, gid, gids, uid, umask, session, group = pipes
-            rare = (executable, preexec_fn, pass_fds, shell or None, gid, gids, uid)
-            plain = not any(rare) and umask == -1 and group == -1
+            rare = (executable, preexec_fn, shell or None, gid, gids, uid)
+            plain = not any(rare) and umask == -1
             environment = os.environ if env is None else env
             server = launcher.server_for(args, environment) if plain else None
             if server is None:
@@ -129,10 +133,14 @@ class _Launcher:
                 "environment": dict(environment),
                 "directory": os.fspath(cwd or os.getcwd()),
                 "session": bool(session),
-                "torch": _imports_torch(args),
+                "group": group,
+                "files": [0, 1, 2, *pass_fds],
+                "torch": launcher._every or _imports_torch(args),
+                "every": launcher._every,
             }
             standard = [pipes[0], pipes[3], pipes[5]]  # our end of each is between
             streams = [number if fd == -1 else fd for number, fd in enumerate(standard)]
+            streams += pass_fds
             with launcher._lock:
                 process.pid = server.fork(request, streams)
             process._child_created = True
@@ -141,7 +149,9 @@ class _Launcher:
         subprocess.Popen._execute_child = execute_child  # type: ignore[attr-defined]
 
     def server_for(self, args: Any, environment: Mapping[str, str]) -> _Server | None:
-        if isinstance(args, str | bytes | os.PathLike) or not _is_served([*args], environment):
+        if isinstance(args, str | bytes | os.PathLike):
+            return None
+        if not (_is_python([*args]) if self._every else _is_served([*args], environment)):
             return None
         paths = environment.get("PYTHONPATH", "").split(os.pathsep)
         if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
@@ -165,9 +175,12 @@ class _Launcher:
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Start PROGRAMS by a fork server while this is open; on Linux, elsewhere as usual."""
-    launcher = _Launcher([])
+def installed(*, every: bool = False) -> Iterator[None]:
+    """Start workers and agents by a fork server while this is open; on Linux, elsewhere as usual.
+
+    `every`: all Python programs instead, also those that such a program starts.
+    """
+    launcher = _Launcher([], every=every)
     if sys.platform == "linux":
         launcher.install()
     try:
@@ -179,6 +192,12 @@ def installed() -> Iterator[None]:
 
 def _fixed(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(FREE)}
+
+
+def _is_python(args: list[Any]) -> bool:
+    """Return whether the command starts a module or a file by this interpreter, no fork server."""
+    what = str(args[1]) if args[:1] == [sys.executable] and args[1:] else ""
+    return what == "-m" or (what.endswith(".py") and what != __file__)
 
 
 def _is_served(args: list[Any], environment: Mapping[str, str]) -> bool:
@@ -247,7 +266,7 @@ class _Packages(MetaPathFinder, Loader):
 def _serve(connection: socket.socket, packages: _Packages) -> NoReturn:
     """Fork a process a request; in it, run the program that was asked for."""
     while True:
-        message, streams, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        message, streams, *_ = socket.recv_fds(connection, 1 << 20, _MOST_FILES)
         if not message:
             os._exit(0)
         request, launcher = json.loads(message), os.getppid()
@@ -276,31 +295,36 @@ def _run(
     """Make this process what exec would have made of it, then run the program."""
     if request["session"]:
         os.setsid()
+    if request["group"] >= 0:
+        os.setpgid(0, request["group"])
     if os.getppid() == launcher:
         connection.send(str(os.getpid()).encode())
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     connection.detach()
+    _open_files(dict(zip(request["files"], streams, strict=True)))
     os.chdir(request["directory"])
     os.environ.clear()
     os.environ.update(request["environment"])
     tempfile.tempdir = None
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[:0] = [os.path.abspath(path) for path in paths if path]
-    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     command = [word for word in request["args"] if word != "-u"]
-    if command[2] == AGENT:
-        _open_own_server(packages)
+    script = None if command[1] == "-m" else command[1]
+    own = [] if sys.flags.safe_path else [os.path.abspath(os.path.dirname(script or ""))]
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [*own, *(os.path.abspath(path) for path in paths if path), *_PATH]
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
+    if request["every"] or command[2] == AGENT:
+        _open_own_server(packages, every=request["every"])
     _set_title(command)
     sys.orig_argv = command
-    sys.argv = ["-m", *command[3:]]
+    sys.argv = command[1:] if script else ["-m", *command[3:]]
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__annotations__ = {}
     packages.seed()
     code = 0
     try:
-        runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
+        if script:
+            runpy.run_path(script, run_name="__main__")
+        else:
+            runpy._run_module_as_main(command[2])  # type: ignore[attr-defined]
     except SystemExit as end:
         if end.code is not None and not isinstance(end.code, int):
             raise
@@ -312,14 +336,28 @@ def _run(
     os._exit(code & 0xFF)  # taking torch's modules apart would cost half as much as importing them
 
 
-def _open_own_server(packages: _Packages) -> None:
-    """Fork a server for the ranks of an agent: they must be its children."""
+def _open_files(files: dict[int, int]) -> None:
+    """Give each file its number, the key; close all others."""
+    # First out of the way of each other's numbers.
+    free = max(*files, *files.values()) + 1
+    files = {number: fcntl.fcntl(file, fcntl.F_DUPFD, free) for number, file in files.items()}
+    first = 0
+    for number, file in sorted(files.items()):
+        if first < number:  # closerange(0, 0) would close all
+            os.closerange(first, number)
+        os.dup2(file, number)
+        first = number + 1
+    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+
+
+def _open_own_server(packages: _Packages, *, every: bool) -> None:
+    """Fork a server for what this process starts: the ranks of an agent must be its children."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
         _serve(theirs, packages)
     theirs.close()
-    _Launcher([_Server(ours, os.environ)]).install()
+    _Launcher([_Server(ours, os.environ)], every=every).install()
 
 
 def _set_title(command: list[str]) -> None:
@@ -330,6 +368,9 @@ def _set_title(command: list[str]) -> None:
     text = "\0".join(command).encode()[: end - start - 1]
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
+
+# Without the directory of this file, which Python puts first where it is started as a program.
+_PATH = sys.path[:] if sys.flags.safe_path or __name__ != "__main__" else sys.path[1:]
 
 if __name__ == "__main__":
     loaded = _Packages()
