@@ -133,7 +133,7 @@ def full_house(built: House, tmp_path: Path) -> House:
     return house
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> House:
     """A house with every stage built. Tests only look at it."""
     house = make_house(tmp_path_factory.mktemp("built"))
