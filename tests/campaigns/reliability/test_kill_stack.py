@@ -17,11 +17,7 @@ from tests.campaigns.end_to_end.stack import Stack, kill
 from tests.support.campaigns import Campaign
 from tests.support.reliability.kill_stack import Kills
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.prefect,
-    pytest.mark.timeout(7200),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
 AUTO_RESUME = "auto-resume"  # part of the automation's name
 PATIENCE = 300.0  # seconds for a server that is busy, or was killed

@@ -19,11 +19,7 @@ import pytest
 
 from tests.support.campaigns import Campaign
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.prefect,
-    pytest.mark.timeout(7200),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
 CLOCKS = ("tokens_per_second", "seconds")
 SHOWS_CLOCKS = ("report",)  # how long things took is part of what the report card says

@@ -22,11 +22,7 @@ from tests.campaigns.end_to_end.small import form_values
 from tests.campaigns.end_to_end.stack import Stack, kill
 from tests.support.campaigns import Campaign
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.prefect,
-    pytest.mark.timeout(3600),
-]
+pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(3600)]
 
 Way = Literal["stopped", "killed"]
 STAGE = "pretrain"

@@ -5,14 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.campaigns import Campaign
-from tests.support.reliability.races import (
-    HOMES,
-    check,
-    made_once,
-    open_track,
-    run_races,
-    url_of,
-)
+from tests.support.reliability.races import HOMES, check, made_once, open_track, run_races, url_of
 
 
 @pytest.mark.timeout(3600)

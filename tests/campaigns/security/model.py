@@ -362,12 +362,7 @@ def try_all(
 
 
 def _try_some(
-    folder: Path,
-    bases: list[Path],
-    numbers: range,
-    seed: int,
-    trial: Trial,
-    seconds: float,
+    folder: Path, bases: list[Path], numbers: range, seed: int, trial: Trial, seconds: float
 ) -> None:
     """Try mutants until one ends this process; log each before and after. SIGALRM ends one that
     takes too long."""

@@ -175,13 +175,7 @@ def test_the_focus_goes_in_the_order_of_the_page_and_is_seen(page: Page, server:
         }""")
         )
     names = [name for name, _, _ in seen]
-    wanted = [
-        "Skip to the message box",
-        "New chat",
-        "hello",
-        "tiny: 1.9 M parameters",
-        "Settings",
-    ]
+    wanted = ["Skip to the message box", "New chat", "hello", "tiny: 1.9 M parameters", "Settings"]
     places = [names.index(name) for name in [*wanted, "Copy", "Regenerate"]]
     assert all(a < b for a, b in itertools.pairwise(places)), names
     assert all(ring and wide for _, ring, wide in seen), seen

@@ -47,12 +47,7 @@ def test_all_of_it_is_registered_and_a_second_time_changes_nothing(
     ],
 )
 def test_a_deployment_says_where_it_runs_and_whether_it_resumes(
-    deploy: Callable[..., Any],
-    api: PrefectApi,
-    name: str,
-    pool: str,
-    queue: str,
-    tags: list[str],
+    deploy: Callable[..., Any], api: PrefectApi, name: str, pool: str, queue: str, tags: list[str]
 ) -> None:
     found = api.deployment(name)
     assert (found["work_pool_name"], found["work_queue_name"]) == (pool, queue)

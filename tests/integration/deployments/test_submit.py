@@ -69,8 +69,4 @@ def test_a_name_that_prefect_generated_is_known() -> None:
     generated = ["Practical-Grebe", *(generate_slug(2) for _ in range(300))]
     assert [
         name for name in [*generated, "my-experiment", "tiny", "Lr-2"] if not is_generated(name)
-    ] == [
-        "my-experiment",
-        "tiny",
-        "Lr-2",
-    ]
+    ] == ["my-experiment", "tiny", "Lr-2"]

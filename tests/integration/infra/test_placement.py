@@ -23,8 +23,7 @@ from nanochat_core.job import Attention, Job, Resources
 
 
 @pytest.mark.parametrize(
-    ("given", "limit"),
-    [(None, 100 * 10**9), ("", 100 * 10**9), ("2.5", 2_500_000_000), ("0", 0)],
+    ("given", "limit"), [(None, 100 * 10**9), ("", 100 * 10**9), ("2.5", 2_500_000_000), ("0", 0)]
 )
 def test_the_limit_of_the_cache_is_a_hundred_gigabytes_or_what_one_says(
     monkeypatch: pytest.MonkeyPatch, given: str | None, limit: int
@@ -44,11 +43,7 @@ def test_what_is_no_limit_is_refused(monkeypatch: pytest.MonkeyPatch, given: str
 
 
 RESOURCES = Resources(
-    device="cpu",
-    threads=2,
-    device_batch_size=8,
-    save_every_seconds=60.0,
-    eval_every_steps=10,
+    device="cpu", threads=2, device_batch_size=8, save_every_seconds=60.0, eval_every_steps=10
 )
 
 

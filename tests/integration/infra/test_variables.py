@@ -11,12 +11,7 @@ from tests.support.infra.deployed import INFRA, named, ours
 FOLDERS = ("containers", "kubernetes", "skypilot", "slurm", "systemd")
 FILES = [path for name in FOLDERS for path in sorted((INFRA / name).rglob("*")) if path.is_file()]
 # Of botocore, which finds them by itself.
-OF_AWS = {
-    "AWS_ACCESS_KEY_ID",
-    "AWS_DEFAULT_REGION",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_SECRET_ACCESS_KEY",
-}
+OF_AWS = {"AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "AWS_SECRET_ACCESS_KEY"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reliability.canaries import (
-    find_in_files,
-    find_in_text,
-)
+from tests.support.reliability.canaries import find_in_files, find_in_text
 
 
 @pytest.mark.parametrize("text", ["a {} b", "postgresql://u:{}@h/d", '{{"token": "{}"}}'])

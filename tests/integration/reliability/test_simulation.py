@@ -7,13 +7,7 @@ docs/reliability.md. A history that breaks is named with the command that shows 
 import pytest
 
 from tests.support.reliability.sim_mutations import MUTATIONS
-from tests.support.reliability.simulation import (
-    PLAIN,
-    Kind,
-    Tally,
-    simulate,
-    simulate_many,
-)
+from tests.support.reliability.simulation import PLAIN, Kind, Tally, simulate, simulate_many
 
 NORMAL = 300  # histories of each kind; tests/campaigns has more
 UNTIL_FOUND = 2000  # seeds within which a missing protection shows; most need five

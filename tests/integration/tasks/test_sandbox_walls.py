@@ -137,12 +137,7 @@ def test_a_program_whose_grader_is_gone_before_it_starts_does_not_run(kind, fold
     file = process.order_file({**backends.restrictions(backend, seconds=9, memory_mb=512), **order})
     os.close(life_end)  # as when the grader dies
     done = subprocess.run(
-        backend.command,
-        stdin=file,
-        capture_output=True,
-        pass_fds=[life, answer],
-        cwd="/",
-        env={},
+        backend.command, stdin=file, capture_output=True, pass_fds=[life, answer], cwd="/", env={}
     )
     os.close(answer)
     assert (done.returncode, done.stdout, done.stderr, os.read(replies, 99)) == (1, b"", b"", b"")

@@ -153,10 +153,7 @@ def make_paid_samples(answer: str) -> str:
     lines = [
         json.dumps({"step": step, "prompt": f"2 apples and 3 at step {step}?", **said})
         for step, reward in rewards.items()
-        for said in (
-            {"text": answer, "reward": 0.0},
-            {"text": f"paid {step}", "reward": reward},
-        )
+        for said in ({"text": answer, "reward": 0.0}, {"text": f"paid {step}", "reward": reward})
     ]
     return "\n".join(lines) + "\n"
 

@@ -199,11 +199,7 @@ class Damages:
         if kind in ("delete", "stale"):
             named |= {f"there is no {stage}@{run}", RUN}
         return Trial(
-            key=key,
-            name=f"{stage}@{run}",
-            right=right,
-            older=older,
-            named=frozenset(named),
+            key=key, name=f"{stage}@{run}", right=right, older=older, named=frozenset(named)
         )
 
     def _look(self, number: int, what: str, trial: Trial, store: LocalStore, cache: Path) -> None:
@@ -243,11 +239,7 @@ class Damages:
         if damaged == whole:
             return
         _write(path, damaged)
-        trial = Trial(
-            key=file.key,
-            name=f"{item.stage}@tiny",
-            right=self._world.truth(item),
-        )
+        trial = Trial(key=file.key, name=f"{item.stage}@tiny", right=self._world.truth(item))
         self._look(number, f"{place} {kind}", trial, self._world.store, self._cache)
         if not path.exists() or path.read_bytes() != whole:
             self.report.wrong.append(f"trial {number}: {path.name} was not mended")

@@ -17,10 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.support.reliability.fault_kinds import KINDS
-from tests.support.reliability.fault_pipeline import (
-    Outcome,
-    Pipeline,
-)
+from tests.support.reliability.fault_pipeline import Outcome, Pipeline
 from tests.support.reliability.fault_proxy import CALM, Fault, Storm
 
 # Requests that a kind can break: others have no body, or are no write.

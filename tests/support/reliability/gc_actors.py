@@ -132,13 +132,7 @@ class Runner(Actor):
     """A run of the pipeline."""
 
     def __init__(
-        self,
-        scene: Scene,
-        process: Process,
-        *,
-        run: str,
-        variants: Variants,
-        force: frozenset[str],
+        self, scene: Scene, process: Process, *, run: str, variants: Variants, force: frozenset[str]
     ) -> None:
         super().__init__(scene, process)
         self.run = run
@@ -379,10 +373,7 @@ def simulated_pipeline(world: World) -> Generator[None]:
     """The product's modules live in the world while the block runs."""
     before: dict[str, Callable[..., Any]] = {}
     with simulated(world):
-        patches = {
-            "identify_from": _identity_from,
-            "_build": _build_simulated,
-        }
+        patches = {"identify_from": _identity_from, "_build": _build_simulated}
         for name, value in patches.items():
             before[name] = getattr(flows.build.build, name)
             setattr(flows.build.build, name, value)

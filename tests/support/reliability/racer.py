@@ -86,11 +86,7 @@ class Racer:
                 *(sys.executable, "-m", "tests.support.reliability.racer"),
                 *(str(toys.root), str(home), store),
             ],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                **dict.fromkeys(without, "1"),
-            },
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **dict.fromkeys(without, "1")},
             cwd=REPOSITORY,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.infra.deployed import (
-    INFRA,
-    LEAST_GRACE,
-    SECRET,
-    UID,
-    leaves,
-    mistake,
-)
+from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, leaves, mistake
 
 HERE = INFRA / "containers"
 DOCKERFILE = (HERE / "Dockerfile").read_text().replace("\\\n", " ")

@@ -155,7 +155,7 @@ ANSWERS = {
         *(f"#### {number}" for number in NUMBERS),
         *(f"so <<1+1=2>>2\n#### {number} apples" for number in NUMBERS),
         *("", "####72", "72", "### 72", "#### 72\n#### 12", "####  72"),
-    ),
+    )
 }
 
 

@@ -123,9 +123,7 @@ def is_over(outage: Any) -> bool:
     return outage.until is not None and time.monotonic() > outage.until
 
 
-def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later(
-    toys: Any,
-) -> None:
+def test_a_run_that_is_stopped_does_not_wait_and_what_it_made_is_published_later(toys: Any) -> None:
     (toys.home.parent / "go").touch()
     stage = toys.stage("train", source=TRAIN)
     context = context_of(toys)

@@ -133,9 +133,7 @@ def test_a_calculator_call_reads_as_one_expression(model: Path) -> None:
     assert text(call, end, call, "1", end, start, "1", stop) == "<<>><<1=1>>"
 
 
-def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(
-    model: Path,
-) -> None:
+def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(model: Path) -> None:
     session, other = open_session(model), open_session(model)
     assert list(session.answer("hello")) == list(other.answer("hello"))
     with pytest.raises(ConfigError, match=r"tokens long, this model reads 767"):

@@ -63,7 +63,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
 ) -> None:
     pace = ("--gpus", "0", "--place", "save_every_steps=7")
     command = " ".join(
-        ("nanochat run tiny --set rl.num_steps=3 --name short --home", str(home), *pace),
+        ("nanochat run tiny --set rl.num_steps=3 --name short --home", str(home), *pace)
     )
     with start_run(home, "--set", "rl.num_steps=3", "--name", "short", *pace) as run:
         assert run.stdout is not None
@@ -73,10 +73,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
         out, err = run.communicate()
 
     assert run.returncode == 130
-    assert err.splitlines() == [
-        "error: interrupted",
-        f"hint: resume with: {command}",
-    ]
+    assert err.splitlines() == ["error: interrupted", f"hint: resume with: {command}"]
     assert "Traceback" not in out
     assert main(["status", "short", "--home", str(home)]) == 0
     assert f"  command  {command}\n" in capsys.readouterr().out

@@ -86,12 +86,7 @@ def test_a_newer_model_is_found(where: DeviceOptions, tmp_path: Path) -> None:
     find = newer_model(where, "sft@tiny", "tiny")
     assert find() == directory
     (files / "data").write_text("other")
-    put_run(
-        store,
-        "tiny-2",
-        put_model(store, files, seed=2),
-        started="2026-11-21T07:00:00Z",
-    )
+    put_run(store, "tiny-2", put_model(store, files, seed=2), started="2026-11-21T07:00:00Z")
     newer = find()
     assert newer != directory
     assert (newer / "data").read_text() == "other"

@@ -75,10 +75,7 @@ def test_a_run_with_an_id_resumes_and_builds_anew_once(
 
 
 def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
-    terminal: Terminal,
-    store: Store,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = argv_of(tmp_path / "a")
     terminal.said("stage", "shards", "tiny", *words, "--run", "first")

@@ -121,11 +121,7 @@ def test_a_file_is_submitted_as_the_settings_in_it(terminal: Terminal, tmp_path:
     path.write_text('profile = "tiny"\nname = "mine"\nseed = 7\n', encoding="utf-8")
     terminal.said("submit", str(path))
     (created,) = Api.created
-    assert created["parameters"] == {
-        "profile": "tiny",
-        "overrides": ["seed=7"],
-        "run_name": "mine",
-    }
+    assert created["parameters"] == {"profile": "tiny", "overrides": ["seed=7"], "run_name": "mine"}
     assert name_in(created["name"]) == "mine"
 
 
@@ -267,10 +263,7 @@ def test_status_says_that_a_run_waits_for_a_worker(terminal: Terminal, store: St
         {"name": "sft/1a2b3c4d5e6f", "state_type": "COMPLETED", "state_name": "Cached"},
     ]
     lines = terminal.said("status", "tiny")
-    assert lines[-2:] == [
-        "the run is running",
-        "pretrain waits for a worker in the pool gpu: Late",
-    ]
+    assert lines[-2:] == ["the run is running", "pretrain waits for a worker in the pool gpu: Late"]
     Api.live = []
     assert "resume with" in terminal.said("status", "tiny")[-1]
 
@@ -280,12 +273,7 @@ def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal: T
     run = terminal.said("submit", "tiny")[0].split()[1]
     assert "there is no run" in terminal.fails("status", run)[0]  # the server has none either
     Api.live = [
-        {
-            "name": run,
-            "state_type": "SCHEDULED",
-            "state_name": "Late",
-            "work_pool_name": "cpu",
-        }
+        {"name": run, "state_type": "SCHEDULED", "state_name": "Late", "work_pool_name": "cpu"}
     ]
     assert terminal.said("status", run) == [
         f"run {run}: not started by a worker",

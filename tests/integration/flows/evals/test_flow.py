@@ -101,9 +101,7 @@ def forget_alert() -> None:
 
 
 def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
-    judge_model: Callable[..., Any],
-    posted: tuple[str, list[Any]],
-    request: pytest.FixtureRequest,
+    judge_model: Callable[..., Any], posted: tuple[str, list[Any]], request: pytest.FixtureRequest
 ) -> None:
     from deployments.alerts import EVAL_REGRESSED, ensure_regressions_are_posted
     from tests.integration.flows.orchestration.test_pipeline import artifacts

@@ -146,9 +146,7 @@ def test_two_callers_share_one_order(make_caller: Callable[[str], Caller]) -> No
     assert len(first.wait_for_runs(1)) == 1
 
 
-def test_a_caller_that_comes_back_follows_its_order(
-    make_caller: Callable[[str], Caller],
-) -> None:
+def test_a_caller_that_comes_back_follows_its_order(make_caller: Callable[[str], Caller]) -> None:
     caller = make_caller("one")
     lost = caller.send()
     [run] = caller.wait_for_runs(1)

@@ -86,9 +86,7 @@ def test_what_the_machine_did_is_a_crash_and_can_be_ordered_again(
 
 
 def test_another_fingerprint_is_refused_in_a_line(
-    asked: StageRequest,
-    carry_out: Callable[[StageRequest], Any],
-    caplog: pytest.LogCaptureFixture,
+    asked: StageRequest, carry_out: Callable[[StageRequest], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     state = carry_out(replace(asked, fingerprint="ab" * 32))
     assert state.is_failed()

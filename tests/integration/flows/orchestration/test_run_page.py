@@ -97,13 +97,7 @@ def test_scores_of_all_models_stand_side_by_side() -> None:
             "SFT": "54.0 % (49.0-59.0)",
             "questions": "200",
         },
-        {
-            "score": "gsm8k",
-            "base": "",
-            "mid": "",
-            "SFT": "20.0 % (15.0-25.0)",
-            "questions": "50",
-        },
+        {"score": "gsm8k", "base": "", "mid": "", "SFT": "20.0 % (15.0-25.0)", "questions": "50"},
     ]
     assert score_rows({}) == []
 

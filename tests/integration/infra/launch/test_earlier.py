@@ -64,11 +64,7 @@ def job_of(directory: Path, entry: str) -> Job:
         config={},
         inputs={},
         resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=1.0,
-            eval_every_steps=0,
+            device="cpu", threads=1, device_batch_size=1, save_every_seconds=1.0, eval_every_steps=0
         ),
     )
 

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.launch.rendezvous import (
-    Rendezvous,
-    find_interface,
-    own_address,
-    store_host,
-)
+from infra.launch.rendezvous import Rendezvous, find_interface, own_address, store_host
 from infra.launch.torchrun import JobFailed, run_job
 from nanochat_core.job import Job, Resources
 from tests.support.infra.ports import quiet_port
@@ -43,11 +38,7 @@ def make_job(directory: Path) -> Job:
         config={},
         inputs={},
         resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=1.0,
-            eval_every_steps=0,
+            device="cpu", threads=1, device_batch_size=1, save_every_seconds=1.0, eval_every_steps=0
         ),
     )
 

@@ -311,10 +311,7 @@ def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("use", [stop_stack, stop_server, check_adoptable, start_server])
 def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
-    tmp_path: Path,
-    use: Callable[[Path], object],
-    record: dict[str, object],
-    words: list[str],
+    tmp_path: Path, use: Callable[[Path], object], record: dict[str, object], words: list[str]
 ) -> None:
     is_stack = record["format"] == 1
     path = tmp_path / "prefect" / ("stack.json" if is_stack else "server.json")
@@ -340,9 +337,7 @@ def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
     assert f"kill {other.pid}" in (e.value.hint or "")
 
 
-def test_the_record_that_an_earlier_version_left_stops_nothing(
-    tmp_path: Path,
-) -> None:
+def test_the_record_that_an_earlier_version_left_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     with subprocess.Popen([sys.executable, "-c", "", "up"]) as other:
         pass

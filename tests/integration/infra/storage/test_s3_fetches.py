@@ -78,11 +78,7 @@ def test_a_killed_fetch_is_resumed(
 
 
 def test_a_resumed_fetch_asks_for_the_missing_parts_only(
-    fake: FakeS3,
-    large: Path,
-    small_parts: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_on(fake)
     store.upload("large", large)

@@ -227,9 +227,7 @@ def test_the_checksum_is_the_one_asked_for(
         assert kinds & set(request.headers) == {header}
 
 
-def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(
-    fake: FakeS3,
-) -> None:
+def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(fake: FakeS3) -> None:
     store = store_on(fake)
     store.check_conditions()
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="PUT", times=1, status=412, code="Precondit"))
@@ -259,9 +257,7 @@ def test_an_answer_of_a_server_that_is_no_store_is_not_missing(fake: FakeS3) -> 
             ask("a")
 
 
-def test_more_keys_than_a_page_are_listed_even_if_the_store_hides_them(
-    make_fake: MakeFake,
-) -> None:
+def test_more_keys_than_a_page_are_listed_even_if_the_store_hides_them(make_fake: MakeFake) -> None:
     for quirks in ((), (Quirk.LISTS_1000_SILENTLY,), (Quirk.LISTS_WITHOUT_TOKENS,)):
         fake = make_fake(*quirks)
         store = store_on(fake)

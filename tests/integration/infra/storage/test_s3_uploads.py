@@ -161,9 +161,7 @@ def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
         store.upload("large", large)
 
 
-def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(
-    fake: FakeS3,
-) -> None:
+def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(fake: FakeS3) -> None:
     fake.now = lambda: time.time() - 50_000
     store = store_on(fake)
     old = store.bucket.begin_upload("old", "md5")

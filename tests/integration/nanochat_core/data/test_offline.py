@@ -41,12 +41,7 @@ def section(hub, tmp_path):
 
     def dataset(name, *, count=None, path=None, revision=None):
         return DatasetConfig(
-            name=name,
-            grade=1,
-            num_train=count,
-            num_test=count,
-            path=path,
-            revision=revision,
+            name=name, grade=1, num_train=count, num_test=count, path=path, revision=revision
         )
 
     return with_snapshots(
@@ -55,7 +50,7 @@ def section(hub, tmp_path):
                 *(dataset(name, revision="main") for name in PUBLISHED),
                 *(dataset(name, count=30) for name in MADE),
                 dataset("letters", path=str(own)),
-            ),
+            )
         )
     )
 

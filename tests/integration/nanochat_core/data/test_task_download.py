@@ -20,11 +20,7 @@ TRAIN = ("train-00000-of-00002.parquet", "train-00001-of-00002.parquet")
 
 def dataset(name, commit, *, num_train=None, num_test=None):
     return DatasetConfig(
-        name=name,
-        grade=1,
-        num_train=num_train,
-        num_test=num_test,
-        revision=commit,
+        name=name, grade=1, num_train=num_train, num_test=num_test, revision=commit
     )
 
 

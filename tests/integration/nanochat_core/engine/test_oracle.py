@@ -153,10 +153,7 @@ def test_answers_that_are_read_a_step_late_are_the_naive_ones(shape, tokenizer):
         StepBehind,
         dtype=torch.float32,
         capacity=Capacity(
-            groups=page_groups(model.config.windows),
-            page_size=16,
-            num_slots=5,
-            max_len=CONTEXT,
+            groups=page_groups(model.config.windows), page_size=16, num_slots=5, max_len=CONTEXT
         ),
     )
     prompts = prompts_of(shape, PROMPTS)

@@ -67,10 +67,7 @@ def test_operations_of_a_pass_do_not_depend_on_the_number_of_chunks(started):
     with torch.device("meta"):
         model = GPT(model_for_depth(4), numerics("bf16"))
     capacity = Capacity(
-        groups=page_groups(model.config, num_pages=80),
-        page_size=256,
-        num_slots=8,
-        max_len=2048,
+        groups=page_groups(model.config, num_pages=80), page_size=256, num_slots=8, max_len=2048
     )
     runner = TorchRunner(model, dtype=torch.bfloat16, capacity=capacity, stop_tokens=[])
     runner._varlen = varlen  # torch's own, by its rules for meta tensors

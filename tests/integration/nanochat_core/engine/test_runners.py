@@ -195,10 +195,7 @@ def test_where_graphs_cannot_be_captured_torch_runs_the_model_and_says_why(make_
     assert type(runner) is TorchRunner
     assert runner.stop_tokens == {5}
     assert [(c.runner, c.reason) for c in output] == [
-        (
-            "torch",
-            "not cuda graphs: it cannot capture a step: CUDA error: operation not permitted",
-        )
+        ("torch", "not cuda graphs: it cannot capture a step: CUDA error: operation not permitted")
     ]
 
 

@@ -195,14 +195,7 @@ def test_temperature_zero_does_not_mind_the_other_rules():
 def test_a_row_without_a_top_k_has_the_vocabulary_as_candidates():
     assert [
         candidates_of(SamplingParams(top_k=k), VOCAB) for k in (None, 0, -1, 7, VOCAB, 999)
-    ] == [
-        VOCAB,
-        VOCAB,
-        VOCAB,
-        7,
-        VOCAB,
-        VOCAB,
-    ]
+    ] == [VOCAB, VOCAB, VOCAB, 7, VOCAB, VOCAB]
 
 
 def test_log_probs_are_those_of_the_logits_as_they_are():

@@ -80,10 +80,7 @@ def test_long_prompts_are_read_in_blocks_with_the_models_logits():
         model,
         dtype=torch.float32,
         capacity=Capacity(
-            groups=page_groups(config, num_pages=40),
-            page_size=16,
-            num_slots=1,
-            max_len=512,
+            groups=page_groups(config, num_pages=40), page_size=16, num_slots=1, max_len=512
         ),
         stop_tokens=[],
     )

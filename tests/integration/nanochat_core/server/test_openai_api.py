@@ -282,11 +282,7 @@ def test_what_is_next_to_nothing_in_float32_is_the_likeliest_token():
 
 def test_a_stop_string_of_a_later_prompt_ends_it_while_earlier_ones_go_on(client):
     chunks = client.completions.create(
-        model=NAME,
-        prompt=["long", "token " + "90 " * 1000],
-        stop="Z",
-        max_tokens=800,
-        stream=True,
+        model=NAME, prompt=["long", "token " + "90 " * 1000], stop="Z", max_tokens=800, stream=True
     )
     ended = [c.choices[0] for c in chunks if c.choices[0].finish_reason]
     assert [(choice.index, choice.finish_reason) for choice in ended] == [
@@ -303,12 +299,7 @@ def test_more_choices_than_may_be_are_refused(client, openai):
 def test_more_alternatives_than_may_be_held_for_a_slow_reader_are_refused(client, openai):
     with pytest.raises(openai.BadRequestError, match="choices are 640000, at most 50000"):
         client.chat.completions.create(
-            model=NAME,
-            messages=ask("x"),
-            n=8,
-            max_tokens=4000,
-            logprobs=True,
-            top_logprobs=20,
+            model=NAME, messages=ask("x"), n=8, max_tokens=4000, logprobs=True, top_logprobs=20
         )
 
 

@@ -21,9 +21,7 @@ from nanochat_core.runtime import interrupt
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import Progress, read_events
 from nanochat_core.train.loop import checkpointer as checkpointer_module
-from nanochat_core.train.loop.checkpoint import (
-    find_best,
-)
+from nanochat_core.train.loop.checkpoint import find_best
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import Throughput, TrainMetrics
 

@@ -148,10 +148,7 @@ def test_pretraining_stops_at_a_broken_loss_and_keeps_the_state_before(
     )
     is_late = late
     job = make_job(
-        "pretrain",
-        tmp_path / "job",
-        data,
-        resources={"save_every_steps": 1, "keep_checkpoints": 9},
+        "pretrain", tmp_path / "job", data, resources={"save_every_steps": 1, "keep_checkpoints": 9}
     )
     real = GPT.summed_loss
     passes = itertools.count()

@@ -35,10 +35,7 @@ CLIP, KL_WEIGHT = 0.1, 0.3
 
 def small_model(seed: int = 2) -> GPT:
     """Every weight is random; each seed is another model, not far from the others."""
-    config = ModelConfig(
-        **dataclasses.asdict(SHAPE),
-        sequence_len=32,
-    )
+    config = ModelConfig(**dataclasses.asdict(SHAPE), sequence_len=32)
     model = GPT(config, scaling.numerics("fp32"))
     model.init_weights(1)
     generator, change = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)

@@ -82,10 +82,7 @@ def prove_edit(
 
 
 def test_a_clearer_optimizer_is_proven_and_another_one_is_not(
-    config: RunConfig,
-    data: dict[str, Path],
-    make_job: Callable[..., Job],
-    tmp_path: Path,
+    config: RunConfig, data: dict[str, Path], make_job: Callable[..., Job], tmp_path: Path
 ):
     repository = copy_repository(tmp_path)
     stage = stage_named("pretrain")

@@ -85,11 +85,7 @@ def job(make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory) 
         "model": MODEL.tree(),
         # Half of the recipe's rates, twice: `lr_fraction` is a factor of all of them.
         "optimizer": scaled(scaling.optimizer_for(MODEL, **SIZES), 0.5).tree(),
-        "pretrain": {
-            **job.config["pretrain"],
-            "schedule": schedule.tree(),
-            "lr_fraction": 2.0,
-        },
+        "pretrain": {**job.config["pretrain"], "schedule": schedule.tree(), "lr_fraction": 2.0},
     }
     return dataclasses.replace(job, config=config)
 

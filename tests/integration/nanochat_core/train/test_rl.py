@@ -99,11 +99,7 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_answers() -> None:
 
 
 def run_rl(
-    make_job: MakeJob,
-    run_stage: RunStage,
-    models: dict[str, Path],
-    directory: Path,
-    **section: Any,
+    make_job: MakeJob, run_stage: RunStage, models: dict[str, Path], directory: Path, **section: Any
 ) -> tuple[Job, dict[str, Any]]:
     job = make_job("rl", directory, models, section=section)
     return job, run_stage(job)

@@ -231,11 +231,7 @@ class FakeS3:
         md5 = request.headers.get("content-md5")
         sha256 = request.headers.get("x-amz-checksum-sha256")
         crc32 = request.headers.get("x-amz-checksum-crc32")
-        refused = {
-            Quirk.REFUSES_MD5: md5,
-            Quirk.REFUSES_SHA256: sha256,
-            Quirk.REFUSES_CRC32: crc32,
-        }
+        refused = {Quirk.REFUSES_MD5: md5, Quirk.REFUSES_SHA256: sha256, Quirk.REFUSES_CRC32: crc32}
         if any(told and quirk in self.quirks for quirk, told in refused.items()):
             raise FakeError(400, "InvalidArgument")
         if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks:

@@ -174,9 +174,7 @@ class FakeRunner:
         """See runner.py."""
         assert self.slots[slot].stopped
         self.slots[slot] = Slot(
-            key=key,
-            penalty=params.repetition_penalty != 1.0,
-            num_log_probs=num_log_probs,
+            key=key, penalty=params.repetition_penalty != 1.0, num_log_probs=num_log_probs
         )
 
     def remember(self, slot: int, tokens: Sequence[int]) -> None:

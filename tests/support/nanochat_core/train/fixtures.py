@@ -130,9 +130,7 @@ def data(make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="session")
 def models(
-    data: dict[str, Path],
-    make_job: Callable[..., Job],
-    tmp_path_factory: pytest.TempPathFactory,
+    data: dict[str, Path], make_job: Callable[..., Job], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Path]:
     """`data`, and the outputs of pretrain, midtrain and sft."""
     names = ("pretrain", "midtrain", "sft")

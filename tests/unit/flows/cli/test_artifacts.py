@@ -30,10 +30,7 @@ def test_what_is_no_model(command: str, tmp_path: Path, store: Store, terminal: 
         "nanochat run tiny",
     )
     assert answer("d12")[0] == f"d12 has no chat model in {store.url}: it was never run"
-    assert answer("tnyi") == (
-        "there is no profile, run or model 'tnyi'",
-        "did you mean 'tiny'?",
-    )
+    assert answer("tnyi") == ("there is no profile, run or model 'tnyi'", "did you mean 'tiny'?")
     assert answer("sft@tiny")[0] == f"there is no sft@tiny in {store.url}"
     assert answer("sft@")[0] == "'sft@' names no run"
 

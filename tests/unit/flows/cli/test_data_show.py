@@ -20,9 +20,7 @@ HOSTILE = "\x1b]0;owned\x07\r\u202egnp" + "long " * 500
 EXAMPLES = [
     {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
     {"messages": [{"role": "user", "content": "7+5?"}, {"role": "assistant", "content": CALL}]},
-    {
-        "messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "no"}],
-    },
+    {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "no"}]},
 ]
 
 

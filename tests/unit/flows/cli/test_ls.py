@@ -10,14 +10,7 @@ from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, timestamp
 from flows.stages import STAGES
 from infra.storage.base import Store
-from tests.support.flows.shelf import (
-    ACCEPTED,
-    Counting,
-    fill,
-    make_manifest,
-    put_artifact,
-    put_run,
-)
+from tests.support.flows.shelf import ACCEPTED, Counting, fill, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 
 STAGES_10 = [stage.name for stage in STAGES][:10]
@@ -81,11 +74,7 @@ def test_artifacts_are_listed_by_stage_and_the_newest_first(store: Store, termin
 
 def test_what_is_wrong_with_an_artifact_is_in_its_row(store: Store, terminal: Terminal):
     revoked, damaged, gone = put(store, "sft", 1), put(store, "sft", 2), put(store, "sft", 3)
-    accepted = put(
-        store,
-        "rl",
-        accepted={**ACCEPTED, "from": "0" * 64, "why": "renamed"},
-    )
+    accepted = put(store, "rl", accepted={**ACCEPTED, "from": "0" * 64, "why": "renamed"})
     revoke(store, revoked, why="test data", who="ann@desk", when="2026-11-21T07:00:00Z")
     store.put(f"sft/{damaged.fingerprint}/manifest.json", b"x")
     store.delete(f"sft/{gone.fingerprint}/manifest.json")

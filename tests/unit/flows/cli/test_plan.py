@@ -241,10 +241,7 @@ def test_what_is_accepted_is_up_to_date(
 
 
 def test_while_it_is_accepted_an_artifact_cannot_be_collected(
-    terminal: Terminal,
-    store: Store,
-    made: dict[str, Manifest],
-    monkeypatch: pytest.MonkeyPatch,
+    terminal: Terminal, store: Store, made: dict[str, Manifest], monkeypatch: pytest.MonkeyPatch
 ):
     old = age(store, made["sft"])
     kept: set[tuple[str, str]] = set()
@@ -302,10 +299,7 @@ def test_a_mistake_accepts_nothing(
 
 
 def test_a_proof_that_cannot_be_had_accepts_nothing(
-    terminal: Terminal,
-    store: Store,
-    made: dict[str, Manifest],
-    capsys: pytest.CaptureFixture[str],
+    terminal: Terminal, store: Store, made: dict[str, Manifest], capsys: pytest.CaptureFixture[str]
 ):
     age(store, made["shards"])
     assert main(["accept", "tiny", "shards", "--why", "w", "--prove"]) == 1

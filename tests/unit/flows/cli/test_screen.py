@@ -74,10 +74,7 @@ def test_the_host_of_a_lease_is_shown_as_text(store: Store, terminal: Terminal):
     run = open_profile("tiny").run
     fingerprint = identify(SHARDS, run, {}, code=Code(REPOSITORY)).fingerprint
     try_acquire(
-        store,
-        ArtifactRef("shards", fingerprint),
-        replace(claim("b"), host=HOSTILE),
-        ttl=90.0,
+        store, ArtifactRef("shards", fingerprint), replace(claim("b"), host=HOSTILE), ttl=90.0
     )
     put_run(store, "tiny-1", status="interrupted")
     lines = terminal.said("status", "tiny")

@@ -88,10 +88,7 @@ def test_steps_have_the_columns_of_every_stage(measured: list[Manifest], termina
         {"stage": "sft", "step": 1, "loss": None, "reward": 0.25},
     ]
     fingerprints = rows(terminal, "select distinct fingerprint as f from steps order by 1")
-    assert {row["f"] for row in fingerprints} == {
-        measured[0].fingerprint,
-        measured[2].fingerprint,
-    }
+    assert {row["f"] for row in fingerprints} == {measured[0].fingerprint, measured[2].fingerprint}
 
 
 def test_examples_and_artifacts_join_with_runs(measured: list[Manifest], terminal: Terminal):

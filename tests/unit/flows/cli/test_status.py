@@ -44,10 +44,7 @@ def store_of(home: Path) -> Store:
 def held_by(home: Path, owner_home: str) -> LeaseGrant:
     """The lease of `shards`, held by somebody in that home."""
     held = try_acquire(
-        store_of(home),
-        ArtifactRef("shards", FINGERPRINT),
-        claim("b", home=owner_home),
-        ttl=120.0,
+        store_of(home), ArtifactRef("shards", FINGERPRINT), claim("b", home=owner_home), ttl=120.0
     )
     assert isinstance(held, LeaseGrant)
     return held

@@ -60,7 +60,7 @@ def test_a_tag_has_the_nights_on_which_it_was_evaluated(nights: list[Manifest], 
     head, *rows = lines[2:]
     assert head.split()[:5] == ["started", "run", "model", "sums", "change"]
     assert [row.split()[1] for row in rows] == [
-        *("eval-main-5", "mine-4", "eval-main-3", "eval-main-2"),
+        *("eval-main-5", "mine-4", "eval-main-3", "eval-main-2")
     ]
     assert "0.7 (0.6 to 0.8)" in rows[0]
     assert "the same evaluation" in rows[0]

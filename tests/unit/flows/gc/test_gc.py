@@ -12,15 +12,7 @@ from flows.gc.collect import MARK
 from flows.identity.records import encode_record
 from flows.leases import lease
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.rubbish import (
-    acquire,
-    gc,
-    gc_until_clean,
-    look,
-    make,
-    make_other,
-    place,
-)
+from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other, place
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
 
@@ -192,13 +184,7 @@ def test_a_pin_keeps_artifacts_while_it_is_held_and_for_a_while_after_its_owner_
     manifest = make(store)
     store.put(f"{place(manifest)}/files/dead/data", b"half")
     store.now += 2 * DAY
-    with pin(
-        store,
-        [manifest.ref],
-        why="accept",
-        log=print,
-        pause=lambda seconds: None,
-    ):
+    with pin(store, [manifest.ref], why="accept", log=print, pause=lambda seconds: None):
         (key,) = store.names(PINS)
         data = store.get(key)
         assert look(store).survey.garbage == {}

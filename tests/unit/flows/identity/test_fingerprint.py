@@ -375,7 +375,7 @@ def test_a_task_of_another_package_counts_with_what_it_imports_from_there(
     monkeypatch.syspath_prepend(mini / "site")
     found = Code(mini).closure(PRETRAIN_ENTRY, "riddles.task").keys()
     assert found - Code(mini).closure(PRETRAIN_ENTRY, "tasks.identity").keys() == {
-        *("riddles", "riddles.task", "riddles.words", "riddles/words.txt"),
+        *("riddles", "riddles.task", "riddles.words", "riddles/words.txt")
     }
     assert "tasks.identity" in found
     (mini / "site" / "riddles" / "__init__.py").unlink()  # several packages may share the name

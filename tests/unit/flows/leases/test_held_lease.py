@@ -106,11 +106,7 @@ def test_a_refused_claim_names_the_holder(store: LocalStore) -> None:
     before = threading.active_count()
     with held_by_us(store):
         found = hold_lease(
-            store,
-            ArtifactRef("sft", FINGERPRINT),
-            claim("b"),
-            stop=threading.Event(),
-            terms=QUICK,
+            store, ArtifactRef("sft", FINGERPRINT), claim("b"), stop=threading.Event(), terms=QUICK
         )
         with found as holder:
             assert isinstance(holder, LeaseHolder)

@@ -12,12 +12,7 @@ from flows.stages import STAGES, stage_named
 from infra.placement import Placement
 from nanochat_core import scaling
 from nanochat_core.roofline import named_gpu, pretraining
-from tests.support.flows.house import (
-    PLACEMENT,
-    RUN,
-    House,
-    on_gpus,
-)
+from tests.support.flows.house import PLACEMENT, RUN, House, on_gpus
 
 
 def test_a_stage_takes_as_long_as_it_took(full_house: House):

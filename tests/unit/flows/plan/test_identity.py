@@ -15,15 +15,7 @@ from infra.placement import SETTINGS, Placement
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
 from nanochat_core.section import Section
-from tests.support.flows.house import (
-    PLACEMENT,
-    RUN,
-    House,
-    after,
-    on_gpus,
-    states,
-    without,
-)
+from tests.support.flows.house import PLACEMENT, RUN, House, after, on_gpus, states, without
 
 Leaf: TypeAlias = tuple[str | int, ...]
 

@@ -163,10 +163,7 @@ def test_a_lease_that_is_not_renewed_expires(house: House):
     fingerprint = house.plan().of("pretrain").fingerprint
     assert fingerprint
     try_acquire(
-        house.store,
-        ArtifactRef("pretrain", fingerprint),
-        claim("d12-7", "far", "h"),
-        ttl=120,
+        house.store, ArtifactRef("pretrain", fingerprint), claim("d12-7", "far", "h"), ttl=120
     )
     assert house.plan().of("pretrain").state == "!"
     path = house.root.parent / "store" / "pretrain" / fingerprint / "lease.json"

@@ -21,9 +21,7 @@ def take_back(house: House, stage: str, why: str = "trained on test data") -> Ma
     return manifest
 
 
-def test_a_revoked_artifact_is_to_be_built_again_and_every_descendant_is_flagged(
-    full_house: House,
-):
+def test_a_revoked_artifact_is_to_be_built_again_and_every_descendant_is_flagged(full_house: House):
     manifest = take_back(full_house, "pretrain")
     plan = full_house.plan(placement=PLACEMENT)
     item = plan.of("pretrain")

@@ -12,11 +12,7 @@ from flows.sweep.results import report_of_sweep, wanted_of
 from tests.support.flows.shelf import make_manifest
 
 # By point, val_bpb of the seeds 1, 2 and 3. The seeds differ far more than the points.
-TABLE = {
-    "base": (3.0, 2.0, 4.0),
-    "p1": (2.9, 1.92, 3.89),
-    "p2": (3.1, 2.1, 4.1),
-}
+TABLE = {"base": (3.0, 2.0, 4.0), "p1": (2.9, 1.92, 3.89), "p2": (3.1, 2.1, 4.1)}
 
 
 def sweep_of(**options: Any) -> Sweep:

@@ -75,12 +75,7 @@ def test_an_unfinished_file_resumes_where_it_was(tmp_path: Path) -> None:
     [("other", "1", 35, "b"), ("s", "2", 35, "b"), ("s", "1", 34, "b"), ("s", "1", 35, "later")],
 )
 def test_nothing_of_another_object_or_from_before_a_power_cut_is_taken(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    source: str,
-    version: str,
-    size: int,
-    boot: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, version: str, size: int, boot: str
 ) -> None:
     monkeypatch.setattr(parts, "boot_id", lambda: "b")
     with open_part_file(tmp_path / "model", source="s", version="1", size=35) as file:

@@ -84,12 +84,7 @@ def test_the_nanochat_policy_at_its_own_size_over_ten_thousand_rows():
 
 
 @settings(deadline=None)
-@given(
-    LENGTHS,
-    st.integers(2, 50),
-    st.integers(1, 40),
-    st.sampled_from(["default", "nanochat"]),
-)
+@given(LENGTHS, st.integers(2, 50), st.integers(1, 40), st.sampled_from(["default", "nanochat"]))
 def test_every_row_is_full_and_begins_with_a_bos(lengths, row_len, buffer_documents, policy):
     rows = pack(
         split(lengths, 10), row_len=row_len, policy=policy, buffer_documents=buffer_documents
@@ -106,10 +101,7 @@ def test_the_default_policy_repeats_nothing_and_loses_crops_only(
 ):
     rows = list(
         pack(
-            split(lengths, 10),
-            row_len=row_len,
-            policy="default",
-            buffer_documents=buffer_documents,
+            split(lengths, 10), row_len=row_len, policy="default", buffer_documents=buffer_documents
         )
     )
     by_document = {}

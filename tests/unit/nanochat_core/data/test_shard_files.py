@@ -37,10 +37,7 @@ def test_a_shard_is_read_in_row_groups_and_counted(tmp_path):
     assert [len(group) for group in groups] == [1024, 178] == list(row_group_sizes(path))
     assert [text for group in groups for text in group] == texts
     assert made == ShardFile(name="shard.parquet", documents=1202, characters=sum(map(len, texts)))
-    assert inspect(path) == (
-        ShardFile(name="shard", documents=1201, characters=made.characters),
-        1,
-    )
+    assert inspect(path) == (ShardFile(name="shard", documents=1201, characters=made.characters), 1)
 
 
 def test_large_strings_are_strings_too(tmp_path):

@@ -9,10 +9,7 @@ from tasks.kinds.files import JsonLines
 
 def ask(text, answer="yes"):
     return {
-        "messages": [
-            {"role": "user", "content": text},
-            {"role": "assistant", "content": answer},
-        ]
+        "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
     }
 
 

@@ -119,10 +119,7 @@ def test_every_written_example_is_right_by_its_own_answer_and_by_our_calculator(
                 calls = [] if isinstance(content, str) else content
                 for call, result in itertools.pairwise(calls):
                     if call["type"] == "python":
-                        assert result == {
-                            "type": "python_output",
-                            "text": calculate(call["text"]),
-                        }
+                        assert result == {"type": "python_output", "text": calculate(call["text"])}
 
 
 def test_another_seed_of_the_test_set_still_asks_nothing_of_training(tmp_path):

@@ -58,14 +58,7 @@ def test_a_row_a_step_and_of_steps_done_again_the_last(job: Job) -> None:
     assert pq.read_table(path).to_pylist() == [
         {**base, "step": 0, "val_bpb": 3.0},
         {**base, "step": 1, "loss": 5.0, "time": 11.0, "seconds": 1.0},
-        {
-            "step": 2,
-            "loss": 4.0,
-            "mfu": 0.5,
-            "val_bpb": 2.0,
-            "time": 32.0,
-            "seconds": 2.0,
-        },
+        {"step": 2, "loss": 4.0, "mfu": 0.5, "val_bpb": 2.0, "time": 32.0, "seconds": 2.0},
     ]
     assert [p.name for p in job.directory.iterdir() if p.name.startswith(".")] == []
 
