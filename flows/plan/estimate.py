@@ -13,23 +13,24 @@ from nanochat_core.config import RunConfig
 from nanochat_core.roofline import pretraining
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
-# Seconds of the stages of profile tiny, `nanochat run tiny` in an empty home, two idle cores of an
-# Intel Xeon with AVX-512, 2026-11-24: what a first plan on a CPU says.
+# CPU seconds of the stages of profile tiny with one thread, `nanochat stage STAGE tiny --place
+# threads=1`, an AMD EPYC without AVX-512, 2026-11-26: what a first plan on a CPU says. Two idle
+# cores take less.
 MEASURED = {
-    "shards": 11.9,
-    "task_data": 1.4,
-    "tokenizer": 1.7,
-    "tokens": 2.5,
-    "rows": 0.7,
-    "pretrain": 142.7,
-    "base_eval": 16.1,
-    "midtrain": 46.0,
-    "sft": 16.6,
-    "rl": 99.2,
-    "chat_eval_midtrain": 3.3,
-    "chat_eval_sft": 3.1,
-    "chat_eval_rl": 3.3,
-    "report": 1.0,
+    "shards": 26.8,
+    "task_data": 4.2,
+    "tokenizer": 3.9,
+    "tokens": 5.5,
+    "rows": 1.9,
+    "pretrain": 107.4,
+    "base_eval": 11.8,
+    "midtrain": 258.6,
+    "sft": 117.6,
+    "rl": 82.7,
+    "chat_eval_midtrain": 34.8,
+    "chat_eval_sft": 40.8,
+    "chat_eval_rl": 36.9,
+    "report": 3.9,
 }
 MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
@@ -60,7 +61,7 @@ def estimate(
     if past:
         seconds, source = _by_past(past[0], work, placement, device)
     elif device == "cpu" and (measured := _measured(stage, work)):
-        seconds, source = measured, "as measured on two cores"
+        seconds, source = measured, "as measured with one thread"
     elif stage is PRETRAIN:
         seconds, source = _by_roofline(run, work.amount, placement)
     if seconds is None:

@@ -69,7 +69,7 @@ class Visitor:
         if convert := shutil.which("convert"):  # ImageMagick's; without it pictures are larger
             subprocess.run(
                 [convert, path, "-strip", "-dither", "None", "-colors", "64", f"PNG8:{path}"],
-                check=True,
+                check=False,  # a stand-in by that name refuses
             )
         assert path.stat().st_size < MOST_BYTES, path.stat().st_size
 
