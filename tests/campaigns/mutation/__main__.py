@@ -33,6 +33,7 @@ SIMULATION = (
 # Subject -> the tests that guard it, as pytest is given them. Files that move are corrected here.
 GUARDS = {
     "identity": """
+        tests/unit/flows/identity/test_records.py
         tests/unit/flows/identity/test_rebuilds.py
         tests/unit/flows/identity/test_manifest.py
         tests/unit/flows/identity/test_fingerprint.py
