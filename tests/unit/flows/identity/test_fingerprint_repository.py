@@ -317,6 +317,8 @@ def test_a_stage_depends_on_the_tasks_that_its_configuration_names():
     assert "tasks.generated.spelling" not in found["rl"]
     assert {"tasks.generated.spelling", "tasks/generated/words.txt"} <= found["task_data"].keys()
     assert "tasks.gsm8k" not in found["task_data"]
+    of_nine = current()[1]["task_data"]  # the first of tiny's tasks imports its others
+    assert {"tasks.smoltalk", "tasks.gsm8k", "tasks.humaneval"} <= of_nine.keys()
     for stage in (TASK_DATA, RL, *CHAT_EVALS):  # and where a task is decides nothing
         assert "tasks.names" not in found[stage.name]
 
