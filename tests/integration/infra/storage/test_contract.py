@@ -49,7 +49,9 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
 
 
 # Stores that need no server: what opens one at a path.
-LOCAL: dict[str, Callable[[Path], Store]] = {"local": LocalStore}
+LOCAL: dict[str, Callable[[Path], Store]] = {
+    "local": LocalStore,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
