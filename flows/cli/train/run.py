@@ -89,7 +89,7 @@ def run(
             for item in plan.stages
             if item.state != "=" and item.estimate
         },
-        offer=functools.partial(_first_chat, place),
+        offer=functools.partial(first_chat, place),
     ) as display:
         display.say(f"run {name}: {render(plan)[-1]}")
         request = RunRequest(
@@ -177,12 +177,12 @@ def _ending(
     yield from _next(name, place)
 
 
-def _first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> str | None:
+def first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> str | None:
     """Return the command that talks to the SFT model while the run continues; None before."""
     if stage != SFT.name or event["kind"] != "finished":
         return None
     # By fingerprint: `sft@NAME` is that of the newest finished run, which may be an older one.
-    model = ArtifactRef(stage, event["uri"].split("/")[-2]).name
+    model = ArtifactRef(stage, event["uri"].rpartition("/")[2]).name
     return f"first chat, in another terminal: {shlex.join(['nanochat', 'chat', model, *place])}"
 
 
