@@ -13,24 +13,23 @@ from nanochat_core.config import RunConfig
 from nanochat_core.roofline import pretraining
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
-# CPU seconds of the stages of profile tiny with one thread, `nanochat stage STAGE tiny --place
-# threads=1`, an AMD EPYC without AVX-512, 2026-11-26: what a first plan on a CPU says. Two idle
-# cores take less.
+# Seconds of the stages of profile tiny in `make demo` on two idle cores of an AMD EPYC without
+# AVX-512, 2026-11-26: what a first plan on a CPU says.
 MEASURED = {
-    "shards": 26.8,
-    "task_data": 4.2,
-    "tokenizer": 3.9,
-    "tokens": 5.5,
-    "rows": 1.9,
-    "pretrain": 107.4,
-    "base_eval": 11.8,
-    "midtrain": 258.6,
-    "sft": 117.6,
-    "rl": 82.7,
-    "chat_eval_midtrain": 34.8,
-    "chat_eval_sft": 40.8,
-    "chat_eval_rl": 36.9,
-    "report": 3.9,
+    "shards": 12.8,
+    "task_data": 2.3,
+    "tokenizer": 1.7,
+    "tokens": 2.6,
+    "rows": 0.8,
+    "pretrain": 72.7,
+    "base_eval": 6.9,
+    "midtrain": 133.8,
+    "sft": 61.9,
+    "rl": 57.0,
+    "chat_eval_midtrain": 27.7,
+    "chat_eval_sft": 28.4,
+    "chat_eval_rl": 23.3,
+    "report": 1.2,
 }
 MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
@@ -61,7 +60,7 @@ def estimate(
     if past:
         seconds, source = _by_past(past[0], work, placement, device)
     elif device == "cpu" and (measured := _measured(stage, work)):
-        seconds, source = measured, "as measured with one thread"
+        seconds, source = measured, "as measured on two cores"
     elif stage is PRETRAIN:
         seconds, source = _by_roofline(run, work.amount, placement)
     if seconds is None:
