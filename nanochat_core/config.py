@@ -243,8 +243,7 @@ class PretrainConfig(Section):
     total_batch_size: int  # tokens per step over all devices
     schedule: ScheduleConfig
     eval_tokens: int  # of the validation shard, for bits per byte
-    # Of the optimizer section's learning rates, all at once; short runs of small batches want more.
-    lr_fraction: float = neutral(1.0)
+    lr_fraction: float = neutral(1.0)  # of the optimizer section's learning rates
 
 
 @dataclass(frozen=True, kw_only=True)

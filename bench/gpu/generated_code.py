@@ -157,7 +157,7 @@ def compile_case(case: Any) -> dict[str, Any]:
         except Exception:  # Generated, which torch wraps in another
             if len(passes) < len(PASSES):
                 raise
-    assert len(passes) == len(PASSES)
+    assert len(passes) == len(PASSES), "one direction was not generated"
     return {"depth": case.depth, **dict(zip(PASSES, passes, strict=True))}
 
 
