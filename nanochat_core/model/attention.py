@@ -17,6 +17,7 @@ from torch import Tensor
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.attention_backends import BACKENDS, SDPA, Backend, Call, preferred
 from nanochat_core.model.layers import Rotary, rms_norm, rotate
+from nanochat_core.model.native import rows
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 
 KERNEL_TOLERANCE = 0.02  # of the largest value, by which our kernel may differ in bf16
@@ -36,6 +37,9 @@ def rotate_normalise(x: Tensor, rotary: Rotary, eps: float, scale: float) -> Ten
     """Apply rotary positions to q or k (B, T, H, D), then normalise each head to `scale`."""
     if _qk_kernel is not None:
         return _qk_kernel(x, *rotary, eps, scale)
+    cos, sin = rotary
+    if cos.shape == (1, x.size(1), 1, x.size(3) // 2) and rows.usable(x, cos, sin):
+        return rows.rotate_normalise(x, cos, sin, eps, scale)
     x = rms_norm(rotate(x, rotary), eps)
     return x if scale == 1.0 else x * scale
 

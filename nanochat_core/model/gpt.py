@@ -28,8 +28,10 @@ from nanochat_core.model.layers import (
     Embedding,
     Linear,
     Rotary,
+    mix_residual,
     project,
     refresh_fp8,
+    relu_square,
     rms_norm,
     rotary_table,
 )
@@ -111,7 +113,7 @@ class MLP(nn.Module):
         up, down = self.c_fc.in_training(), self.c_proj.in_training()
         if self.bounded and up and down and h[..., 0].numel() % fp8.MULTIPLE == 0:
             return fp8.mlp(h, self.c_fc.weight, self.c_proj.weight, (up, down))
-        return self.c_proj(F.relu(self.c_fc(h)).square())
+        return self.c_proj(relu_square(self.c_fc(h)))
 
 
 class Block(nn.Module):
@@ -358,7 +360,7 @@ class GPT(nn.Module):
         first, middle, last = x, x, self.config.depth - 1
         for layer, block in enumerate(self.transformer.h):
             if self.config.residual_scalars:
-                x = self.resid_lambdas[layer] * x + self.x0_lambdas[layer] * first
+                x = mix_residual(x, first, self.resid_lambdas[layer], self.x0_lambdas[layer])
             name = str(layer)
             value_embed = self.value_embeds[name](tokens) if name in self.value_embeds else None
             x = block(x, value_embed, rotary, mix, rows if layer == last else None)

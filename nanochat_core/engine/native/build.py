@@ -11,6 +11,7 @@ LIBRARY = cpp_library.Library(
     files=(  # each by its name, because a fingerprint sees the data files that a module names
         "kernels.cpp",
         "kernels_attention.h",
+        "kernels_lanes.h",
         "kernels_sample.h",
         "kernels_matrix.h",
         "kernels_model.h",
@@ -18,9 +19,7 @@ LIBRARY = cpp_library.Library(
         "kernels_spec.h",
         "kernels_threads.h",
     ),
-    needed_flags=frozenset(
-        ["avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "f16c", "fma"]
-    ),
+    needed_flags=frozenset(["avx2", "fma"]),  # and AVX-512 where there is all that it needs
     functions=(
         ("nf_open", _POINTER, (_POINTER, _POINTER)),
         ("nf_close", None, (_POINTER,)),

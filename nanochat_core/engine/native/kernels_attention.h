@@ -45,22 +45,22 @@ static void write_key_value(int32_t* keys, int32_t* values, int at, int width, c
 // sums[r][c] += weights[r] x values of C * 16 channels, over all pages.
 template <class Form, int R, int C>
 static void weigh(const int32_t* weights, size_t lda, const int32_t* const* pages, int num_pages,
-                  int width, size_t first, __m512* sums) {
+                  int width, size_t first, Floats* sums) {
   constexpr int STEPS = PAGE / Form::DEPTH;
-  __m512i sum[R][C];
+  Ints sum[R][C];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) sum[r][c] = _mm512_setzero_si512();
+    for (int c = 0; c < C; ++c) sum[r][c] = splat_int(0);
   for (int p = 0; p < num_pages; ++p)
     for (int k = 0; k < STEPS; ++k) {
       const int32_t* values = pages[p] + k * width + first;
-      __m512i v[C];
+      Ints v[C];
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) v[c] = _mm512_loadu_si512(values + 16 * c);
+      for (int c = 0; c < C; ++c) v[c] = load_ints(values + 16 * c);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m512i w = _mm512_set1_epi32(weights[r * lda + p * STEPS + k]);
+        const Ints w = splat_int(weights[r * lda + p * STEPS + k]);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) Form::step(sum[r][c], w, v[c]);
       }
@@ -68,43 +68,54 @@ static void weigh(const int32_t* weights, size_t lda, const int32_t* const* page
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) sums[r * C + c] = _mm512_castsi512_ps(sum[r][c]);
+    for (int c = 0; c < C; ++c) sums[r * C + c] = as_floats(sum[r][c]);
 }
 
-using Weigh = void (*)(const int32_t*, size_t, const int32_t* const*, int, int, size_t, __m512*);
+using Weigh = void (*)(const int32_t*, size_t, const int32_t* const*, int, int, size_t, Floats*);
 
-// By queries - 1, and panels of 16 channels: 2, 4, 8. A head has an even number of panels.
+// By queries - 1, and panels of 16 channels: 1, 2, 4, 8; null: the sums would leave the registers.
+#ifdef NF_AVX512
 template <class Form>
-static constexpr Weigh WEIGHS[MAX_QUERIES][3] = {
-    {weigh<Form, 1, 2>, weigh<Form, 1, 4>, weigh<Form, 1, 8>},
-    {weigh<Form, 2, 2>, weigh<Form, 2, 4>, weigh<Form, 2, 8>},
-    {weigh<Form, 3, 2>, weigh<Form, 3, 4>, nullptr},
-    {weigh<Form, 4, 2>, weigh<Form, 4, 4>, nullptr},
+static constexpr Weigh WEIGHS[MAX_QUERIES][4] = {
+    {nullptr, weigh<Form, 1, 2>, weigh<Form, 1, 4>, weigh<Form, 1, 8>},
+    {nullptr, weigh<Form, 2, 2>, weigh<Form, 2, 4>, weigh<Form, 2, 8>},
+    {nullptr, weigh<Form, 3, 2>, weigh<Form, 3, 4>, nullptr},
+    {nullptr, weigh<Form, 4, 2>, weigh<Form, 4, 4>, nullptr},
 };
+constexpr int WIDEST_WEIGH[MAX_QUERIES] = {3, 3, 2, 2};  // logarithms, by queries - 1
+#else
+template <class Form>
+static constexpr Weigh WEIGHS[MAX_QUERIES][4] = {
+    {nullptr, weigh<Form, 1, 2>, weigh<Form, 1, 4>, nullptr},
+    {weigh<Form, 2, 1>, weigh<Form, 2, 2>, nullptr, nullptr},
+    {weigh<Form, 3, 1>, nullptr, nullptr, nullptr},
+    {weigh<Form, 4, 1>, nullptr, nullptr, nullptr},
+};
+constexpr int WIDEST_WEIGH[MAX_QUERIES] = {2, 1, 0, 0};
+#endif
 
 // Scores to probabilities, not yet divided by their sum, which is returned. The keys first..last
 // count, those of the pages around them get 0. Scores begin at key `begin`, a page's first.
 template <class Form>
 static float softmax(float* scores, int begin, int num_pages, int first, int last, float scale,
                      int32_t* weights) {
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const auto seen = [&](int page) {
-    const __m512i key = _mm512_add_epi32(lanes, _mm512_set1_epi32(begin + page * PAGE));
-    return static_cast<__mmask16>(_mm512_cmpge_epi32_mask(key, _mm512_set1_epi32(first)) &
-                                  _mm512_cmple_epi32_mask(key, _mm512_set1_epi32(last)));
+    const int key = begin + page * PAGE;
+    return bits(first - key, last - key + 1);
   };
-  __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+  const Floats least = splat(-std::numeric_limits<float>::infinity());
+  Floats most = least;
   for (int p = 0; p < num_pages; ++p)
-    most = _mm512_mask_max_ps(most, seen(p), most, _mm512_loadu_ps(scores + p * PAGE));
-  const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most)), factor = _mm512_set1_ps(scale);
-  __m512 sum = _mm512_setzero_ps();
+    most = max(most, select(seen(p), load(scores + p * PAGE), least));
+  const Floats top = splat(largest(most)), factor = splat(scale);
+  Floats sum = splat(0.0f);
   for (int p = 0; p < num_pages; ++p) {
-    const __m512 below = _mm512_sub_ps(_mm512_loadu_ps(scores + p * PAGE), top);
-    const __m512 weight = _mm512_maskz_mov_ps(seen(p), exp16(_mm512_mul_ps(below, factor)));
-    sum = _mm512_add_ps(sum, weight);
+    const Floats below = load(scores + p * PAGE) - top;
+    const Floats weight = select(seen(p), exp16(below * factor), splat(0.0f));
+    sum = sum + weight;
     store16<Form>(weights, p * PAGE, weight);
   }
-  return _mm512_reduce_add_ps(sum);
+  return sum_of(sum);
 }
 
 struct Query {
@@ -126,14 +137,13 @@ static void attend(const AttentionSpace& space, const Query* queries, int count,
   }
   const int num_pages = last_page - first_page + 1;
   for (int p = 0; p < num_pages; ++p) space.pages[p] = keys(first_page + p);
-  __m512i tiles[MAX_QUERIES * 8];
+  Ints tiles[MAX_QUERIES * 8];
   for (int p = 0; p < num_pages;) {
     const int log_width = tile_width(count, num_pages - p), chunk = 1 << log_width;
     TILES<Form>[count - 1][log_width](space.queries, words, space.pages + p, PAGE, words, 0, tiles);
     for (int i = 0; i < count; ++i)
       for (int c = 0; c < chunk; ++c)
-        _mm512_storeu_si512(space.scores + i * space.score_stride + (p + c) * PAGE,
-                            tiles[i * chunk + c]);
+        store_ints(space.scores + i * space.score_stride + (p + c) * PAGE, tiles[i * chunk + c]);
     p += chunk;
   }
   const size_t lda = space.score_stride / Form::DEPTH;
@@ -143,15 +153,15 @@ static void attend(const AttentionSpace& space, const Query* queries, int count,
                             queries[i].first, queries[i].position, scale, space.weights + i * lda);
   for (int p = 0; p < num_pages; ++p) space.pages[p] = values(first_page + p);
   for (int first = 0; first < width;) {
-    const int left = (width - first) / 16;
-    const int log_panels = left >= 8 && count <= 2 ? 3 : left >= 4 ? 2 : 1;
+    int log_panels = WIDEST_WEIGH[count - 1];
+    while (16 << log_panels > width - first) --log_panels;  // a head has an even number of panels
     const int panels = 1 << log_panels;
-    __m512 out[MAX_QUERIES * 4];
-    WEIGHS<Form>[count - 1][log_panels - 1](space.weights, lda, space.pages, num_pages, width,
+    Floats out[MAX_QUERIES * 4];
+    WEIGHS<Form>[count - 1][log_panels](space.weights, lda, space.pages, num_pages, width,
                                             first, out);
     for (int i = 0; i < count; ++i)
       for (int c = 0; c < panels; ++c)
-        take(i, first + 16 * c, _mm512_div_ps(out[i * panels + c], _mm512_set1_ps(sums[i])));
+        take(i, first + 16 * c, out[i * panels + c] / splat(sums[i]));
     first += panels * 16;
   }
 }

@@ -28,27 +28,27 @@ static constexpr int STRETCH = Form::DEPTH == 1 ? 64 : 1 << 30;
 // steps; what stands `ahead` words further will be read soon.
 template <class Form, int R, int C>
 static void tile(const int32_t* a, size_t lda, const int32_t* const* panels, size_t stride,
-                 int steps, size_t ahead, __m512i* sums) {
+                 int steps, size_t ahead, Ints* sums) {
   const int32_t* w[C];
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) w[c] = panels[c];
   for (int start = 0; start < steps; start += STRETCH<Form>) {
     const int end = steps - start > STRETCH<Form> ? start + STRETCH<Form> : steps;
-    __m512i sum[R][C];
+    Ints sum[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) sum[r][c] = _mm512_setzero_si512();
+      for (int c = 0; c < C; ++c) sum[r][c] = splat_int(0);
     for (int k = start; k < end; ++k) {
-      __m512i wk[C];
+      Ints wk[C];
 #pragma GCC unroll 8
       for (int c = 0; c < C; ++c) {
-        wk[c] = _mm512_loadu_si512(w[c] + k * stride);
+        wk[c] = load_ints(w[c] + k * stride);
         _mm_prefetch(reinterpret_cast<const char*>(w[c] + k * stride + ahead), _MM_HINT_T1);
       }
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m512i ak = _mm512_set1_epi32(a[r * lda + k]);
+        const Ints ak = splat_int(a[r * lda + k]);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) Form::step(sum[r][c], ak, wk[c]);
       }
@@ -60,17 +60,16 @@ static void tile(const int32_t* a, size_t lda, const int32_t* const* panels, siz
         if (Form::DEPTH > 1 || start == 0) {
           sums[r * C + c] = sum[r][c];
         } else {
-          const __m512 all = _mm512_castsi512_ps(sums[r * C + c]);
-          sums[r * C + c] =
-              _mm512_castps_si512(_mm512_add_ps(all, _mm512_castsi512_ps(sum[r][c])));
+          const Floats all = as_floats(sums[r * C + c]);
+          sums[r * C + c] = as_ints(all + as_floats(sum[r][c]));
         }
   }
 }
 
-using Tile = void (*)(const int32_t*, size_t, const int32_t* const*, size_t, int, size_t,
-                      __m512i*);
+using Tile = void (*)(const int32_t*, size_t, const int32_t* const*, size_t, int, size_t, Ints*);
 
-// By rows - 1, and panels: 1, 2, 4, 8. Eight panels of more than three rows leave the registers.
+// By rows - 1, and panels: 1, 2, 4, 8; null: the sums would leave the registers.
+#ifdef NF_AVX512
 template <class Form>
 static constexpr Tile TILES[MAX_TILE_ROWS][4] = {
     {tile<Form, 1, 1>, tile<Form, 1, 2>, tile<Form, 1, 4>, tile<Form, 1, 8>},
@@ -80,11 +79,25 @@ static constexpr Tile TILES[MAX_TILE_ROWS][4] = {
     {tile<Form, 5, 1>, tile<Form, 5, 2>, tile<Form, 5, 4>, nullptr},
     {tile<Form, 6, 1>, tile<Form, 6, 2>, tile<Form, 6, 4>, nullptr},
 };
+constexpr int WIDEST[MAX_TILE_ROWS] = {3, 3, 3, 2, 2, 2};  // logarithms, by rows - 1
+#else
+template <class Form>
+static constexpr Tile TILES[MAX_TILE_ROWS][4] = {
+    {tile<Form, 1, 1>, tile<Form, 1, 2>, tile<Form, 1, 4>, nullptr},
+    {tile<Form, 2, 1>, tile<Form, 2, 2>, nullptr, nullptr},
+    {tile<Form, 3, 1>, nullptr, nullptr, nullptr},
+    {tile<Form, 4, 1>, nullptr, nullptr, nullptr},
+    {tile<Form, 5, 1>, nullptr, nullptr, nullptr},
+    {tile<Form, 6, 1>, nullptr, nullptr, nullptr},
+};
+constexpr int WIDEST[MAX_TILE_ROWS] = {2, 1, 0, 0, 0, 0};
+#endif
 
 // The widest tile for `left` panels of `rows` rows: its panels' logarithm.
 static inline int tile_width(int rows, int left) {
-  if (left >= 8 && rows <= 3) return 3;
-  return left >= 4 ? 2 : left >= 2 ? 1 : 0;
+  int width = WIDEST[rows - 1];
+  while (1 << width > left) --width;
+  return width;
 }
 
 // Activations as a matrix takes them, rows lda words apart. Int8: (byte - zero) * scale of the row.
@@ -101,7 +114,7 @@ static void multiply(const Matrix& m, const Activations& a, int first_row, int n
                      int first_panel, int num_panels, Take take) {
   const int blocks = (num_rows + MAX_TILE_ROWS - 1) / MAX_TILE_ROWS;
   const size_t panel_words = static_cast<size_t>(m.steps) * 16;
-  alignas(64) __m512i sums[MAX_TILE_ROWS * 4];
+  alignas(64) Ints sums[MAX_TILE_ROWS * 4];
   static_assert(MAX_TILE_ROWS * 4 >= 3 * MAX_TILE_PANELS);
   const int biggest = (num_rows + blocks - 1) / blocks;
   for (int p = first_panel; p < first_panel + num_panels;) {
@@ -118,15 +131,13 @@ static void multiply(const Matrix& m, const Activations& a, int first_row, int n
                                        b == 0 ? ahead : 0, sums);
       for (int r = 0; r < rows; ++r)
         for (int c = 0; c < width; ++c) {
-          __m512i sum = sums[r * width + c];
-          __m512 out = _mm512_castsi512_ps(sum);
+          Ints sum = sums[r * width + c];
+          Floats out = as_floats(sum);
           if constexpr (Form::DEPTH == 4) {
             const int at = (p + c) * 16;
-            const __m512i shift = _mm512_mullo_epi32(_mm512_loadu_si512(m.sums + at),
-                                                     _mm512_set1_epi32(a.zero));
-            out = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, shift)),
-                                _mm512_mul_ps(_mm512_loadu_ps(m.scales + at),
-                                              _mm512_set1_ps(a.scales[row + r])));
+            const Ints shift = mul_ints(load_ints(m.sums + at), splat_int(a.zero));
+            const Floats scale = load(m.scales + at) * splat(a.scales[row + r]);
+            out = to_floats(sub_ints(sum, shift)) * scale;
           }
           take(row + r, p + c, out);
         }
@@ -141,22 +152,20 @@ template <class Form>
 static void pack_row(const float* x, int count, float factor, bool positive, int32_t* out,
                      float* scale) {
   if constexpr (Form::DEPTH < 4) {
-    const __m512 f = _mm512_set1_ps(factor);
+    const Floats f = splat(factor);
     for (int i = 0; i < count; i += 16)
-      store16<Form>(out, i, _mm512_mul_ps(_mm512_loadu_ps(x + i), f));
+      store16<Form>(out, i, load(x + i) * f);
   } else {
-    __m512 most = _mm512_setzero_ps();
+    Floats most = splat(0.0f);
     for (int i = 0; i < count; i += 16)
-      most = _mm512_max_ps(most, _mm512_abs_ps(_mm512_loadu_ps(x + i)));
-    const float peak = _mm512_reduce_max_ps(most), levels = positive ? 255.0f : 127.0f;
-    const __m512 f = _mm512_set1_ps(peak > 0.0f ? levels / peak : 0.0f);
+      most = max(most, abs(load(x + i)));
+    const float peak = largest(most), levels = positive ? 255.0f : 127.0f;
+    const Floats f = splat(peak > 0.0f ? levels / peak : 0.0f);
     *scale = peak / levels * factor;
-    const __m512i zero = _mm512_set1_epi32(positive ? 0 : 128);
+    const Ints zero = splat_int(positive ? 0 : 128);
     for (int i = 0; i < count; i += 16) {
-      const __m512i q = _mm512_add_epi32(
-          _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x + i), f)), zero);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(reinterpret_cast<uint8_t*>(out) + i),
-                       _mm512_cvtusepi32_epi8(_mm512_max_epi32(q, _mm512_setzero_si512())));
+      // No byte is exceeded: |x| <= peak, and numbers are negative only where the zero is 128.
+      store_bytes(reinterpret_cast<uint8_t*>(out) + i, add_ints(to_ints(load(x + i) * f), zero));
     }
   }
 }

@@ -87,9 +87,9 @@ class Model : public Engine {
     const auto fill = [&](int i, int32_t* out, float* scale) { pack_last(m, i, out, scale); };
     if (!prepare(m, pass_.num_wanted, spec.width, fill, &a)) return;
     const float cap = spec.cap;
-    const auto take = [&](int i, int panel, __m512 value) {
-      _mm512_storeu_ps(pass_.logits + i * pass_.logits_stride + panel * 16,
-                       pass_.capped ? softcap16(value, cap) : value);
+    const auto take = [&](int i, int panel, Floats value) {
+      store(pass_.logits + i * pass_.logits_stride + panel * 16,
+            pass_.capped ? softcap16(value, cap) : value);
     };
     if (!product(m, spec.head, a, pass_.num_wanted, take)) return;
     if (pass_.sampled == nullptr) return;
@@ -117,13 +117,13 @@ class Model : public Engine {
     Activations a;
     const auto normed = [&](int row, int32_t* out, float* scale) {
       float* x = own_[m.index]->row;
-      for (int c = 0; c < spec.width; c += 16) _mm512_storeu_ps(x + c, entering(l, row, c));
+      for (int c = 0; c < spec.width; c += 16) store(x + c, entering(l, row, c));
       pack_row<Form>(x, spec.width, inverse_rms(x, spec.width, spec.real_width, spec.norm_eps),
                      false, out, scale);
     };
     if (!prepare(m, rows, spec.width, normed, &a)) return false;
-    const auto keep = [&](int row, int panel, __m512 value) {
-      _mm512_storeu_ps(qkv_ + row * qkv_width_ + panel * 16, value);
+    const auto keep = [&](int row, int panel, Floats value) {
+      store(qkv_ + row * qkv_width_ + panel * 16, value);
     };
     if (!product(m, l.qkv, a, rows, keep)) return false;
     const int kv = spec.num_kv_heads;
@@ -149,9 +149,9 @@ class Model : public Engine {
       if (!crew_.phase(m, num_runs_ * kv, read)) return false;
     }
     if (!packed(m, left, spec.num_heads * spec.head_width, false, &a)) return false;
-    const auto add = [&](int i, int panel, __m512 value) {
+    const auto add = [&](int i, int panel, Floats value) {
       const int c = panel * 16, row = row_after(layer, i);
-      _mm512_storeu_ps(x_ + row * spec.width + c, _mm512_add_ps(entering(l, row, c), value));
+      store(x_ + row * spec.width + c, entering(l, row, c) + value);
     };
     return product(m, l.attention_out, a, left, add);
   }
@@ -166,18 +166,18 @@ class Model : public Engine {
                      false, out, scale);
     };
     if (!prepare(m, rows, spec.width, normed, &a)) return false;
-    const auto squared = [&](int i, int panel, __m512 value) {
-      value = _mm512_max_ps(value, _mm512_setzero_ps());
-      put(i, spec.hidden, panel * 16, _mm512_mul_ps(value, value));
+    const auto squared = [&](int i, int panel, Floats value) {
+      value = max(value, splat(0.0f));
+      put(i, spec.hidden, panel * 16, value * value);
     };
     if (!product(m, l.fc, a, rows, squared)) return false;
     if (!packed(m, rows, spec.hidden, true, &a)) return false;
     const bool is_middle = layer == spec.middle_layer;
-    const auto add = [&](int i, int panel, __m512 value) {
+    const auto add = [&](int i, int panel, Floats value) {
       const size_t at = static_cast<size_t>(row_after(layer, i)) * spec.width + panel * 16;
-      value = _mm512_add_ps(_mm512_loadu_ps(x_ + at), value);
-      _mm512_storeu_ps(x_ + at, value);
-      if (is_middle) _mm512_storeu_ps(middle_ + at, value);
+      value = load(x_ + at) + value;
+      store(x_ + at, value);
+      if (is_middle) store(middle_ + at, value);
     };
     return product(m, l.mlp_out, a, rows, add);
   }
@@ -221,10 +221,10 @@ class Model : public Engine {
     }
   }
 
-  void put(int row, int width, int at, __m512 value) {
+  void put(int row, int width, int at, Floats value) {
     const size_t place = static_cast<size_t>(row) * width + at;
     if constexpr (DIRECT) store16<Form>(direct_, place, value);
-    else _mm512_storeu_ps(wide_ + place, value);
+    else store(wide_ + place, value);
   }
 
   template <class Take>
@@ -247,22 +247,20 @@ class Model : public Engine {
   }
 
   // Sixteen numbers of the stream as it enters a layer.
-  __m512 entering(const LayerSpec& l, int row, int c) const {
+  Floats entering(const LayerSpec& l, int row, int c) const {
     const size_t at = static_cast<size_t>(row) * spec.width + c;
-    const __m512 x = _mm512_loadu_ps(x_ + at);
+    const Floats x = load(x_ + at);
     if (!spec.has_scalars) return x;
-    return _mm512_fmadd_ps(_mm512_set1_ps(l.resid), x,
-                           _mm512_mul_ps(_mm512_set1_ps(l.x0), _mm512_loadu_ps(first_ + at)));
+    return fma(splat(l.resid), x, splat(l.x0) * load(first_ + at));
   }
 
   void load_embedding(int token, float* out) const {
     const size_t start = static_cast<size_t>(token) * spec.width;
     for (int c = 0; c < spec.width; c += 16)
-      _mm512_storeu_ps(out + c, load16<Kept>(spec.embedding, start + c));
-    const __m512 scale =
-        _mm512_set1_ps(inverse_rms(out, spec.width, spec.real_width, spec.norm_eps));
+      store(out + c, load16<Kept>(spec.embedding, start + c));
+    const Floats scale = splat(inverse_rms(out, spec.width, spec.real_width, spec.norm_eps));
     for (int c = 0; c < spec.width; c += 16)
-      _mm512_storeu_ps(out + c, _mm512_mul_ps(_mm512_loadu_ps(out + c), scale));
+      store(out + c, load(out + c) * scale);
   }
 
   void embed(int row) {
@@ -272,11 +270,10 @@ class Model : public Engine {
     if (spec.smear_gate != nullptr && pass_.positions[row] > 0) {
       float sum = 0.0f;
       for (int c = 0; c < spec.smear_channels; ++c) sum += x[c] * spec.smear_gate[c];
-      const __m512 gate = _mm512_set1_ps(spec.smear_lambda * sigmoid(sum));
+      const Floats gate = splat(spec.smear_lambda * sigmoid(sum));
       load_embedding(pass_.prev_tokens[row], first);
       for (int c = 0; c < spec.width; c += 16)
-        _mm512_storeu_ps(
-            x + c, _mm512_fmadd_ps(gate, _mm512_loadu_ps(first + c), _mm512_loadu_ps(x + c)));
+        store(x + c, fma(gate, load(first + c), load(x + c)));
     }
     std::memcpy(first, x, sizeof(float) * spec.width);
   }
@@ -287,9 +284,7 @@ class Model : public Engine {
     std::memcpy(x, x_ + start, sizeof(float) * spec.width);
     if (spec.middle_layer >= 0)
       for (int c = 0; c < spec.width; c += 16)
-        _mm512_storeu_ps(x + c, _mm512_fnmadd_ps(_mm512_set1_ps(spec.backout_lambda),
-                                                 _mm512_loadu_ps(middle_ + start + c),
-                                                 _mm512_loadu_ps(x + c)));
+        store(x + c, fnma(splat(spec.backout_lambda), load(middle_ + start + c), load(x + c)));
     pack_row<Form>(x, spec.width, inverse_rms(x, spec.width, spec.real_width, spec.norm_eps), false,
                    out, scale);
   }
@@ -300,15 +295,15 @@ class Model : public Engine {
     const float *cos = spec.cos + static_cast<size_t>(position) * half,
                 *sin = spec.sin + static_cast<size_t>(position) * half;
     for (int c = 0; c < half; c += 16) {
-      const __m512 a = _mm512_loadu_ps(head + c), b = _mm512_loadu_ps(head + half + c);
-      const __m512 co = _mm512_loadu_ps(cos + c), si = _mm512_loadu_ps(sin + c);
-      _mm512_storeu_ps(space + c, _mm512_fmadd_ps(a, co, _mm512_mul_ps(b, si)));
-      _mm512_storeu_ps(space + half + c, _mm512_fmsub_ps(b, co, _mm512_mul_ps(a, si)));
+      const Floats a = load(head + c), b = load(head + half + c);
+      const Floats co = load(cos + c), si = load(sin + c);
+      store(space + c, fma(a, co, b * si));
+      store(space + half + c, fms(b, co, a * si));
     }
     const float scale =
         inverse_rms(space, spec.head_width, spec.real_head_width, spec.norm_eps) * spec.qk_scale;
     for (int c = 0; c < spec.head_width; c += 16)
-      store16<Kept>(out, c, _mm512_mul_ps(_mm512_loadu_ps(space + c), _mm512_set1_ps(scale)));
+      store16<Kept>(out, c, load(space + c) * splat(scale));
   }
 
   int32_t* block(const LayerSpec& l, int slot, int page, int head, int part) const {
@@ -337,15 +332,15 @@ class Model : public Engine {
       const float* in_keys = in + spec.num_heads * d;
       const float* in_values = in_keys + spec.num_kv_heads * d;
       turn(in_keys + kv_head * d, position, space, key);
-      __m512 gate = _mm512_setzero_ps();
+      Floats gate = splat(0.0f);
       if (l.value_embed != nullptr)
-        gate = _mm512_set1_ps(spec.gate_scale *
+        gate = splat(spec.gate_scale *
                               sigmoid(in_values[spec.num_kv_heads * d + kv_head]));
       const size_t token = pass_.tokens[row], embed = (token * spec.num_kv_heads + kv_head) * d;
       for (int c = 0; c < d; c += 16) {
-        __m512 v = _mm512_loadu_ps(in_values + kv_head * d + c);
+        Floats v = load(in_values + kv_head * d + c);
         if (l.value_embed != nullptr)
-          v = _mm512_fmadd_ps(gate, load16<Kept>(l.value_embed, embed + c), v);
+          v = fma(gate, load16<Kept>(l.value_embed, embed + c), v);
         store16<Kept>(value, c, v);
       }
       write_key_value<Kept>(keys, values, position % PAGE, d, key, value);
@@ -369,7 +364,7 @@ class Model : public Engine {
         queries[i] = {position, std::max(0, position - l.window),
                       queries_ + (static_cast<size_t>(row) * spec.num_heads + head) * words};
       }
-      const auto take = [&](int i, int channel, __m512 value) {
+      const auto take = [&](int i, int channel, Floats value) {
         const int head = kv_head * shared + (start + i) % shared;
         put(target + (start + i) / shared, spec.num_heads * d, head * d + channel, value);
       };

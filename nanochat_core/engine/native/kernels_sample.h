@@ -41,11 +41,11 @@ static inline int64_t uniform(uint64_t key, uint64_t position) {
 }
 
 static inline float softcap(float x, float cap) {
-  return _mm512_cvtss_f32(softcap16(_mm512_set1_ps(x), cap));
+  return first_of(softcap16(splat(x), cap));
 }
 
 static inline float exponential(float x) {
-  return _mm512_cvtss_f32(exp16(_mm512_set1_ps(x)));
+  return first_of(exp16(splat(x)));
 }
 
 constexpr float LARGEST = std::numeric_limits<float>::max();
@@ -56,14 +56,13 @@ static inline float finite(float x) {
 }
 
 // The 16 logits from `at` on, finite; beyond the vocabulary -infinity.
-static inline __m512 logits16(const float* logits, int at, int vocab) {
-  const int left = vocab - at;
-  const __mmask16 mask = left >= 16 ? 0xFFFF : static_cast<__mmask16>((1u << left) - 1);
-  const __m512 least = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  const __m512 x = _mm512_mask_loadu_ps(least, mask, logits + at);
+static inline Floats logits16(const float* logits, int at, int vocab) {
+  const Mask mask = bits(0, vocab - at);
+  const Floats least = splat(-std::numeric_limits<float>::infinity());
+  const Floats x = load_some(mask, logits + at, least);
   // Of a NaN, max gives its second operand.
-  const __m512 above = _mm512_mask_max_ps(x, mask, x, _mm512_set1_ps(-LARGEST));
-  return _mm512_min_ps(above, _mm512_set1_ps(LARGEST));
+  const Floats above = select(mask, max(x, splat(-LARGEST)), x);
+  return min(above, splat(LARGEST));
 }
 
 // All logits from `least` on, in the order of tokens.
@@ -72,8 +71,8 @@ static void collect(const float* logits, int vocab, float least, SamplingSpace& 
   for (int block = 0; block * SAMPLE_BLOCK < vocab; ++block) {
     if (space.peaks[block] < least) continue;
     for (int at = block * SAMPLE_BLOCK; at < std::min(vocab, (block + 1) * SAMPLE_BLOCK); at += 16) {
-      const __m512 x = logits16(logits, at, vocab);
-      unsigned mask = _mm512_cmp_ps_mask(x, _mm512_set1_ps(least), _CMP_GE_OQ);
+      const Floats x = logits16(logits, at, vocab);
+      unsigned mask = at_least(x, splat(least));
       for (; mask; mask &= mask - 1) {
         const int token = at + __builtin_ctz(mask);
         if (token < vocab) space.candidates.push_back({finite(logits[token]), token});
@@ -99,10 +98,10 @@ static float margin(float x, float cap) {
 static void likeliest(const float* logits, int vocab, int k, float cap, SamplingSpace& space) {
   space.peaks.clear();
   for (int start = 0; start < vocab; start += SAMPLE_BLOCK) {
-    __m512 most = logits16(logits, start, vocab);
+    Floats most = logits16(logits, start, vocab);
     for (int at = start + 16; at < std::min(vocab, start + SAMPLE_BLOCK); at += 16)
-      most = _mm512_max_ps(most, logits16(logits, at, vocab));
-    space.peaks.push_back(_mm512_reduce_max_ps(most));
+      most = max(most, logits16(logits, at, vocab));
+    space.peaks.push_back(largest(most));
   }
   float least = -std::numeric_limits<float>::infinity();
   if (k <= static_cast<int>(space.peaks.size())) {
@@ -127,10 +126,6 @@ static void likeliest(const float* logits, int vocab, int k, float cap, Sampling
 // Weights, from 0 to 1, are counted in units of 2^-31, so that sums are exact in any order.
 static inline int64_t units(float weight) { return static_cast<int64_t>(weight * 0x1p31f); }
 
-static inline __m512i units8(__m256 weights) {
-  return _mm512_cvttps_epi64(_mm256_mul_ps(weights, _mm256_set1_ps(0x1p31f)));
-}
-
 // number x total / 2^23, rounded down; the product alone would not fit 64 bits.
 static inline int64_t share(int64_t number, int64_t total) {
   return (total >> 23) * number + ((total & 0x7FFFFF) * number >> 23);
@@ -141,33 +136,30 @@ static inline int64_t share(int64_t number, int64_t total) {
 static int sample_from_all(const float* logits, int vocab, const SamplingRule& rule, float cap,
                            int64_t number) {
   const auto capped = [&](int at) {
-    const __m512 x = logits16(logits, at, vocab);
+    const Floats x = logits16(logits, at, vocab);
     return cap > 0.0f ? softcap16(x, cap) : x;
   };
-  __m512 most = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
-  for (int at = 0; at < vocab; at += 16) most = _mm512_max_ps(most, logits16(logits, at, vocab));
-  const float peak = _mm512_reduce_max_ps(most);
-  const __m512 top = _mm512_set1_ps(cap > 0.0f ? softcap(peak, cap) : peak);
-  const __m512 temperature = _mm512_set1_ps(rule.temperature);
+  Floats most = splat(-std::numeric_limits<float>::infinity());
+  for (int at = 0; at < vocab; at += 16) most = max(most, logits16(logits, at, vocab));
+  const float peak = largest(most);
+  const Floats top = splat(cap > 0.0f ? softcap(peak, cap) : peak);
+  const Floats temperature = splat(rule.temperature);
   const auto weigh = [&](int at) {
-    const __m512 w = exp16(_mm512_div_ps(_mm512_sub_ps(capped(at), top), temperature));
-    const int left = vocab - at;
-    return left >= 16 ? w : _mm512_maskz_mov_ps(static_cast<__mmask16>((1u << left) - 1), w);
+    const Floats w = exp16((capped(at) - top) / temperature);
+    return select(bits(0, vocab - at), w, splat(0.0f));
   };
   int64_t total = 0;
   thread_local std::vector<int64_t> before;  // the cumulative weight before each 16 tokens
   before.clear();
   for (int at = 0; at < vocab; at += 16) {
     before.push_back(total);
-    const __m512 w = weigh(at);
-    total += _mm512_reduce_add_epi64(_mm512_add_epi64(units8(_mm512_castps512_ps256(w)),
-                                                      units8(_mm512_extractf32x8_ps(w, 1))));
+    total += sum_of_integers(weigh(at) * splat(0x1p31f));
   }
   const int64_t threshold = share(number, total);
   const auto after = std::upper_bound(before.begin(), before.end(), threshold);
   const size_t group = after - before.begin() - 1;  // the last to begin at or below the threshold
   alignas(64) float weights[16];
-  _mm512_store_ps(weights, weigh(static_cast<int>(group) * 16));
+  store(weights, weigh(static_cast<int>(group) * 16));
   int64_t sum = before[group];
   int i = 0;
   while (i < 15 && (sum += units(weights[i])) <= threshold) ++i;

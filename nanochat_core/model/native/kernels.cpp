@@ -1,6 +1,7 @@
 // What training computes on a CPU with kernels of its own.
 #include "loss.h"
 #include "products.h"
+#include "rows.h"
 
 #include <thread>
 #include <vector>
@@ -20,6 +21,14 @@ static void share(int threads, int64_t count, int64_t unit, Part part) {
       others.emplace_back(part, t, first, end);
   }
   for (auto& other : others) other.join();
+}
+
+// Runs row(i) for each of `rows` rows of `width` floats; few floats are not worth a second thread.
+template <class Row>
+static void share_rows(int threads, int64_t rows, int64_t width, Row row) {
+  share(rows * width < 1 << 17 ? 1 : threads, rows, 1, [=](int, int64_t first, int64_t end) {
+    for (int64_t i = first; i < end; ++i) row(i);
+  });
 }
 
 extern "C" {
@@ -65,5 +74,94 @@ void nf_loss(int threads, int64_t tokens, int64_t width, int64_t vocab, const fl
         loss.add_words(block, first, end, work + t * each);
       });
   }
+}
+
+// x, y (rows, width); factors (rows): see rows.h.
+void nf_normalise(int threads, int64_t rows, int64_t width, const float* x, float eps, float* y,
+                  float* factors) {
+  share_rows(threads, rows, width, [=](int64_t i) {
+    factors[i] = normalise(x + i * width, width, eps, 1.0f, y + i * width);
+  });
+}
+
+void nf_normalise_grad(int threads, int64_t rows, int64_t width, const float* y, const float* grad,
+                       const float* factors, float* to) {
+  share_rows(threads, rows, width, [=](int64_t i) {
+    const int64_t at = i * width;
+    normalise_grad(y + at, grad + at, width, factors[i], 1.0f, to + at);
+  });
+}
+
+// x, y (rows, tokens, heads, width); cos, sin (tokens, width / 2); factors (rows, tokens, heads).
+void nf_rotate_normalise(int threads, int64_t rows, int64_t tokens, int64_t heads, int64_t width,
+                         const float* x, const float* cos, const float* sin, float eps, float scale,
+                         float* y, float* factors) {
+  const int64_t half = width / 2;
+  share_rows(threads, rows * tokens, heads * width, [=](int64_t i) {
+    const int64_t table = i % tokens * half;
+    for (int64_t j = i * heads; j < (i + 1) * heads; ++j) {
+      float* to = y + j * width;
+      rotate(x + j * width, cos + table, sin + table, half, to);
+      factors[j] = normalise(to, width, eps, scale, to);
+    }
+  });
+}
+
+// grad: of y, its elements of a head side by side, other strides as given.
+void nf_rotate_normalise_grad(int threads, int64_t rows, int64_t tokens, int64_t heads,
+                              int64_t width, const float* y, const float* cos, const float* sin,
+                              float scale, const float* factors, const float* grad,
+                              int64_t grad_row, int64_t grad_token, int64_t grad_head, float* to) {
+  const int64_t half = width / 2;
+  share_rows(threads, rows * tokens, heads * width, [=](int64_t i) {
+    const int64_t token = i % tokens;
+    const float* of_token = grad + i / tokens * grad_row + token * grad_token;
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t j = i * heads + head;
+      normalise_grad(y + j * width, of_token + head * grad_head, width, factors[j], scale,
+                     to + j * width);
+      rotate_back(to + j * width, cos + token * half, sin + token * half, half);
+    }
+  });
+}
+
+// y = relu(x)^2, and the gradient of x.
+void nf_relu_square(int threads, int64_t rows, int64_t width, const float* x, float* y) {
+  share_rows(threads, rows, width,
+             [=](int64_t i) { relu_square(x + i * width, width, y + i * width); });
+}
+
+void nf_relu_square_grad(int threads, int64_t rows, int64_t width, const float* x,
+                         const float* grad, float* to) {
+  share_rows(threads, rows, width, [=](int64_t i) {
+    relu_square_grad(x + i * width, grad + i * width, width, to + i * width);
+  });
+}
+
+// y = a x + b first, all (rows, width).
+void nf_mix(int threads, int64_t rows, int64_t width, const float* x, const float* first, float a,
+            float b, float* y) {
+  share_rows(threads, rows, width, [=](int64_t i) {
+    for (int64_t j = i * width; j < (i + 1) * width; ++j) y[j] = a * x[j] + b * first[j];
+  });
+}
+
+// The gradients of x and of first, and of a and b in sums (2); `work`: 2 floats a row.
+void nf_mix_grad(int threads, int64_t rows, int64_t width, const float* x, const float* first,
+                 float a, float b, const float* grad, float* of_x, float* of_first, float* sums,
+                 float* work) {
+  share_rows(threads, rows, width, [=](int64_t i) {
+    const int64_t at = i * width;
+    work[2 * i] = dot(grad + at, x + at, width);
+    work[2 * i + 1] = dot(grad + at, first + at, width);
+    for (int64_t j = at; j < at + width; ++j) {
+      of_x[j] = a * grad[j];
+      of_first[j] = b * grad[j];
+    }
+  });
+  double total[2] = {};
+  for (int64_t i = 0; i < rows; ++i)
+    for (int p = 0; p < 2; ++p) total[p] += work[2 * i + p];
+  for (int p = 0; p < 2; ++p) sums[p] = total[p];
 }
 }

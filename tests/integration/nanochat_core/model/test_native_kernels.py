@@ -1,15 +1,16 @@
 """The compiled training kernels against float64, and the same bits with any number of threads."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat_core.model.layers import Linear
+from nanochat_core.model.attention import rotate_normalise
+from nanochat_core.model.layers import Linear, mix_residual, relu_square, rms_norm
 from nanochat_core.model.loss import softcap_loss, softcap_losses
-from nanochat_core.model.native import kernels
+from nanochat_core.model.native import kernels, rows
 
 REASON = kernels.LIBRARY.unable_here()
 pytestmark = [
@@ -103,3 +104,55 @@ def test_a_confident_token_keeps_a_small_gradient() -> None:
 def test_a_target_that_is_no_class_is_our_bug() -> None:
     with pytest.raises(AssertionError):
         kernels.loss(random(3, 64), random(64, 64), torch.tensor([0, 64, 1]), None, 15.0)
+
+
+def _rotary(positions: int, half: int) -> tuple[Tensor, Tensor]:
+    angles = random(positions, half)
+    return angles.cos()[None, :, None], angles.sin()[None, :, None]
+
+
+def _like(rotary: tuple[Tensor, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    cos, sin = rotary
+    return cos.to(x.dtype), sin.to(x.dtype)
+
+
+COS_SIN = _rotary(70, 13)
+ROW_KERNELS: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]]]] = {
+    "norm": (lambda x: rms_norm(x, 1e-6), [(3, 300, 200)]),
+    "norm-of-few": (lambda x: rms_norm(x, 1e-6), [(2, 5, 21)]),
+    "relu-square": (relu_square, [(3, 300, 205)]),
+    "mix": (mix_residual, [(3, 300, 200), (3, 300, 200), (), ()]),
+    "rotary": (lambda x: rotate_normalise(x, _like(COS_SIN, x), 1e-6, 1.2), [(30, 70, 3, 26)]),
+}
+
+
+@pytest.mark.parametrize("name", ROW_KERNELS)
+def test_passes_over_rows_and_their_gradients_are_those_of_float64(name: str) -> None:
+    function, shapes = ROW_KERNELS[name]
+    given = [random(*shape, 1).squeeze(-1) for shape in shapes]
+    exact = [t.double().requires_grad_() for t in given]
+    expected = function(*exact)
+    # As attention returns it: the last dimension side by side, the others in another order.
+    grad = random(*expected.shape[:-3], *expected.shape[-2:-4:-1], expected.size(-1))
+    grad = grad.transpose(-3, -2)
+    expected.backward(grad.double())
+    found = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        leaves = [t.clone().requires_grad_() for t in given]
+        assert rows.usable(*leaves)
+        out = function(*leaves)
+        assert type(out.grad_fn).__name__.startswith("_")  # a class of rows.py, none of torch
+        out.backward(grad)
+        found.append([out, *(leaf.grad for leaf in leaves)])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    for got, want in zip(found[0], [expected, *(t.grad for t in exact)], strict=True):
+        bound = 1e-6 * want.abs().max().item()
+        torch.testing.assert_close(got.double(), want, rtol=0, atol=max(bound, 3e-6))
+
+
+def test_without_gradients_torch_computes() -> None:
+    with torch.no_grad():
+        assert not rows.usable(random(3, 64))
+    assert not rows.usable(random(64, 3).T)
+    assert not rows.usable(random(3, 64).to(torch.bfloat16))
