@@ -1,6 +1,7 @@
-"""The library of the engine's compiled kernels, from the .cpp and .h files here."""
+"""The libraries of the engine's compiled kernels, from the .cpp and .h files here."""
 
 import ctypes
+import dataclasses
 from pathlib import Path
 
 from nanochat_core.runtime.hardware import cpp_library
@@ -38,6 +39,9 @@ def unable_here(flags: frozenset[str] | None = None) -> str | None:
     return LIBRARY.unable_here(flags)
 
 
-def load_kernels(cache: Path | None = None) -> ctypes.CDLL:
-    """Load or build the kernels, see `Library.load`. Raises cpp_library.Unavailable."""
-    return LIBRARY.load(cache)
+def load_kernels(form: int, cache: Path | None = None) -> ctypes.CDLL:
+    """Load or build the kernels of a form of numbers, by its place in weights.py's FORMS.
+
+    See `Library.load`. Raises cpp_library.Unavailable.
+    """
+    return dataclasses.replace(LIBRARY, flags=(*LIBRARY.flags, f"-DNF_FORM={form}")).load(cache)

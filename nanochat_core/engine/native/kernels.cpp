@@ -1,4 +1,5 @@
-// Inference on a CPU with AVX-512, BF16 and VNNI, for runner.py: passes, sampling, decoding.
+// Inference on a CPU, for runner.py: passes, sampling, decoding. NF_FORM says of which form of
+// numbers, since each takes seconds to compile: 0 fp32, 1 bf16, 2 int8.
 //
 // A row is (token, the token before it, position, slot). All layers of a pass are one call. In each
 // layer every row writes its key and value into its slot's pages, then attends over them: whether
@@ -8,13 +9,14 @@
 
 namespace {
 
-std::unique_ptr<Engine> make_engine(const Spec& spec) {
-  switch (spec.form) {
-    case 0: return std::make_unique<Model<Fp32, Fp32>>(spec);
-    case 1: return std::make_unique<Model<Bf16, Bf16>>(spec);
-    default: return std::make_unique<Model<Int8, Bf16>>(spec);
-  }
-}
+#if NF_FORM == 0
+using Form = Fp32;
+#elif NF_FORM == 1
+using Form = Bf16;
+#else
+using Form = Int8;
+#endif
+using Kept = std::conditional_t<NF_FORM == 0, Fp32, Bf16>;
 
 // One step: `count` slots read their tokens; their logits go to consecutive rows of `logits`.
 void forward(Engine& e, int count, const int32_t* slots, float* logits, bool capped,
@@ -46,13 +48,11 @@ extern "C" {
 
 // Null: there is too little memory, or, with `*unsound`, the counts do not fit the arrays.
 void* nf_open(const Spec* spec, int32_t* unsound) {
-  constexpr int FORMS = 3, DEPTHS[FORMS] = {Fp32::DEPTH, Bf16::DEPTH, Int8::DEPTH};
-  *unsound = spec->form < 0 || spec->form >= FORMS ||
-             !is_sound(*spec, DEPTHS[spec->form], spec->form == 0 ? Fp32::DEPTH : Bf16::DEPTH);
+  *unsound = spec->form != NF_FORM || !is_sound(*spec, Form::DEPTH, Kept::DEPTH);
   if (*unsound) return nullptr;
   std::unique_ptr<Engine> e;
   try {
-    e = make_engine(*spec);
+    e = std::make_unique<Model<Form, Kept>>(*spec);
     const size_t slots = spec->num_slots;
     for (auto* v : {&e->tokens, &e->prev_tokens, &e->positions, &e->slots, &e->wanted, &e->sampled,
                     &e->places})

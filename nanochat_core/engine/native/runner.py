@@ -96,14 +96,14 @@ class EngineSpec(ctypes.Structure):
     )
 
 
-def unable(model: GPT, *, cache: Path | None = None) -> str | None:
+def unable(model: GPT, precision: Precision, *, cache: Path | None = None) -> str | None:
     """Return why this runner cannot run `model` here; None means that it can, and the kernels are
     built."""
     device = model.lm_head.weight.device
     if device.type != "cpu":
         return f"the model is on {device}, the kernels run on a CPU"
     try:
-        load_kernels(cache)
+        load_kernels(FORMS.index(precision), cache)
     except Unavailable as error:
         return str(error)
     return None
@@ -140,7 +140,7 @@ class NativeRunner(Runner):
             device=torch.device("cpu"),
         )
         num_slots = self.num_slots
-        self._library = load_kernels(cache)
+        self._library = load_kernels(FORMS.index(precision), cache)
         self._weights = NativeWeights(model, precision=precision, max_len=self.max_len)
         width = -(-self.max_len // PAGE_SIZE)
         self._tables = [np.zeros((num_slots, width), np.int32) for _ in self.groups]

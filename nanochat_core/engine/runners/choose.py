@@ -259,7 +259,7 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
 def _unable(name: str, model: GPT, precision: str) -> str | None:
     """Return why a runner cannot run here; None means that it can."""
     if name == "native":
-        return unable(model)
+        return unable(model, _native(precision))
     if precision == "int8":
         return "it has no int8"
     if name == "triton":

@@ -104,7 +104,7 @@ def reference(trained: GPT) -> tuple[float, torch.Tensor]:
     ],
 )
 def test_bits_per_byte_hardly_change(trained, reference, runner, precision, tolerance):
-    if runner == "native" and (reason := unable(trained)) is not None:
+    if runner == "native" and (reason := unable(trained, precision)) is not None:
         pytest.skip(f"the compiled kernels cannot be had here: {reason}")
     expected, rows = reference
     opened = open_runner(

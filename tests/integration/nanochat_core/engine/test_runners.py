@@ -29,7 +29,7 @@ pytestmark = pytest.mark.torch
 
 GB = 10**9
 needs_kernels = pytest.mark.skipif(
-    unable(GPT(model_for_depth(1), numerics("fp32"))) is not None,
+    unable(GPT(model_for_depth(1), numerics("fp32")), "fp32") is not None,
     reason="the compiled kernels cannot be had on this machine",
 )
 
@@ -166,7 +166,7 @@ def test_a_choice_says_what_and_why_and_how_much(make_model):
 
 
 def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, monkeypatch):
-    monkeypatch.setattr(runners, "unable", lambda model: "there is no C++ compiler")
+    monkeypatch.setattr(runners, "unable", lambda model, precision: "there is no C++ compiler")
     choice = choose_runner(make_model(), num_slots=2)
     assert (choice.runner, choice.reason) == ("torch", "not native: there is no C++ compiler")
     with pytest.raises(ConfigError, match=r"no C\+\+ compiler.*no int8"):

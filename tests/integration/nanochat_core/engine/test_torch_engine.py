@@ -37,7 +37,7 @@ class VarlenRunner(DeviceRunner):
 @pytest.fixture(params=[TorchRunner, VarlenRunner])
 def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., Engine]:
     """Open an engine on one of the runners."""
-    monkeypatch.setattr(choose, "unable", lambda model: "this is a test")
+    monkeypatch.setattr(choose, "unable", lambda model, precision: "this is a test")
     monkeypatch.setattr(choose, "TorchRunner", request.param)
 
     def make(**settings: int) -> Engine:
