@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 # Where `make s3` listens.
 PORT ?= 4566
 
-.PHONY: help setup torch demo check fix test fast gpu campaigns s3 s3-docker lock sbom clean
+.PHONY: help setup torch demo check fix test fast gpu campaigns s3 lock sbom clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
@@ -27,7 +27,6 @@ help:
 	@echo "make gpu     the tests that need a GPU"
 	@echo "make campaigns   kills, power cuts, faults, attacks, with today's seed; a table; hours"
 	@echo "make s3      an S3-compatible server on this machine, to try object storage with"
-	@echo "make s3-docker   the same in docker"
 	@echo "make fix     format, fix lint, regenerate docs/reference"
 	@echo "make lock    write requirements.lock again: every version's hashes, from constraints.txt"
 	@echo "make sbom    write build/sbom.json, a CycloneDX bill of materials of requirements.lock"
@@ -96,9 +95,6 @@ campaigns: setup
 
 s3: setup
 	@$(BIN)/python -m infra.containers.local_s3 --port $(PORT)
-
-s3-docker: setup
-	@$(BIN)/python -m infra.containers.local_s3 --port $(PORT) --docker
 
 fix: setup
 	$(BIN)/ruff format .

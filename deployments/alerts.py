@@ -8,14 +8,13 @@ from typing import Any
 from uuid import UUID
 
 from prefect.blocks.webhook import Webhook
-from prefect.client.orchestration import get_client
 from prefect.events.actions import CallWebhook
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
-from deployments.automations import FLOWS, ID, RUN, TAG, ensure_automation
+from deployments.automations import FLOWS, ID, RUN, TAG
 from flows.evals.flow import REGRESSED
 from nanochat_core.errors import ConfigError
 
@@ -56,29 +55,15 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
             match={ID: "prefect.work-pool.*", "prefect.resource.name": list(pools)},
             text="'no worker runs for the work pool ' ~ event.resource.name",
         ),
-        _regressed(block),
+        _post(
+            block,
+            name=EVAL_REGRESSED,
+            description="Posts when an evaluation finds that a model got worse.",
+            event=REGRESSED,
+            match={ID: "nanochat.model.*"},
+            text="event.resource.name ~ ' got worse: ' ~ event.payload.text",
+        ),
     ]
-
-
-def ensure_regressions_are_posted(url: str) -> bool:
-    """Create the automation that posts regressions to `url`; return whether it changed.
-
-    All alerts share one URL, so those that exist already are posted there from now on. Raises
-    ConfigError if `url` is not an HTTP URL.
-    """
-    with get_client(sync_client=True) as client:
-        return ensure_automation(client, _regressed(_save_address(url)))
-
-
-def _regressed(block: UUID) -> AutomationCore:
-    return _post(
-        block,
-        name=EVAL_REGRESSED,
-        description="Posts when an evaluation finds that a model got worse.",
-        event=REGRESSED,
-        match={ID: "nanochat.model.*"},
-        text="event.resource.name ~ ' got worse: ' ~ event.payload.text",
-    )
 
 
 def _post(

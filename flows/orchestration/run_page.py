@@ -1,9 +1,8 @@
-"""The artifacts on Prefect's page of a whole run: plan, scores, curves, addresses, report card.
+"""The artifacts on Prefect's page of a whole run: plan, scores, addresses, report card.
 
 A `BackgroundWriter` writes everything in the background; a failure to write is logged only.
 """
 
-import contextlib
 import json
 import shlex
 from collections.abc import Iterable, Mapping
@@ -17,12 +16,11 @@ from flows.identity.ref import short
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render
-from flows.render.loss_curve import LossCurves, mermaid
 from flows.render.score import Score
 from flows.render.table import markdown_table
 from flows.render.text import percent, size
 from flows.report.scores import measured
-from flows.stages import CHAT_MODELS, EVALUATORS, MODELS, STAGES
+from flows.stages import CHAT_MODELS, EVALUATORS, MODELS
 from infra.storage.base import Store
 
 MOST_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
@@ -43,10 +41,10 @@ class RunPages:
         self._writer.show("plan", "table", plan_rows(plan), about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
-        """Show the results so far: addresses and commands, scores side by side, curves."""
-        for write in (self._write_artifacts, self._write_scores, self._write_curves):
-            # One send each, so that a failure of one does not lose the others.
-            self._writer.send(lambda write=write: write(built))
+        """Show the results so far: addresses and commands, and scores side by side."""
+        # One send each, so that a failure of one does not lose the other.
+        self._writer.send(lambda: self._write_artifacts(built))
+        self._writer.send(lambda: self._write_scores(built))
 
     def show_report(self, text: str, uri: str) -> None:
         """Show the report card, unless it is too long; `uri` is that of its artifact."""
@@ -69,12 +67,7 @@ class RunPages:
             )
             self._writer.write("scores", "table", rows, description=about)
 
-    def _write_curves(self, built: Mapping[str, Built]) -> None:
-        if text := curves_text(read_curves(self._store, built)):
-            self._writer.write("curves", "markdown", text, description="Training, step by step")
 
-
-_MOST_LOG = 20_000_000  # bytes of a job's events that are read for a curve
 _THREADS = 4  # small files read at the same time
 _OVERALL = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
 
@@ -137,33 +130,12 @@ def _share(task: Mapping[str, Any]) -> str:
     return f"{percent(task['accuracy'])} ({low:.1f}-{high:.1f})"
 
 
-def read_curves(store: Store, built: Mapping[str, Built]) -> list[LossCurves]:
-    """Read the curves of the training stages among these, from the logs with their artifacts."""
-    stages = [stage.name for stage in STAGES if stage.curves and stage.name in built]
-    files = [(stage, _file(built[stage].manifest.logs, "events.jsonl")) for stage in stages]
-    there = [(stage, f) for stage, f in files if f is not None and f.size <= _MOST_LOG]
-    texts = in_parallel(lambda item: _get(store, item[1]), there, threads=_THREADS)
-    found: list[LossCurves] = []
-    for (stage, _), text in zip(there, texts, strict=True):
-        curves = LossCurves(stage)
-        for line in text.splitlines():
-            with contextlib.suppress(ValueError):  # a killed job leaves half a line
-                curves.add(json.loads(line))
-        found.append(curves)
-    return found
-
-
 def _get(store: Store, file: File) -> bytes:
     return store.get(file.key, size=file.size)
 
 
 def _file(files: Iterable[File], path: str) -> File | None:
     return next((file for file in files if file.path == path), None)
-
-
-def curves_text(curves: Iterable[LossCurves]) -> str:
-    """Return all curves that can be drawn, as markdown; empty if there are none."""
-    return "\n\n".join(filter(None, (mermaid(of_stage.shown()) for of_stage in curves)))
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:

@@ -1,14 +1,12 @@
 """A local S3-compatible server for trials and tests of object storage: `make s3`.
 
-Without docker it is MiniStack from the development packages; with docker (`--docker`) the same
-server from s3.compose.yaml. Either way a bucket is created, and the shell variables that select it
-are printed. It is one process with known keys, which only this machine can reach.
+It is MiniStack from the development packages, one process with known keys, which only this machine
+can reach. A bucket is created, and the shell variables that select it are printed.
 """
 
 import argparse
 import contextlib
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -24,7 +22,6 @@ from nanochat_core.errors import NanochatError, StoreError
 
 BUCKET = "nanochat"
 PORT = 4566
-_COMPOSE = Path(__file__).with_name("s3.compose.yaml")
 _SECONDS_TO_START = 60.0
 
 
@@ -61,7 +58,7 @@ def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
     data.mkdir(parents=True, exist_ok=True)
     command = [str(Path(sys.executable).parent / "ministack")]
     if not Path(command[0]).exists():
-        raise StoreError("ministack is not installed", hint="run `make setup`, or use --docker")
+        raise StoreError("ministack is not installed", hint="run `make setup`")
     with (data / "server.log").open("ab") as log:
         process = subprocess.Popen(
             command,
@@ -132,10 +129,10 @@ def make_bucket(server: LocalS3) -> None:
     Bucket(BUCKET, prefix="", settings=read_settings({})).create()
 
 
-def _wait_for(server: LocalS3, process: subprocess.Popen[bytes] | None) -> None:
+def _wait_for(server: LocalS3, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _SECONDS_TO_START
     while time.monotonic() < deadline:
-        if process is not None and process.poll() is not None:
+        if process.poll() is not None:
             raise StoreError(
                 f"the server at {server.endpoint} ended with exit code {process.returncode}",
                 hint="perhaps its port is taken: make s3 PORT=4567",
@@ -156,10 +153,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A local S3-compatible server, until Ctrl-C.")
     parser.add_argument("--data", type=Path, default=Path.home() / ".nanochat-flows" / "s3")
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--docker", action="store_true", help="run it in docker instead")
     options = parser.parse_args()
+    # Like Ctrl-C: by default SIGTERM would end this process without stopping the server.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _started(options) as server:
+        with start_local_s3(options.data, port=options.port) as server:
             make_bucket(server)
             print(f"S3-compatible server at {server.endpoint}, objects in {options.data}")
             print("Ctrl-C stops it; what was stored stays. In another terminal:\n")
@@ -171,30 +169,6 @@ def main() -> int:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 1
     return 0
-
-
-@contextlib.contextmanager
-def _started(options: argparse.Namespace) -> Generator[LocalS3]:
-    # Like Ctrl-C: by default SIGTERM would end this process without stopping the server.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if not options.docker:
-        with start_local_s3(options.data, port=options.port) as server:
-            yield server
-        return
-    command = ["docker", "compose", "-f", str(_COMPOSE)]
-    environment = {**os.environ, "S3_DATA": str(options.data), "S3_PORT": str(options.port)}
-    try:
-        subprocess.run([*command, "up", "--detach", "--build"], env=environment, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise StoreError(
-            f"`{shlex.join(command)}` does not work here", hint="without docker: make s3"
-        ) from error
-    try:
-        server = LocalS3(endpoint=f"http://127.0.0.1:{options.port}")
-        _wait_for(server, None)
-        yield server
-    finally:
-        subprocess.run([*command, "down"], env=environment, check=False)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,28 @@ def database() -> str | None:
 
     Raises ServerError if the value is not the URL of a Postgres database.
     """
-    given = os.environ.get(DATABASE) or None
-    return None if given is None else _normal(given)
+    given = os.environ.get(DATABASE)
+    if not given:
+        return None
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or url.drivername not in ("postgresql", "postgres", _DRIVER):
+        raise ServerError(
+            "the database is not given as the URL of a Postgres database",
+            hint="for example postgresql://prefect@db.example.org:5432/prefect; without one the "
+            "history is kept in the home",
+        )
+    query = dict(url.query)
+    # Postgres's own name of the option, which the driver asyncpg does not know.
+    if "sslmode" in query:
+        query["ssl"] = query.pop("sslmode")
+    url = url.set(drivername=_DRIVER, query=query)
+    return url.render_as_string(hide_password=False)
 
 
 def shown_database(url: str | None) -> str:
@@ -73,18 +93,6 @@ def shown_database(url: str | None) -> str:
         database=whole.database,
     )
     return shown.render_as_string()
-
-
-def name_database(url: str) -> bool:
-    """Make this process and its children use a database; return whether the URL has a password.
-
-    Raises ServerError if it is not the URL of a Postgres database.
-    """
-    from sqlalchemy.engine import make_url
-
-    has_password = make_url(_normal(url)).password is not None
-    os.environ[DATABASE] = url
-    return has_password
 
 
 def check_database(url: str) -> None:
@@ -193,28 +201,6 @@ def _headers() -> dict[str, str]:
     return {}
 
 
-def _normal(given: str) -> str:
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(given)
-    except (ArgumentError, ValueError):
-        url = None
-    if url is None or url.drivername not in ("postgresql", "postgres", _DRIVER):
-        raise ServerError(
-            "the database is not given as the URL of a Postgres database",
-            hint="for example postgresql://prefect@db.example.org:5432/prefect; without one the "
-            "history is kept in the home",
-        )
-    query = dict(url.query)
-    # Postgres's own name of the option, which the driver asyncpg does not know.
-    if "sslmode" in query:
-        query["ssl"] = query.pop("sslmode")
-    url = url.set(drivername=_DRIVER, query=query)
-    return url.render_as_string(hide_password=False)
-
-
 async def _connect(url: str) -> None:
     from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -233,5 +219,5 @@ def _unreachable(url: str, error: Exception) -> ServerError:
         what = os.strerror(error.errno or 0).lower()
     return ServerError(
         f"the database {shown_database(url)} cannot be used: {what}",
-        hint=f"look at host, port, user, password and name in {DATABASE} or --postgres",
+        hint=f"look at host, port, user, password and name in {DATABASE}",
     )

@@ -26,7 +26,6 @@ from flows.render.table import columns
 from flows.render.text import duration
 from flows.run_request import shared
 from infra.placement import check_gpu_pool
-from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.evals import Recurring
@@ -67,10 +66,6 @@ def schedule(
     remove: Annotated[
         bool, Parameter(negative="", help="Forget the schedule; what it found stays.")
     ] = False,
-    webhook: Annotated[
-        str | None,
-        Parameter(name="--webhook", help="URL to which every regression is posted, as JSON."),
-    ] = None,
     pool: Annotated[
         str | None,
         Parameter(help="Work pool whose workers evaluate; default the pool cpu's own processes."),
@@ -84,8 +79,6 @@ def schedule(
 
     A worker of Prefect's pool cpu does the work: the command to start one is printed.
     """
-    if webhook is not None and not webhook.startswith(("http://", "https://")):
-        raise ConfigError(f"{webhook!a} is not an address", hint="it begins with https://")
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, where)
@@ -94,7 +87,6 @@ def schedule(
     # Before `_connect`, which may start a server: wrong options must cost nothing.
     suite = evaluation.check(where, model)
     api_url = _connect(where)
-    from deployments.alerts import ensure_regressions_are_posted
     from deployments.evals import Recurring, apply
 
     # Defaults are resolved here: the worker that evaluates has its own environment.
@@ -113,8 +105,6 @@ def schedule(
         environment=_environment(where),
     )
     apply(recurring)
-    if webhook is not None:
-        ensure_regressions_are_posted(webhook)
     print_lines(_scheduled(recurring, suite, api_url, where))
     return 0
 

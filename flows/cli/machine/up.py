@@ -5,7 +5,6 @@ server and the workers, restarts them after a crash and stops them on a signal.
 """
 
 import contextlib
-import os
 import shlex
 import sys
 import time
@@ -34,13 +33,6 @@ def up(
     port: Annotated[
         int | None,
         Parameter(help="Port of the server, or else the next free one; default 4200."),
-    ] = None,
-    postgres: Annotated[
-        str | None,
-        Parameter(
-            help="URL of a Postgres database for the server's history; default "
-            "NANOCHAT_PREFECT_DATABASE, else a file in the home."
-        ),
     ] = None,
     pool: Annotated[
         tuple[str, ...],
@@ -71,8 +63,6 @@ def up(
     """
     from infra.prefect.server import adopt_password
 
-    # First: it may execute this command again, and nothing must have happened by then.
-    _take_database(postgres)
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
     pools = pool or POOLS
@@ -122,19 +112,6 @@ def _what_is_missing(pools: tuple[str, ...]) -> str | None:
     others = [name for name in pools if name not in POOLS]
     words = shlex.join(["nanochat", "deploy", *(w for name in others for w in ("--pool", name))])
     return f"{shared} does not know {', '.join(unknown)}; register them with `{words}`"
-
-
-def _take_database(given: str | None) -> None:
-    """Pass the database on in the environment, and remove a password from the command line."""
-    from infra.prefect.access import name_database
-
-    if given is not None and name_database(given):
-        # Every user can read a command line in `ps`. Execute the same command without the option;
-        # `name_database` has put the URL in the environment, which only the owner can read.
-        words = list(sys.argv[1:])
-        at = next(i for i, word in enumerate(words) if word.startswith("--postgres"))
-        del words[at : at + (1 if "=" in words[at] else 2)]
-        os.execv(sys.executable, [*NANOCHAT, *words])
 
 
 def _check(place: StoreOptions) -> None:

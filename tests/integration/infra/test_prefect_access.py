@@ -16,7 +16,6 @@ from infra.prefect.access import (
     check_admitted,
     check_database,
     database,
-    name_database,
     shown_database,
 )
 from infra.prefect.server import client_environment, own_environment
@@ -118,16 +117,6 @@ def test_how_postgres_itself_calls_encryption_is_understood(
 def test_a_database_is_shown_without_its_password() -> None:
     assert shown_database(URL) == "postgresql://prefect@db.example.org:5433/history"
     assert shown_database(None) == "sqlite"
-
-
-def test_a_database_that_a_person_names_is_handed_on_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "")  # so that it is as before afterwards
-
-    assert name_database(URL)  # it has a password
-    assert shown_database(database()) == "postgresql://prefect@db.example.org:5433/history"
-    assert not name_database("postgresql://prefect@db.example.org/history")
 
 
 @pytest.mark.parametrize(

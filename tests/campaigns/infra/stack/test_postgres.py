@@ -32,7 +32,7 @@ def test_a_mistaken_database_is_one_line_and_starts_nothing(
     )
 
     for url, said in mistaken:
-        done = stack.nanochat("up", "--postgres", url)
+        done = stack.nanochat("up", NANOCHAT_PREFECT_DATABASE=url)
         error, hint = done.stderr.splitlines()
         assert done.returncode == 1
         assert said in error
@@ -45,7 +45,7 @@ def test_a_mistaken_database_is_one_line_and_starts_nothing(
 def test_a_stack_keeps_its_history_in_postgres(tmp_path: Path, postgres: Postgres) -> None:
     stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=None)
     try:
-        done = stack.nanochat("up", "--postgres", postgres.url)
+        done = stack.nanochat("up", NANOCHAT_PREFECT_DATABASE=postgres.url)
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         assert f"postgresql://prefect@127.0.0.1:{postgres.port}/history" in done.stdout
         stack.deploy_toy()

@@ -10,14 +10,11 @@ from flows.build.build import Built
 from flows.identity.manifest import Manifest
 from flows.orchestration.run_page import (
     artifacts_text,
-    curves_text,
     plan_rows,
-    read_curves,
     read_scores,
     score_rows,
 )
 from flows.plan.plan import STATES
-from flows.render.loss_curve import LossCurves
 from flows.stages import STAGES
 from tests.support.flows.house import House, make_run
 
@@ -112,23 +109,6 @@ def test_scores_are_read_of_the_models_that_were_evaluated(
     judged = replace(sft, manifest=replace(sft.manifest, files=(file,)))
     read = read_scores(full_house.store, {**made, "chat_eval_sft": judged})
     assert read == {"SFT": {"chatcore": 0.5, "tasks": {}}}
-
-
-def test_curves_come_from_the_logs_beside_artifacts_half_lines_left_out(
-    full_house: House, made: dict[str, Built]
-) -> None:
-    assert read_curves(full_house.store, made) == []
-    lines = [f'{{"kind":"step","step":{i},"values":{{"loss":{9 - i}}}}}' for i in (1, 2, 3)]
-    data = "\n".join([*lines, '{"kind":"st']).encode()
-    full_house.store.put("mine/events.jsonl", data)
-    sft = made["sft"].manifest
-    log = replace(sft.files[0], path="events.jsonl", key="mine/events.jsonl", size=len(data))
-    trained = as_built(replace(sft, logs=(log,)))
-    curves = read_curves(full_house.store, {**made, "sft": trained})
-    text = curves_text(curves)
-    assert text.startswith("**SFT loss**")
-    assert "8 at step 1, 6 at step 3" in text
-    assert curves_text([LossCurves("rl")]) == ""
 
 
 def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(

@@ -1,9 +1,9 @@
-"""A stage's curves, as a PNG and in Mermaid's words."""
+"""A stage's curves, as a PNG."""
 
 import base64
 from typing import Any
 
-from flows.render.loss_curve import LossCurves, mermaid, png_url
+from flows.render.loss_curve import LossCurves, png_url
 from nanochat_core.runtime.metrics import rows_of
 
 
@@ -52,23 +52,6 @@ def test_steps_that_were_done_again_are_shown_as_they_came_out_last() -> None:
     assert points == [(1, 9.0), (2, 8.0), (3, 3.0), (4, 2.0)]
     told = [{**event, "time": 1.0} for event in [*earlier, step(3, loss=3.0), step(4, loss=2.0)]]
     assert points == [(row["step"], row["loss"]) for row in rows_of(told)]  # as metrics.parquet
-
-
-def test_a_chart_in_words_is_of_any_length_and_spans_its_values() -> None:
-    many = [step(i, loss=7.0 - i / 100) for i in range(1, 401)]
-    text = mermaid(curves_of("sft", many).shown())
-    assert text.startswith("**SFT loss**, nats per token of the assistant: 6.99 at step 1, 3 at")
-    line = next(line for line in text.splitlines() if line.strip().startswith("line ["))
-    values = [float(word) for word in line.strip()[len("line [") : -1].split(",")]
-    assert len(values) <= 40
-    low, high = next(x for x in text.splitlines() if "y-axis" in x).split("y-axis")[1].split("-->")
-    assert float(low) < min(values) < max(values) < float(high)
-    assert text.count("```") == 2
-
-
-def test_a_flat_curve_has_room_around_it() -> None:
-    text = mermaid(curves_of("sft", [step(1, loss=0.0), step(2, loss=0.0)]).shown())
-    assert "y-axis -1 --> 1" in text
 
 
 def test_the_picture_is_a_small_png_in_its_own_address() -> None:
