@@ -87,32 +87,18 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
 
 
 def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
-    """Return our deployments: of the two flows, of single stages in each GPU pool, of one model."""
-    pipeline = Wanted(
-        flow=nanochat,
-        name="nanochat",
-        pool=CPU,
-        description="Train, evaluate and report a model. Stages that are up to date are reused; "
-        "a run that failed or crashed can be resumed.",
-        tags=[AUTO_RESUME],
-        parameters={"pool": GPU},
-    )
-    series = Wanted(
-        flow=miniseries,
-        name="miniseries",
-        pool=CPU,
-        description="Train models of several depths and draw how loss falls with compute.",
-        tags=[AUTO_RESUME],
-        parameters={"pool": GPU},
-    )
-    grid = Wanted(
-        flow=sweep,
-        name="sweep",
-        pool=CPU,
-        description="Train settings of a grid with several seeds, and compare what remains.",
-        tags=[AUTO_RESUME],
-        parameters={"pool": GPU},
-    )
+    """Return our deployments: of whole flows, of single stages in each GPU pool, of one model."""
+    whole = [
+        Wanted(
+            flow=flow,
+            name=flow.name,
+            pool=CPU,
+            description=flow.description or "",
+            tags=[AUTO_RESUME],
+            parameters={"pool": GPU},
+        )
+        for flow in (nanochat, miniseries, sweep)
+    ]
     stages = [
         Wanted(
             flow=one_stage,
@@ -127,7 +113,7 @@ def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
     ]
     nightly = deployment_of(Recurring(model=EVALUATED, parameters={"pool": GPU}))
     version = f"{_OURS} {importlib.metadata.version('nanochat-flows')}"
-    return [replace(item, version=version) for item in (pipeline, series, grid, *stages, nightly)]
+    return [replace(item, version=version) for item in (*whole, *stages, nightly)]
 
 
 def _read_registered(client: SyncPrefectClient) -> dict[str, UUID]:

@@ -210,22 +210,14 @@ def _put_manifest(
     return _PUT_ASIDE in tree and store.put_if_same(key, data, version=stored.version)
 
 
-def newest_manifests(
-    store: Store,
-    stage: str,
-    count: int,
-    *,
-    keep: Callable[[Manifest], bool] = lambda manifest: True,
-    unread: list[str] | None = None,
-) -> Iterator[Manifest]:
-    """Return the last `count` artifacts of a stage that `keep` accepts, newest first, lazily.
+def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
+    """Return the last `count` artifacts of a stage, newest first, read lazily.
 
-    Fewer if many of the latest are gone or not accepted. A manifest that cannot be read is left
-    out, and the reason appended to `unread`.
+    Fewer if many of the latest are gone or damaged.
     """
     names = islice(indexed(store, stage), 4 * count)  # bounds the reads where many are gone
-    found = (find_or_note(store, ArtifactRef(stage, name), unread) for name in names)
-    yield from islice((m for m in found if m is not None and keep(m)), count)
+    found = (find_whole(store, ArtifactRef(stage, name)) for name in names)
+    yield from islice((manifest for manifest in found if manifest is not None), count)
 
 
 def indexed(store: Store, stage: str) -> list[str]:
@@ -243,13 +235,11 @@ def read_index(store: Store, stage: str | None = None) -> dict[str, list[str]]:
     return {name: list(fingerprints) for name, fingerprints in found.items()}
 
 
-def find_or_note(store: Store, ref: ArtifactRef, unread: list[str] | None) -> Manifest | None:
-    """Return an artifact, or None; append to `unread` why a manifest cannot be read."""
+def find_whole(store: Store, ref: ArtifactRef) -> Manifest | None:
+    """Return an artifact. None also means that its manifest is damaged."""
     try:
         return find_manifest(store, ref)
-    except ArtifactError as error:
-        if unread is not None:
-            unread.append(str(error))
+    except ArtifactError:
         return None
 
 

@@ -258,9 +258,6 @@ def _name_in(store: Store, of: str, file: File) -> str:
     return f"{file.path} of {of} ({store.url}/{file.key})"
 
 
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
-
 _AHEAD = 4  # items per thread submitted ahead of the result that is taken
 
 

@@ -45,7 +45,8 @@ __all__ = [
     "Lookup",
     "Watch",
     "build",
-    "find_usable",
+    "find_result",
+    "finish",
     "look_up",
     "reporting_failure",
     "reserve_found",
@@ -116,15 +117,9 @@ def look_up(
     code = Code(context.root, cache=context.work / "code.json")
     identity = identify_from(stage, context.run, inputs, code=code)
     wait = context.wait_for_store(stage.name)
-    found = wait(lambda: find_usable(context, identity))
-    # A retry of a forced run finds what its earlier attempt built: that is the rebuild, use it.
-    redo = force and (found is None or found.provenance.run != context.run_id)
-    reserved = (
-        wait(lambda: _reserve_existing(context, identity))
-        if found is not None and not redo
-        else None
-    )
-    return Lookup(identity=identity, code=code, redo=redo, manifest=reserved)
+    found = wait(lambda: find_result(context, identity, force=force))
+    reserved = wait(lambda: _reserve_existing(context, identity)) if found is not None else None
+    return Lookup(identity=identity, code=code, redo=force and found is None, manifest=reserved)
 
 
 def _reuse_or_build(
@@ -179,6 +174,15 @@ def find_usable(context: BuildContext, identity: Identity) -> Manifest | None:
     if manifest is None or find_revoked(context.store, manifest) is not None:
         return None
     return manifest
+
+
+def find_result(context: BuildContext, identity: Identity, *, force: bool) -> Manifest | None:
+    """Return the artifact that makes a build unnecessary: with `force`, one that this run built."""
+    # The artifact that a forced build replaces exists all the time. A retry of a forced run finds
+    # what its earlier attempt built: that is the rebuild.
+    found = find_usable(context, identity)
+    is_old = force and found is not None and found.provenance.run != context.run_id
+    return None if is_old else found
 
 
 def _reserve_existing(context: BuildContext, identity: Identity) -> Manifest | None:
@@ -282,6 +286,14 @@ def reuse(context: BuildContext, manifest: Manifest) -> Built:
     return Built(manifest=manifest, uri=uri, cached=True)
 
 
+def finish(context: BuildContext, manifest: Manifest, *, began: float) -> Built:
+    """Return a new artifact as Built, after a `finished` event; `began` is in Unix seconds."""
+    uri, metrics = uri_of(context.store, manifest), manifest.provenance.metrics
+    event = {"kind": "finished", "uri": uri, "seconds": time.time() - began, "metrics": metrics}
+    context.watch(manifest.stage, event)
+    return Built(manifest=manifest, uri=uri, cached=False)
+
+
 def _build(
     stage: Stage,
     context: BuildContext,
@@ -290,7 +302,7 @@ def _build(
     *,
     lease: HeldLease,
 ) -> Built:
-    started = time.time()
+    began = time.time()
     identity = lookup.identity
     wait = _wait_under(context, stage, lease)
     with context.open_cache() as cache:
@@ -308,17 +320,7 @@ def _build(
     wait(lambda: context.record(identity.ref))
     # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
-    uri = uri_of(context.store, published.manifest)
-    context.watch(
-        stage.name,
-        {
-            "kind": "finished",
-            "uri": uri,
-            "seconds": time.time() - started,
-            "metrics": result.metrics,
-        },
-    )
-    return Built(manifest=published.manifest, uri=uri, cached=False)
+    return finish(context, published.manifest, began=began)
 
 
 def _publish(

@@ -19,19 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flows.artifacts.checkpoint_records import COMMIT
 from flows.artifacts.checkpoints import check_arrived, place_of, step_of
 from flows.artifacts.transfer import in_parallel
 from flows.build.messages import CheckpointShard
 from flows.identity.manifest import File
 from infra.launch.background import poll
-from infra.launch.mirror import Superseded
+from infra.launch.mirror import Superseded, reporting_errors
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, NanochatError, StageError, reason_of
+from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, write_json
 
 SECONDS_BETWEEN_LOOKS = 0.25
 THREADS = 4
-_COMMIT = "COMMIT.json"
 
 
 def upload_shard(
@@ -106,7 +106,8 @@ def uploading_shards(
         upload_shard(store, job, directory, rank, epoch=epoch, check=check, on_shard=drop)
 
     def look() -> None:
-        with reporting_errors(job.checkpoints, on_error):
+        # A checkpoint that the job pruned while it was sent is no error: newer ones exist.
+        with reporting_errors(job.checkpoints, on_error), contextlib.suppress(FileNotFoundError):
             newest = max(job.checkpoints.glob("step-*"), default=None)
             if newest is not None and not is_committed(newest):
                 written = [rank for rank in ranks if _record(newest, rank).exists()]
@@ -117,20 +118,6 @@ def uploading_shards(
         yield
 
 
-@contextlib.contextmanager
-def reporting_errors(directory: Path, on_error: Callable[[NanochatError], None]) -> Generator[None]:
-    """Report errors of transfers in the block to `on_error` instead of raising them."""
-    try:
-        yield
-    except (FileNotFoundError, Superseded):
-        pass  # the job pruned this checkpoint, or gave it up, while it was sent: newer ones exist
-    except NanochatError as error:
-        on_error(error)
-    except OSError as error:
-        why = reason_of(error)
-        on_error(StageError(f"a checkpoint's files in {directory}: {why}"))
-
-
 def is_written(directory: Path, ranks: Iterable[int]) -> bool:
     """Return True if the shards of all `ranks` are complete in an uncommitted checkpoint."""
     return all(_record(directory, rank).exists() for rank in ranks)
@@ -138,14 +125,14 @@ def is_written(directory: Path, ranks: Iterable[int]) -> bool:
 
 def is_committed(directory: Path) -> bool:
     """Return True if the shards of all ranks are complete."""
-    return (directory / _COMMIT).exists()
+    return (directory / COMMIT).exists()
 
 
 def _read_entry(directory: Path, rank: int) -> Any:
     """Return size and sha256 of a rank's shard, of a committed checkpoint or an uncommitted one."""
     with contextlib.suppress(FileNotFoundError):
         return json.loads(_record(directory, rank).read_text(encoding="utf-8"))
-    return json.loads((directory / _COMMIT).read_text(encoding="utf-8"))["files"][file_of(rank)]
+    return json.loads((directory / COMMIT).read_text(encoding="utf-8"))["files"][file_of(rank)]
 
 
 def _key(job: Job, step: int, rank: int, *, epoch: int) -> str:

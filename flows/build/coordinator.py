@@ -22,6 +22,7 @@ from flows.build.checkpoint_shards import (
     note_shard,
     upload_shard,
 )
+from flows.build.context import BuildContext
 from flows.build.messages import MISTAKE, CheckpointShard, Start, Status, read_message
 from flows.build.retry import is_retryable
 from flows.identity.manifest import File
@@ -319,21 +320,14 @@ def rendezvous_of(start: Start, job: Job, *, node: int) -> Rendezvous:
 
 @contextlib.contextmanager
 def lead(
-    store: Store,
-    job: Job,
-    lease: HeldLease,
-    *,
-    nodes: int,
-    processes: int,
-    address: str | None,
-    terms: LeaseTimings,
-    log: Callable[[str], None],
+    context: BuildContext, job: Job, lease: HeldLease, *, nodes: int, processes: int
 ) -> Generator[Coordinator]:
     """Start all nodes from this job's newest checkpoint and watch them while the block runs.
 
-    Uploads that checkpoint first if the store lacks it. `address` is this machine's for the others;
-    None: found here. Raises NodeLost if a node does not join, LeaseLost, StoreError.
+    Uploads that checkpoint first if the store lacks it. Raises NodeLost if a node does not join,
+    LeaseLost, StoreError.
     """
+    store = context.store
     newest = checkpoints.settle(job)
     if newest is not None:
         _store(store, job, newest, lease)
@@ -345,8 +339,12 @@ def lead(
         step=checkpoints.step_of(newest) if newest else 0,
         commit=checkpoints.commit_of(newest) if newest else "",
     )
-    address = address or own_address(toward=store_host(store.url))
-    coordinator = Coordinator(job, start, lease, terms=terms, log=log)
+    address = context.placement.address or own_address(toward=store_host(store.url))
+
+    def log(text: str) -> None:
+        context.watch(job.stage, {"kind": "waiting", "text": text})
+
+    coordinator = Coordinator(job, start, lease, terms=context.terms, log=log)
     # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.
     with socket.create_server((address if find_interface(address) else "", 0)) as listener:
         lease.announce(f"{address}:{listener.getsockname()[1]}")

@@ -14,18 +14,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar
 
-from flows.build.build import (
-    BuildContext,
-    Built,
-    find_usable,
-    reporting_failure,
-    reuse,
-    uri_of,
-)
+from flows.build.build import Built, find_result, finish, reporting_failure, reuse
 from flows.build.context import Watch
 from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, check_same, match_digest, open_request
-from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from infra.gangs.base import GangError, Gangs, GangSpec, GangState, SchedulerUnavailable
@@ -72,19 +64,19 @@ def _build(request: StageRequest, following: "_Following", watch: Watch) -> Buil
         identity = check_same(request, stage, context, inputs)
         wait = context.wait_for_store(stage.name)
         began = time.time()
-        if (found := wait(lambda: _find(context, identity, request))) is not None:
+
+        def find() -> Manifest | None:
+            return wait(lambda: find_result(context, identity, force=request.force))
+
+        if (found := find()) is not None:
             return reuse(context, found)
         gangs = following.gangs
         gang = following.gang = following.ask(lambda: _find_or_submit(gangs, request))
         following.log(gangs.describe(gang))
         state = following.wait_for_end(gang)
-        manifest = wait(lambda: _find(context, identity, request))
-        if manifest is None:
+        if (manifest := find()) is None:
             raise _reason(gangs.describe(gang), state, following.last_error)
-    uri = uri_of(context.store, manifest)
-    seconds, metrics = time.time() - began, manifest.provenance.metrics
-    watch(stage.name, {"kind": "finished", "uri": uri, "seconds": seconds, "metrics": metrics})
-    return Built(manifest=manifest, uri=uri, cached=False)
+    return finish(context, manifest, began=began)
 
 
 def gang_name(request: StageRequest) -> str:
@@ -109,13 +101,6 @@ def _find_or_submit(gangs: Gangs, request: StageRequest) -> str:
             store=request.store,
         )
     )
-
-
-def _find(context: BuildContext, identity: Identity, request: StageRequest) -> Manifest | None:
-    found = find_usable(context, identity)
-    # A forced request is done by an artifact of its own run: the old one exists all the time.
-    is_old = request.force and found is not None and found.provenance.run != request.run
-    return None if is_old else found
 
 
 def _reason(gang: str, state: GangState, last_error: dict[str, str]) -> StageError:

@@ -103,11 +103,13 @@ def report_building(stage: Stage, context: BuildContext, job: Job) -> None:
 
 def make_check(context: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
     """Return a check that the job runs only code that its fingerprint covers."""
-
-    def warn(text: str) -> None:
-        _warn(context, job, text)
-
-    return CodeCheck(identity, job, code, strict=context.strict, warn=warn)
+    return CodeCheck(
+        identity,
+        job,
+        code,
+        strict=context.strict,
+        warn=lambda text: _warn(context, job, text),
+    )
 
 
 def run_stage(
@@ -147,16 +149,7 @@ def run_stage(
         coordinator = None
         if nodes > 1:
             coordinator = stack.enter_context(
-                lead(
-                    context.store,
-                    job,
-                    lease,
-                    nodes=nodes,
-                    processes=processes,
-                    address=context.placement.address,
-                    terms=context.terms,
-                    log=lambda text: context.watch(job.stage, {"kind": "waiting", "text": text}),
-                )
+                lead(context, job, lease, nodes=nodes, processes=processes)
             )
         if context.placement.mirrors_checkpoints:
             stack.enter_context(_mirror(context, job, lease, coordinator, check, stopping))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache
-from flows.build.build import Lookup, build, find_usable, look_up, reporting_failure, reuse, uri_of
+from flows.build.build import Lookup, build, find_result, finish, look_up, reporting_failure, reuse
 from flows.build.checkpoint_shards import uploading_shards
 from flows.build.code_check import CodeCheck
 from flows.build.context import BuildContext, Built
@@ -213,22 +213,13 @@ class _Follower:
         self.context.watch(self._stage.name, {"kind": "waiting", "text": text})
 
     def _find(self) -> Manifest | None:
-        found = find_usable(self.context, self.identity)
-        # With --force the artifact to wait for is the one of this run, not its predecessor.
-        is_old = (
-            self._lookup.redo and found is not None and found.provenance.run != self.context.run_id
-        )
-        return None if is_old else found
+        return find_result(self.context, self.identity, force=self._lookup.redo)
 
     def _finish(self, manifest: Manifest) -> Built:
         shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)
         if not self._seen:
             return reuse(self.context, manifest)
-        uri = uri_of(self.context.store, manifest)
-        seconds, metrics = time.time() - self._began, manifest.provenance.metrics
-        event = {"kind": "finished", "uri": uri, "seconds": seconds, "metrics": metrics}
-        self.context.watch(self._stage.name, event)
-        return Built(manifest=manifest, uri=uri, cached=False)
+        return finish(self.context, manifest, began=self._began)
 
 
 class _Attempt:

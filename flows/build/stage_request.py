@@ -6,7 +6,6 @@ from the requested one: then its code or its datasets are not those of the calle
 """
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,7 +21,6 @@ from flows.identity.fingerprint import Code, Identity, fingerprint_of
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.record_types import read_record
 from flows.identity.ref import ArtifactRef, short
-from flows.leases.held_lease import LeaseTimings
 from flows.profiles import make_placement, open_profile
 from flows.run_request import PROFILE, STRICT, OnMachine, Option, Recipe, shared
 from flows.stages import Stage, stage_named
@@ -130,24 +128,16 @@ def build_on_node(
     node: int = 0,
     address: str | None = None,
     watch: Watch,
-    terms: LeaseTimings | None = None,
-    stop: threading.Event | None = None,
 ) -> Built:
     """Build this machine's share of a request: all of it if the request is for one node.
 
-    `address` is node 0's for the others; None: it finds its own. Setting `stop` acts like SIGTERM
-    to the job. Raises ConfigError if this machine would build something else, ArtifactError if an
-    input is not in the store, and what `build` raises; of these JobFailed (NodeLost), LeaseLost and
-    TransientStageError may succeed on a retry.
+    `address` is node 0's for the others; None: it finds its own. Raises ConfigError if this machine
+    would build something else, ArtifactError if an input is not in the store, and what `build`
+    raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError may succeed on a retry.
     """
     stage, context, inputs = open_request(request, watch=watch)
     check_same(request, stage, context, inputs)
-    context = replace(
-        context,
-        placement=replace(context.placement, address=address),
-        terms=terms or context.terms,
-        stop=stop or context.stop,
-    )
+    context = replace(context, placement=replace(context.placement, address=address))
     return build_share(stage, context, inputs, node=node, force=request.force)
 
 

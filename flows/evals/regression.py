@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from flows.artifacts.publish import find_or_note
+from flows.artifacts.publish import find_whole
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import delta_between, scores_of
 from flows.evals.suite import Against, Rule
@@ -114,7 +114,7 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
             continue
         # Nightly runs of an unchanged model share one artifact: one request for all of them.
         if fingerprint not in known:
-            known[fingerprint] = find_or_note(store, ArtifactRef(stage, fingerprint), None)
+            known[fingerprint] = find_whole(store, ArtifactRef(stage, fingerprint))
         if (manifest := known[fingerprint]) is not None:
             found.append(Evaluation(run=run, manifest=manifest))
     return found

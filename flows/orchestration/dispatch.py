@@ -17,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
-from flows.build.build import BuildContext, Built, look_up, reuse, uri_of
+from flows.build.build import BuildContext, Built, finish, look_up, reuse
 from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
@@ -73,20 +73,8 @@ def _dispatch(
         # First the store, whatever the run's state: it may crash after it has published.
         manifest = look_up(stage, context, inputs, force=force).manifest
         if manifest is not None:
-            return _finished(context, manifest, seconds=time.time() - began)
+            return finish(context, manifest, began=began)
         _check_ended(request, ended)
-
-
-def _finished(context: BuildContext, manifest: Manifest, *, seconds: float) -> Built:
-    uri = uri_of(context.store, manifest)
-    event = {
-        "kind": "finished",
-        "uri": uri,
-        "seconds": seconds,
-        "metrics": manifest.provenance.metrics,
-    }
-    context.watch(manifest.stage, event)
-    return Built(manifest=manifest, uri=uri, cached=False)
 
 
 def _check_not_stopped(context: BuildContext, stage: str) -> None:
@@ -96,7 +84,6 @@ def _check_not_stopped(context: BuildContext, stage: str) -> None:
 
 def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRelay") -> FlowRun:
     """Return the flow run that builds the request. Retries while Prefect is away."""
-    patience = _OutageTimer(context, request, relay)
     while True:
         try:
             with quick_client() as client:
@@ -106,7 +93,7 @@ def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRel
             check_pool(context.placement.pool or "")
             raise
         except NOT_ANSWERING as error:
-            patience.spend(error)
+            relay.wait_out(error)
 
 
 def _follow(
@@ -117,7 +104,6 @@ def _follow(
     While Prefect does not respond, look for the artifact in the store; if it is found return None.
     Raises TransientStageError if the run was deleted.
     """
-    patience = _OutageTimer(context, request, relay)
     with quick_client() as client:
         while True:
             try:
@@ -133,10 +119,9 @@ def _follow(
                 # Workers build without Prefect, so the stage may be finished during an outage.
                 if _is_there(context, request):
                     return None
-                patience.spend(error)
+                relay.wait_out(error)
                 continue
             relay.report(run)
-            patience.renew()
             if run.state is not None and run.state.is_final():
                 return run
             # Wakes up at once when the run is stopped, unlike time.sleep.
@@ -177,42 +162,16 @@ def _check_ended(request: StageRequest, run: FlowRun | None) -> None:
         )
 
 
-class _OutageTimer:
-    """The time since Prefect's last response, limited to PATIENCE."""
-
-    def __init__(
-        self, context: BuildContext, request: StageRequest, relay: "_ProgressRelay"
-    ) -> None:
-        self._context = context
-        self._request = request
-        self._relay = relay
-        self._answered = time.monotonic()
-
-    def renew(self) -> None:
-        """Restart the time: Prefect has responded."""
-        self._answered = time.monotonic()
-
-    def spend(self, error: Exception) -> None:
-        """Wait until the next try.
-
-        Raises TransientStageError after PATIENCE, StageInterrupted if the run is being stopped.
-        """
-        self._relay.say(f"Prefect does not answer ({_first_line(error)}); retrying")
-        if time.monotonic() - self._answered > PATIENCE:
-            raise TransientStageError(
-                f"{self._request.ref.name}: Prefect did not answer for an hour",
-                hint="start or check its server: `nanochat up`",
-            ) from error
-        self._context.stop.wait(SECONDS_BETWEEN_LOOKS)
-        _check_not_stopped(self._context, self._request.stage)
-
-
 class _ProgressRelay:
-    """Events about the flow run's states and the remote job's progress, without repetitions."""
+    """Events about the flow run's states and the remote job's progress, without repetitions.
+
+    Limits how long Prefect may not respond.
+    """
 
     def __init__(self, context: BuildContext, request: StageRequest) -> None:
         self._context = context
         self._request = request
+        self._answered = time.monotonic()  # when Prefect last responded
         self._said = ""
         self._next = 0.0
         self._step = -1
@@ -223,8 +182,23 @@ class _ProgressRelay:
             self._said = text
             self._context.watch(self._request.stage, {"kind": "waiting", "text": text})
 
+    def wait_out(self, error: Exception) -> None:
+        """Wait until the next try, since Prefect did not respond.
+
+        Raises TransientStageError after PATIENCE, StageInterrupted if the run is being stopped.
+        """
+        self.say(f"Prefect does not answer ({_first_line(error)}); retrying")
+        if time.monotonic() - self._answered > PATIENCE:
+            raise TransientStageError(
+                f"{self._request.ref.name}: Prefect did not answer for an hour",
+                hint="start or check its server: `nanochat up`",
+            ) from error
+        self._context.stop.wait(SECONDS_BETWEEN_LOOKS)
+        _check_not_stopped(self._context, self._request.stage)
+
     def report(self, run: FlowRun) -> None:
         """Report the run's state when it changes, and progress every few seconds."""
+        self._answered = time.monotonic()
         state = state_name(run)
         if run.state_type in LIVE:
             wait = "; no worker has taken it" if state == "Late" else ""

@@ -12,7 +12,7 @@ from prefect.runtime import flow_run
 
 from flows.artifacts.cache import fetch
 from flows.artifacts.runs import Run, RunRecord, name_in, new_run
-from flows.build.build import BuildContext, Built, reserve_found
+from flows.build.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import cancellable
@@ -144,9 +144,7 @@ def run_pipeline(
 def _reused(context: BuildContext, manifest: Manifest) -> Built:
     """Return an artifact that is used for its stage. Raises what `reserve_found` raises."""
     context.wait_for_store(manifest.stage)(lambda: reserve_found(context, [manifest]))
-    uri = f"{context.store.url}/{manifest.ref.manifest_key}"
-    context.watch(manifest.stage, {"kind": "cached", "uri": uri})
-    return Built(manifest=manifest, uri=uri, cached=True)
+    return reuse(context, manifest)
 
 
 def _results(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]:

@@ -31,7 +31,7 @@ from flows.identity.ref import short
 from flows.orchestration.client import quick_client
 from flows.render.events import Loop, describe, interval, is_end
 from flows.render.loss_curve import LossCurves, png_url
-from flows.render.text import escaped, fenced, key_of
+from flows.render.text import key_of
 from flows.stages import Stage
 from nanochat_core.runtime.progress import read_events
 
@@ -178,7 +178,7 @@ class StagePage:
     """The events of a stage on Prefect's pages.
 
     They become log lines and a progress bar; at the end a table of metrics and a picture of the
-    loss; after a failure a page with the reason and what to do.
+    loss.
     """
 
     def __init__(self, stage: Stage, *, run: str) -> None:
@@ -271,9 +271,6 @@ class StagePage:
         for part in (event["log_tail"], event.get("hint")):
             if part:
                 self._log(part, logging.ERROR)
-        last_seen = str(self._loop) if self._loop else None
-        text = failure_text(self._stage, event, last_seen=last_seen)
-        self._writer.show("failure", "markdown", text, about=event["error"])
 
     def _show_curve(self) -> None:
         shown = self._curves.shown()
@@ -288,7 +285,6 @@ class StagePage:
             self._writer.send(draw)
 
 
-_MOST_LOG = 20_000  # characters of a log's end that a failure page shows
 _INTERVAL = "95 % interval"
 
 
@@ -305,24 +301,6 @@ def metric_rows(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _rounded(value: Any) -> Any:
     """Round a float to 6 significant digits; return everything else unchanged."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def failure_text(stage: str, event: Mapping[str, Any], *, last_seen: str | None) -> str:
-    """Return a failure as markdown; `event` is of kind `failed`, `last_seen` its last progress."""
-    parts = [f"# {stage} failed", fenced(escaped(event["error"]))]
-    if last_seen is not None:
-        parts.append(f"It was last seen at {last_seen}.")
-    if hint := event.get("hint"):
-        steps = hint.replace("; ", "\n")  # lines are not folded
-        parts += ["**What to do**", fenced(escaped(steps))]
-    if event["log_tail"]:
-        tail = escaped(event["log_tail"][-_MOST_LOG:])
-        parts += ["**The end of the failing rank's log**", fenced(tail)]
-    parts.append(
-        "Finished stages and saved checkpoints are stored. To resume from them, press *Retry* on "
-        "the flow run's page, or start the same run again."
-    )
-    return "\n\n".join(parts) + "\n"
 
 
 def resumed_text(manifest: Manifest) -> str | None:

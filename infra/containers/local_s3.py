@@ -18,6 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.launch.rendezvous import find_port
 from nanochat_core.errors import NanochatError, StoreError
 
 BUCKET = "nanochat"
@@ -53,7 +54,7 @@ def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
 
     Raises StoreError if it does not come up.
     """
-    port = port or free_port()
+    port = port or find_port()
     _check_free(port)
     data.mkdir(parents=True, exist_ok=True)
     command = [str(Path(sys.executable).parent / "ministack")]
@@ -97,13 +98,6 @@ def server_environment(data: Path, port: int) -> dict[str, str]:
         "SFTP_ENABLED": "0",
         "LOG_LEVEL": "WARNING",
     }
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _check_free(port: int) -> None:

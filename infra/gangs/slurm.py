@@ -20,24 +20,11 @@ _UNAVAILABLE = re.compile(
 # Jobs inherit the environment. A supervisor on a node would kill one with these as its own orphan.
 _OF_THIS_PROCESS = ("NANOCHAT_STACK", "PREFECT__FLOW_RUN_ID")
 # Of Slurm's states; in any other, such as COMPLETING or STAGE_OUT, the job has not ended.
+_QUEUED = "PENDING CONFIGURING REQUEUED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT"
+_FAILED = "FAILED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED"
 _PHASES: dict[str, Phase] = {
-    **dict.fromkeys(
-        ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"),
-        "queued",
-    ),
-    **dict.fromkeys(
-        (
-            "FAILED",
-            "TIMEOUT",
-            "NODE_FAIL",
-            "OUT_OF_MEMORY",
-            "BOOT_FAIL",
-            "DEADLINE",
-            "PREEMPTED",
-            "REVOKED",
-        ),
-        "failed",
-    ),
+    **dict.fromkeys(_QUEUED.split(), "queued"),
+    **dict.fromkeys(_FAILED.split(), "failed"),
     "COMPLETED": "finished",
     "CANCELLED": "cancelled",
 }

@@ -78,7 +78,7 @@ def mirror(
         return is_committed or (not ended.is_set() and is_written(directory))
 
     def look() -> None:
-        with _reporting_errors(checkpoints, on_error):
+        with reporting_errors(checkpoints, on_error):
             directory = _newest(checkpoints, is_ready)
             if directory is None or (directory, _commit_time(directory)) in sent or skip(directory):
                 return
@@ -96,7 +96,7 @@ def mirror(
 
 
 @contextlib.contextmanager
-def _reporting_errors(
+def reporting_errors(
     checkpoints: Path, on_error: Callable[[NanochatError], None]
 ) -> Generator[None]:
     """Pass errors in the block to `on_error` instead of raising them; an upload may be given up."""

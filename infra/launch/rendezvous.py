@@ -5,11 +5,9 @@ The scheduler that started the machines has numbered them, and says so in its va
 2 and 3. So rank 0, which writes the job's files, is always on node 0.
 """
 
-import fcntl
 import os
 import re
 import socket
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -17,7 +15,6 @@ from urllib.parse import urlsplit
 from nanochat_core.errors import ConfigError
 
 SECONDS_TO_JOIN = 120  # from the first machine's torchrun to the last one's
-_SIOCGIFADDR = 0x8915
 _NOWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737); nothing is sent to it
 _ALONE = "127.0.0.1"
 
@@ -212,15 +209,10 @@ def find_interface(address: str) -> str | None:
 
 def _interfaces() -> Iterator[tuple[str, str]]:
     """Yield names and IPv4 addresses of this machine's network interfaces."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            # struct ifreq: the name takes 16 bytes with its end, the address is at offset 20.
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:  # it has none, or this is no Linux
-                continue
-            yield name, socket.inet_ntoa(answer[20:24])
+    import psutil  # slow to import, and few commands need it
+
+    for name, addresses in psutil.net_if_addrs().items():
+        yield from ((name, a.address) for a in addresses if a.family == socket.AF_INET)
 
 
 def _address_toward(target: str) -> str:

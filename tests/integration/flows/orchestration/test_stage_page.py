@@ -129,23 +129,16 @@ def test_a_run_that_fails_and_resumes_is_shown_from_its_curve_to_its_cause(
 
 def check_failed(pages: Pages, name: str) -> None:
     shown = pages.artifacts(name)
-    failure = shown["toy-training-failure"]
-    assert failure["type"] == "markdown"
-    assert failure["task_run_id"] is not None
-    for part in (
-        "# training failed",
-        "training failed on rank 0: ValueError: the machine is on fire",
-        'raise ValueError("the machine is on fire")',  # of the traceback in the rank's log
-        "python -P -m nanochat_core.worker /",
-        "step 7/10",
-    ):
-        assert part in failure["data"]
     assert shown["toy-training-progress"]["data"] < 100
     assert "| data | built |" in shown["toy-artifacts"]["data"]  # what there is by now
     lines = pages.logs(name, "replay it with: python -P -m nanochat_core.worker")
     errors = [line["message"] for line in lines if line["level"] == logging.ERROR]
     assert any(text.startswith("training: failed: training failed on rank 0") for text in errors)
-    assert any("Traceback" in text for text in errors)
+    for part in (
+        'raise ValueError("the machine is on fire")',  # of the traceback in the rank's log
+        "replay it with: python -P -m nanochat_core.worker /",
+    ):
+        assert any(part in text for text in errors)
     run = pages.task_run(name, "training")
     assert f"run:{name}" in run["tags"]
     assert any(tag.startswith("stage:training/") for tag in run["tags"])

@@ -1,8 +1,6 @@
-"""What is said of one stage: how far it is, what it measured, why it failed."""
+"""What is said of one stage: how far it is, what it measured."""
 
-from typing import Any
-
-from flows.orchestration.stage_page import failure_text, metric_rows
+from flows.orchestration.stage_page import metric_rows
 from flows.render.events import Loop
 from flows.render.table import markdown_table
 from flows.render.text import fenced
@@ -42,42 +40,6 @@ def test_metrics_without_intervals_have_no_column_of_them() -> None:
         {"metric": "compile", "value": False},
     ]
     assert metric_rows({}) == []
-
-
-def failed(**more: Any) -> dict[str, Any]:
-    return {"kind": "failed", "error": "sft failed on rank 1: ValueError: no", "hint": None} | more
-
-
-def test_a_failure_shows_the_error_what_to_do_and_the_end_of_the_log() -> None:
-    event = failed(
-        hint="its log is a.log; replay it with: worker job.json", log_tail="Traceback\nValueError"
-    )
-    text = failure_text("sft", event, last_seen="step 5 of 24, loss 2.1")
-    for part in (
-        event["error"],
-        "\nreplay it with: worker job.json\n",
-        event["log_tail"],
-        "step 5 of 24, loss 2.1",
-    ):
-        assert part in text
-
-
-def test_what_a_log_holds_is_never_markdown_nor_moves_a_terminal() -> None:
-    event = failed(log_tail="```\n# not a heading\n````\n\x1b[31m\u202egnp.exe")
-    text = failure_text("sft", event, last_seen=None)
-    assert "\x1b" not in text
-    assert "\u202e" not in text
-    lines = text.splitlines()
-    opening = next(i for i, line in enumerate(lines) if line == "`````text")
-    closing = lines.index("`````")
-    assert opening < lines.index("# not a heading") < closing
-    assert "What to do" not in text
-
-
-def test_a_log_of_megabytes_shows_its_end() -> None:
-    text = failure_text("sft", failed(log_tail="x" * 10**6 + "the end"), last_seen=None)
-    assert len(text) < 30_000
-    assert "the end" in text
 
 
 def test_a_block_is_longer_than_any_fence_inside() -> None:
