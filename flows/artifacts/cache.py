@@ -16,9 +16,8 @@ import os
 import re
 import shutil
 import threading
-import time
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,13 +28,12 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.leases import file_lock
 from infra.storage.base import OnBytes, Store, ignore_bytes
-from infra.storage.files import writing
+from infra.storage.files import try_flock, writing
 from nanochat_core.errors import ArtifactError
 
 _NAME = re.compile(r"\.?(?P<name>[0-9a-f]{12}-[0-9a-f]{12})(\.new|\.used|\.lock)?")
 _LEAVING = re.compile(r"\.[0-9a-f]{12}-[0-9a-f]{12}\.[0-9a-f]{32}\.old")
 _BLOCK = 512  # bytes; st_blocks counts in these on every file system
-_SECONDS_BETWEEN_TRIES = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +178,11 @@ def fetch(
     directory = cache.use(manifest)
     entry = _Entry(directory=directory)
     if not _is_whole(manifest, directory):
-        with _fetching(entry.lock, on_bytes), writing(directory, ArtifactError):
+        with (
+            # While another process fetches it, a caller that is to stop raises in `on_bytes`.
+            file_lock.hold(entry.lock, lambda owner: on_bytes(0)),
+            writing(directory, ArtifactError),
+        ):
             _complete(store, manifest, entry, on_bytes)
         # After the fetch, when the size on disk is known. This artifact is in use and stays.
         cache.make_room()
@@ -275,11 +277,8 @@ def _drop(entry: _Entry) -> bool:
     with contextlib.ExitStack() as stack:
         descriptor = os.open(entry.used, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         stack.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        if not _is_at(descriptor, entry.used):  # another process removed the artifact meanwhile
+        # The second: another process removed the artifact meanwhile.
+        if not try_flock(descriptor) or not _is_at(descriptor, entry.used):
             return False
         # Renamed first: a crash during rmtree must not leave a half under the artifact's name.
         leaving = entry.leaving
@@ -315,15 +314,3 @@ def _is_at(descriptor: int, path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     return False
-
-
-@contextlib.contextmanager
-def _fetching(path: Path, on_bytes: OnBytes) -> Generator[None]:
-    """Hold the lock at `path`; wait while another process fetches the same artifact."""
-    while True:
-        with file_lock.try_hold(path) as is_held:
-            if is_held:
-                yield
-                return
-        on_bytes(0)  # a caller that is to stop raises here
-        time.sleep(_SECONDS_BETWEEN_TRIES)

@@ -5,7 +5,6 @@ it lacks, each in one step.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 from collections.abc import Callable, Generator, Sequence
@@ -16,6 +15,7 @@ from flows.artifacts.transfer import Place, fetch_verified, files_below, find_mi
 from flows.identity.manifest import File, Manifest
 from flows.render.text import listed
 from infra.storage.base import OnBytes, Store
+from infra.storage.files import try_flock
 from nanochat_core.errors import ArtifactError, ConfigError
 
 _SCRATCH = ".nanochat-fetch"  # inside an existing directory: it may be a mount point
@@ -138,12 +138,10 @@ def _scratch_of(target: Path) -> Generator[Path]:
     # The lock is on the directory itself, so no lock file appears in a person's directory.
     descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_flock(descriptor):
             raise ConfigError(
                 f"another process is fetching into {target}", hint="wait until it has ended"
-            ) from None
+            )
         yield scratch
         shutil.rmtree(scratch)  # not in `finally`: after an error it is resumed
     finally:

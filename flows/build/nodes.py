@@ -11,7 +11,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -81,27 +81,23 @@ def build_share(
             return follower.join()
 
 
-@contextlib.contextmanager
-def _locked(follower: "_Follower") -> Generator[None]:
+def _locked(follower: "_Follower") -> contextlib.AbstractContextManager[None]:
     """Hold the fingerprint's lock in this home. Raises StageError if another process keeps it."""
     # No lease guards the work directory of a follower: two nodes that share a home by mistake would
     # write into the same one.
-    context, identity = follower.context, follower.identity
-    path = file_lock.lock_path(context.work, identity.ref)
-    grace = context.placement.resources.grace_seconds
+    context, grace = follower.context, follower.context.placement.resources.grace_seconds
     deadline = time.monotonic() + grace + _SECONDS_FOR_THE_LOCK
-    while True:
-        with file_lock.try_hold(path) as is_held:
-            if is_held:
-                yield
-                return
-            owner = file_lock.find_owner(path)
+
+    def wait(owner: file_lock.Owner | None) -> None:
         if time.monotonic() > deadline:
             raise StageError(
-                f"node {follower.node} works in {context.placement.home}, as {owner} does",
+                f"node {follower.node} works in {context.placement.home}, as "
+                f"{owner or 'another process'} does",
                 hint="give each node a home of its own: --home, or NANOCHAT_HOME",
             )
         follower.pause()
+
+    return file_lock.hold(file_lock.lock_path(context.work, follower.identity.ref), wait)
 
 
 class _Follower:

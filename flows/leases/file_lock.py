@@ -19,7 +19,7 @@ from typing import IO
 
 from flows.frozen import frozen
 from flows.identity.ref import ArtifactRef
-from infra.storage.files import writing
+from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
 from nanochat_core.runtime.process_start import boot_id
 
@@ -68,17 +68,13 @@ def home_id(home: Path) -> str:
 def hold(path: Path, on_wait: Callable[[Owner | None], None]) -> Generator[None]:
     """Hold the lock at `path` while the block runs; wait while another process has it.
 
-    `on_wait` is called once for each owner that is waited for; None means an owner that has not
+    `on_wait` is called with the owner at each try, and may raise; None means an owner that has not
     written its note yet. A caller that waited must look again for what it needs: the owner before
     may have made it. Raises StageError if the lock file cannot be written.
     """
-    reported: set[Owner | None] = set()
     with _open(path) as file:
-        while not _try_lock(file, fcntl.LOCK_EX):
-            owner = _read_owner(path)
-            if owner not in reported:
-                reported.add(owner)
-                on_wait(owner)
+        while not try_flock(file):
+            on_wait(_read_owner(path))
             time.sleep(_SECONDS_BETWEEN_TRIES)
         with _owning(file, path):
             yield
@@ -91,7 +87,7 @@ def try_hold(path: Path) -> Generator[bool]:
     Does not wait. Raises StageError if the lock file cannot be written.
     """
     with _open(path) as file:
-        if _try_lock(file, fcntl.LOCK_EX):
+        if try_flock(file):
             with _owning(file, path):
                 yield True
         else:
@@ -104,7 +100,7 @@ def find_owner(path: Path) -> Owner | None:
         with path.open(encoding="utf-8") as file:
             for _ in range(_TRIES_FOR_A_NOTE):
                 # Shared: two processes that look at once do not take each other for an owner.
-                if _try_lock(file, fcntl.LOCK_SH):
+                if try_flock(file, fcntl.LOCK_SH):
                     return None
                 if owner := _read_owner(path):
                     return owner
@@ -130,14 +126,6 @@ def _owning(file: IO[str], path: Path) -> Generator[None]:
         yield
     finally:
         file.truncate(0)  # before the release, so that no later reader finds a former owner
-
-
-def _try_lock(file: IO[str], kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write_owner(file: IO[str]) -> None:

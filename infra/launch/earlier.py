@@ -6,14 +6,13 @@ its GPU, for ever.
 """
 
 import contextlib
-import fcntl
 import math
 import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import IO
 
+from infra.storage.files import try_flock
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.runtime.process_start import ProcessRef, kill
@@ -42,7 +41,7 @@ def earlier_workers_ended(
         since: dict[ProcessRef | None, float] = {}  # None: a holder that has not written its name
         while True:
             for path, file in list(pending.items()):
-                if _try_lock(file):
+                if try_flock(file):
                     del pending[path]
                 else:
                     _look_at_holder(path, since, limit, log)
@@ -79,14 +78,6 @@ def _look_at_holder(
             f"{holder or 'a process'} of an earlier attempt has not ended after {seconds:g} s and "
             f"cannot be killed from here; find it with: fuser {path}"
         )
-
-
-def _try_lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _kill(holder: ProcessRef) -> bool:

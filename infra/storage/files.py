@@ -1,10 +1,12 @@
-"""Digests of local files, and one-line errors for a disk that refuses."""
+"""Digests and locks of local files, and one-line errors for a disk that refuses."""
 
 import contextlib
+import fcntl
 import hashlib
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
 from nanochat_core.errors import NanochatError, StoreError, reason_of
 
@@ -13,6 +15,15 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a local file as 64 hex digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def try_flock(file: IO[Any] | int, kind: int = fcntl.LOCK_EX) -> bool:
+    """Lock an open file unless a process has it locked; return whether it is locked now."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

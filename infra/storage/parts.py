@@ -5,7 +5,6 @@ This module knows neither the network nor S3: the directory store fetches in the
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from infra.storage.files import writing_to
+from infra.storage.files import try_flock, writing_to
 from nanochat_core.runtime.process_start import boot_id
 
 PART = 16 << 20  # bytes
@@ -177,9 +176,7 @@ def _open_alone(final: Path, tag: str) -> tuple[int, Path]:
                 path.unlink()  # its process died when it was read-only already, but not renamed
                 continue
             # The lock ends with its process, so a killed fetch never blocks the next one.
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_flock(descriptor):
                 os.close(descriptor)
                 break
             # Its earlier owner may have renamed it to its final name between open and lock.

@@ -1,6 +1,7 @@
 """`nanochat push`: copy artifacts to another store, with the run records that name them."""
 
 import contextlib
+import functools
 import hashlib
 import time
 from collections.abc import Generator, Sequence
@@ -91,6 +92,7 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
     ways = hashlib.sha256(f"{source.url} {target.url}".encode()).hexdigest()[:12]
     scratch = place.home_path / "push" / ways
 
+    @functools.cache  # once for each owner
     def say_who(owner: file_lock.Owner | None) -> None:
         print_note(f"waiting: {owner or 'another process'} pushes to {target.url}")
 
