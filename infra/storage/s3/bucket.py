@@ -5,6 +5,7 @@ versions are compared here: the caller of a fetch checks the digest of the bytes
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -69,6 +70,11 @@ class Bucket:
         """Return the checksum that is sent with small bodies."""
         # Every server that speaks S3 knows MD5; only AWS is sure to know SHA-256.
         return self._settings.checksum or ("sha256" if self.is_aws else "md5")
+
+    @property
+    def checksum_of_parts(self) -> Checksum:
+        """Return the checksum of large bodies, if the store knows it: see `begin_upload`."""
+        return self.checksum if self._settings.checksum or self.is_aws else "crc32"
 
     @property
     def where(self) -> Where:
@@ -181,29 +187,29 @@ class Bucket:
         with contextlib.suppress(ObjectNotFound):
             self._ask("delete_object", key)
 
-    def begin_upload(self, key: str, checksum: Checksum) -> str:
-        """Begin a multipart upload; return its id."""
-        answer = self._ask("create_multipart_upload", key, algorithm_of(checksum))
-        return field_of(answer, "UploadId")
+    def begin_upload(self, key: str, checksum: Checksum) -> tuple[str, Checksum]:
+        """Begin a multipart upload; return its id, and the checksum that its parts are to carry.
+
+        That is `checksum` if the store repeats its name, as one that checks it does. One that
+        ignores or refuses it gets the checksum of small bodies.
+        """
+        begin = functools.partial(self._ask, "create_multipart_upload", key)
+        try:
+            answer = begin(algorithm_of(checksum))
+        except ErrorResponse as error:
+            if error.is_passing or checksum == self.checksum:
+                raise
+            answer = begin(algorithm_of(self.checksum))
+        is_known = answer.get("ChecksumAlgorithm") == checksum.upper()
+        return field_of(answer, "UploadId"), checksum if is_known else self.checksum
 
     def put_part(
-        self,
-        key: str,
-        upload: str,
-        part: Part,
-        data: bytes,
-        checksum: Checksum,
-        *,
-        claim: bytes | None = None,
+        self, key: str, upload: str, part: Part, data: bytes, checksum: Checksum
     ) -> Mapping[str, Any]:
-        """Upload a part; return its entry for `complete_upload`. `claim` as in `put`."""
+        """Upload a part; return its entry for `complete_upload`."""
         number = part.index + 1  # S3 counts parts from 1
-        sums = checksum_of(data if claim is None else claim, checksum)
-        answer = self._ask(
-            "upload_part",
-            key,
-            {"UploadId": upload, "PartNumber": number, "Body": data, **sums},
-        )
+        body = {"Body": data, **checksum_of(data, checksum)}
+        answer = self._ask("upload_part", key, {"UploadId": upload, "PartNumber": number, **body})
         # An upload announced with a checksum algorithm is completed with the sum of every part.
         names = ("ETag", "ChecksumSHA256", "ChecksumCRC32")
         return {"PartNumber": number, **{name: answer[name] for name in names if name in answer}}

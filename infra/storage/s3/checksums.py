@@ -1,8 +1,8 @@
 """Checksums sent with a request's body, so that the store can detect damage on the way.
 
 Every S3-compatible server knows MD5; only AWS is sure to know the others. CRC-32 takes a fifth of
-MD5's time on both sides, which matters for large bodies, so those get it where a probe shows that
-the store checks it.
+MD5's time on both sides, which matters for large bodies, so those get it where the store says that
+it knows it.
 """
 
 import base64

@@ -2,12 +2,11 @@
 
 import contextlib
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from infra.storage.base import ObjectNotFound, Retry
+from infra.storage.base import ObjectNotFound
 from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
@@ -17,8 +16,6 @@ from nanochat_core.errors import StoreError
 ROUNDS = 3  # tries of a whole upload that the store loses
 _FORGOTTEN = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 _T = TypeVar("_T")
-_BODY = b"whole"  # of a probe
-_PART = Part(index=0, start=0, length=len(_BODY))
 # (upload, part, checksum) -> the part's entry in the request that completes the upload
 Send: TypeAlias = Callable[[str, Part, Checksum], Mapping[str, Any]]
 
@@ -45,12 +42,13 @@ class Uploads:
         self._pool = pool
         self._retry = retry
 
-    def send(self, key: str, size: int, send: Send, *, checksum: Checksum) -> None:
+    def send(self, key: str, size: int, send: Send) -> None:
         """Write an object of `size` bytes in parts that `send` writes. Raises StoreError."""
         for left in reversed(range(ROUNDS)):
             # The last round uses the checksum of small bodies, in case the other one is the cause.
+            checksum = self._bucket.checksum_of_parts if left else self._bucket.checksum
             try:
-                self._send_once(key, size, send, checksum if left else self._bucket.checksum)
+                self._send_once(key, size, send, checksum)
             except _Forgotten as error:
                 if not left:
                     raise StoreError(
@@ -64,12 +62,12 @@ class Uploads:
         parts = plan_parts(size, length=part_length(size))
         # Needed to recognise our own object if the answer to the completion is lost.
         before = self._retry(f"look at {key}", lambda: self._find(key))
-        upload = self._retry(f"put {key}", lambda: self._bucket.begin_upload(key, checksum))
+        upload, agreed = self._retry(f"put {key}", lambda: self._bucket.begin_upload(key, checksum))
         tags: dict[int, Mapping[str, Any]] = {}
 
         def work(part: Part, stop: threading.Event) -> None:
             tags[part.index] = self._retry(
-                f"put {key}", lambda: send(upload, part, checksum), stop=stop
+                f"put {key}", lambda: send(upload, part, agreed), stop=stop
             )
 
         try:
@@ -117,37 +115,3 @@ class Uploads:
             return self._bucket.head(key)
         except ObjectNotFound:
             return None
-
-
-def checks_parts(bucket: Bucket, kind: Checksum, *, under: str, retry: Retry) -> bool:
-    """Return whether the store takes parts with this checksum and refuses a damaged part.
-
-    Raises StoreError or ObjectNotFound if it cannot do one of the requests.
-    """
-    key = f"{under}/{uuid.uuid4().hex}/checksum"
-    upload = retry(lambda: bucket.begin_upload(key, kind))
-
-    def refuses_damage() -> bool:
-        try:
-            # Only a store that verifies the checksum refuses a part with that of other bytes.
-            bucket.put_part(key, upload, _PART, b"other", kind, claim=_BODY)
-        except ErrorResponse as error:
-            if error.is_passing and error.code != "BadDigest":
-                raise
-            return True
-        return False
-
-    is_complete = False
-    try:
-        if not retry(refuses_damage):
-            return False
-        sent = retry(lambda: bucket.put_part(key, upload, _PART, _BODY, kind))
-        retry(lambda: bucket.complete_upload(key, upload, [sent]))
-        is_complete = True
-        return retry(lambda: bucket.get(key)) == _BODY
-    finally:
-        with contextlib.suppress(StoreError):
-            if not is_complete:
-                retry(lambda: bucket.abort_upload(key, upload))
-        with contextlib.suppress(StoreError):  # also if only the answer of the completion was lost
-            retry(lambda: bucket.delete(key))

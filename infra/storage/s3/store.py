@@ -51,7 +51,7 @@ from infra.storage.s3.errors import (
     explain,
     with_retries,
 )
-from infra.storage.s3.multipart import Uploads, checks_parts
+from infra.storage.s3.multipart import Uploads
 from infra.storage.s3.settings import Settings, read_settings
 from nanochat_core.errors import StoreError
 
@@ -78,9 +78,7 @@ class S3Store:
         self.bucket = Bucket(name, prefix=prefix, settings=self.settings)
         self._retry_policy = retry_policy
         self._trying_conditions = threading.Lock()
-        self._trying_checksums = threading.Lock()
         self.faults: Sequence[str] | None = None  # of its conditional writes; None: not probed yet
-        self._checksum_of_parts: Checksum | None = None
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
 
     @property
@@ -174,7 +172,7 @@ class S3Store:
                 on_bytes(part.length)
                 return tag
 
-            self._uploads.send(key, size, send, checksum=self.checksum_of_parts())
+            self._uploads.send(key, size, send)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -238,23 +236,6 @@ class S3Store:
     @property
     def _uploads(self) -> Uploads:
         return Uploads(self.bucket, self._pool, retry=self._retry)
-
-    def checksum_of_parts(self) -> Checksum:
-        """Return the checksum for large bodies: the cheapest that the store is seen to check."""
-        if self._checksum_of_parts is None:
-            with self._trying_checksums:
-                if self._checksum_of_parts is None:
-                    self._checksum_of_parts = self._choose_checksum()
-        return self._checksum_of_parts
-
-    def _choose_checksum(self) -> Checksum:
-        if self.settings.checksum is not None or self.bucket.is_aws:
-            return self.bucket.checksum
-        # The probe is optional: uploads work with the other checksum.
-        with contextlib.suppress(StoreError, ObjectNotFound):
-            if checks_parts(self.bucket, "crc32", under=TRIALS, retry=self._retry_probe):
-                return "crc32"
-        return self.bucket.checksum
 
     def _retry_probe(self, request: Callable[[], _T]) -> _T:
         return self._retry("probe the store", request)

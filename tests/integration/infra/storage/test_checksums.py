@@ -1,4 +1,4 @@
-"""Large bodies carry the cheapest checksum that their store was seen to check."""
+"""Large bodies carry the cheapest checksum that their store knows."""
 
 from pathlib import Path
 
@@ -6,48 +6,47 @@ import pytest
 
 from infra.storage.s3.checksums import CHECKSUMS, Checksum, algorithm_of, checksum_of
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import PARTS, MakeFake, store_on, tried_store_on
+from tests.support.infra.storage.fixtures import PARTS, MakeFake, store_on
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 
 
-def test_a_store_that_checks_crc32_gets_it_and_keeps_nothing_of_the_trial(fake: FakeS3) -> None:
-    store = store_on(fake)
-    assert store.checksum_of_parts() == "crc32"
-    requests = len(fake.requests)
-    assert store.checksum_of_parts() == "crc32"
-    assert len(fake.requests) == requests, "it is tried once"
-    assert fake.objects == fake.uploads == {}
+def kinds_of_parts(fake: FakeS3) -> set[str]:
+    names = {"content-md5", "x-amz-checksum-sha256", "x-amz-checksum-crc32"}
+    parts = [r for r in fake.requests if r.verb == "PUT partNumber"]
+    return {name for part in parts for name in names & part.headers.keys()}
 
 
 @pytest.mark.parametrize(
-    "quirk", [Quirk.CHECKS_NO_CRC32, Quirk.CHECKS_NO_CHECKSUMS, Quirk.REFUSES_CRC32]
+    ("quirk", "kind"),
+    [
+        (None, "x-amz-checksum-crc32"),
+        (Quirk.CHECKS_NO_CRC32, "content-md5"),
+        (Quirk.CHECKS_NO_CHECKSUMS, "content-md5"),
+        (Quirk.REFUSES_CRC32, "content-md5"),
+    ],
 )
-def test_a_store_that_was_not_seen_to_check_it_gets_md5(make_fake: MakeFake, quirk: Quirk) -> None:
-    fake = make_fake(quirk)
-    assert store_on(fake).checksum_of_parts() == "md5"
-    assert fake.objects == fake.uploads == {}
+def test_parts_carry_crc32_where_the_store_knows_it(
+    make_fake: MakeFake, large: Path, quirk: Quirk | None, kind: str
+) -> None:
+    fake = make_fake(*[quirk] if quirk else [])
+    store_on(fake).upload("large", large)
+    assert kinds_of_parts(fake) == {kind}
+    assert fake.uploads == {}
 
 
 @pytest.mark.parametrize("kind", [Kind.LOSE, Kind.REFUSE_AFTER, Kind.RESET])
-def test_a_bad_day_is_not_taken_for_a_store_that_does_not_check(fake: FakeS3, kind: Kind) -> None:
-    fake.faults.append(Fault(kind=kind, verb="PUT partNumber", times=2))
-    assert store_on(fake).checksum_of_parts() == "crc32"
-
-
-@pytest.mark.parametrize("status", [500, 409])
-def test_a_store_that_stumbles_over_the_trial_every_time_gets_md5(
-    fake: FakeS3, status: int
+def test_a_bad_day_is_not_taken_for_a_store_that_does_not_know_it(
+    fake: FakeS3, large: Path, kind: Kind
 ) -> None:
-    fake.faults.append(
-        Fault(kind=Kind.REFUSE, verb="POST uploads", status=status, code="InternalError", times=8)
-    )
-    assert store_on(fake).checksum_of_parts() == "md5"
+    fake.faults.append(Fault(kind=kind, verb="POST uploads", times=2))
+    store_on(fake).upload("large", large)
+    assert kinds_of_parts(fake) == {"x-amz-checksum-crc32"}
 
 
 def test_a_store_that_cannot_put_such_parts_together_gets_md5_in_the_last_round(
     fake: FakeS3, large: Path, small_parts: int
 ) -> None:
-    store = tried_store_on(fake)
+    store = store_on(fake)
     fake.faults.append(
         Fault(kind=Kind.REFUSE, verb="POST uploadId", status=400, code="InvalidPart", times=2)
     )
@@ -58,12 +57,13 @@ def test_a_store_that_cannot_put_such_parts_together_gets_md5_in_the_last_round(
 
 
 @pytest.mark.parametrize("kind", CHECKSUMS)
-def test_what_a_person_asked_for_is_not_tried(
-    fake: FakeS3, monkeypatch: pytest.MonkeyPatch, kind: Checksum
+def test_parts_carry_what_a_person_asked_for(
+    fake: FakeS3, large: Path, monkeypatch: pytest.MonkeyPatch, kind: Checksum
 ) -> None:
     monkeypatch.setenv("NANOCHAT_S3_CHECKSUM", kind)
-    assert store_on(fake).checksum_of_parts() == kind
-    assert fake.requests == []
+    store_on(fake).upload("large", large)
+    name = "content-md5" if kind == "md5" else f"x-amz-checksum-{kind}"
+    assert kinds_of_parts(fake) == {name}
 
 
 def test_checksums_are_those_of_the_published_definitions() -> None:

@@ -22,7 +22,6 @@ from tests.support.infra.storage.fixtures import (
     PARTS,
     MakeFake,
     store_on,
-    tried_store_on,
 )
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
 
@@ -153,7 +152,7 @@ def test_a_store_without_ranges_is_refused_in_one_line(
     make_fake: MakeFake, large: Path, small_parts: int, tmp_path: Path
 ) -> None:
     fake = make_fake(Quirk.IGNORES_RANGES)
-    store = tried_store_on(fake)
+    store = store_on(fake)
     store.upload("large", large)
     fake.requests.clear()
     with pytest.raises(StoreError, match="answers a range request with the whole object"):
@@ -166,7 +165,7 @@ def test_a_store_without_ranges_is_refused_in_one_line(
 def test_a_part_that_comes_short_is_fetched_again(
     fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, kind: Kind
 ) -> None:
-    store = tried_store_on(fake)
+    store = store_on(fake)
     store.upload("large", large)
     fake.requests.clear()
     fake.faults.append(Fault(kind=kind, verb="GET", times=7))

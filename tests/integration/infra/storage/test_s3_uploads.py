@@ -13,7 +13,7 @@ from infra.storage.s3 import store as s3_store
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import PARTS, store_on, tried_store_on
+from tests.support.infra.storage.fixtures import PARTS, store_on
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Request
 from tests.support.infra.storage.s3_server import start_s3
 
@@ -21,7 +21,7 @@ from tests.support.infra.storage.s3_server import start_s3
 def test_an_upload_that_the_store_forgets_starts_over(
     fake: FakeS3, large: Path, small_parts: int
 ) -> None:
-    store = tried_store_on(fake)
+    store = store_on(fake)
     parts = iter(range(1000))
     answer = fake.answer
 
@@ -39,7 +39,7 @@ def test_an_upload_that_the_store_forgets_starts_over(
 def test_an_upload_that_the_store_forgets_every_time_is_given_up_and_leaves_nothing(
     fake: FakeS3, large: Path, small_parts: int
 ) -> None:
-    store = tried_store_on(fake)
+    store = store_on(fake)
     fake.faults.append(
         Fault(kind=Kind.REFUSE, verb="PUT partNumber", status=404, code="NoSuchUpload")
     )
@@ -63,7 +63,7 @@ def test_an_upload_that_fails_is_aborted(fake: FakeS3, large: Path, small_parts:
 def test_a_lost_answer_to_the_last_request_of_an_upload_is_no_failure(
     fake: FakeS3, large: Path, small_parts: int, kind: Kind
 ) -> None:
-    store = tried_store_on(fake)
+    store = store_on(fake)
     fake.faults.append(Fault(kind=kind, verb="POST uploadId", times=1))
     store.upload("large", large)
     assert fake.count("POST uploads") == fake.count("POST uploadId") == 1
@@ -144,7 +144,7 @@ def test_an_older_object_of_the_same_size_is_not_taken_for_the_upload(
 def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
     fake: FakeS3, large: Path, small_parts: int
 ) -> None:
-    store = tried_store_on(fake)
+    store = store_on(fake)
     answer = fake.answer
 
     def losing(request: Request) -> Answer:
@@ -164,11 +164,11 @@ def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
 def test_unfinished_uploads_are_dropped_by_the_stores_clock_and_only_our_own(fake: FakeS3) -> None:
     fake.now = lambda: time.time() - 50_000
     store = store_on(fake)
-    old = store.bucket.begin_upload("old", "md5")
+    old, _ = store.bucket.begin_upload("old", "md5")
     store.put("_trials/old", b"")
-    other = store_on(fake).bucket.begin_upload("old", "md5")
+    other, _ = store_on(fake).bucket.begin_upload("old", "md5")
     fake.now = lambda: time.time() - 40_000
-    new = store.bucket.begin_upload("new", "md5")
+    new, _ = store.bucket.begin_upload("new", "md5")
     assert store.abort_stale_uploads(older_than=20_000) == 0
     assert store.abort_stale_uploads(older_than=5_000) == 2
     assert set(fake.uploads) == {new, other}

@@ -183,8 +183,14 @@ class FakeS3:
 
     def _begin(self, request: Request) -> Answer:
         name = uuid.uuid4().hex
+        algorithm = request.headers.get("x-amz-checksum-algorithm")
+        if algorithm == "CRC32" and Quirk.REFUSES_CRC32 in self.quirks:
+            raise FakeError(400, "InvalidArgument")
         self.uploads[name] = (request.key, self.now(), {})
-        return _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
+        answer = _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
+        if algorithm and not {Quirk.CHECKS_NO_CRC32, Quirk.CHECKS_NO_CHECKSUMS} & self.quirks:
+            answer.headers["x-amz-checksum-algorithm"] = algorithm
+        return answer
 
     def _put_part(self, request: Request) -> Answer:
         data = self._body(request)

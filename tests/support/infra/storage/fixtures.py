@@ -49,14 +49,6 @@ def store_on(fake: FakeS3, *, retry_policy: RetryPolicy = IMPATIENT) -> S3Store:
     return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", retry_policy=retry_policy)
 
 
-def tried_store_on(fake: FakeS3) -> S3Store:
-    """An empty store that has been seen to check checksums; only what comes now is counted."""
-    store = store_on(fake)
-    assert store.checksum_of_parts() == "crc32"
-    fake.requests.clear()
-    return store
-
-
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a part, so that small objects go in parts."""
