@@ -218,7 +218,7 @@ def _reserve(context: BuildContext, ref: ArtifactRef) -> None:
     reserve(
         context.store,
         lambda: context.record(ref),
-        log=lambda text: context.watch(ref.stage, {"kind": "waiting", "text": text}),
+        log=context.log(ref.stage, "waiting"),
         pause=pause,
     )
 
@@ -244,7 +244,7 @@ def _make_claim(
         stop=context.stop,
         # With `redo` the artifact that exists is the one to replace: it must not end the wait.
         find=lambda: None if redo else find_usable(context, identity),
-        log=lambda text: context.watch(stage.name, {"kind": "waiting", "text": text}),
+        log=context.log(stage.name, "waiting"),
     )
 
 
@@ -358,8 +358,7 @@ def _publish(
     # since superseded, had other contents. Both show that the stage is not deterministic.
     differs = published.divergence or (published.manifest.divergences or (None,))[0]
     if differs is not None:
-        text = (
+        context.log(identity.stage, "warning")(
             f"{identity.stage} was built before with another result: {context.store.url}/{differs}"
         )
-        context.watch(identity.stage, {"kind": "warning", "text": text})
     return published

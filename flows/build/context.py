@@ -54,12 +54,16 @@ class BuildContext:
         """Return the directory of unfinished jobs: work/STAGE/FINGERPRINT each."""
         return self.placement.home / "work"
 
+    def log(self, stage: str, kind: str = "message") -> Callable[[str], None]:
+        """Return a function that sends a line as an event: a message, or `waiting` or `warning`."""
+        return lambda text: self.watch(stage, {"kind": kind, "text": text})
+
     def wait_for_store(self, stage: str, *, check: Callable[[], None] = lambda: None) -> StoreWait:
         """Return a callable that retries requests while the store is unavailable."""
         return StoreWait(
             self.store,
             stage,
-            report=lambda text: self.watch(stage, {"kind": "waiting", "text": text}),
+            report=self.log(stage, "waiting"),
             stop=self.stop,
             terms=self.terms,
             check=check,

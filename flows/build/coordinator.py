@@ -28,6 +28,7 @@ from flows.build.retry import is_retryable
 from flows.identity.manifest import File
 from flows.identity.ref import short
 from flows.leases.held_lease import HeldLease, LeaseTimings
+from flows.leases.outage import WaitLog
 from flows.render.text import duration
 from infra.launch.background import run_in_background
 from infra.launch.link import Link, LinkLost, accept_links
@@ -142,7 +143,7 @@ class Coordinator:
         limit), and the error of a node that cannot take part.
         """
         deadline = time.monotonic() + self._terms.meet
-        next_line = time.monotonic()
+        waiting = WaitLog(self._log, every=self._terms.say)
         while True:
             if said := self._said():
                 raise said[0]
@@ -163,10 +164,8 @@ class Coordinator:
                     f" --nodes {self._start.nodes}, with the same store",
                     log_tail="",
                 )
-            if time.monotonic() >= next_line:
-                next_line = time.monotonic() + self._terms.say
-                names = ", ".join(map(str, missing))
-                self._log(f"waiting: for node {names} of {self._start.nodes}")
+            names = ", ".join(map(str, missing))
+            waiting.say(names, f"waiting: for node {names} of {self._start.nodes}")
         with self._lock:
             self._start = replace(self._start, endpoint=f"{address}:{find_port()}")
             for peer in self._peers.values():
@@ -340,10 +339,7 @@ def lead(
         commit=checkpoints.commit_of(newest) if newest else "",
     )
     address = context.placement.address or own_address(toward=store_host(store.url))
-
-    def log(text: str) -> None:
-        context.watch(job.stage, {"kind": "waiting", "text": text})
-
+    log = context.log(job.stage, "waiting")
     coordinator = Coordinator(job, start, lease, terms=context.terms, log=log)
     # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.
     with socket.create_server((address if find_interface(address) else "", 0)) as listener:

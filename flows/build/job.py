@@ -6,7 +6,6 @@ flows/build/nodes.py.
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,11 @@ from flows.identity.fingerprint import Code, Identity, plugins_of
 from flows.identity.manifest import File, Manifest
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease
+from flows.leases.outage import WaitLog
 from flows.stages import Stage
 from infra.launch.mirror import mirror
 from infra.launch.torchrun import StageInterrupted, run_job
-from nanochat_core.errors import ConfigError, NanochatError, StageError, StoreError
+from nanochat_core.errors import ConfigError, StageError, StoreError
 from nanochat_core.job import Job, Result, digests_of
 from nanochat_core.section import Section
 
@@ -103,13 +103,8 @@ def report_building(stage: Stage, context: BuildContext, job: Job) -> None:
 
 def make_check(context: BuildContext, identity: Identity, job: Job, code: Code) -> CodeCheck:
     """Return a check that the job runs only code that its fingerprint covers."""
-    return CodeCheck(
-        identity,
-        job,
-        code,
-        strict=context.strict,
-        warn=lambda text: _warn(context, job, text),
-    )
+    warn = context.log(job.stage, "warning")
+    return CodeCheck(identity, job, code, strict=context.strict, warn=warn)
 
 
 def run_stage(
@@ -121,10 +116,7 @@ def run_stage(
     Raises LeaseLost if the lost lease ended it, and not the run's stop; NodeLost if another node
     did; CodeChanged if it ran other code than its fingerprint covers.
     """
-
-    def log(text: str) -> None:
-        context.watch(job.stage, {"kind": "message", "text": text})
-
+    log = context.log(job.stage)
     nodes, processes = nodes_of(stage, context), processes_of(stage, context)
     if (finished := find_finished(job)) is not None:
         log("an earlier attempt finished this job; its output is published")
@@ -262,19 +254,12 @@ def _mirror(
         with contextlib.suppress(StoreError):  # the next checkpoint prunes these steps too
             checkpoints.prune(context.store, job, sent=sent)
 
-    reported, next_report = "", 0.0
-
-    def warn(error: NanochatError) -> None:
-        nonlocal reported, next_report
-        now = time.monotonic()  # the mirror retries every second; the warning is not repeated
-        if str(error) != reported or now >= next_report:
-            reported, next_report = str(error), now + context.terms.say
-            _warn(context, job, f"checkpoint not stored: {error}")
-
+    # The mirror retries every second; the warning is not repeated.
+    warnings = WaitLog(context.log(job.stage, "warning"), every=context.terms.say)
     with mirror(
         job.checkpoints,
         send,
-        on_error=warn,
+        on_error=lambda error: warnings.say(str(error), f"checkpoint not stored: {error}"),
         skip=skip,
         is_written=coordinator.is_written if coordinator else lambda directory: False,
         is_stopping=is_stopping,
@@ -283,7 +268,3 @@ def _mirror(
             yield
         finally:
             has_ended = True
-
-
-def _warn(context: BuildContext, job: Job, text: str) -> None:
-    context.watch(job.stage, {"kind": "warning", "text": text})

@@ -39,6 +39,7 @@ from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
 from flows.leases.lease import LeaseHolder, find_holder
+from flows.leases.outage import WaitLog
 from flows.render.text import duration
 from flows.stages import Stage
 from infra.launch.background import run_in_background
@@ -174,7 +175,7 @@ class _Follower:
         heard = time.monotonic()
         # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
-        next_line = 0.0
+        waiting = WaitLog(self.context.log(self._stage.name, "waiting"), every=terms.say)
         while True:
             try:
                 if manifest := self._find():
@@ -198,15 +199,11 @@ class _Follower:
                     f"{duration(silence)}",
                     hint="start node 0 with the same store, then this one again",
                 )
-            if time.monotonic() >= next_line:
-                next_line = time.monotonic() + terms.say
-                self._report_waiting(holder)
+            owner = "not started yet"
+            if holder is not None:
+                owner = f"run {holder.record.run} on host {holder.host}"
+            waiting.say(owner, f"waiting: node {self.node} for node 0 ({owner})")
             self.pause()
-
-    def _report_waiting(self, holder: LeaseHolder | None) -> None:
-        owner = f"run {holder.record.run} on host {holder.host}" if holder else "not started yet"
-        text = f"waiting: node {self.node} for node 0 ({owner})"
-        self.context.watch(self._stage.name, {"kind": "waiting", "text": text})
 
     def _find(self) -> Manifest | None:
         return find_result(self.context, self.identity, force=self._lookup.redo)
@@ -229,6 +226,7 @@ class _Attempt:
         self._identity = identity
         self._link = link
         self._node = node
+        self._log = context.log(identity.stage)
         self._start: Start | None = None  # node 0's last message
         self._heard = threading.Event()  # `_start` is set, or the connection is lost
         self._started = threading.Event()  # `_start` has the rendezvous, or the attempt is over
@@ -259,7 +257,7 @@ class _Attempt:
                 is_refused = self._start is not None and self._start.refused is not None
                 if is_refused or not is_retryable(error):
                     raise
-                self._log("message", f"this attempt is over: {error}")
+                self._log(f"this attempt is over: {error}")
             except Exception as error:  # a bug, or a full disk: a retry would fail in the same way
                 name = type(error).__name__
                 self._say("ended", text=f"{name}: {error}", cause=name)
@@ -297,7 +295,7 @@ class _Attempt:
                 job,
                 start.step,
                 commit=start.commit,
-                log=lambda text: self._log("message", text),
+                log=self._log,
             )
         except ArtifactError as error:  # the next attempt's node 0 uploads it again
             raise TransientStageError(str(error), hint=error.hint) from error
@@ -308,13 +306,16 @@ class _Attempt:
         # torchrun's static rendezvous numbers ranks by node, so these are known before it starts.
         first = rendezvous.first_rank(processes)
         append_segment(job, processes=processes * start.nodes, nodes=start.nodes)
+        warnings = WaitLog(self._context.log(job.stage, "warning"), every=self._context.terms.say)
         with uploading_shards(
             self._context.store,
             job,
             range(first, first + processes),
             epoch=self.epoch,
             on_shard=lambda shard: self._say("ready", shard=shard),
-            on_error=lambda error: self._log("warning", f"checkpoint shard not stored: {error}"),
+            on_error=lambda error: warnings.say(
+                str(error), f"checkpoint shard not stored: {error}"
+            ),
         ):
             run_job(
                 job,
@@ -376,9 +377,6 @@ class _Attempt:
             shard=shard,
         )
         self._link.send(asdict(status))
-
-    def _log(self, kind: str, text: str) -> None:
-        self._context.watch(self._identity.stage, {"kind": kind, "text": text})
 
 
 def _cause_of(error: NanochatError) -> str:

@@ -18,7 +18,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import Claimant, LeaseHolder, find_holder
-from flows.leases.outage import not_reached
+from flows.leases.outage import WaitLog, not_reached
 from flows.leases.queue import DeviceSlot
 from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
@@ -60,7 +60,7 @@ def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
 
 
 def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
-    reporter = _WaitReporter(claim)
+    waiting = WaitLog(claim.log, every=claim.terms.say)
     pause = claim.terms.look
     next_look = time.monotonic()
     reached: float | None = None  # when the store last answered
@@ -75,11 +75,11 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
             if not is_free_here and time.monotonic() < next_look:
                 continue
             try:
-                found = _ask_store(claim, mine, reporter, is_free_here=is_free_here)
+                found = _ask_store(claim, mine, waiting, is_free_here=is_free_here)
                 reached, away_since = time.monotonic(), None
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
-                reporter.say_away(time.monotonic() - away_since, error)
+                waiting.say("store", not_reached(time.monotonic() - away_since, error))
                 found = None
             except StoreError:
                 # A refusal at the first contact is a wrong setting; a later one may pass.
@@ -111,7 +111,7 @@ def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
 
 
 def _ask_store(
-    claim: BuildClaim, held: contextlib.ExitStack, reporter: "_WaitReporter", *, is_free_here: bool
+    claim: BuildClaim, held: contextlib.ExitStack, waiting: WaitLog, *, is_free_here: bool
 ) -> HeldLease | Manifest | None:
     """Return the lease if it is free, else the artifact if it exists; else report who builds."""
     store, ref, terms = claim.store, claim.ref, claim.terms
@@ -132,37 +132,15 @@ def _ask_store(
     if manifest := claim.find():
         return manifest
     if builder is not None:  # else this waits for the device alone
-        reporter.say(builder)
+        waiting.say(*_describe(builder, terms))
     return None
 
 
-class _WaitReporter:
-    """Reports the builder waited for: when it changes, when it falls silent, and at intervals."""
-
-    def __init__(self, claim: BuildClaim) -> None:
-        self._log = claim.log
-        self._terms = claim.terms
-        self._said: tuple[str, int, bool] | None = None
-        self._when = 0.0
-
-    def say(self, builder: LeaseHolder | file_lock.Owner) -> None:
-        """Report the builder, unless the same line was reported just before."""
-        now = time.monotonic()
-        is_silent = isinstance(builder, LeaseHolder) and builder.age > self._terms.ttl / 2
-        # Step and age change with each look, so they do not make a line a new one.
-        said = (builder.host, builder.pid, is_silent)
-        if said != self._said or now - self._when >= self._terms.say:
-            self._said, self._when = said, now
-            expiry = (
-                f"; its lease expires {duration(self._terms.ttl)} after the last"
-                if is_silent
-                else ""
-            )
-            self._log(f"waiting: built by {builder}{expiry}")
-
-    def say_away(self, seconds: float, error: StoreUnavailable) -> None:
-        """Report that the store does not answer, unless that was reported just before."""
-        now = time.monotonic()
-        if self._said is not None or now - self._when >= self._terms.say or not seconds:
-            self._said, self._when = None, now
-            self._log(not_reached(seconds, error))
+def _describe(
+    builder: LeaseHolder | file_lock.Owner, terms: LeaseTimings
+) -> tuple[tuple[object, ...], str]:
+    """Return who builds and whether it is silent, and the line that says so."""
+    # Step and age change with each look, so they are no part of the subject.
+    is_silent = isinstance(builder, LeaseHolder) and builder.age > terms.ttl / 2
+    expiry = f"; its lease expires {duration(terms.ttl)} after the last" if is_silent else ""
+    return (builder.host, builder.pid, is_silent), f"waiting: built by {builder}{expiry}"

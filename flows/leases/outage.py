@@ -20,6 +20,26 @@ _GROWTH = 1.5  # backoff factor between two tries
 T = TypeVar("T")
 
 
+class WaitLog:
+    """Lines about what is waited for: one when that changes, else one at intervals. Thread-safe."""
+
+    def __init__(self, log: Callable[[str], None], *, every: float) -> None:
+        self._log = log
+        self._every = every  # seconds
+        self._lock = threading.Lock()
+        self._subject: object = None  # of the last line
+        self._next = 0.0
+
+    def say(self, subject: object, text: str) -> None:
+        """Log `text`, unless a line about the same subject was the last and is recent."""
+        now = time.monotonic()
+        with self._lock:
+            if subject == self._subject and now < self._next:
+                return
+            self._subject, self._next = subject, now + self._every
+        self._log(text)
+
+
 class StoreWait:
     """A retry loop for requests without an answer, for a run or a stage. Safe for many threads."""
 
@@ -35,12 +55,11 @@ class StoreWait:
     ) -> None:
         self._store = store
         self._name = name
-        self._send = report
+        # One line per interval for all threads: they all wait for the same store.
+        self._waiting = WaitLog(report, every=terms.say)
         self._stop = stop
         self._terms = terms
         self._check = check
-        self._lock = threading.Lock()
-        self._next_report = 0.0
 
     def __call__(self, action: Callable[[], T], /) -> T:
         """Return what `action` returns; while it raises StoreUnavailable, wait and call it again.
@@ -56,7 +75,7 @@ class StoreWait:
                 return action()
             except StoreUnavailable as error:
                 began = time.monotonic() if began is None else began
-                self._report(time.monotonic() - began, error)
+                self._waiting.say("store", not_reached(time.monotonic() - began, error))
                 if self._stop.wait(pause):
                     raise StageInterrupted(
                         f"{self._name} was stopped while it waited for {self._store.url}",
@@ -65,15 +84,6 @@ class StoreWait:
             # Another thread may have reached the store meanwhile and found the lease lost.
             self._check()
             pause = min(pause * _GROWTH, self._terms.longest_look)
-
-    def _report(self, seconds: float, error: StoreUnavailable) -> None:
-        # One line per interval for all threads: they all wait for the same store.
-        now = time.monotonic()
-        with self._lock:
-            if now < self._next_report:
-                return
-            self._next_report = now + self._terms.say
-        self._send(not_reached(seconds, error))
 
 
 def not_reached(seconds: float, error: StoreUnavailable) -> str:
