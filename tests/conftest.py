@@ -19,9 +19,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 from infra.prefect.access import AUTH, auth
 from infra.prefect.records import Server
-from infra.prefect.server import client_environment, ensure_server, stop_server, wait_for_server
+from infra.prefect.server import client_environment, stop_server, wait_for_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
+from tests.support.infra.prefect_server import ensure_server
 from tests.support.infra.storage.s3_server import S3Server, ensure_s3, stop_s3
 
 BUCKET = "nanochat"

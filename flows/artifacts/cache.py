@@ -20,8 +20,6 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from flows.artifacts.transfer import Place, fetch_verified, files_below, find_missing
 from flows.identity.manifest import Manifest
@@ -64,7 +62,7 @@ class _Entry:
         return self.directory.with_name(f".{self.directory.name}.{uuid.uuid4().hex}.old")
 
 
-class Cache:
+class Cache(contextlib.AbstractContextManager["Cache"]):
     """The cached artifacts in `directory`: at most `limit` bytes, not counting those in use.
 
     An artifact that was returned is in use until the cache is closed or the process ends. Use it as
@@ -77,15 +75,7 @@ class Cache:
         self._lock = threading.Lock()
         self._held: dict[Path, int] = {}  # plain descriptors: no garbage collector closes them
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -111,10 +111,10 @@ def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
     return Listing(artifacts=tuple(found), more=0, unread=tuple(unread))
 
 
-def list_artifact(store: Store, manifest: Manifest) -> Listing:
-    """Return a list of one artifact whose manifest is known."""
+def list_artifact(store: Store, ref: ArtifactRef) -> Listing:
+    """Return a list of one artifact."""
     unread: list[str] = []
-    listed = _list_known(store, manifest, names_of(store, unread=unread))
+    listed = _look_at(store, ref, names_of(store, unread=unread))
     return Listing(artifacts=(listed,), more=0, unread=tuple(unread))
 
 
@@ -155,28 +155,19 @@ def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Ite
 
 def _look_at(store: Store, ref: ArtifactRef, names: Names) -> Listed:
     """Return an artifact's row. A damaged record is noted in the row, not an error."""
+    manifest, revoked, problem = None, None, GONE
     try:
-        if manifest := find_manifest(store, ref):
-            return _list_known(store, manifest, names)
-        problem = GONE
+        if found := find_manifest(store, ref):
+            revoked = find_revoked(store, found)
+            manifest, problem = found, ""
     except ArtifactError as error:
         problem = str(error)
     return Listed(
         ref=ref,
-        manifest=None,
-        revoked=None,
+        manifest=manifest,
+        revoked=revoked,
         names=names.get(ref, ()),
         problem=problem,
-    )
-
-
-def _list_known(store: Store, manifest: Manifest, names: Names) -> Listed:
-    return Listed(
-        ref=manifest.ref,
-        manifest=manifest,
-        revoked=find_revoked(store, manifest),
-        names=names.get(manifest.ref, ()),
-        problem="",
     )
 
 

@@ -43,15 +43,8 @@ def sharing(
             why = f"publishing {identity.ref.name}"
             # A collection under way may be about to delete them; to upload is quicker than to wait.
             try:
-                stack.enter_context(
-                    pin(
-                        store,
-                        sorted(places),
-                        why=why,
-                        log=_ignore,
-                        pause=_do_not_wait,
-                    )
-                )
+                pinned = pin(store, sorted(places), why=why, log=lambda _: None, pause=_do_not_wait)
+                stack.enter_context(pinned)
             except _Collecting:
                 shared = {}
         yield shared
@@ -70,10 +63,6 @@ def find_shared(store: Store, shared: Shared, *, size: int, sha256: str) -> str 
 
 class _Collecting(Exception):
     """Garbage is being collected. Caught in `sharing`."""
-
-
-def _ignore(text: str) -> None:
-    """Report nothing, since nothing is waited for."""
 
 
 def _do_not_wait(seconds: float) -> None:

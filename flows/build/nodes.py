@@ -201,7 +201,7 @@ class _Follower:
                 )
             owner = "not started yet"
             if holder is not None:
-                owner = f"run {holder.record.run} on host {holder.host}"
+                owner = f"run {holder.record.run} on host {holder.record.host}"
             waiting.say(owner, f"waiting: node {self.node} for node 0 ({owner})")
             self.pause()
 

@@ -141,6 +141,7 @@ def _describe(
 ) -> tuple[tuple[object, ...], str]:
     """Return who builds and whether it is silent, and the line that says so."""
     # Step and age change with each look, so they are no part of the subject.
+    process = builder.record.owner if isinstance(builder, LeaseHolder) else builder
     is_silent = isinstance(builder, LeaseHolder) and builder.age > terms.ttl / 2
     expiry = f"; its lease expires {duration(terms.ttl)} after the last" if is_silent else ""
-    return (builder.host, builder.pid, is_silent), f"waiting: built by {builder}{expiry}"
+    return (process, is_silent), f"waiting: built by {builder}{expiry}"

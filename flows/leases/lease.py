@@ -85,16 +85,6 @@ class LeaseHolder:
     record: LeaseRecord
     age: float  # seconds since its last renewal
 
-    @property
-    def host(self) -> str:
-        """Return the machine it builds on."""
-        return self.record.host
-
-    @property
-    def pid(self) -> int:
-        """Return its process id on that machine."""
-        return self.record.pid
-
     def __str__(self) -> str:
         record = self.record
         step = f"step {record.step}/{record.total}, " if record.total else ""

@@ -69,21 +69,12 @@ def find_server(home: Path) -> Server | None:
     return server if server is not None and is_healthy(server) else None
 
 
-def ensure_server(home: Path, *, port: int = FIRST_PORT) -> Server:
+def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) -> Server:
     """Return the server of `home`; start it on `port` or the next free one unless it runs.
 
-    Raises ServerError if it does not come up.
-    """
-    server = start_server(home, port=port)
-    wait_for_server(home, server)
-    return server
-
-
-def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) -> Server:
-    """Like `ensure_server`, without waiting until it answers.
-
-    A new server requires the environment's password, else the home's own; none if `guarded` is
-    False. This process uses the same from then on.
+    Does not wait until it answers: see `wait_for_server`. A new server requires the environment's
+    password, else the home's own; none if `guarded` is False. This process uses the same from then
+    on.
     """
     directory = _directory(home)
     with writing(directory, ServerError):

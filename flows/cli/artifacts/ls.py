@@ -79,7 +79,7 @@ def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
 
 def _of_artifact(store: Store, reference: str) -> tuple[Any, list[str]]:
     manifest = open_artifact(store, reference)
-    listing = list_artifact(store, manifest)
+    listing = list_artifact(store, manifest.ref)
     _warn(listing)
     (listed,) = listing.artifacts  # exactly one: its manifest was opened above
     url = f"{store.url}/{manifest.ref.prefix}"

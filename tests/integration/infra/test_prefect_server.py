@@ -21,13 +21,13 @@ from infra.prefect.password import ensure_password, find_password
 from infra.prefect.records import FORMAT, Server
 from infra.prefect.server import (
     client_environment,
-    ensure_server,
     find_server,
     start_server,
     stop_server,
     wait_for_server,
 )
 from nanochat_core.runtime.process_start import start_of, this_process
+from tests.support.infra.prefect_server import ensure_server
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +226,8 @@ def test_the_server_starts_once_survives_its_starter_and_stops(
     (tmp_path / "prefect").mkdir()
     shutil.copy(prefect_database, tmp_path / "prefect" / "prefect.db")
     start = (
-        "import sys; from pathlib import Path; from infra.prefect.server import ensure_server;"
+        "import sys; from pathlib import Path;"
+        "from tests.support.infra.prefect_server import ensure_server;"
         "print(ensure_server(Path(sys.argv[1])).port)"
     )
     command = [sys.executable, "-c", start, str(tmp_path)]
