@@ -11,7 +11,7 @@ from flows.identity.fingerprint import REPOSITORY
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
-from flows.leases.outage import StoreWait
+from flows.leases.outage import StoreWait, WaitLog
 from flows.leases.queue import DeviceSlot
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
@@ -61,9 +61,9 @@ class BuildContext:
     def wait_for_store(self, stage: str, *, check: Callable[[], None] = lambda: None) -> StoreWait:
         """Return a callable that retries requests while the store is unavailable."""
         return StoreWait(
-            self.store,
-            stage,
-            report=self.log(stage, "waiting"),
+            store=self.store,
+            name=stage,
+            waiting=WaitLog(self.log(stage, "waiting"), every=self.terms.say),
             stop=self.stop,
             terms=self.terms,
             check=check,

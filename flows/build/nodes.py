@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def build_share(
         lookup = look_up(stage, context, inputs, force=force)
         if lookup.manifest is not None:
             return reuse(context, lookup.manifest)
-        follower = _Follower(stage, context, inputs, lookup, node=node)
+        follower = _Follower(stage, context, inputs, lookup, node)
         with _locked(follower):
             return follower.join()
 
@@ -101,26 +101,22 @@ def _locked(follower: "_Follower") -> contextlib.AbstractContextManager[None]:
     return file_lock.hold(file_lock.lock_path(context.work, follower.identity.ref), wait)
 
 
+@dataclass
 class _Follower:
     """A node other than 0, through all attempts at one stage."""
 
-    def __init__(
-        self,
-        stage: Stage,
-        context: BuildContext,
-        inputs: Mapping[str, Manifest],
-        lookup: Lookup,
-        *,
-        node: int,
-    ) -> None:
-        self.context = context
-        self.identity = lookup.identity
-        self.node = node
-        self._stage = stage
-        self._inputs = inputs
-        self._lookup = lookup
-        self._seen = 0  # epoch of the last attempt that was joined
-        self._began = time.time()
+    stage: Stage
+    context: BuildContext
+    inputs: Mapping[str, Manifest]
+    lookup: Lookup
+    node: int
+    _seen: int = field(default=0, init=False)  # epoch of the last attempt that was joined
+    _began: float = field(default_factory=time.time, init=False)
+
+    @property
+    def identity(self) -> Identity:
+        """Return the identity of what is built."""
+        return self.lookup.identity
 
     def join(self) -> Built:
         """Take part in node 0's attempts until the artifact exists; return it."""
@@ -142,21 +138,21 @@ class _Follower:
                     self.pause()
 
     def _prepare(self, cache: Cache, start: Start) -> tuple[Job, CodeCheck]:
-        nodes, processes = self.context.placement.nodes, processes_of(self._stage, self.context)
+        nodes, processes = self.context.placement.nodes, processes_of(self.stage, self.context)
         if (start.nodes, start.processes) != (nodes, processes):
             raise ConfigError(
                 f"node 0 on {start.host} calls {start.nodes} nodes with {start.processes} "
                 f"processes, this one was started for {nodes} with {processes}",
                 hint="give all nodes the same --nodes and --gpus",
             )
-        job = make_job(self._stage, self.context, self.identity, self._fetch(cache))
-        check = make_check(self.context, self.identity, job, self._lookup.code)
+        job = make_job(self.stage, self.context, self.identity, self._fetch(cache))
+        check = make_check(self.context, self.identity, job, self.lookup.code)
         check.discard_foreign_state()
-        report_building(self._stage, self.context, job)
+        report_building(self.stage, self.context, job)
         return job, check
 
     def _fetch(self, cache: Cache) -> dict[str, Path]:
-        return fetch_inputs(self._stage, self.context, self._inputs, cache, check=lambda: None)
+        return fetch_inputs(self.stage, self.context, self.inputs, cache, check=lambda: None)
 
     def _find_holder(self) -> LeaseHolder | None:
         return find_holder(self.context.store, self.identity.ref, ttl=self.context.terms.ttl)
@@ -164,7 +160,7 @@ class _Follower:
     def pause(self) -> None:
         """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""
         if self.context.stop.wait(self.context.terms.look):
-            raise StageInterrupted(f"{self._stage.name}: the run is being stopped")
+            raise StageInterrupted(f"{self.stage.name}: the run is being stopped")
 
     def _wait(self) -> Manifest | tuple[int, Link]:
         """Wait for the artifact, or for node 0's next lease; return its epoch and a connection.
@@ -175,7 +171,7 @@ class _Follower:
         heard = time.monotonic()
         # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
-        waiting = WaitLog(self.context.log(self._stage.name, "waiting"), every=terms.say)
+        waiting = WaitLog(self.context.log(self.stage.name, "waiting"), every=terms.say)
         while True:
             try:
                 if manifest := self._find():
@@ -206,7 +202,7 @@ class _Follower:
             self.pause()
 
     def _find(self) -> Manifest | None:
-        return find_result(self.context, self.identity, force=self._lookup.redo)
+        return find_result(self.context, self.identity, force=self.lookup.redo)
 
     def _finish(self, manifest: Manifest) -> Built:
         shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)

@@ -8,6 +8,7 @@ ends when the store answers, when the run is stopped, or when the lease is found
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from flows.leases.held_lease import LeaseTimings
@@ -40,26 +41,16 @@ class WaitLog:
         self._log(text)
 
 
+@dataclass(frozen=True, kw_only=True)
 class StoreWait:
     """A retry loop for requests without an answer, for a run or a stage. Safe for many threads."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        *,
-        report: Callable[[str], None],
-        stop: threading.Event,
-        terms: LeaseTimings,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._store = store
-        self._name = name
-        # One line per interval for all threads: they all wait for the same store.
-        self._waiting = WaitLog(report, every=terms.say)
-        self._stop = stop
-        self._terms = terms
-        self._check = check
+    store: Store
+    name: str  # of the run or the stage, for errors
+    waiting: WaitLog  # one for all threads: they all wait for the same store
+    stop: threading.Event
+    terms: LeaseTimings
+    check: Callable[[], None] = lambda: None
 
     def __call__(self, action: Callable[[], T], /) -> T:
         """Return what `action` returns; while it raises StoreUnavailable, wait and call it again.
@@ -68,22 +59,22 @@ class StoreWait:
         action that decides anything must check the lease again within itself, on each try.
         Raises StageInterrupted if the run is stopped, and what `check` raises between two tries.
         """
-        pause = self._terms.look
+        pause = self.terms.look
         began: float | None = None
         while True:
             try:
                 return action()
             except StoreUnavailable as error:
                 began = time.monotonic() if began is None else began
-                self._waiting.say("store", not_reached(time.monotonic() - began, error))
-                if self._stop.wait(pause):
+                self.waiting.say("store", not_reached(time.monotonic() - began, error))
+                if self.stop.wait(pause):
                     raise StageInterrupted(
-                        f"{self._name} was stopped while it waited for {self._store.url}",
+                        f"{self.name} was stopped while it waited for {self.store.url}",
                         hint="run the same command again: what is on this machine is used again",
                     ) from error
             # Another thread may have reached the store meanwhile and found the lease lost.
-            self._check()
-            pause = min(pause * _GROWTH, self._terms.longest_look)
+            self.check()
+            pause = min(pause * _GROWTH, self.terms.longest_look)
 
 
 def not_reached(seconds: float, error: StoreUnavailable) -> str:

@@ -16,7 +16,7 @@ from prefect.runtime import deployment, flow_run
 from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
 from flows.build.build import BuildContext
 from flows.leases.held_lease import LeaseTimings
-from flows.leases.outage import StoreWait
+from flows.leases.outage import StoreWait, WaitLog
 from flows.orchestration.caller import LOCAL_RUN, LocalRun
 from flows.orchestration.stage_runs import cancel_requests_of, check_pool
 from flows.plan.starts import Starts, read_starts
@@ -228,8 +228,8 @@ def wait_of_run(
     terms: LeaseTimings = LeaseTimings(),  # noqa: B008 - frozen
 ) -> StoreWait:
     """Return a retry policy for the run's own store requests that waits without a limit."""
-    log = get_run_logger()
-    return StoreWait(store, "the run", report=log.warning, stop=stop, terms=terms)
+    waiting = WaitLog(get_run_logger().warning, every=terms.say)
+    return StoreWait(store=store, name="the run", waiting=waiting, stop=stop, terms=terms)
 
 
 def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
