@@ -120,19 +120,15 @@ def _open(path: Path) -> IO[str]:
 @contextlib.contextmanager
 def _owning(file: IO[str], path: Path) -> Generator[None]:
     """Keep a note of this process in the locked file. Closing the file releases the lock."""
+    owner = Owner(pid=os.getpid(), host=socket.gethostname())
     with writing(path, StageError):
-        _write_owner(file)
+        file.truncate(0)
+        json.dump(asdict(owner), file)
+        file.flush()
     try:
         yield
     finally:
         file.truncate(0)  # before the release, so that no later reader finds a former owner
-
-
-def _write_owner(file: IO[str]) -> None:
-    owner = Owner(pid=os.getpid(), host=socket.gethostname())
-    file.truncate(0)
-    json.dump(asdict(owner), file)
-    file.flush()
 
 
 def _read_owner(path: Path) -> Owner | None:

@@ -5,13 +5,12 @@ A `BackgroundWriter` writes everything in the background; a failure to write is 
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flows.artifacts.runs import Run
-from flows.artifacts.transfer import in_parallel
+from flows.artifacts.transfer import in_parallel, read_file
 from flows.build.build import Built
-from flows.identity.manifest import File
 from flows.identity.ref import short
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan
@@ -90,10 +89,9 @@ def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str,
     """Read scores.json of each model that was evaluated; return them by the model's name."""
     evaluated = [(model.label, built.get(EVALUATORS[model.name].name)) for model in MODELS]
     found = [(label, item.manifest) for label, item in evaluated if item]
-    files = [(name, _file(m.files, "scores.json")) for name, m in found]
-    there = [(name, file) for name, file in files if file is not None]
-    read = in_parallel(lambda item: json.loads(_get(store, item[1])), there, threads=_THREADS)
-    return {name: tree for (name, _), tree in zip(there, read, strict=True)}
+    read = in_parallel(lambda i: read_file(store, i[1], "scores.json"), found, threads=_THREADS)
+    pairs = zip(found, read, strict=True)
+    return {label: json.loads(data) for (label, _), data in pairs if data is not None}
 
 
 def score_rows(scores: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
@@ -128,14 +126,6 @@ def _share(task: Mapping[str, Any]) -> str:
     # Narrow, so that the columns of all models fit on Prefect's page.
     low, high = 100 * task["low"], 100 * task["high"]
     return f"{percent(task['accuracy'])} ({low:.1f}-{high:.1f})"
-
-
-def _get(store: Store, file: File) -> bytes:
-    return store.get(file.key, size=file.size)
-
-
-def _file(files: Iterable[File], path: str) -> File | None:
-    return next((file for file in files if file.path == path), None)
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:

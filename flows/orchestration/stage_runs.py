@@ -99,11 +99,9 @@ def _find_runs(
         limit=50,
     )
     # The expected start time of the query is set by the client's clock, which may be wrong.
-    return sorted(found, key=_created, reverse=True)
-
-
-def _created(run: FlowRun) -> float:
-    return run.created.timestamp() if run.created else 0.0
+    return sorted(
+        found, key=lambda run: run.created.timestamp() if run.created else 0, reverse=True
+    )
 
 
 def state_name(run: FlowRun) -> str:
@@ -126,7 +124,8 @@ def cancel_stage_runs(run_id: str) -> list[FlowRun]:
     """
     # The server cancels children of a cancelled run too, but only a while later.
     with quick_client() as client:
-        live = [run for run in _find_runs(client, [f"run:{run_id}"], LIVE) if _is_request(run)]
+        found = _find_runs(client, [f"run:{run_id}"], LIVE)
+        live = [run for run in found if any(tag.startswith("request:") for tag in run.tags)]
         for run in live:
             client.set_flow_run_state(run.id, Cancelling(message=f"{run_id} was stopped"))
     return live
@@ -144,10 +143,6 @@ def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> 
             and time.monotonic() < deadline
         ):
             time.sleep(0.5)
-
-
-def _is_request(run: FlowRun) -> bool:
-    return any(tag.startswith("request:") for tag in run.tags)
 
 
 @contextlib.contextmanager

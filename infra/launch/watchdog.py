@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat_core.job import Job
-from nanochat_core.runtime.heartbeat import Heartbeat, read_heartbeats
+from nanochat_core.runtime.heartbeat import read_heartbeats
 
 _SECONDS_FOR_STACKS = 1.0
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -63,7 +63,8 @@ class Watchdog:
     def dump_stacks(self) -> None:
         """Make every rank write its threads' stacks into its log."""
         for heartbeat in read_heartbeats(self._directory):
-            _signal(heartbeat)
+            with contextlib.suppress(ProcessLookupError):  # it is gone
+                os.kill(heartbeat.pid, signal.SIGUSR1)
         time.sleep(_SECONDS_FOR_STACKS)  # the ranks write on their own: wait before they are killed
 
 
@@ -79,8 +80,3 @@ def find_place(log: str) -> str | None:
     if frame is None:
         return None
     return f"{Path(frame['file']).name}:{frame['line']} in {frame['name']}"
-
-
-def _signal(heartbeat: Heartbeat) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it is gone
-        os.kill(heartbeat.pid, signal.SIGUSR1)

@@ -1,5 +1,6 @@
 """What a run's page says, made from artifacts."""
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.build.build import Built
-from flows.identity.manifest import Manifest
+from flows.identity.manifest import File, Manifest
 from flows.orchestration.run_page import (
     artifacts_text,
     plan_rows,
@@ -104,8 +105,10 @@ def test_scores_are_read_of_the_models_that_were_evaluated(
 ) -> None:
     assert read_scores(full_house.store, made) == {}  # of toys: no scores.json among their files
     sft = made["chat_eval_sft"]
-    file = replace(sft.manifest.files[0], path="scores.json", key="mine/scores.json")
-    full_house.store.put(file.key, b'{"chatcore": 0.5, "tasks": {}}')
+    data = b'{"chatcore": 0.5, "tasks": {}}'
+    sha256 = hashlib.sha256(data).hexdigest()
+    file = File(path="scores.json", size=len(data), sha256=sha256, key="mine/scores.json")
+    full_house.store.put(file.key, data)
     judged = replace(sft, manifest=replace(sft.manifest, files=(file,)))
     read = read_scores(full_house.store, {**made, "chat_eval_sft": judged})
     assert read == {"SFT": {"chatcore": 0.5, "tasks": {}}}
