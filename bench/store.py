@@ -25,7 +25,7 @@ from typing import TypeAlias
 from flows.artifacts.publish import publish
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest, Provenance
-from infra.containers.local_s3 import BUCKET, LocalS3, make_bucket, start_local_s3
+from infra.containers.local_s3 import BUCKET, client_environment, make_bucket, start_local_s3
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 
@@ -103,10 +103,10 @@ def clear(directory: Path, prefix: str) -> None:
 
 
 def tools(
-    directory: Path, server: LocalS3, manifest: Manifest, peers: dict[str, str]
+    directory: Path, server: str, manifest: Manifest, peers: dict[str, str]
 ) -> Iterator[tuple[str, Callable[[str], None], Callable[[str], None]]]:
     """(name, push, pull) of each tool; both take a prefix of the bucket."""
-    environment = {**os.environ, **server.environment}
+    environment = {**os.environ, **client_environment(server)}
     environment.pop("AWS_CA_BUNDLE", None)  # old rclones refuse it, and nothing here uses TLS
     nanochat = str(Path(sys.executable).parent / "nanochat")
     store = (directory / "store").as_uri()
@@ -138,7 +138,7 @@ def tools(
     if rclone := peers.get("rclone"):
         remote = f":s3:{BUCKET}"
         copying = (rclone, "copy", "--quiet", "--s3-provider=Other", "--s3-env-auth")
-        copying += (f"--s3-endpoint={server.endpoint}", "--s3-force-path-style")
+        copying += (f"--s3-endpoint={server}", "--s3-force-path-style")
         yield (
             "rclone",
             lambda p: run(*copying, str(source), f"{remote}/{p}"),

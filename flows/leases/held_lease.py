@@ -45,13 +45,12 @@ class LeaseTimings:
 
 
 class HeldLease:
-    """A lease that this process holds until `lost` is set; see `hold_lease`."""
+    """A lease that this process holds until it is lost; see `hold_lease`."""
 
     def __init__(
         self, store: Store, held: LeaseGrant, *, stop: threading.Event, terms: LeaseTimings
     ) -> None:
-        self.lost = threading.Event()
-        self.ending = threading.Event()  # set with `lost`, or once `stop` is set: ends the job
+        self.ending = threading.Event()  # the lease is lost, or `stop` is set: ends the job
         self._store = store
         self._held = held
         self._stop = stop
@@ -122,7 +121,8 @@ class HeldLease:
             try:
                 self._renew()
             except LeaseLost as error:
-                self._lose(error)
+                self._error = error  # before the event: a thread that sees it finds the reason
+                self.ending.set()
                 return
             except _UNREACHABLE:
                 continue  # the record decides when it can be read again
@@ -140,12 +140,6 @@ class HeldLease:
             if self._stop.is_set():
                 self.ending.set()
                 return
-
-    def _lose(self, error: LeaseLost) -> None:
-        # The reason before the event: a thread that sees `lost` finds the reason.
-        self._error = self._error or error
-        self.lost.set()
-        self.ending.set()
 
 
 @contextlib.contextmanager

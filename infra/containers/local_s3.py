@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 
 from infra.launch.rendezvous import find_port
@@ -26,33 +25,21 @@ PORT = 4566
 _SECONDS_TO_START = 60.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalS3:
-    """A running server."""
-
-    endpoint: str  # http://127.0.0.1:4566
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return the environment variables with which a process uses the server."""
-        return {
-            "AWS_ENDPOINT_URL_S3": self.endpoint,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-
-    @property
-    def exports(self) -> str:
-        """Return the variables as lines for a shell."""
-        return "\n".join(f"export {name}={value}" for name, value in self.environment.items())
+def client_environment(endpoint: str) -> dict[str, str]:
+    """Return the environment variables with which a process uses the server."""
+    return {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
 
 
 @contextlib.contextmanager
-def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
-    """Run the server until the block ends, with objects and log under `data`. Port 0: any port.
+def start_local_s3(data: Path, *, port: int) -> Generator[str]:
+    """Run the server until the block ends, with objects and log under `data`; yield its address.
 
-    Raises StoreError if it does not come up.
+    Port 0: any port. Raises StoreError if it does not come up.
     """
     port = port or find_port()
     _check_free(port)
@@ -70,10 +57,10 @@ def start_local_s3(data: Path, *, port: int) -> Generator[LocalS3]:
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches this process alone, which then stops it
         )
-    server = LocalS3(endpoint=f"http://127.0.0.1:{port}")
+    endpoint = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(server, process)
-        yield server
+        _wait_for(endpoint, process)
+        yield endpoint
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -114,32 +101,32 @@ def _check_free(port: int) -> None:
             ) from error
 
 
-def make_bucket(server: LocalS3) -> None:
+def make_bucket(endpoint: str) -> None:
     """Create the bucket; on this server creating it again does nothing."""
     from infra.storage.s3.bucket import Bucket  # loads botocore
     from infra.storage.s3.settings import read_settings
 
-    os.environ.update(server.environment)
+    os.environ.update(client_environment(endpoint))
     Bucket(BUCKET, prefix="", settings=read_settings({})).create()
 
 
-def _wait_for(server: LocalS3, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(endpoint: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _SECONDS_TO_START
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise StoreError(
-                f"the server at {server.endpoint} ended with exit code {process.returncode}",
+                f"the server at {endpoint} ended with exit code {process.returncode}",
                 hint="perhaps its port is taken: make s3 PORT=4567",
             )
         try:
-            urllib.request.urlopen(server.endpoint, timeout=1)
+            urllib.request.urlopen(endpoint, timeout=1)
         except urllib.error.HTTPError:
             return  # an HTTP error is an answer too
         except OSError:
             time.sleep(0.1)
             continue
         return
-    raise StoreError(f"no answer from {server.endpoint} within {_SECONDS_TO_START:.0f} s")
+    raise StoreError(f"no answer from {endpoint} within {_SECONDS_TO_START:.0f} s")
 
 
 def main() -> int:
@@ -151,11 +138,12 @@ def main() -> int:
     # Like Ctrl-C: by default SIGTERM would end this process without stopping the server.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with start_local_s3(options.data, port=options.port) as server:
-            make_bucket(server)
-            print(f"S3-compatible server at {server.endpoint}, objects in {options.data}")
+        with start_local_s3(options.data, port=options.port) as endpoint:
+            make_bucket(endpoint)
+            print(f"S3-compatible server at {endpoint}, objects in {options.data}")
             print("Ctrl-C stops it; what was stored stays. In another terminal:\n")
-            print(server.exports)
+            for name, value in client_environment(endpoint).items():
+                print(f"export {name}={value}")
             print(f"export NANOCHAT_STORE=s3://{BUCKET}/demo\n", flush=True)
             with contextlib.suppress(KeyboardInterrupt):
                 signal.pause()

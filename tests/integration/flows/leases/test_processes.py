@@ -42,9 +42,9 @@ with held_by_us(LocalStore(Path(sys.argv[1]))) as lease:
     print("held", flush=True)
     sys.stdin.readline()
     before = lease._held.record.beat
-    while lease._held.record.beat == before and not lease.lost.is_set():
+    while lease._held.record.beat == before and not lease.ending.is_set():
         time.sleep(0.01)
-    print("lost" if lease.lost.is_set() else "kept", flush=True)
+    print("lost" if lease.ending.is_set() else "kept", flush=True)
 """
 
 
