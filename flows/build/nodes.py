@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache
@@ -33,7 +34,7 @@ from flows.build.job import (
     report_building,
     work_of,
 )
-from flows.build.messages import MISTAKE, CheckpointShard, Start, State, Status, read_message
+from flows.build.messages import MISTAKE, Start, State, Status, read_message
 from flows.build.retry import TransientStageError, is_retryable
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
@@ -352,26 +353,10 @@ class _Attempt:
                 self._heard.set()
                 self._started.set()
 
-    def _say(
-        self,
-        state: State,
-        *,
-        text: str = "",
-        cause: str = "",
-        hint: str | None = None,
-        shard: CheckpointShard | None = None,
-    ) -> None:
-        """Report this node's status to node 0."""
-        status = Status(
-            epoch=self.epoch,
-            node=self._node,
-            host=socket.gethostname(),
-            state=state,
-            text=text,
-            cause=cause,
-            hint=hint,
-            shard=shard,
-        )
+    def _say(self, state: State, **more: Any) -> None:
+        """Report this node's status to node 0, with `more` fields of Status."""
+        host = socket.gethostname()
+        status = Status(epoch=self.epoch, node=self._node, host=host, state=state, **more)
         self._link.send(asdict(status))
 
 

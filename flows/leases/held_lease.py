@@ -63,12 +63,12 @@ class HeldLease:
     @property
     def owner(self) -> str:
         """Return the owner's id, recorded in everything written under this lease."""
-        return self._held.owner
+        return self._held.record.owner
 
     @property
     def fencing_token(self) -> int:
         """Return the fencing token, recorded in everything written under this lease."""
-        return self._held.fencing_token
+        return self._held.record.epoch
 
     def note(self, *, step: int, total: int) -> None:
         """Note the job's progress; the next heartbeat puts it into the record."""

@@ -67,16 +67,6 @@ class LeaseGrant:
     ref: ArtifactRef
     record: LeaseRecord
 
-    @property
-    def owner(self) -> str:
-        """Return the id of its owner."""
-        return self.record.owner
-
-    @property
-    def fencing_token(self) -> int:
-        """Return the number of owners so far, this one included."""
-        return self.record.epoch
-
 
 @frozen
 class LeaseHolder:
@@ -207,7 +197,7 @@ def _ours(store: Store, held: LeaseGrant) -> tuple[LeaseRecord, VersionedObject]
 
 def _is_of(held: LeaseGrant, record: LeaseRecord) -> bool:
     # The epoch too: the same claim may acquire the lease anew after it was released.
-    return (record.owner, record.epoch) == (held.owner, held.fencing_token)
+    return (record.owner, record.epoch) == (held.record.owner, held.record.epoch)
 
 
 def _lost(held: LeaseGrant, how: str) -> LeaseLost:

@@ -8,6 +8,7 @@ Crashed. A caller sets the state of no request, except to cancel its own.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
 from flows.leases.lease import find_holder
+from flows.leases.outage import WaitLog
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, state_name
 from flows.stages import Stage
@@ -172,15 +174,13 @@ class _ProgressRelay:
         self._context = context
         self._request = request
         self._answered = time.monotonic()  # when Prefect last responded
-        self._said = ""
+        self._waiting = WaitLog(context.log(request.stage, "waiting"), every=math.inf)
         self._next = 0.0
         self._step = -1
 
     def say(self, text: str) -> None:
         """Send a `waiting` event with this text, unless it repeats the last one."""
-        if text != self._said:
-            self._said = text
-            self._context.watch(self._request.stage, {"kind": "waiting", "text": text})
+        self._waiting.say(text, text)
 
     def wait_out(self, error: Exception) -> None:
         """Wait until the next try, since Prefect did not respond.

@@ -220,11 +220,9 @@ class S3Store:
         """See Store. AWS is known to have them."""
         with self._trying_conditions:
             if self.faults is None:
-                self.faults = (
-                    ()
-                    if self.bucket.is_aws
-                    else conditional.find_faults(self.bucket, retry=self._retry_probe)
-                )
+                retry = functools.partial(self._retry, "probe the store")
+                is_aws = self.bucket.is_aws
+                self.faults = () if is_aws else conditional.find_faults(self.bucket, retry=retry)
         if self.faults:
             raise StoreError(
                 f"store {self.url} has no atomic conditional writes: it "
@@ -236,9 +234,6 @@ class S3Store:
     @property
     def _uploads(self) -> Uploads:
         return Uploads(self.bucket, self._pool, retry=self._retry)
-
-    def _retry_probe(self, request: Callable[[], _T]) -> _T:
-        return self._retry("probe the store", request)
 
     def _fetch_into(self, file: PartFile, key: str, found: ObjectHead, on_bytes: OnBytes) -> None:
         on_bytes(found.size - sum(part.length for part in file.missing))

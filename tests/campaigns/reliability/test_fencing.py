@@ -109,7 +109,7 @@ def freeze_one(
         if not published_first:
             _publish(context.store, identity, held, place)
         manifest = find_manifest(context.store, identity.ref)
-        if manifest is None or manifest.provenance.owner != held.owner:
+        if manifest is None or manifest.provenance.owner != held.record.owner:
             wrong.append("the artifact is not the new owner's")
     return end, wrong
 
@@ -145,8 +145,8 @@ def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) ->
     (output / "value.txt").write_text("new")
     provenance = Provenance(
         run="run-new",
-        owner=held.owner,
-        epoch=held.fencing_token,
+        owner=held.record.owner,
+        epoch=held.record.epoch,
         created="2026-11-21T05:53:38Z",
         git_commit=None,
         metrics={},

@@ -136,8 +136,8 @@ def commit(store: Store, toy: Toy) -> Manifest:
     assert isinstance(held, LeaseGrant), "one writer at a time, all of one home"
     provenance = Provenance(
         run=claim.run,
-        owner=held.owner,
-        epoch=held.fencing_token,
+        owner=held.record.owner,
+        epoch=held.record.epoch,
         created=_CREATED,
         git_commit=None,
         metrics={},

@@ -206,4 +206,4 @@ def test_a_lease_that_the_version_before_held_is_taken_over(store: LocalStore) -
     held = lease.try_acquire(store, ref, CLAIM, ttl=90.0)
 
     assert isinstance(held, lease.LeaseGrant)
-    assert (held.fencing_token, held.record.endpoint) == (8, None)
+    assert (held.record.epoch, held.record.endpoint) == (8, None)

@@ -64,7 +64,7 @@ def record(store: LocalStore) -> dict[str, Any]:
 def test_the_first_owner_has_fencing_token_one_and_says_who_it_is(store: LocalStore) -> None:
     held = take(store, claim("a"))
 
-    assert (held.owner, held.fencing_token, held.ref) == ("owner-a", 1, REF)
+    assert (held.record.owner, held.record.epoch, held.ref) == ("owner-a", 1, REF)
     written = record(store)
     assert {name: written[name] for name in ("run", "host", "pid", "home", "since")} == {
         "run": "run-a",
@@ -103,14 +103,14 @@ def test_a_lease_is_taken_over_when_it_was_not_renewed_for_its_time_and_not_befo
     assert isinstance(ask(store, claim("b")), LeaseHolder)
     set_age(TTL + 1)
 
-    assert take(store, claim("b")).fencing_token == 2
+    assert take(store, claim("b")).record.epoch == 2
 
 
 def test_the_lease_of_a_dead_process_of_our_home_is_taken_at_once(store: LocalStore) -> None:
     take(store, claim("a", home="ours"))
     assert isinstance(ask(store, claim("b", home="another")), LeaseHolder)
 
-    assert take(store, claim("b", home="ours")).fencing_token == 2
+    assert take(store, claim("b", home="ours")).record.epoch == 2
 
 
 def test_the_same_owner_in_another_epoch_has_lost_it_too(store: LocalStore) -> None:
@@ -119,7 +119,7 @@ def test_the_same_owner_in_another_epoch_has_lost_it_too(store: LocalStore) -> N
     release(store, take(store, claim("b")))
     again = take(store, claim("a"))
 
-    assert (again.owner, again.fencing_token) == (old.owner, 3)
+    assert (again.record.owner, again.record.epoch) == (old.record.owner, 3)
     with pytest.raises(LeaseLost, match="lost its lease to run run-a"):
         renew(store, old, step=1, total=2)
     check(store, again)
@@ -139,7 +139,7 @@ def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalSto
     release(store, held)
     assert find_holder(store, REF) is None
 
-    assert take(store, claim("b")).fencing_token == 1  # the record is gone, and with it the token
+    assert take(store, claim("b")).record.epoch == 1  # the record is gone, and with it the token
     with pytest.raises(LeaseLost, match="to run run-b"):
         check(store, held)
 
@@ -181,7 +181,7 @@ def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
 
     held = take(losing, claim("b"))
 
-    assert held.fencing_token == (2 if earlier else 1)
+    assert held.record.epoch == (2 if earlier else 1)
     renew(store, held, step=1, total=2)
 
 
