@@ -19,7 +19,7 @@ from flows.artifacts.publish import Published, find_manifest, publish, supersede
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import timestamp
 from flows.build.code_check import CodeChanged
-from flows.build.context import BuildContext, Built, Watch
+from flows.build.context import BuildContext, Built
 from flows.build.executions import find_commit, read_segments
 from flows.build.job import fetch_inputs, make_check, make_job, run_stage, work_of
 from flows.identity.fingerprint import Code, Identity
@@ -38,21 +38,6 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
-
-__all__ = [
-    "BuildContext",
-    "Built",
-    "Lookup",
-    "Watch",
-    "build",
-    "find_result",
-    "finish",
-    "look_up",
-    "reporting_failure",
-    "reserve_found",
-    "reuse",
-    "uri_of",
-]
 
 
 def build(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
@@ -28,8 +27,6 @@ from nanochat_core.errors import StoreError
 _SECONDS_BETWEEN_TRIES = 0.2  # for device and file lock, which cost no request to the store
 _SLOWING = 1.5  # backoff factor between two tries
 
-Log: TypeAlias = Callable[[str], None]
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildClaim:
@@ -43,7 +40,7 @@ class BuildClaim:
     terms: LeaseTimings
     stop: threading.Event  # ends the waiting, and later the job
     find: Callable[[], Manifest | None]  # the artifact, if it exists by now
-    log: Log  # gets a line about the process waited for, at times
+    log: Callable[[str], None]  # gets a line about the process waited for, at times
 
 
 @contextlib.contextmanager

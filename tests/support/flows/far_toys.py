@@ -18,7 +18,7 @@ from prefect.runtime import flow_run
 import flows.build.retry
 import flows.build.stage_request
 import flows.orchestration.one_stage
-from flows.build.build import BuildContext, Watch
+from flows.build.context import BuildContext, Watch
 from flows.build.stage_request import StageRequest
 from flows.identity.manifest import Manifest
 from flows.orchestration.one_stage import one_stage
