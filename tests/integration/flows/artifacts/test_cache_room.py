@@ -68,18 +68,18 @@ SLOW_USER = (
 import os, time
 import flows.artifacts.cache, flows.artifacts.transfer, flows.leases.file_lock
 
-lock, slow = flows.leases.file_lock.try_hold, flows.artifacts.transfer.fetch_verified
+lock, slow = flows.leases.file_lock.hold, flows.artifacts.transfer.fetch_verified
 
-def note_and_try(path):
+def note_and_try(path, on_wait):
     (Path(sys.argv[4]) / str(os.getpid())).touch()
-    return lock(path)
+    return lock(path, on_wait)
 
 def take_time(*arguments, **options):
     while len(os.listdir(sys.argv[4])) < 2:
         time.sleep(0.01)
     return slow(*arguments, **options)
 
-flows.leases.file_lock.try_hold = note_and_try
+flows.leases.file_lock.hold = note_and_try
 flows.artifacts.cache.fetch_verified = take_time
 """
     + USER
