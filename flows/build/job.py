@@ -224,9 +224,6 @@ def _mirror(
     """
     has_ended = False
 
-    def is_stopping() -> bool:
-        return stopping.is_set() or lease.ending.is_set()
-
     def skip(directory: Path) -> bool:
         # Unknown while the job runs, so its last step is held back; the mirror asks once more after
         # the block.
@@ -262,7 +259,7 @@ def _mirror(
         on_error=lambda error: warnings.say(str(error), f"checkpoint not stored: {error}"),
         skip=skip,
         is_written=coordinator.is_written if coordinator else lambda directory: False,
-        is_stopping=is_stopping,
+        is_stopping=lambda: stopping.is_set() or lease.ending.is_set(),
     ):
         try:
             yield

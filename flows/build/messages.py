@@ -56,9 +56,8 @@ class Status:
     host: str
     state: State
     text: str = ""  # why it ended; else empty
-    cause: str = (
-        ""  # the exception's type; MISTAKE for what a person must fix; empty: the machine's
-    )
+    # The exception's type; MISTAKE for what a person must fix; empty: the machine's.
+    cause: str = ""
     hint: str | None = None  # what a person can do about `text`
     shard: CheckpointShard | None = None
 

@@ -3,9 +3,8 @@
 import threading
 import time
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-Rank: TypeAlias = tuple[int, ...]
 # Callers poll with short timeouts and may stop doing so. A waiter that has not polled for so many
 # seconds no longer holds back those of a higher rank.
 _SECONDS_TO_ASK_AGAIN = 3.0
@@ -28,10 +27,10 @@ class PriorityQueue:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._asked: dict[Rank, float] = {}  # time.monotonic() of each waiter's last poll
+        self._asked: dict[int, float] = {}  # time.monotonic() of each waiter's last poll
         self._is_taken = False
 
-    def take(self, rank: Rank, *, timeout: float) -> bool:
+    def take(self, rank: int, *, timeout: float) -> bool:
         """Acquire the device once it is free and no lower rank waits. Returns False on timeout."""
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -52,7 +51,7 @@ class PriorityQueue:
             self._is_taken = False
             self._changed.notify_all()
 
-    def _waiting(self, now: float) -> list[Rank]:
+    def _waiting(self, now: float) -> list[int]:
         return [r for r, when in self._asked.items() if now - when < _SECONDS_TO_ASK_AGAIN]
 
 
@@ -61,7 +60,7 @@ class QueueEntry:
     """The device of a PriorityQueue as one waiter sees it, with the waiter's rank."""
 
     queue: PriorityQueue
-    rank: Rank
+    rank: int
 
     def acquire(self, *, timeout: float) -> bool:
         """Acquire the device, as DeviceSlot.acquire does."""

@@ -84,9 +84,7 @@ class BackgroundWriter:
     def __init__(self, name: str) -> None:
         self._prefix = key_of(name)
         self._logger = get_run_logger()
-        self._context = (
-            copy_context()
-        )  # Prefect's settings and client, which threads do not inherit
+        self._context = copy_context()  # Prefect's settings, which threads do not inherit
         self._task_run, self.flow_run_id = get_task_and_flow_run_ids()
         # One thread, so that writes stay in order and `_written` needs no lock.
         self._thread = ThreadPoolExecutor(1)

@@ -297,7 +297,7 @@ class _Work:
             watch=watch,
             record=record,
             # The first members get the device first, so that their results come early.
-            device=QueueEntry(queue=self.device, rank=(self.group.members.index(member),)),
+            device=QueueEntry(queue=self.device, rank=self.group.members.index(member)),
         )
 
 

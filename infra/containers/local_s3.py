@@ -90,9 +90,8 @@ def server_environment(data: Path, port: int) -> dict[str, str]:
 def _check_free(port: int) -> None:
     """Raise StoreError if a program listens on the port: its answer would pass for the server's."""
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # or an ended server is in the way
+        # Or a server that has ended is in the way.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
