@@ -106,6 +106,7 @@ def _follow(
     While Prefect does not respond, look for the artifact in the store; if it is found return None.
     Raises TransientStageError if the run was deleted.
     """
+    relay.report(run)  # Prefect has just answered
     with quick_client() as client:
         while True:
             try:
@@ -178,16 +179,13 @@ class _ProgressRelay:
         self._next = 0.0
         self._step = -1
 
-    def say(self, text: str) -> None:
-        """Send a `waiting` event with this text, unless it repeats the last one."""
-        self._waiting.say(text, text)
-
     def wait_out(self, error: Exception) -> None:
         """Wait until the next try, since Prefect did not respond.
 
         Raises TransientStageError after PATIENCE, StageInterrupted if the run is being stopped.
         """
-        self.say(f"Prefect does not answer ({_first_line(error)}); retrying")
+        text = f"Prefect does not answer ({_first_line(error)}); retrying"
+        self._waiting.say(text, text)
         if time.monotonic() - self._answered > PATIENCE:
             raise TransientStageError(
                 f"{self._request.ref.name}: Prefect did not answer for an hour",
@@ -203,7 +201,8 @@ class _ProgressRelay:
         if run.state_type in LIVE:
             wait = "; no worker has taken it" if state == "Late" else ""
             where = f"requested as {self._request.ref.name} of pool {self._context.placement.pool}"
-            self.say(f"{where}: {state}{wait}")
+            text = f"{where}: {state}{wait}"
+            self._waiting.say(text, text)
         if state == "Running" and time.monotonic() >= self._next:
             self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
             with contextlib.suppress(StoreError, ArtifactError):
