@@ -106,7 +106,7 @@ def _follow(
     While Prefect does not respond, look for the artifact in the store; if it is found return None.
     Raises TransientStageError if the run was deleted.
     """
-    relay.report(run)  # Prefect has just answered
+    relay.answered = time.monotonic()  # with this run
     with quick_client() as client:
         while True:
             try:
@@ -174,7 +174,7 @@ class _ProgressRelay:
     def __init__(self, context: BuildContext, request: StageRequest) -> None:
         self._context = context
         self._request = request
-        self._answered = time.monotonic()  # when Prefect last responded
+        self.answered = time.monotonic()  # when Prefect last responded
         self._waiting = WaitLog(context.log(request.stage, "waiting"), every=math.inf)
         self._next = 0.0
         self._step = -1
@@ -186,7 +186,7 @@ class _ProgressRelay:
         """
         text = f"Prefect does not answer ({_first_line(error)}); retrying"
         self._waiting.say(text, text)
-        if time.monotonic() - self._answered > PATIENCE:
+        if time.monotonic() - self.answered > PATIENCE:
             raise TransientStageError(
                 f"{self._request.ref.name}: Prefect did not answer for an hour",
                 hint="start or check its server: `nanochat up`",
@@ -196,7 +196,7 @@ class _ProgressRelay:
 
     def report(self, run: FlowRun) -> None:
         """Report the run's state when it changes, and progress every few seconds."""
-        self._answered = time.monotonic()
+        self.answered = time.monotonic()
         state = state_name(run)
         if run.state_type in LIVE:
             wait = "; no worker has taken it" if state == "Late" else ""
