@@ -147,7 +147,7 @@ def tiny(depth: int = 3) -> Profile:
             ),
             sft=ChatTrainConfig(
                 # Without stories: RL is to teach those, from what midtraining left.
-                mixture=(MixtureEntry(task="conversation", num_examples=2000, epochs=1),),
+                mixture=(MixtureEntry(task="conversation", num_examples=3000, epochs=1),),
                 num_epochs=1,
                 total_batch_size=4 * sequence_len,
                 lr_fraction=0.6,
