@@ -47,6 +47,7 @@ def start(tmp_path: Path) -> Any:
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "worker.py").write_text(WORKER)
+    (tmp_path / "code" / "sitecustomize.py").touch()  # which an interpreter imports when it starts
     job = tmp_path / "job.json"
 
     def start(

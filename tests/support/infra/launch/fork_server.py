@@ -153,9 +153,6 @@ class _Launcher:
             return None
         if not (_is_python([*args]) if self._every else _is_served([*args], environment)):
             return None
-        paths = environment.get("PYTHONPATH", "").split(os.pathsep)
-        if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths):
-            return None  # an interpreter would run it when it starts
         fixed = _fixed(environment)
         with self._lock:
             for server in self._servers:
@@ -319,6 +316,8 @@ def _run(
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__annotations__ = {}
     packages.seed()
+    if any(os.path.exists(os.path.join(path, "sitecustomize.py")) for path in paths if path):
+        importlib.import_module("sitecustomize")  # as an interpreter does when it starts
     code = 0
     try:
         if script:
