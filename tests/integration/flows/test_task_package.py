@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,17 +16,25 @@ GUIDE = REPOSITORY / "docs" / "guides" / "task-package.md"
 FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Path:
-    """Return the folder into which the guide's packages are installed; their files lie beside."""
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the guide's files and the folder `site` with its packages."""
+    directory = tmp_path_factory.mktemp("packages")
     for name, text in FILE.findall(GUIDE.read_text("utf-8")):
-        path = tmp_path / name
+        path = directory / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, "utf-8")
     # Not into this environment, and without the network that an isolated build needs.
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(tmp_path / "site"))
+    options = ("--quiet", "--no-deps", "--no-build-isolation", "--target", str(directory / "site"))
     install = (sys.executable, "-m", "pip", "install", *options, "./backwards", "./poems")
-    subprocess.run(install, cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(install, cwd=directory, check=True, capture_output=True)
+    return directory
+
+
+@pytest.fixture
+def site(installed: Path, tmp_path: Path) -> Path:
+    """Return a folder with the guide's packages in it, to be edited; their files lie beside."""
+    shutil.copytree(installed, tmp_path, dirs_exist_ok=True)
     return tmp_path / "site"
 
 

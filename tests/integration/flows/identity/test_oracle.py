@@ -5,7 +5,6 @@ knows nothing of fingerprints lists each file of the copy that a worker's proces
 of these files is changed, and every stage that opened it must have another fingerprint.
 """
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
