@@ -256,8 +256,8 @@ class Escape:
 ESCAPES = {
     "native sources found by a pattern": Escape(
         "nanochat_core/model/native/kernels.py",  # training's: AVX2 is enough for them
-        'files=("kernels.cpp", "loss.h", "products.h"),',
-        'files=("kernels.cpp", "loss.h", *(f"{part}.h" for part in ("products",))),',
+        '"products.h", "rows.h"),',
+        '*(f"{part}.h" for part in ("products",)), "rows.h"),',
         finds="nanochat_core/model/native/products.h",
     ),
     "a data file with a name that is put together": Escape(
