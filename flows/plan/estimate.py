@@ -14,22 +14,22 @@ from nanochat_core.roofline import pretraining
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
 # Seconds of the stages of profile tiny in `make demo` on two idle cores of an AMD EPYC without
-# AVX-512, 2026-11-26: what a first plan on a CPU says.
+# AVX-512, 2026-11-27: what a first plan on a CPU says.
 MEASURED = {
-    "shards": 12.8,
-    "task_data": 2.3,
-    "tokenizer": 1.7,
-    "tokens": 2.6,
-    "rows": 0.8,
-    "pretrain": 72.7,
-    "base_eval": 6.9,
-    "midtrain": 133.8,
-    "sft": 61.9,
-    "rl": 57.0,
-    "chat_eval_midtrain": 27.7,
-    "chat_eval_sft": 28.4,
-    "chat_eval_rl": 23.3,
-    "report": 1.2,
+    "shards": 17.3,
+    "task_data": 3.0,
+    "tokenizer": 1.8,
+    "tokens": 2.8,
+    "rows": 0.9,
+    "pretrain": 64.6,
+    "base_eval": 14.1,
+    "midtrain": 160.3,
+    "sft": 102.4,
+    "rl": 38.3,
+    "chat_eval_midtrain": 11.5,
+    "chat_eval_sft": 11.9,
+    "chat_eval_rl": 11.3,
+    "report": 2.0,
 }
 MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
