@@ -4,7 +4,6 @@ torch makes several passes over memory of each, and of its gradient; these kerne
 not depend on the number of threads. Shapes: B rows, T tokens, H heads, D head dim.
 """
 
-import ctypes
 from typing import Any
 
 import torch
@@ -48,11 +47,8 @@ def mix(x: Tensor, first: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def _call(name: str, *args: Any) -> None:
     """Call a kernel with the number of threads, and tensors as pointers."""
-    function = getattr(load(), name)
-    function(
-        ctypes.c_int(torch.get_num_threads()),
-        *(a.data_ptr() if isinstance(a, Tensor) else a for a in args),
-    )
+    pointers = (a.data_ptr() if isinstance(a, Tensor) else a for a in args)
+    getattr(load(), name)(torch.get_num_threads(), *pointers)
 
 
 def _shape(x: Tensor) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Runs of a series as they lie in a store when their models were trained and judged."""
+"""Runs of a series as they lie in a store when their models were trained and evaluated."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 SECONDS = 90.0
 
 
-def put_judged(
+def put_evaluated(
     store: Store,
     depth: int,
     val_bpb: float | None,
@@ -23,7 +23,7 @@ def put_judged(
     metrics: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Run:
-    """A run of tiny at this depth, judged on rows with this text."""
+    """A run of tiny at this depth, evaluated on rows with this text."""
     run = open_profile("tiny", depth=depth, overrides=overrides).run
     rows = put_artifact(store, make_manifest("rows", files={"rows": text}))
     trained = put_artifact(
@@ -37,7 +37,7 @@ def put_judged(
         ),
     )
     told = {} if val_bpb is None else {"val_bpb": val_bpb}
-    judged = put_artifact(
+    evaluated = put_artifact(
         store,
         make_manifest(
             BASE_EVAL.name,
@@ -50,7 +50,7 @@ def put_judged(
     return put_run(
         store,
         f"{name}-d{depth}-20261121t06000{depth % 10}z-abcd",
-        *(rows, trained, judged),
+        *(rows, trained, evaluated),
         name=f"{name}-d{depth}",
         **made,
     )

@@ -153,8 +153,10 @@ def check_training(world: World, root: Path, device: torch.device = CPU) -> None
             whole = optimizer.gather()
             if world.is_first:
                 worst = differences(whole, load_file(root / f"{file}.safetensors"))
-                # Rounding alone, which Muon enlarges; what forgets an update differs by 1e-2.
-                assert max(worst["weight"], worst["exp_avg"]) < 3e-5, worst
+                # Rounding alone. Muon enlarges it where a gradient is nearly 0: with 24 seeds the
+                # weights differ by 1e-6 at the median and 2.3e-5 at most, by torch's norms too.
+                assert worst["exp_avg"] < 1e-6, worst
+                assert worst["weight"] < 3e-5, worst
                 assert max(worst.values()) < 1e-3, worst
                 for name, weight in model.state_dict().items():
                     assert torch.equal(weight.cpu(), whole[f"weight/{name}"]), name

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from infra.storage.base import Store
-from tests.support.flows.measured_series import put_judged
+from tests.support.flows.measured_series import put_evaluated
 from tests.support.flows.terminal import Terminal
 
 
 @pytest.fixture
-def judged(store: Store) -> Store:
+def evaluated(store: Store) -> Store:
     """Three depths of tiny."""
     for depth, bpb in ((1, 3.0), (2, 2.6), (4, 2.3)):
-        put_judged(store, depth, bpb)
+        put_evaluated(store, depth, bpb)
     return store
 
 
@@ -50,7 +50,7 @@ def test_a_mistake_is_answered_in_two_lines(
     assert hint in remedy
 
 
-@pytest.mark.usefixtures("judged")
+@pytest.mark.usefixtures("evaluated")
 def test_a_picture_is_made_again_of_what_the_store_has(terminal: Terminal, tmp_path: Path) -> None:
     lines = terminal.said("miniseries", "tiny", "--plot-only")
 
@@ -65,7 +65,7 @@ def test_a_picture_is_made_again_of_what_the_store_has(terminal: Terminal, tmp_p
     assert (directory / "series.png").exists()
 
 
-@pytest.mark.usefixtures("judged")
+@pytest.mark.usefixtures("evaluated")
 def test_only_the_depths_that_are_asked_for_are_points(terminal: Terminal) -> None:
     tree = terminal.read("miniseries", "tiny", "--plot-only", "--depths", "1,4,5")
 
@@ -73,9 +73,9 @@ def test_only_the_depths_that_are_asked_for_are_points(terminal: Terminal) -> No
     assert [missing["depth"] for missing in tree["missing"]] == [5]
 
 
-@pytest.mark.usefixtures("judged")
-def test_another_name_is_another_series(terminal: Terminal, judged: Store) -> None:
-    put_judged(judged, 3, 2.5, name="mine")
+@pytest.mark.usefixtures("evaluated")
+def test_another_name_is_another_series(terminal: Terminal, evaluated: Store) -> None:
+    put_evaluated(evaluated, 3, 2.5, name="mine")
 
     tree = terminal.read("miniseries", "tiny", "--plot-only", "--name", "mine")
     assert [point["depth"] for point in tree["points"]] == [3]

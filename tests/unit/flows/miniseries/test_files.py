@@ -13,7 +13,7 @@ from flows.miniseries.report import report_of
 from flows.sweep.files import write_files
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
-from tests.support.flows.measured_series import put_judged
+from tests.support.flows.measured_series import put_evaluated
 
 BPB = {1: 3.0, 2: 2.6, 3: 2.45, 4: 2.3}
 
@@ -22,7 +22,9 @@ BPB = {1: 3.0, 2: 2.6, 3: 2.45, 4: 2.3}
 def findings(store: Store) -> Findings:
     """Four depths of tiny, each with its interval."""
     for depth, bpb in BPB.items():
-        put_judged(store, depth, bpb, metrics={"val_bpb_low": bpb - 0.1, "val_bpb_high": bpb + 0.1})
+        put_evaluated(
+            store, depth, bpb, metrics={"val_bpb_low": bpb - 0.1, "val_bpb_high": bpb + 0.1}
+        )
     return analyse(store, runs_of(store, "tiny", list(BPB)), name="tiny", profile="tiny")
 
 

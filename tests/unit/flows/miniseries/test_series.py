@@ -23,8 +23,8 @@ def test_what_depth_does_not_decide_is_built_once() -> None:
         *("shards", "task_data", "tokenizer", "tokens", "rows"),
         *(f"d{depth} / {stage}" for stage in ("pretrain", "base_eval") for depth in (1, 2, 3)),
     ]
-    judged = units[-1]
-    assert [source.label for source in judged.inputs] == ["d3 / pretrain", "rows", "task_data"]
+    evaluated = units[-1]
+    assert [source.label for source in evaluated.inputs] == ["d3 / pretrain", "rows", "task_data"]
 
 
 def test_all_depths_get_the_text_of_the_one_that_needs_most() -> None:
