@@ -26,7 +26,7 @@ class Engines:
 
     device: Device = "auto"  # "auto": the GPUs, if there are any
     workers: int | None = None  # None: one for each GPU, or one on the CPU
-    precision: str = "model"
+    precision: str = "auto"  # see engine/runners/choose.py
     num_slots: int | None = None  # None: what suits the device
     maker: str = MAKER
     timeouts: HangTimeouts = field(default_factory=HangTimeouts)

@@ -20,7 +20,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--host", default="127.0.0.1", help="0.0.0.0: reachable from elsewhere")
     add("--device", choices=get_args(Device), default=Engines.device)
     add("--workers", type=int, help="engine processes; default one for each GPU")
-    precisions = "of the weights: fp32, bf16, int8; default the model's own"
+    precisions = "fp32, bf16, int8, model (its own) or auto: bf16 for large models on a CPU"
     add("--precision", default=Engines.precision, help=precisions)
     add(
         "--slots",

@@ -70,6 +70,7 @@ class ChatSession:
         engine = Engine(
             model,
             tokenizer,
+            precision="auto",
             num_slots=1,  # one conversation, one answer at a time: the least memory
             on_choice=lambda choice: _LOG.info("answers: %s", choice),
         )

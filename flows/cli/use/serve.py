@@ -73,8 +73,12 @@ def serve(
         int | None, Parameter(help="Answers that a worker writes at the same time.")
     ] = None,
     precision: Annotated[
-        str, Parameter(help="Precision of the weights: fp32, bf16, int8, or the model's own.")
-    ] = "model",
+        str,
+        Parameter(
+            help="Precision of the weights: fp32, bf16, int8, model (its own), or auto: bf16 "
+            "for a large model on a CPU."
+        ),
+    ] = "auto",
     reload_on: Annotated[
         str | None,
         Parameter(help="A tag or a run: serve the model it stands for as soon as that changes."),

@@ -30,7 +30,7 @@ from nanochat_core.runtime.hardware.memory import memory_left
 from nanochat_core.runtime.versions import note_version
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
-PRECISIONS = ("model", "fp32", "bf16", "int8")
+PRECISIONS = ("auto", "model", "fp32", "bf16", "int8")
 RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the fastest first
 # Chosen only by name, until a GPU has run its kernels beside the other runners.
 BY_NAME = {"cuda": ("triton",)}
@@ -41,6 +41,9 @@ PREFILL_TOKENS = {"cpu": 512, "cuda": 4096}
 AHEAD = 512  # tokens beside the window that a short window's pages hold for each sequence
 
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+# Of fp32 weights on a CPU: "auto" takes bf16 from here on, where reading them takes the time.
+# A smaller model lives in a cache, and gains less than a second set of kernels takes to compile.
+LARGE_WEIGHTS = 32 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +83,9 @@ def choose_runner(
 ) -> Choice:
     """Return what `open_runner` would open, without allocating anything.
 
-    precision: "model" (its own), "fp32", "bf16" or "int8". max_len: tokens of the longest sequence,
-    the model's sequence_len at most. memory: bytes for weights and pages; None: a share of what is
+    precision: "model" (its own), "fp32", "bf16", "int8" or "auto": bf16 for a large fp32 model on a
+    CPU, else the model's own. max_len: tokens of the longest sequence, the model's sequence_len at
+    most. memory: bytes for weights and pages; None: a share of what is
     available now. threads: of the CPU; None: torch's. runner: one by name; None: the fastest.
     Raises ConfigError if it cannot run here or does not fit.
     """
@@ -92,8 +96,9 @@ def choose_runner(
         )
     if num_slots < 1:
         raise ConfigError(f"num_slots is {num_slots}, expected at least 1")
-    if precision == "model":
-        precision = "fp32" if model.dtype == torch.float32 else "bf16"
+    if precision in ("auto", "model"):
+        own = "fp32" if model.dtype == torch.float32 else "bf16"
+        precision = "bf16" if precision == "auto" and _faster_in_bf16(model, runner) else own
     name, reason = _choose(model, precision, runner)
     config = model.config
     longest = min(max_len or config.sequence_len, config.sequence_len)
@@ -272,6 +277,16 @@ def _unable(name: str, model: GPT, precision: str) -> str | None:
             return f"the kernels do not fit this version of triton: {error}"
         return decode_kernels.unable(model.config, model.lm_head.weight.device)
     return None
+
+
+def _faster_in_bf16(model: GPT, runner: str | None) -> bool:
+    """Return whether an fp32 model answers sooner in bf16 here: large, by the compiled kernels."""
+    return (
+        runner in (None, "native")
+        and model.dtype == torch.float32
+        and weight_bytes(model, "fp32") >= LARGE_WEIGHTS
+        and _unable("native", model, "bf16") is None
+    )
 
 
 def _native(precision: str) -> Precision:

@@ -173,6 +173,20 @@ def test_without_kernels_torch_is_chosen_and_the_reason_is_reported(make_model, 
         choose_runner(make_model(), num_slots=2, precision="int8")
 
 
+@needs_kernels
+def test_auto_takes_bf16_for_large_models_that_the_kernels_run(make_model, monkeypatch):
+    def precision(runner: str | None = None) -> str:
+        settings = {"precision": "auto", "num_slots": 1, "runner": runner}
+        return choose_runner(make_model(), **settings).precision
+
+    assert precision() == "fp32"  # small
+    monkeypatch.setattr(runners, "LARGE_WEIGHTS", 0)
+    assert precision() == "bf16"
+    assert precision("torch") == "fp32"
+    monkeypatch.setattr(runners, "unable", lambda model, precision: "there is no C++ compiler")
+    assert precision() == "fp32"
+
+
 @pytest.fixture
 def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A choice as on a GPU, and a GPU that refuses."""
