@@ -167,7 +167,7 @@ class Model : public Engine {
     };
     if (!prepare(m, rows, spec.width, normed, &a)) return false;
     const auto squared = [&](int i, int panel, Floats value) {
-      value = max(value, splat(0.0f));
+      value = max(splat(0.0f), value);  // a NaN stays one
       put(i, spec.hidden, panel * 16, value * value);
     };
     if (!product(m, l.fc, a, rows, squared)) return false;

@@ -3,6 +3,7 @@
 #include "products.h"
 #include "rows.h"
 
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -15,10 +16,15 @@ static void share(int threads, int64_t count, int64_t unit, Part part) {
     const int64_t first = units * t / threads * unit;
     const int64_t end = std::min(count, units * (t + 1) / threads * unit);
     if (first >= end) continue;
-    if (t == 0)
-      part(t, first, end);
-    else
-      others.emplace_back(part, t, first, end);
+    try {
+      if (t > 0) {
+        others.emplace_back(part, t, first, end);
+        continue;
+      }
+    } catch (const std::system_error&) {
+      // The system has no thread to give: the caller does its work.
+    }
+    part(t, first, end);
   }
   for (auto& other : others) other.join();
 }

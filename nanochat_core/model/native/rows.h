@@ -52,22 +52,22 @@ static void rotate_back(float* grad, const float* cos, const float* sin, int64_t
   }
 }
 
-// Of `count` elements. By vectors: compilers leave a scalar comparison, which may trap, a branch.
+// Of `count` elements, NaN for NaN. By vectors: compilers leave a scalar comparison, which may trap,
+// a branch.
 static void relu_square(const float* x, int64_t count, float* y) {
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) {
-    Vec positive = load(x + i);
-    positive = positive > 0.0f ? positive : Vec{};
-    store(y + i, positive * positive);
+    const Vec value = load(x + i);
+    store(y + i, value <= 0.0f ? Vec{} : value * value);
   }
-  for (; i < count; ++i) y[i] = x[i] > 0 ? x[i] * x[i] : 0;
+  for (; i < count; ++i) y[i] = x[i] <= 0 ? 0 : x[i] * x[i];
 }
 
 static void relu_square_grad(const float* x, const float* grad, int64_t count, float* to) {
   int64_t i = 0;
   for (; i + LANES <= count; i += LANES) {
     const Vec value = load(x + i);
-    store(to + i, (value > 0.0f ? 2 * value : Vec{}) * load(grad + i));
+    store(to + i, value <= 0.0f ? Vec{} : 2 * value * load(grad + i));
   }
-  for (; i < count; ++i) to[i] = x[i] > 0 ? 2 * x[i] * grad[i] : 0;
+  for (; i < count; ++i) to[i] = x[i] <= 0 ? 0 : 2 * x[i] * grad[i];
 }

@@ -1,5 +1,7 @@
 """The compiled training kernels against float64, and the same bits with any number of threads."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -149,6 +151,37 @@ def test_passes_over_rows_and_their_gradients_are_those_of_float64(name: str) ->
     for got, want in zip(found[0], [expected, *(t.grad for t in exact)], strict=True):
         bound = 1e-6 * want.abs().max().item()
         torch.testing.assert_close(got.double(), want, rtol=0, atol=max(bound, 3e-6))
+
+
+def test_relu_square_takes_nan_and_infinity_as_torch_does() -> None:
+    x, grad = random(3, 21), random(3, 21)  # a vector or two of each row, and a rest
+    x[0, 3] = x[0, 20] = float("nan")
+    x[1, 0] = x[1, 19] = float("inf")
+    grad[2] = float("inf")
+    ours, torchs = (x.clone().requires_grad_() for _ in range(2))
+    outs = relu_square(ours), F.relu(torchs).square()
+    for out in outs:
+        out.backward(grad)
+    torch.testing.assert_close(*outs, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(ours.grad, torchs.grad, rtol=0, atol=0, equal_nan=True)
+
+
+WITHOUT_MEMORY_FOR_THREADS = """
+import ctypes, resource, sys
+library, (rows, width) = ctypes.CDLL(sys.argv[1]), (512, 512)
+x = (ctypes.c_float * (rows * width))(*[3] * rows * width)
+y = (ctypes.c_float * len(x))()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**20,) * 2)
+library.nf_relu_square(3, ctypes.c_int64(rows), ctypes.c_int64(width), x, y)
+print(set(y))
+"""
+
+
+def test_where_the_system_gives_no_thread_the_caller_does_the_work() -> None:
+    command = [sys.executable, "-c", WITHOUT_MEMORY_FOR_THREADS, kernels.LIBRARY.load()._name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "{9.0}\n"), done.stderr
 
 
 def test_without_gradients_torch_computes() -> None:
