@@ -366,6 +366,3 @@ class NativeRunner(Runner):
         if not engine:
             raise MemoryError("the kernels' buffers do not fit into memory")
         return engine
-
-
-# FIX
