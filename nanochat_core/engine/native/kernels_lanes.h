@@ -41,7 +41,7 @@ static inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(
 static inline Floats fnma(Floats a, Floats b, Floats c) { return _mm512_fnmadd_ps(a, b, c); }
 static inline Floats fms(Floats a, Floats b, Floats c) { return _mm512_fmsub_ps(a, b, c); }
 static inline Floats abs(Floats x) { return _mm512_abs_ps(x); }
-// Where a is NaN, b.
+// Where a or b is NaN, b.
 static inline Floats max(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 static inline Floats min(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 static inline Floats nearest_integer(Floats x) {

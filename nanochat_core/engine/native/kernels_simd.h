@@ -29,9 +29,9 @@ struct Int8 {
 
 static inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// e^x with an error of 1-2 units in the last place; 0 far below, infinity far above.
+// e^x with an error of 1-2 units in the last place; 0 far below, infinity far above, NaN of a NaN.
 static inline Floats exp16(Floats x) {
-  x = max(min(x, splat(89.0f)), splat(-104.0f));
+  x = max(splat(-104.0f), min(splat(89.0f), x));
   const Floats n = nearest_integer(x * splat(1.44269504089f));
   Floats r = fnma(n, splat(0.693359375f), x);  // ln 2 in two parts
   r = fnma(n, splat(-2.12194440e-4f), r);

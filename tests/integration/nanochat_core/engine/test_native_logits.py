@@ -129,6 +129,17 @@ def test_refresh_takes_over_every_parameter(precision: Precision) -> None:
     assert torch.equal(read(runner, 0, TOKENS), fresh)
 
 
+@pytest.mark.parametrize(
+    "name", ["lm_head", "transformer.h.0.mlp.c_fc", "transformer.h.1.attn.c_q"]
+)
+def test_a_nan_among_the_weights_is_one_where_torch_has_one(name: str) -> None:
+    model = make_gpt()
+    model.get_parameter(f"{name}.weight").data[5, 0] = torch.nan
+    logits = read(make_runner(model), 0, TOKENS)
+    assert logits.isnan().any()
+    assert torch.equal(logits.isnan(), expected(model, TOKENS)[-1:].isnan())
+
+
 @pytest.mark.parametrize("precision", FORMS)
 def test_memory_of_pages_is_what_was_stated(precision: Precision) -> None:
     model = make_gpt()
