@@ -201,7 +201,7 @@ class OnGpus:
         int | None,
         Option(
             label="GPUs per machine",
-            help="GPUs of each machine, 0 for the CPU; by default as many as are of use.",
+            help="GPUs of each machine, 0 for the CPU; by default all that the profile can use.",
             group="placement",
             rules={"minimum": 0, "maximum": MOST_GPUS},
         ),

@@ -84,7 +84,7 @@ def model_card(
         "",
         f"# {title}",
         "",
-        f"A {kind} model in the manner of nanochat, trained by nanochat-flows.",
+        f"A nanochat-style {kind} model, trained by nanochat-flows.",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import Revoked, find_revoked
 from flows.frozen import frozen
 from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
@@ -353,11 +354,9 @@ def _wanted(
     force: Iterable[str],
     from_stage: str | None,
 ) -> frozenset[str]:
-    names = [stage.name for stage in STAGES]
     wanted = set(force) | set([from_stage] if from_stage else ())
     for name in sorted(wanted):
-        if name not in names:
-            raise ConfigError(f"there is no stage '{name}'", hint=f"one of: {', '.join(names)}")
+        check_stage(name)
     check_stages(stages, pinned, wanted)
     return stages_to_redo(stages, force=force, from_stage=from_stage)
 

@@ -123,6 +123,11 @@ class Card:
         text = f"{duration(self.seconds)} of work over all stages"
         return f"{text}, ${self.dollars:.2f}" if self.dollars else text
 
+    @property
+    def has_mfu(self) -> bool:
+        """Return whether any stage ran on a GPU whose peak is known."""
+        return any(speed.mfu is not None for speed in self.speeds)
+
     def score(self, task: str, model: Stage) -> TaskScore | None:
         """Return the score of `task` after stage `model`; None if it was not asked."""
         return (
@@ -334,7 +339,7 @@ def _environment(provenance: Provenance) -> tuple[tuple[str, str], ...]:
     if "peak_memory_gb" in metrics:
         shown["peak_memory"] = f"{metrics['peak_memory_gb']} GB"
     facts = [(name.replace("_", " "), _word(value)) for name, value in shown.items()]
-    return (*facts, ("git commit", provenance.git_commit or "unknown"))
+    return (*facts, ("git commit", provenance.git_commit)) if provenance.git_commit else (*facts,)
 
 
 def _word(value: Any) -> str:

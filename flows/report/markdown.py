@@ -35,7 +35,7 @@ def _headline(card: Card) -> Iterator[str]:
     yield f"# Report card: d{card.depth}, {count(card.parameters)} parameters"
     yield ""
     yield (
-        f"{card.depth} layers, trained on {count(card.tokens)} tokens of text with "
+        f"{card.depth} layer{'s' if card.depth > 1 else ''}, trained on {count(card.tokens)} tokens of text with "
         f"{card.flops:.2e} FLOPs; {card.work}."
     )
     yield ""

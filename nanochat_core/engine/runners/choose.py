@@ -66,8 +66,8 @@ class Choice:
         tokens = min((g.num_pages - 1) * self.page_size for g in self.groups)
         return (
             f"{self.runner} in {self.precision} ({self.reason}): "
-            f"{_size(self.weight_bytes)} of weights, {_size(self.pool_bytes)} for keys and values "
-            f"of {tokens:,} tokens and more, {self.num_slots} at a time"
+            f"{_size(self.weight_bytes)} of weights, {_size(self.pool_bytes)} of KV cache "
+            f"({tokens:,} tokens or more), up to {self.num_slots} at a time"
         )
 
 

@@ -104,6 +104,7 @@ def make_files(stage: str, answer: str) -> dict[str, str]:
                         "arithmetic": make_score(correct, 200),
                         "spelling": make_score(70 if stage == "chat_eval_rl" else 90, 100),
                     },
+                    "turns": {"conversation: small talk": make_score(80, 100)},
                     "chatcore": correct / 200,
                     "failed": {},
                     "intervals": {"chatcore": [correct / 400, correct / 100]},

@@ -35,10 +35,11 @@ def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Ca
         assert "1.6000" in document
         assert "50.0 %" in document
         assert "val_bpb 1.6000 (1.5500 to 1.6500)" in " ".join(document.split())
-        assert (
-            "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL, "
-            "+40.0 points (+32.8 to +46.4)"
-        ) in document
+    assert "61.0 %" in page
+    assert "+40.0 points (+32.8 to +46.4)" in page
+    assert (
+        "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL, +40.0 points (+32.8 to +46.4)"
+    ) in text
 
 
 def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
@@ -47,12 +48,10 @@ def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
     page, text = card
     assert "<title>Report card: tiny</title>" in page
     assert page.count('class="worse"') == 1  # spelling, 90 % and 70 %; sums are better
-    for document in (page, text):
-        found = " ".join(document.split())
-        assert (
-            "spelling: pass@1 90.0 % before RL (sft), 70.0 % after RL, "
-            "-20.0 points (-28.4 to -12.0): worse"
-        ) in found
+    assert (
+        "spelling: pass@1 90.0 % before RL (sft), 70.0 % after RL, "
+        "-20.0 points (-28.4 to -12.0): worse"
+    ) in " ".join(text.split())
     run = open_profile("tiny", overrides=["seed=7", "rl.num_steps=3"]).run
     page, _ = make_report(tmp_path, run=run)
     assert "<title>Report card: tiny --set seed=7 --set rl.num_steps=3</title>" in page
