@@ -59,7 +59,7 @@ class Chart:
         axis: Any = {"title": "step", "tickCount": 5, "grid": False, "format": "~s"}
         x = channel("step", scale={"domain": [0, last], "nice": False}, **axis)
         axis = {"title": None, "tickCount": 5, "format": "~g", "domain": False, "ticks": False}
-        # From 0 if the value never changes: an axis without a range has one tick, with rounded digits.
+        # From 0 if the value never changes: an axis without a range has one tick, rounded.
         is_constant = len({value for points in self.curves for _, value in points}) == 1
         y = channel("value", scale={"zero": is_constant, "nice": True}, **axis)
         yield from _marks(self.stops, colours["mark"], x)

@@ -10,7 +10,7 @@ from flows.identity.manifest import Provenance
 from flows.identity.ref import short
 from flows.render.charts import Chart, Stop
 from flows.render.score import Delta, Score
-from flows.render.text import duration, percent
+from flows.render.text import count, duration, percent
 from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
 from flows.report.scores import TaskScore, chat_changes, chat_scores, measured, task_scores
@@ -118,10 +118,14 @@ class Card:
         return shlex.join(shlex.split(command.replace("\\\n", ""))[2:]) if command else ""
 
     @property
-    def work(self) -> str:
-        """The time and cost of the run as text."""
-        text = f"{duration(self.seconds)} of work over all stages"
-        return f"{text}, ${self.dollars:.2f}" if self.dollars else text
+    def lead(self) -> str:
+        """The size, time and cost of the run in a sentence."""
+        layers = f"{self.depth} layer{'s' if self.depth > 1 else ''}"
+        price = f", ${self.dollars:.2f}" if self.dollars else ""
+        return (
+            f"{layers}, trained on {count(self.tokens)} tokens of text "
+            f"with {self.flops:.2e} FLOPs; {duration(self.seconds)} of work over all stages{price}."
+        )
 
     @property
     def has_mfu(self) -> bool:

@@ -34,10 +34,7 @@ def render(card: Card) -> str:
 def _headline(card: Card) -> Iterator[str]:
     yield f"# Report card: d{card.depth}, {count(card.parameters)} parameters"
     yield ""
-    yield (
-        f"{card.depth} layer{'s' if card.depth > 1 else ''}, trained on {count(card.tokens)} tokens of text with "
-        f"{card.flops:.2e} FLOPs; {card.work}."
-    )
+    yield card.lead
     yield ""
     yield (
         f"- val_bpb {card.bpb_last:.4f}, {percent(card.bpb_fall)} below "

@@ -136,7 +136,7 @@ def continuations(engine: Engine, prompts: tuple[str, ...], *, max_new_tokens: i
 def _open_suite(job: Job, config: BaseEvalConfig, progress: Progress) -> CoreSuite | None:
     directory = job.inputs["task_data"] / "core"
     if not directory.is_dir():
-        progress.message("CORE skipped: this profile does not use it (task_data.core_bundle is null)")
+        progress.message("CORE skipped: the profile leaves it out (task_data.core_bundle is null)")
         return None
     suite = open_suite(directory, max_per_task=config.core_max_per_task)
     for task in suite.tasks:
