@@ -53,7 +53,9 @@ def _name(parameters: dict[str, Any]) -> str:
 @cancellable
 @takes(RunRequest)
 def nanochat(request: RunRequest) -> Outcome:
-    """Train, evaluate and report a model. Stages that are up to date are reused."""
+    """Train, evaluate and report a model. Stages that are up to date are reused, so a failed or
+    crashed run is resumed by running it again.
+    """
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
     opened = open_profile(request.profile, depth=request.depth, overrides=request.overrides)

@@ -52,7 +52,7 @@ def infer(
     ] = 64,
     rounds: Annotated[Positive, Parameter(help="Medians are of so many.")] = 3,
     precision: Annotated[
-        str, Parameter(help="Precision of the weights: model (its own), fp32, bf16 or int8.")
+        str, Parameter(help="Precision of the weights: model (its own), fp32, bf16, int8 or auto.")
     ] = "model",
     runner: Annotated[
         str | None,
