@@ -154,7 +154,8 @@ def check_torch(torch: dict[str, Any] | str) -> Iterator[Finding]:
     yield _ok("torch", f"{torch['version']} ({cuda})")
     # A CPU without bf16 instructions converts to fp32 and back, which is slower than fp32 alone.
     speedup = torch["bf16_speedup"]
-    found = f"matrix products run {speedup:.1f}x as fast as fp32 on this CPU"
+    times = f"{speedup:.1f} times as fast" if speedup > 1 else f"{1 / speedup:.1f} times as slow"
+    found = f"matrix products run {times} as fp32 on this CPU"
     if torch["gpu_bf16"] or speedup > 1:
         yield _ok("bf16", found)
     else:
