@@ -134,7 +134,7 @@ def test_the_card_says_where_the_model_is_from_and_how_it_did(store: Store) -> N
     put_run(store, "tiny-1", report, sft)
     text = export_model.model_card(store, sft, name="me/mine", is_own_code=True)
     assert text.startswith("---\nlibrary_name: transformers\n")
-    assert "A chat model" in text
+    assert "A nanochat-style chat model" in text
     base = export_model.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
     assert "A base model" in base
     assert "# me/mine" in text
