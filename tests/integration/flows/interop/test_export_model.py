@@ -136,7 +136,7 @@ def test_the_card_says_where_the_model_is_from_and_how_it_did(store: Store) -> N
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "A nanochat-style chat model" in text
     base = export_model.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
-    assert "A base model" in base
+    assert "A nanochat-style base model" in base
     assert "# me/mine" in text
     assert f"digest `{sft.digest}`" in text
     assert "- val_loss: 1.5" in text
