@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import Revoked, find_revoked
 from flows.frozen import frozen
 from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
@@ -355,8 +354,12 @@ def _wanted(
     from_stage: str | None,
 ) -> frozenset[str]:
     wanted = set(force) | set([from_stage] if from_stage else ())
-    for name in sorted(wanted):
-        check_stage(name)
+    if wanted:
+        # Imported here: few plans are asked to redo a stage, and all would wait for its imports.
+        from flows.artifacts.names import check_stage
+
+        for name in sorted(wanted):
+            check_stage(name)
     check_stages(stages, pinned, wanted)
     return stages_to_redo(stages, force=force, from_stage=from_stage)
 

@@ -7,6 +7,7 @@ read it, and runs `python -m tests.campaigns.security.sandbox` there once for ea
 import contextlib
 import ctypes
 import dataclasses
+import fcntl
 import json
 import os
 import re
@@ -60,7 +61,8 @@ def things_of_the_host() -> Iterator[Callable[[str], str]]:
     file.write_text("of the host")
     file.chmod(0o666)
     opened = os.open(file, os.O_RDONLY)
-    os.dup2(opened, 57, inheritable=True)
+    # A free number, and inheritable; a fixed one may be of a server of other tests.
+    inherited = fcntl.fcntl(opened, fcntl.F_DUPFD, 57)
     os.environ["SANDBOX_SECRET"] = "1"
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -80,7 +82,7 @@ def things_of_the_host() -> Iterator[Callable[[str], str]]:
             "SOCKET": str(folder),
             "DGRAM": str(folder / "datagrams"),
             **objects,
-            "INHERITED": "57",
+            "INHERITED": str(inherited),
             "USER": str(backends.USER if os.geteuid() == 0 else os.geteuid()),
             "MARK": f"3600.{time.time_ns()}",
         }
@@ -88,7 +90,7 @@ def things_of_the_host() -> Iterator[Callable[[str], str]]:
         yield lambda program: pattern.sub(lambda found: words[found[1]], program)
     del os.environ["SANDBOX_SECRET"]
     os.close(opened)
-    os.close(57)
+    os.close(inherited)
     shutil.rmtree(folder)
 
 
