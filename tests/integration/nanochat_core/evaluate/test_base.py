@@ -40,9 +40,9 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
     metrics = base.run(job)
     scores = json.loads((job.output / "scores.json").read_text())
     assert scores["core"] is scores["suite"] is None
-    told = [e["text"] for e in read_events(job.events) if "text" in e]
-    assert any("CORE skipped" in text for text in told)
-    assert any(" in fp32 (" in text for text in told)  # which runner answers, and why it
+    messages = [e["text"] for e in read_events(job.events) if "text" in e]
+    assert any("CORE skipped" in text for text in messages)
+    assert any(" in fp32 (" in text for text in messages)  # which runner answers, and why it
     assert pq.read_table(job.output / "examples.parquet").num_rows == 0
     losses = pq.read_table(job.output / "losses.parquet").to_pylist()
     for split in ("val", "train"):
