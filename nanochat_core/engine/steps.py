@@ -20,6 +20,7 @@ from nanochat_core.engine.slots import Slots
 _LOG = logging.getLogger(__name__)
 
 STEP_ROWS = 32  # rows times steps of a decode call: enough to make its fixed cost small
+SENDING_SECONDS = 0.0005  # that a server's other threads get to send first tokens
 SMOOTHING = 0.1  # of seconds_per_step: the share of the latest
 
 
@@ -151,6 +152,9 @@ class StepRunner:
         for seq in seqs:
             seq.phase, seq.logits = Phase.DECODE, None
         self._take(seqs, output)
+        # With a limit there are clients who wait, and the next pass would take every core.
+        if self.slice_seconds is not None and not self.runner.is_asynchronous:
+            time.sleep(SENDING_SECONDS)
 
     def decode(self) -> None:
         """Launch decode steps, and process the results of finished ones."""

@@ -63,8 +63,9 @@ def make_specs(directory: Path, engines: Engines) -> Sequence[Spec]:
     # More workers than GPUs share them in turn.
     workers = engines.workers or max(1, gpus)
     kind = "cuda" if gpus else "cpu"
-    # On a CPU one core is left to the HTTP process: every stream goes through it.
-    threads = max(1, (len(os.sched_getaffinity(0)) - 1) // workers)
+    # On a CPU no core is kept for the HTTP process: it needs little, and a thread of the kernels
+    # that it preempts holds the others up no longer than the piece of work that it has taken.
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
     return [
         Spec(
             maker=engines.maker,
