@@ -38,14 +38,9 @@ GREEDY = SamplingParams(temperature=0.0)
 TINY = 1e-30  # stands for a temperature or a top_p of 0 where it must not divide or exclude all
 
 
-def row_keys(seeds: Tensor, samples: Tensor) -> Tensor:
-    """Return one random stream's key per row. Seeds, sample indices and keys (B,) int64."""
-    return _mix(_mix(seeds + _GOLDEN) + samples * _GOLDEN)
-
-
 def row_key(seed: int, sample: int) -> int:
-    """Return the key of one row, see `row_keys`."""
-    return int(row_keys(torch.tensor([seed]), torch.tensor([sample])))
+    """Return the key of the random stream of a request's sample, a signed 64-bit integer."""
+    return _mix_int(_mix_int(seed + _GOLDEN) + sample * _GOLDEN)
 
 
 def uniforms(keys: Tensor, positions: Tensor) -> Tensor:
@@ -350,6 +345,15 @@ def _mix(x: Tensor) -> Tensor:
     x = (x ^ _shift(x, 30)) * _MIX1
     x = (x ^ _shift(x, 27)) * _MIX2
     return x ^ _shift(x, 31)
+
+
+def _mix_int(x: int) -> int:
+    """`_mix` of one number, for which a call of torch takes a hundred times as long."""
+    x %= 1 << 64
+    x = (x ^ x >> 30) * _MIX1 % (1 << 64)
+    x = (x ^ x >> 27) * _MIX2 % (1 << 64)
+    x ^= x >> 31
+    return x - (x >> 63 << 64)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:

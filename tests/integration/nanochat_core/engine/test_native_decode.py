@@ -11,7 +11,8 @@ from nanochat_core.engine.native import build
 from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import FORMS, Precision
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.sampling import row_key, row_keys, sample
+from nanochat_core.engine.sampling import row_key, sample
+from tests.support.nanochat_core.engine.naive import row_keys
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     VOCAB,

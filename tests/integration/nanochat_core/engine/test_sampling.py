@@ -6,12 +6,13 @@ from nanochat_core.engine import sampling
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import (
     SamplingRows,
-    row_keys,
+    row_key,
     sample,
     sample_each,
     sample_rows,
     uniforms,
 )
+from tests.support.nanochat_core.engine.naive import row_keys
 
 pytestmark = pytest.mark.torch
 
@@ -31,6 +32,12 @@ def test_uniforms_fill_the_unit_interval_evenly():
     assert 0.999 < u.max() < 1.0
     counts = torch.histc(u, bins=20, min=0.0, max=1.0)
     assert ((counts - 1000).abs() < 5 * 1000**0.5).all()
+
+
+def test_the_key_of_a_row_is_splitmix64s_with_any_seed():
+    for seed in (0, 1, -1, 42, 2**63 - 1, -(2**63)):
+        keys = row_keys(torch.full((300,), seed), torch.arange(300))
+        assert [row_key(seed, i) for i in range(300)] == keys.tolist()
 
 
 def test_seed_sample_and_position_each_give_another_stream():

@@ -13,12 +13,12 @@ from nanochat_core.engine.sampling import (
     candidates_of,
     cap,
     log_probs,
-    row_keys,
     sample,
     sample_each,
     sample_rows,
     uniforms,
 )
+from tests.support.nanochat_core.engine.naive import row_keys
 
 pytestmark = pytest.mark.torch
 

@@ -9,9 +9,10 @@ from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners.choose import page_groups
 from nanochat_core.engine.runners.torch_runner import TorchRunner
-from nanochat_core.engine.sampling import row_key, row_keys, sample
+from nanochat_core.engine.sampling import row_key, sample
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
+from tests.support.nanochat_core.engine.naive import row_keys
 from tests.support.nanochat_core.engine.torch_slots import (
     GREEDY,
     LONGEST,
