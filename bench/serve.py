@@ -3,7 +3,7 @@
     NANOCHAT_JAN_DIR=/path/to/nanochat python bench/serve.py [--depth 4] [--clients 16]
 
 Both serve the same random weights on this machine's CPU (or --device cuda: not run there yet), each
-by its own command and with as many threads as it takes, in alternating rounds: one client asks
+by its own command and with a thread for each core, in alternating rounds: one client asks
 several times, then so many clients ask at once, while another connection asks /health without a
 break. Connections are kept alive. No two prompts begin alike. At the end a client leaves in the
 middle of an answer, and it is timed until the slot is free. Random weights never end an answer, so
@@ -71,9 +71,7 @@ class Answer:
 def main() -> None:
     """Measure, print a table and one line of JSON."""
     options = parse_options()
-    os.environ.pop("OMP_NUM_THREADS", None)
-    if options.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(options.threads)
+    os.environ.pop("OMP_NUM_THREADS", None)  # or the peer would take so many; we take all cores
     checkout = os.environ.get("NANOCHAT_JAN_DIR")
     if checkout is None:
         print("NANOCHAT_JAN_DIR is not set: there is no peer to compare with")
@@ -103,7 +101,6 @@ def parse_options() -> argparse.Namespace:
     add("--tokens", type=int, default=64, help="of each answer")
     add("--rounds", type=int, default=3)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--threads", type=int, help="of the CPU, of each server; else as many as there are CPUs")
     add("--precision", default="fp32", help="of our weights; the peer's are fp32")
     add("--at-least", type=float, help="exit 1 when tokens/s are fewer times more")
     add("--at-least-first-token", type=float, help="exit 1 when it comes fewer times sooner")

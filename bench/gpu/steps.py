@@ -169,7 +169,7 @@ USE = (
         program="bench/serve.py",
         options="--device cuda --depth 20 --precision bf16 --clients 64 "
         "--peer-clients 8 --tokens 64 --rounds 1",
-        dry="--depth 2 --clients 2 --tokens 4 --rounds 1 --threads 1",
+        dry="--depth 2 --clients 2 --tokens 4 --rounds 1",
         passes="figures: tokens/s, first token p50 and p99, /health under load",
     ),
     Step(
