@@ -1,4 +1,5 @@
-"""Prefect automations that recover lost runs: they crash silent ones and resume crashed ones.
+"""Prefect automations that recover lost runs: they crash silent ones and resume crashed ones, until
+one has crashed too often.
 
 They match only deployed runs of our flows, since only those are sure to send heartbeats often
 enough. Runs of other flows on the same server are left alone.
@@ -28,6 +29,10 @@ QUEUED_MINUTES = 60  # other infrastructure, such as Kubernetes, may wait for a 
 # A worker reports a killed process twice, some six seconds apart. If the run were resumed at the
 # first report, the second one would set the running attempt to Crashed.
 SETTLED_SECONDS = 10
+# What crashes before the flow begins, as code that does not load, is resumed every half minute or
+# so. A machine that is lost is not lost that often.
+MOST_CRASHES = 20
+CRASH_MINUTES = 30
 
 RUN = "prefect.flow-run."
 ID = "prefect.resource.id"
@@ -35,6 +40,7 @@ _OURS: tuple[dict[str, Any], ...] = (
     {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
     {"prefect.resource.role": "deployment"},
 )
+_RESUMED = {ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"}
 
 
 def recovery() -> list[AutomationCore]:
@@ -65,22 +71,41 @@ def recovery() -> list[AutomationCore]:
         seconds=ZOMBIE_SECONDS,
         message=f"no heartbeat for {ZOMBIE_SECONDS} s",
     )
-    return [zombies, *stuck, resume_crashed()]
+    return [zombies, *stuck, resume_crashed(), fail_what_keeps_crashing()]
 
 
 def resume_crashed() -> AutomationCore:
     """Return the automation that resumes crashed runs with the tag AUTO_RESUME."""
-    # Without a limit, since automations cannot count: the flow fails after too many starts without
-    # progress, see check_restart_limit.
+    # A flow that begins counts its starts itself, and fails after too many without progress: see
+    # check_restart_limit. One that does not begin is failed by the automation below.
     return _after_silence(
         AUTOMATION,
         f"Resumes a crashed run with the tag {AUTO_RESUME} after {SETTLED_SECONDS} s.",
         after=["Crashed"],
         seconds=SETTLED_SECONDS,
-        related=[{ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"}],
+        related=[_RESUMED],
         state=StateType.SCHEDULED,
         state_name="AwaitingRetry",
         message="resumed by itself after a crash",
+    )
+
+
+def fail_what_keeps_crashing() -> AutomationCore:
+    """Return the automation that ends the resuming of a run that crashes again and again."""
+    often = f"crashed {MOST_CRASHES} times within {CRASH_MINUTES} min"
+    return _automation(
+        "nanochat-fail-crashing",
+        f"Sets a run with the tag {AUTO_RESUME} that {often} to Failed, which is not resumed.",
+        EventTrigger(
+            posture=Posture.Reactive,
+            expect={f"{RUN}Crashed"},
+            match=ResourceSpecification({ID: f"{RUN}*"}),
+            match_related=[ResourceSpecification(labels) for labels in (*_OURS, _RESUMED)],
+            for_each={ID},
+            threshold=MOST_CRASHES,
+            within=timedelta(minutes=CRASH_MINUTES),
+        ),
+        ChangeFlowRunState(state=StateType.FAILED, message=often, force=False),
     )
 
 
@@ -149,6 +174,12 @@ def _after_silence(
     )
     # Without force Prefect's rules of transitions apply: a run that ended meanwhile stays ended.
     action = ChangeFlowRunState(state=state, name=state_name, message=message, force=False)
+    return _automation(name, description, trigger, action)
+
+
+def _automation(
+    name: str, description: str, trigger: EventTrigger, action: ChangeFlowRunState
+) -> AutomationCore:
     return AutomationCore(
         name=name, description=description, tags=[TAG], trigger=trigger, actions=[action]
     )

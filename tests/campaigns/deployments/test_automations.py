@@ -132,6 +132,32 @@ def test_a_crash_is_resumed_once_it_has_been_reported_for_the_last_time(
     assert api.state(ordered)["name"] == "Crashed"  # whoever ordered it decides
 
 
+@pytest.mark.timeout(600)
+def test_a_run_that_crashes_again_and_again_is_failed_and_not_resumed(
+    deploy: Callable[..., Any], api: PrefectApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments import automations
+
+    with monkeypatch.context() as patch:
+        patch.setattr(automations, "MOST_CRASHES", 3)
+        deploy()
+    try:
+        run = make_run(api, "nanochat/nanochat", "crashed")
+        other = make_run(api, "nanochat/nanochat", "crashed")
+        for _ in range(2):
+            wait_for(api, run, "resumed by itself", seconds=90, every=nothing)
+            while api.state(run)["type"] != "SCHEDULED":
+                time.sleep(0.5)
+            api.set_state(run, "crashed", "again")
+        wait_for(api, run, "crashed 3 times within 30 min", seconds=60, every=nothing)
+        wait_for(api, other, "resumed by itself", seconds=90, every=nothing)
+        time.sleep(2 * automations.SETTLED_SECONDS)
+        assert api.state(run)["type"] == "FAILED"
+        assert api.state(other)["type"] == "SCHEDULED"
+    finally:
+        deploy()
+
+
 def test_a_pool_whose_worker_is_gone_is_posted(
     deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
 ) -> None:

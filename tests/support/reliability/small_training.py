@@ -108,7 +108,8 @@ def digests(job: Job) -> dict[str, str]:
 def told(job: Job) -> dict[tuple[str, int], list[dict[str, float]]]:
     """(kind, step) -> what each attempt told of it, clocks left out."""
     found: dict[tuple[str, int], list[dict[str, float]]] = {}
-    for event in read_events(job.events):
+    # A job that was killed while it started has no such file.
+    for event in read_events(job.events) if job.events.exists() else ():
         if event["kind"] in ("step", "eval"):
             values = {k: v for k, v in event["values"].items() if k not in CLOCKS}
             found.setdefault((event["kind"], event["step"]), []).append(values)
