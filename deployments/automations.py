@@ -40,7 +40,7 @@ _OURS: tuple[dict[str, Any], ...] = (
     {"prefect.resource.role": "flow", "prefect.resource.name": list(FLOWS)},
     {"prefect.resource.role": "deployment"},
 )
-_RESUMED = {ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"}
+_RESUMED: dict[str, Any] = {ID: f"prefect.tag.{AUTO_RESUME}", "prefect.resource.role": "tag"}
 
 
 def recovery() -> list[AutomationCore]:
@@ -105,7 +105,7 @@ def fail_what_keeps_crashing() -> AutomationCore:
             threshold=MOST_CRASHES,
             within=timedelta(minutes=CRASH_MINUTES),
         ),
-        ChangeFlowRunState(state=StateType.FAILED, message=often, force=False),
+        ChangeFlowRunState(state=StateType.FAILED, name=None, message=often, force=False),
     )
 
 
