@@ -348,7 +348,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _mix_int(x: int) -> int:
-    """`_mix` of one number, for which a call of torch takes a hundred times as long."""
+    """Apply `_mix` to one number: torch takes some fifty times as long for it."""
     x %= 1 << 64
     x = (x ^ x >> 30) * _MIX1 % (1 << 64)
     x = (x ^ x >> 27) * _MIX2 % (1 << 64)
