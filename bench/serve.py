@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+import uvloop
 
 from nanochat_core.eras import numerics
 from nanochat_core.interop.nanochat_files import write_checkpoint
@@ -83,11 +84,11 @@ def main() -> None:
         found: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
         for number in range(options.rounds + 1):
             for name, side in sides.items():
-                rate = asyncio.run(measure(side, number, options))
+                rate = uvloop.run(measure(side, number, options))
                 if number:  # the first round warms up
                     found[name].append(rate)
                 print(f"{name} {number} {rate}", file=sys.stderr, flush=True)
-        freed = {name: asyncio.run(leave(sides[name], LEAVERS[name], options)) for name in sides}
+        freed = {name: uvloop.run(leave(sides[name], LEAVERS[name], options)) for name in sides}
     report(options, found, freed)
 
 
@@ -208,7 +209,7 @@ def is_ready(port: int) -> bool:
             return (await get_health(wire))["ready"]
 
     try:
-        return asyncio.run(ask())
+        return uvloop.run(ask())
     except (OSError, ValueError, AssertionError):
         return False
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from nanochat_core.errors import NanochatError
 from nanochat_core.server.app import make_app
@@ -110,7 +111,7 @@ def serve(
     allow_connections()
     listener = open_port(host, port)  # before the model, which takes a while to load
     with listener, contextlib.suppress(KeyboardInterrupt):  # uvicorn has stopped, and raises it
-        asyncio.run(_serve(directory, name, listener, engines, rules, newer))
+        uvloop.run(_serve(directory, name, listener, engines, rules, newer))
 
 
 async def _serve(

@@ -109,7 +109,9 @@ class Worker:
         stream = AnswerStream(request.num_samples, worker=self.index, on_cancel=cancel)
         self._under_way[number] = stream
         self.busy += request.num_samples
-        self._send(["generate", number, dataclasses.asdict(request)])
+        # Not `asdict`, which copies each token of the prompt by itself.
+        fields = {**vars(request), "params": vars(request.params)}
+        self._send(["generate", number, fields])
         return stream
 
     def fail_all(self, why: str) -> None:

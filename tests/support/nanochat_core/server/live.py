@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import uvloop
 
 from nanochat_core.server.__main__ import Server
 from nanochat_core.server.config import ServerConfig
@@ -93,7 +94,7 @@ def serving(rules: ServerConfig | None = None, **engines) -> Iterator[Live]:
             await service.stop()
 
     with open_port("127.0.0.1", 0) as listener:
-        thread = threading.Thread(target=lambda: asyncio.run(run(listener)))
+        thread = threading.Thread(target=lambda: uvloop.run(run(listener)))
         thread.start()
         assert ready.wait(PATIENCE)
         try:
