@@ -5,8 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Threads of numerical libraries inside tests: tests run side by side.
-TEST_ENV := OMP_NUM_THREADS=1 NO_COLOR=1 PYTHONDONTWRITEBYTECODE=
+TEST_ENV := NO_COLOR=1 PYTHONDONTWRITEBYTECODE=
 
 GPUS := $(wildcard /dev/nvidia[0-9]*)
 # The package index of torch, if another one than pip's.

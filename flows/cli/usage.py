@@ -40,6 +40,8 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         # pretrain.num_steps is a setting, and nearest by letters to an option that is none.
         if "." in option and "--set" in names:
             hint = f"a setting is given like --set {option.lstrip('-')}=VALUE"
+        elif option == "--resume" and "--set" in names:
+            hint = "leave it out: the same command resumes"
         return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=help_hint)

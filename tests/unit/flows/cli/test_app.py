@@ -60,6 +60,7 @@ COMMANDS = [  # in the order of the help
             "unknown option --pretrain.num_steps",
             "a setting is given like --set pretrain.num_steps=VALUE",
         ),
+        ("run tiny --resume", "unknown option --resume", "leave it out: the same command resumes"),
         ("plan", "plan needs PROFILE", "see `nanochat plan --help`"),
         ("plan tiny --depth", "--depth needs a value", "see `nanochat plan --help`"),
         ("plan tiny small", "unexpected argument 'small'", "see `nanochat plan --help`"),
