@@ -35,8 +35,8 @@ REGISTERED = (
 PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
 
-# Threads of numerical libraries: tests run side by side, and threads that wait for each other's time
-# slices take ten times as long. Before the first import of torch.
+# Threads of numerical libraries. Tests run side by side: threads that wait for each other's time
+# slices take ten times as long. Set before torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and so would every
