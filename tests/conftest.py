@@ -36,7 +36,7 @@ PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
 
 # Threads of numerical libraries. Tests run side by side: threads that wait for each other's time
-# slices take ten times as long. Set before torch is imported.
+# slices take ten times as long. Set before torch is imported; your own setting is kept.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A shell without job control has what it starts in the background ignore Ctrl-C, and so would every

@@ -26,6 +26,7 @@ _OTHER_WORDS = {
     "help": ("--help",),
     "version": ("--version",),
 }
+_RESUMING = ("run", "sweep", "miniseries")  # given again, they continue
 
 
 def usage_mistake(error: CycloptsError) -> ConfigError:
@@ -40,7 +41,7 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
         # pretrain.num_steps is a setting, and nearest by letters to an option that is none.
         if "." in option and "--set" in names:
             hint = f"a setting is given like --set {option.lstrip('-')}=VALUE"
-        elif option == "--resume" and "--set" in names:
+        elif option == "--resume" and (error.command_chain or ("",))[0] in _RESUMING:
             hint = "leave it out: the same command resumes"
         return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:

@@ -20,7 +20,7 @@ from nanochat_core.engine.slots import Slots
 _LOG = logging.getLogger(__name__)
 
 STEP_ROWS = 32  # rows times steps of a decode call: enough to make its fixed cost small
-SENDING_SECONDS = 0.001  # that a server's other threads get to send first tokens
+SENDING_SECONDS = 0.001  # for a server's other threads, to send first tokens; docs/LOG.md
 SMOOTHING = 0.1  # of seconds_per_step: the share of the latest
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-ORCHESTRATION = ("prefect", "boto3", "botocore", "duckdb", "fastapi", "uvicorn")
+ORCHESTRATION = ("prefect", "boto3", "botocore", "duckdb", "fastapi", "uvicorn", "uvloop")
 # What a machine that runs GPU stages may lack.
 NOT_FOR_WORKERS = (*ORCHESTRATION, "rustbpe", "cyclopts", "altair", "starlette", "pydantic")
 WITHOUT_TORCH = (

@@ -14,10 +14,12 @@ def locked() -> dict[str, str]:
 
 
 def test_the_lock_and_the_constraints_name_the_same_versions() -> None:
-    constraints = dict(PIN.findall((ROOT / "constraints.txt").read_text(encoding="utf-8").lower()))
+    pins = PIN.findall((ROOT / "constraints.txt").read_text(encoding="utf-8").lower())
+    constraints = dict(pins)
     differ = {n: v for n, v in locked().items() if constraints.get(n, v) != v}
 
     assert len(locked()) > 100
+    assert len(constraints) == len(pins), "a package is named twice"
     assert differ == {}, "make lock"
 
 

@@ -21,6 +21,7 @@ HEAVY = (
         "duckdb",
         "fastapi",
         "uvicorn",
+        "uvloop",
         "pyarrow",
         "tiktoken",
     ),
