@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import uvloop
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.model.checkpoint import load_model
@@ -67,7 +66,7 @@ def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
 
 
 async def accepted_option(level: int, option: int) -> int:
-    """Return a socket option of a connection that the loop accepted on our listener."""
+    """Return a socket option of a connection that an asyncio server accepted on our listener."""
     found = asyncio.get_running_loop().create_future()
 
     def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -81,8 +80,7 @@ async def accepted_option(level: int, option: int) -> int:
 
 
 def test_an_accepted_connection_sends_each_answer_at_once():
-    # Else Nagle's algorithm and delayed ACKs hold it for 40 ms where the connection is kept open.
-    assert uvloop.run(accepted_option(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
+    assert asyncio.run(accepted_option(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
 
 
 def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
