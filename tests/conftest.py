@@ -1,6 +1,7 @@
 """For all tests: real servers on request, and skips summed up in three lines."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -17,9 +18,10 @@ from _pytest.assertion import rewrite
 from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
+from flows.identity import cpp_source, fingerprint
 from infra.prefect.access import AUTH, auth
 from infra.prefect.records import Server
-from infra.prefect.server import client_environment, stop_server, wait_for_server
+from infra.prefect.server import client_environment, stop_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.infra.prefect_server import ensure_server
@@ -43,6 +45,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # program that a test starts, to see what Ctrl-C does.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scans_once() -> Iterator[None]:
+    """Scan each source once a process: most homes of tests are fresh and so know no scan of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fingerprint, "scan", functools.cache(fingerprint.scan))
+        patch.setattr(cpp_source, "digest_of_cpp", functools.cache(cpp_source.digest_of_cpp))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +85,6 @@ def prefect_database(shared: Path) -> Path:
         if not path.exists():
             patch.setenv(AUTH, "")  # not that of a server that an earlier test started
             patch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS", "5")  # 60 to wait for
-            patch.setitem(wait_for_server.__kwdefaults__, "seconds", 240.0)  # on a busy machine
             ensure_server(shared / PREFECT)
             history = sqlite3.connect(shared / PREFECT / "prefect" / path.name)
             with contextlib.closing(history), contextlib.closing(sqlite3.connect(path)) as copy:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flows.render.score import Delta, Score
 from nanochat_core.errors import ArtifactError
@@ -22,6 +22,9 @@ from nanochat_core.evaluate.intervals import (
     ratio_of,
     weighted_sum,
 )
+
+if TYPE_CHECKING:
+    import duckdb
 
 EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"
 FILES = (EXAMPLES, LOSSES, SCORES)  # that are read of an evaluation
@@ -83,15 +86,17 @@ def pair(first: Path, other: Path) -> Pairs:
     old, new = (_read_scores(directory) for directory in (first, other))
     suites = [tree.get("suite") for tree in (old, new)]
     by_task: dict[str, Answers] = {}
+    paths = [directory / name for name in (EXAMPLES, LOSSES) for directory in (first, other)]
+    examples, other_examples, losses, other_losses = _read_tables(*paths)
     if None not in suites and suites[0] != suites[1]:
         digits = " and ".join(str(digest)[:_SHOWN_DIGITS] for digest in suites)
         why_not = f"their suites are {digits}"
     else:
-        by_task, why_not = _pair_answers(first / EXAMPLES, other / EXAMPLES)
+        by_task, why_not = _pair_answers(examples, other_examples)
     differences = {task: answers.interval for task, answers in by_task.items()}
     if (mean := _difference_of_means(by_task, old, new)) is not None:
         differences |= dict.fromkeys(_MEANS, mean)
-    differences |= _pair_losses(first / LOSSES, other / LOSSES)
+    differences |= _pair_losses(losses, other_losses)
     return Pairs(by_task=by_task, differences=differences, why_not=why_not)
 
 
@@ -126,27 +131,36 @@ def _read_scores(directory: Path) -> Mapping[str, Any]:
     return cast("dict[str, Any]", tree)
 
 
-def _read_table(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table; none without the file."""
-    if not path.exists():
-        return []
+def _read_tables(*paths: Path) -> list[list[dict[str, Any]]]:
+    """Return the rows of each table; none without the file."""
+    if not any(path.exists() for path in paths):
+        return [[] for _ in paths]
     import duckdb  # here, since importing it slows down commands that do not need it
 
+    # One connection: to open it takes ten times as long as to read a table.
+    with duckdb.connect(":memory:") as connection:
+        return [_read_table(connection, path) if path.exists() else [] for path in paths]
+
+
+def _read_table(connection: "duckdb.DuckDBPyConnection", path: Path) -> list[dict[str, Any]]:
+    import duckdb
+
     try:
-        with duckdb.connect(":memory:") as connection:
-            found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
-            names = [column[0] for column in found.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
     except duckdb.Error as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
 
 
-def _pair_answers(first: Path, other: Path) -> tuple[dict[str, Answers], str | None]:
+def _pair_answers(
+    first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Answers], str | None]:
     """Pair two tables of answers; why tasks are left out: they had other questions."""
-    earlier = {(row["task"], row["place"]): row for row in _read_table(first)}
+    earlier = {(row["task"], row["place"]): row for row in first}
     others: dict[str, None] = {}
     by_task: dict[str, list[AnswerPair]] = {}
-    for row in sorted(_read_table(other), key=lambda row: (row["task"], row["place"])):
+    for row in sorted(other, key=lambda row: (row["task"], row["place"])):
         if (before := earlier.get((row["task"], row["place"]))) is None:
             continue
         if any(before[name] != row[name] for name in _ASKED if name in before and name in row):
@@ -190,9 +204,11 @@ def _difference_of_means(
     return weighted_sum([answers.interval for answers in by_task.values()], weights)
 
 
-def _pair_losses(first: Path, other: Path) -> dict[str, Interval]:
+def _pair_losses(
+    first: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]
+) -> dict[str, Interval]:
     """Return the difference of bits per byte of each split of the same text, as {split}_bpb."""
-    old, new = (dict(_by_split(path)) for path in (first, other))
+    old, new = (dict(_by_split(rows)) for rows in (first, other))
     found: dict[str, Interval] = {}
     for split in old.keys() & new.keys():
         (nats, num_bytes), (nats_before, bytes_before) = new[split], old[split]
@@ -202,9 +218,10 @@ def _pair_losses(first: Path, other: Path) -> dict[str, Interval]:
     return found
 
 
-def _by_split(path: Path) -> Iterator[tuple[str, tuple[list[float], list[int]]]]:
+def _by_split(
+    rows: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[str, tuple[list[float], list[int]]]]:
     """Yield each split of a table of losses with the nats and the bytes of its rows."""
-    rows = _read_table(path)
     for split in dict.fromkeys(row["split"] for row in rows):
         of_split = [row for row in rows if row["split"] == split]
         yield split, ([row["nats"] for row in of_split], [row["bytes"] for row in of_split])

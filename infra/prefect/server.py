@@ -50,7 +50,7 @@ from nanochat_core.runtime.user_cache import user_cache
 
 FIRST_PORT = 4200
 PORTS = 100
-SECONDS_TO_START = 90.0  # a fresh database takes 10 s on a fast disk
+SECONDS_TO_START = 240.0  # 10 s on an idle machine, minutes on a busy one
 SECONDS_TO_STOP = 10.0
 START_ANEW = "`nanochat down` stops it; then give the same command again"  # a hint
 # Settings of a person's own Prefect: our server's pages would show that server's address.

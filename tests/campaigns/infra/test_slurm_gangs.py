@@ -64,7 +64,6 @@ def login_node(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "NANOCHAT_HOME": str(tmp_path / "home"),
         "NANOCHAT_ADDRESS": "127.0.0.1",
-        "OMP_NUM_THREADS": "1",
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(gangs, "SECONDS_BETWEEN_LOOKS", 0.5)

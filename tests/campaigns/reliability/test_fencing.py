@@ -11,6 +11,7 @@ import random
 import shutil
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ import pytest
 
 from flows.artifacts.publish import find_manifest, publish
 from flows.identity.fingerprint import Code, Identity, identify
-from flows.identity.manifest import Provenance
 from flows.leases.lease import LeaseGrant, check, try_acquire
 from infra.storage.base import ObjectNotFound, Store
 from tests.support.campaigns import Campaign
 from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
 from tests.support.flows.claims import claim
 from tests.support.flows.fixtures import Toys
+from tests.support.flows.rows import PROVENANCE
 from tests.support.flows.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(7200)
@@ -143,15 +144,8 @@ def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) ->
     output = place / "output"
     output.mkdir()
     (output / "value.txt").write_text("new")
-    provenance = Provenance(
-        run="run-new",
-        owner=held.record.owner,
-        epoch=held.record.epoch,
-        created="2026-11-21T05:53:38Z",
-        git_commit=None,
-        metrics={},
-        segments=(),
-    )
+    record = held.record
+    provenance = replace(PROVENANCE, run="run-new", owner=record.owner, epoch=record.epoch)
     publish(
         store,
         identity,

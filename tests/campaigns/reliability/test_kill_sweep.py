@@ -4,7 +4,6 @@ The figures of the last run are in docs/reliability.md. NANOCHAT_TRIALS is the n
 """
 
 import contextlib
-import os
 import random
 import shutil
 import subprocess
@@ -60,7 +59,6 @@ def start(home: Path) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
 

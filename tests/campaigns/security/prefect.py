@@ -25,7 +25,7 @@ from tests.support.infra.stack.attempts import (
 
 def run() -> list[Row]:
     """Bring a stack up and try everything that this machine allows."""
-    with stack_without_a_set_password() as stack:
+    with stack_without_a_set_password("--pool", "cpu") as stack:
         api_url = str(stack.record.api_url)
         password = str(find_password(stack.home))
         token = csrf_token(api_url, password)

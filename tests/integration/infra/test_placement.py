@@ -20,6 +20,7 @@ from infra.placement import (
 )
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Attention, Job, Resources
+from tests.support.small_job import small_job
 
 
 @pytest.mark.parametrize(
@@ -230,13 +231,5 @@ def test_what_attention_may_be_is_the_table_of_backends():
 
 def test_a_job_file_keeps_every_resource(tmp_path: Path):
     resources = with_settings(RESOURCES, ["sinks=trackio", "keep_checkpoints=3"])
-    job = Job(
-        directory=tmp_path,
-        stage="pretrain",
-        entry="toy",
-        fingerprint="f" * 64,
-        config={},
-        inputs={},
-        resources=resources,
-    )
+    job = small_job(tmp_path, resources=resources)
     assert Job.read(job.write()).resources == resources

@@ -1,19 +1,16 @@
-"""The local Prefect server's record, port and answers. Only one test starts the real server."""
+"""The local Prefect server's record, port and answers; flows/cli/test_run.py starts a real one."""
 
 import http.server
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from infra.prefect.access import ServerError, check_answers
@@ -175,6 +172,21 @@ def test_a_server_without_a_password_is_had_by_asking_for_it(tmp_path: Path, sil
     assert server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"] == find_password(home)
 
 
+def test_the_environments_password_is_the_servers_and_in_no_file(
+    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "nanochat:only-in-the-environment")
+
+    server = start_server(tmp_path / "home")
+
+    assert server.process is not None
+    told = server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"]
+    assert told == "nanochat:only-in-the-environment"
+    files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if b"only-in-the" in path.read_bytes()]
+
+
 def test_a_server_that_dies_while_starting_is_reported_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "prefect").mkdir()
     (tmp_path / "prefect" / "server.log").write_text("starting\nno such table: run\n\n")
@@ -217,34 +229,3 @@ def test_a_proxy_is_never_asked_for_the_local_server(
     environment = client_environment(tmp_path, "http://127.0.0.1:4200/api", console_logs=False)
 
     assert environment["NO_PROXY"] == "example.org,127.0.0.1,localhost"
-
-
-@pytest.mark.prefect
-def test_the_server_starts_once_survives_its_starter_and_stops(
-    tmp_path: Path, prefect_database: Path
-) -> None:
-    (tmp_path / "prefect").mkdir()
-    shutil.copy(prefect_database, tmp_path / "prefect" / "prefect.db")
-    start = (
-        "import sys; from pathlib import Path;"
-        "from tests.support.infra.prefect_server import ensure_server;"
-        "print(ensure_server(Path(sys.argv[1])).port)"
-    )
-    command = [sys.executable, "-c", start, str(tmp_path)]
-    tmp_path.chmod(0o755)  # as homes of earlier versions are
-    first = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert first.stderr == ""
-    modes = [path.stat().st_mode & 0o777 for path in (tmp_path, tmp_path / "prefect")]
-    assert modes == [0o700, 0o700]
-
-    server = find_server(tmp_path)
-    assert server is not None
-    assert ensure_server(tmp_path) == server
-    assert server.port == int(first.stdout)
-    with urllib.request.urlopen(f"{server.ui_url}/ui-settings") as answer:
-        assert json.load(answer)["api_url"] == server.api_url
-    assert "Traceback" not in (tmp_path / "prefect" / "server.log").read_text()
-
-    assert stop_server(tmp_path) is True
-    assert find_server(tmp_path) is None
-    assert not psutil.pid_exists(server.pid)

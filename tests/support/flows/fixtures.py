@@ -14,9 +14,9 @@ from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Store
 from infra.storage.open import open_store
-from nanochat_core.job import Resources
 from tests.support.flows.house import House, make_house
 from tests.support.flows.terminal import Terminal
+from tests.support.small_job import one_thread
 
 # Writes its inputs' values and its own name; a file named after the stage in HOME/broken makes it
 # fail.
@@ -65,14 +65,7 @@ class Toys:
             home=self.home,
             store=(self.home / "store").as_uri(),
             gpus=0,
-            resources=Resources(
-                device="cpu",
-                threads=1,
-                device_batch_size=1,
-                save_every_seconds=60.0,
-                eval_every_steps=0,
-                dollars_per_hour=3.6,
-            ),
+            resources=one_thread(save_every_seconds=60.0, dollars_per_hour=3.6),
         )
 
     def context(self, run_id: str = "toy-1", *, strict: bool = True) -> BuildContext:

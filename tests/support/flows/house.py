@@ -8,7 +8,7 @@ from typing import Any
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import Run
 from flows.identity.fingerprint import Code
-from flows.identity.manifest import Manifest, Provenance, identify_from
+from flows.identity.manifest import Manifest, identify_from
 from flows.identity.work import measure_work
 from flows.plan.plan import Plan, make_plan
 from flows.stages import STAGES
@@ -17,6 +17,7 @@ from infra.storage.local import LocalStore
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
 from nanochat_core.job import Resources
+from tests.support.flows.rows import PROVENANCE
 
 RUN = scaling.run_for_depth(4)
 NAMES = [stage.name for stage in STAGES]
@@ -69,11 +70,8 @@ def build(
         output = work / "output" / stage.name
         output.mkdir(parents=True, exist_ok=True)
         (output / "data").write_text(content(identity.fingerprint))
-        provenance = Provenance(
-            run="tiny-1",
-            owner="o",
-            epoch=1,
-            created="2026-11-21T05:53:38Z",
+        provenance = dataclasses.replace(
+            PROVENANCE,
             git_commit=commit,
             metrics={},
             segments=({"started": 0.0, "ended": 100.0, "device": "cpu", "processes": 1},),

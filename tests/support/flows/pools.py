@@ -75,11 +75,10 @@ def _make_pool(pool: str) -> None:
 def start_worker(pool: str = POOL, *, limit: int = 4) -> "subprocess.Popen[bytes]":
     """A worker of the pool, in a session of its own."""
     words = ["--pool", pool, "--type", "process", "--limit", str(limit), "--name", f"of-{pool}"]
-    environment = {**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "1", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "prefect", "worker", "start", *words],
         cwd=REPOSITORY,
-        env=environment,
+        env={**os.environ, "PREFECT_WORKER_QUERY_SECONDS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

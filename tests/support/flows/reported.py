@@ -13,18 +13,10 @@ from flows.report.stage import run
 from flows.stages import REPORT, Stage
 from infra.storage.files import sha256_of
 from nanochat_core.config import RunConfig
-from nanochat_core.job import Job, Resources
 from tests.support.flows.measured import parquet
+from tests.support.small_job import small_job
 
 Card: TypeAlias = tuple[str, str]
-RESOURCES = Resources(
-    device="cpu",
-    threads=1,
-    device_batch_size=4,
-    save_every_seconds=60.0,
-    eval_every_steps=0,
-    dollars_per_hour=0.0,
-)
 METRICS = {
     "pretrain": {
         "val_bpb_first": 3.2,
@@ -54,15 +46,7 @@ def make_report(tmp_path: Path, **values: Any) -> Card:
 
 def run_report(directory: Path, inputs: dict[str, Path]) -> Card:
     """Run the stage on `inputs`; returns the page and the markdown."""
-    job = Job(
-        directory=directory,
-        stage="report",
-        entry=REPORT.entry,
-        fingerprint="0" * 64,
-        config={},
-        inputs=inputs,
-        resources=RESOURCES,
-    )
+    job = small_job(directory, stage="report", entry=REPORT.entry, inputs=inputs)
     job.output.mkdir(parents=True)
     run(job)
     page, text = ((job.output / f"report.{kind}").read_text() for kind in ("html", "md"))

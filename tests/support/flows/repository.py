@@ -1,10 +1,24 @@
-"""A git repository of a test, out of reach of this machine's git configuration."""
+"""Copies of our packages, and git repositories out of reach of this machine's configuration."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
+from flows.identity.fingerprint import PACKAGES, REPOSITORY
+
 _SETTINGS = ("user.name=Ann", "user.email=ann@example.org", "commit.gpgsign=false", "gc.auto=0")
+
+
+def copy_packages(root: Path) -> Path:
+    """Copy our packages to `root`, with their bytecode: it holds for files of the same times.
+
+    What another process is writing (x.pyc.140234) is left out.
+    """
+    for package in PACKAGES:
+        ignore = shutil.ignore_patterns("*.pyc.*")
+        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
+    return root
 
 
 def git(root: Path, *arguments: str) -> str:

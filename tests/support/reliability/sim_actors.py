@@ -10,7 +10,7 @@ import hashlib
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -25,7 +25,7 @@ from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
 from flows.build.build import BuildContext, Built, build
 from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import File, Manifest, Provenance
+from flows.identity.manifest import File, Manifest
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.profiles import open_profile
 from flows.stages import Stage
@@ -33,12 +33,13 @@ from infra.placement import Placement
 from infra.storage.base import ObjectNotFound, Retry, call_once
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
-from nanochat_core.job import Resources
+from tests.support.flows.rows import PROVENANCE
 from tests.support.reliability.sim_invariants import Judge
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
 from tests.support.reliability.sim_threading import SimThreading, SimTime
 from tests.support.reliability.sim_world import Process, World
+from tests.support.small_job import one_thread
 
 TERMS = LeaseTimings(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
 _PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
@@ -90,13 +91,7 @@ def machine(home: Path) -> Placement:
         home=home,
         store="sim://store",
         gpus=0,
-        resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=60.0,
-            eval_every_steps=0,
-        ),
+        resources=one_thread(save_every_seconds=60.0),
     )
 
 
@@ -195,14 +190,12 @@ class Builder(Actor):
             self.scene.output_of(self.content),
             logs=[],
             inputs={},
-            provenance=Provenance(
+            provenance=replace(
+                PROVENANCE,
                 run=self.run,
                 owner=owner,
                 epoch=epoch,
-                created="2026-11-21T05:53:38Z",
-                git_commit=None,
                 metrics={"process": self.process.name, "attempt": self.attempts},
-                segments=(),
             ),
             check_lease=check_lease,
             retry=retry,

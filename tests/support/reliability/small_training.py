@@ -15,6 +15,7 @@ from nanochat_core.data import row_files
 from nanochat_core.job import Job, Resources
 from nanochat_core.runtime.progress import read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tests.support.small_job import one_thread
 
 LENGTH, VOCAB, ROWS_PER_STEP = 64, 300, 8
 TEXT = "one step after another, and each saved. " * 40 + "".join(map(chr, range(32, 127))) * 4
@@ -80,15 +81,7 @@ def make_job(directory: Path, inputs: dict[str, Path], *, num_steps: int) -> Job
 
 def small_resources(*, eval_every_steps: int) -> Resources:
     """One thread, and checkpoints by steps alone, so that kills land between the same ones."""
-    return Resources(
-        device="cpu",
-        threads=1,
-        device_batch_size=4,
-        save_every_seconds=3600.0,
-        save_every_steps=5,
-        eval_every_steps=eval_every_steps,
-        dollars_per_hour=0.0,
-    )
+    return one_thread(device_batch_size=4, save_every_steps=5, eval_every_steps=eval_every_steps)
 
 
 def ready(job: Job) -> Job:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import publish
 from flows.artifacts.runs import find_run, newest_runs
 from flows.identity.fingerprint import Identity, fingerprint_of
-from flows.identity.manifest import Manifest, Provenance
+from flows.identity.manifest import Manifest
 from infra.prefect.records import Server
 from infra.storage.open import open_store
 from tests.integration.flows.evals.test_flow import events, label
+from tests.support.flows.rows import PROVENANCE
 from tests.support.flows.shelf import put_run
 
 pytestmark = [pytest.mark.prefect, pytest.mark.torch, pytest.mark.timeout(900)]
@@ -86,15 +88,8 @@ def shuffle_head(store: Any, model: Manifest, directory: Path) -> Manifest:
     path.unlink()
     save_file(tensors, path)
     preimage = {**model.preimage, "config": {"shuffled": True}, "inputs": {}}
-    provenance = Provenance(
-        run="main-2",
-        owner="main-2",
-        epoch=0,
-        created="2099-01-01T00:00:00Z",
-        git_commit=None,
-        metrics={},
-        segments=(),
-    )
+    changes = {"run": "main-2", "owner": "main-2", "created": "2099-01-01T00:00:00Z"}
+    provenance = replace(PROVENANCE, **changes, epoch=0, metrics={})
     return publish(
         store,
         Identity(stage="pretrain", fingerprint=fingerprint_of(preimage), preimage=preimage),

@@ -34,7 +34,6 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self._screen, side = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "flows.cli.app", "chat", *words],
             stdin=side,
@@ -42,7 +41,7 @@ class Terminal:
             stderr=side,
             start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # Ctrl-C goes to it
-            env=environment,
+            env={**os.environ, "TERM": "xterm"},
         )
         os.close(side)
         self._shown = ""

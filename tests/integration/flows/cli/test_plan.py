@@ -1,18 +1,17 @@
 """`nanochat accept --prove` on a real stage, in a checkout of its own."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from flows.artifacts.publish import find_manifest
-from flows.identity.fingerprint import REPOSITORY, Code
+from flows.identity.fingerprint import Code
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
 from tests.support.flows.house import build
-from tests.support.flows.repository import commit_all
+from tests.support.flows.repository import commit_all, copy_packages
 
 TINY = open_profile("tiny").run
 
@@ -21,12 +20,9 @@ class Checkout:
     """A copy of this repository's code with git, and a home: commands run as processes."""
 
     def __init__(self, directory: Path) -> None:
-        self.root = directory / "repository"
+        self.root = copy_packages(directory / "repository")
         self.home = directory / "home"
         self.home.mkdir()
-        for package in ("flows", "infra", "nanochat_core", "tasks"):
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(REPOSITORY / package, self.root / package, ignore=ignore)
 
     def run(self, *words: str) -> tuple[int, str, str]:
         done = subprocess.run(

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code
+from flows.identity.fingerprint import REPOSITORY, Code
 from flows.profiles import open_profile
 from flows.stages import STAGES
 from infra.storage.local import LocalStore
 from tests.support.flows.house import build
+from tests.support.flows.repository import copy_packages
 
 WHEEL = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-PARTS = (*PACKAGES, "deployments", "LICENSE", "docs/package.md", "pyproject.toml")
+PARTS = ("deployments/__init__.py", "LICENSE", "docs/package.md", "pyproject.toml")
 
 
 @pytest.fixture(scope="module")
@@ -31,14 +32,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def clone(directory: Path) -> Path:
     """A copy of what a clone has of the code."""
-    directory.mkdir()
+    copy_packages(directory)
     for part in PARTS:
-        if (REPOSITORY / part).is_dir():
-            ignore = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(REPOSITORY / part, directory / part, ignore=ignore)
-        else:
-            (directory / part).parent.mkdir(exist_ok=True)
-            shutil.copy(REPOSITORY / part, directory / part)
+        (directory / part).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / part, directory / part)
     return directory
 
 

@@ -1,18 +1,21 @@
-"""`nanochat run` as a person meets it when the run cannot go on. Starts a Prefect server."""
+"""`nanochat run` as a person meets it when the run cannot go on, and the server that it starts."""
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flows.cli.app import main
-from infra.prefect.server import find_server, stop_server
+from infra.prefect.server import find_server, start_server, stop_server
 
 pytestmark = pytest.mark.prefect
 
@@ -22,6 +25,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, prefect_database: Path) -> It
     """A home whose Prefect server has a history, and is stopped in the end."""
     directory = tmp_path_factory.mktemp("home")
     (directory / "prefect").mkdir()
+    directory.chmod(0o755)  # as homes of earlier versions are
     shutil.copy(prefect_database, directory / "prefect" / "prefect.db")
     yield directory
     stop_server(directory)
@@ -55,7 +59,6 @@ def test_an_unreadable_shard_is_one_line_and_a_hint(home: Path, tmp_path: Path) 
     assert error.startswith(f"error: shards: {shard} cannot be read as parquet")
     assert hint.startswith("hint: ")
     assert "Traceback" not in out + err
-    assert find_server(home) is not None
 
 
 def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
@@ -77,3 +80,23 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
     assert "Traceback" not in out
     assert main(["status", "short", "--home", str(home)]) == 0
     assert f"  command  {command}\n" in capsys.readouterr().out
+
+
+def test_the_server_starts_once_survives_its_starter_and_stops(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "")  # the server's from here to the test's end
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    modes = [path.stat().st_mode & 0o777 for path in (home, home / "prefect")]
+    assert modes == [0o700, 0o700]
+
+    server = find_server(home)  # of the runs above
+    assert server is not None
+    assert start_server(home) == server
+    with urllib.request.urlopen(f"{server.ui_url}/ui-settings") as answer:
+        assert json.load(answer)["api_url"] == server.api_url
+    assert "Traceback" not in (home / "prefect" / "server.log").read_text()
+
+    assert stop_server(home) is True
+    assert find_server(home) is None
+    assert not psutil.pid_exists(server.pid)

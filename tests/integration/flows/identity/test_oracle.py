@@ -14,7 +14,7 @@ import pytest
 
 from flows.build.build import BuildContext, build
 from flows.identity import fingerprint
-from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code, fingerprint_of, preimage_of
+from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, preimage_of
 from flows.identity.manifest import Manifest
 from flows.profiles import Profile, make_placement, open_profile
 from flows.stages import STAGES, stage_named
@@ -22,6 +22,7 @@ from infra.storage.open import open_store
 from nanochat_core.engine.native.build import unable_here
 from nanochat_core.errors import StageError
 from tests.campaigns.end_to_end import small
+from tests.support.flows.repository import copy_packages
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]  # fourteen workers, one by one
 _TOLD = "says how far the job is, or ends it; nothing of it is in a result"
@@ -151,9 +152,7 @@ def _open(directory: Path) -> Profile:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory = tmp_path_factory.mktemp("oracle")
-    for package in PACKAGES:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / package, directory / "root" / package, ignore=ignore)
+    copy_packages(directory / "root")
     (directory / "hook").mkdir()
     (directory / "hook" / "sitecustomize.py").write_text(HOOK)
     (directory / "text").mkdir()

@@ -13,7 +13,7 @@ import pytest
 
 from flows.artifacts.publish import publish
 from flows.identity.fingerprint import Code, Identity, identify
-from flows.identity.manifest import Manifest, Provenance
+from flows.identity.manifest import Manifest
 from flows.plan.prove import Proof, prove
 from flows.profiles import open_profile
 from flows.stages import Stage
@@ -24,6 +24,8 @@ from nanochat_core.job import Job, Result
 from nanochat_core.runtime.progress import last_by_step, read_events
 from tests.support.flows.fixtures import Toys
 from tests.support.flows.repository import commit_all, git
+from tests.support.flows.rows import PROVENANCE
+from tests.support.small_job import small_job
 
 RUN = open_profile("tiny").run
 
@@ -106,14 +108,11 @@ class Bench:
             self.stage,
             self.identity(),
             self.manifest,
-            Job(
-                directory=scratch,
+            small_job(
+                scratch,
                 stage=self.stage.name,
                 entry=self.stage.entry,
-                fingerprint="f" * 64,
                 config={"seed": RUN.seed},
-                inputs={},
-                resources=self.toys.placement.resources,
             ),
             processes=processes,
             steps=steps,
@@ -141,15 +140,7 @@ def make_bench(
         output,
         logs=[],
         inputs={},
-        provenance=Provenance(
-            run="toy-1",
-            owner="o",
-            epoch=1,
-            created="2026-11-21T05:53:38Z",
-            git_commit=head if commit == "HEAD" else commit,
-            metrics={},
-            segments=(),
-        ),
+        provenance=dataclasses.replace(PROVENANCE, git_commit=head if commit == "HEAD" else commit),
         check_lease=lambda: None,
     ).manifest
     return Bench(toys, stage, manifest)

@@ -1,14 +1,45 @@
-"""`nanochat up` as a person meets it: a fresh home, a password, what dies comes back."""
+"""`nanochat up` as a person meets it: a fresh home, and a password that its owner alone has."""
 
+import os
 import re
-import urllib.error
-import urllib.request
+import socket
+import stat
+from collections.abc import Iterator
 
 import pytest
 
-from tests.support.infra.stack.live import PASSWORD, LiveStack
+from infra.prefect.password import find_password, password_path
+from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
+from tests.support.infra.ports import quiet_port
+from tests.support.infra.stack.attempts import (
+    csrf_token,
+    stack_without_a_set_password,
+    try_api_as_another_user,
+    try_files_as_another_user,
+    try_from_a_foreign_origin,
+    try_without_a_token,
+    try_wrong_passwords,
+)
+from tests.support.infra.stack.live import LiveStack
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[LiveStack]:
+    """A stack that is up, asked for on a port that another program has."""
+    with socket.socket() as taken:
+        port = quiet_port()  # the stack takes one that follows
+        taken.bind(("127.0.0.1", port))
+        with stack_without_a_set_password("--port", str(port)) as stack:
+            stack.taken_port = port
+            stack.deploy_toy()
+            yield stack
+
+
+def through(outcome: dict[str, str]) -> dict[str, str]:
+    """Return the attempts that got something."""
+    return {name: what for name, what in outcome.items() if what}
 
 
 def test_up_says_where_the_pages_are_and_what_to_do_next(live: LiveStack) -> None:
@@ -85,39 +116,56 @@ def test_all_deployments_are_registered(live: LiveStack) -> None:
     assert {"nanochat", "gpu", "main", "miniseries"} <= names
 
 
-def test_no_client_gets_in_without_the_password(live: LiveStack) -> None:
-    url = f"{live.record.api_url}/admin/version"
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_of_the_machine_gets_neither_the_password_nor_in(live: LiveStack) -> None:
+    files = [live.home, live.home / "prefect", password_path(live.home)]
 
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(url)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o700, 0o700, 0o600]
+    assert through(try_files_as_another_user(live.home)) == {}
+    assert through(try_api_as_another_user(str(live.record.api_url))) == {}
+
+
+def test_only_the_password_gets_in(live: LiveStack) -> None:
+    api_url = str(live.record.api_url)
+    token = csrf_token(api_url, str(find_password(live.home)))
+
+    assert through(try_wrong_passwords(api_url, token)) == {}
     assert live.ask("/admin/version")
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("nanochat:wrong", "refuses NANOCHAT_PREFECT_AUTH"),
-        ("", "asks for a password"),
-        ("nobody", "is not user:password"),
-    ],
-)
-def test_a_wrong_password_is_one_line_with_a_hint(live: LiveStack, given: str, said: str) -> None:
-    done = live.nanochat("up", NANOCHAT_PREFECT_AUTH=given)
+def test_a_change_needs_a_token_besides_the_password(live: LiveStack) -> None:
+    password = str(find_password(live.home))
+
+    assert through(try_without_a_token(str(live.record.api_url), password)) == {}
+
+
+def test_a_wrong_password_is_one_line_with_a_hint(live: LiveStack) -> None:
+    done = live.nanochat("up", NANOCHAT_PREFECT_AUTH="nanochat:wrong")
 
     assert done.returncode == 1
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: ")
-    assert said in error
+    assert "refuses NANOCHAT_PREFECT_AUTH" in error
     assert hint.startswith("hint: ")
 
 
-def test_the_password_is_in_no_command_line_and_no_file(live: LiveStack) -> None:
+def test_the_password_is_in_no_command_line_and_no_other_file(live: LiveStack) -> None:
+    secret = str(find_password(live.home)).partition(":")[2]
     words = [" ".join(process.cmdline()) for process in live.processes()]
     files = [path for path in (live.home / "prefect").rglob("*") if path.is_file()]
 
     assert len(words) >= 4  # supervisor, server, two workers
-    assert not [line for line in words if PASSWORD in line]
-    assert not [path for path in files if PASSWORD.encode() in path.read_bytes()]
+    assert not [line for line in words if secret in line]
+    assert [path for path in files if secret.encode() in path.read_bytes()] == [
+        password_path(live.home)
+    ]
+
+
+def test_the_printed_address_logs_in_and_a_foreign_origin_gets_nothing(live: LiveStack) -> None:
+    if find_chromium() is None:
+        pytest.skip(NO_CHROMIUM)
+
+    assert through(try_from_a_foreign_origin(live)) == {}
 
 
 def test_a_run_of_a_deployment_works_with_the_password(live: LiveStack) -> None:

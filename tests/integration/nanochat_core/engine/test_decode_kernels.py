@@ -22,12 +22,11 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is
 
 
 def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python on one thread in the repository's folder."""
-    settings = {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", **environment}
+    """Run Python in the repository's folder."""
     return subprocess.run(
         [sys.executable, *words],
         cwd=ROOT,
-        env=os.environ | settings,
+        env=os.environ | {"NO_COLOR": "1"} | environment,
         capture_output=True,
         text=True,
         check=False,

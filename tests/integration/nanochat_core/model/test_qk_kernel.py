@@ -29,7 +29,7 @@ def test_the_interpreted_kernel_computes_what_torch_computes() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "TRITON_INTERPRET": "1"},
+        env={**os.environ, "NO_COLOR": "1", "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -15,6 +15,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.job import Determinism, Job, Resources
 from nanochat_core.runtime.hardware.device import open_device, use_device
 from nanochat_core.worker import set_up_cublas
+from tests.support.small_job import one_thread, small_job
 
 pytestmark = pytest.mark.torch
 # A stage that returns what cuBLAS is set to, and whether torch's compiler was imported.
@@ -43,27 +44,11 @@ def _settings_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def resources(determinism: Determinism, *, device: str = "cuda") -> Resources:
-    return Resources(
-        device=device,
-        threads=1,
-        device_batch_size=1,
-        save_every_seconds=60.0,
-        eval_every_steps=0,
-        dollars_per_hour=0.0,
-        determinism=determinism,
-    )
+    return one_thread(device=device, determinism=determinism)
 
 
 def job(directory: Path, determinism: Determinism) -> Job:
-    return Job(
-        directory=directory,
-        stage="pretrain",
-        entry="seen",
-        fingerprint="0" * 64,
-        config={},
-        inputs={},
-        resources=resources(determinism, device="cpu"),
-    )
+    return small_job(directory, entry="seen", resources=resources(determinism, device="cpu"))
 
 
 @pytest.mark.parametrize(("determinism", "cublas"), [("strict", ":4096:8"), ("default", None)])

@@ -10,32 +10,18 @@ from typing import Any
 
 import pytest
 
-from nanochat_core.job import Job, Resources, Result
+from nanochat_core.job import Job, Result
 from nanochat_core.runtime import trackers
 from nanochat_core.runtime.progress import Progress, read_events
+from tests.support.small_job import one_thread, small_job
 
 ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(
-        directory=tmp_path,
-        stage="pretrain",
-        entry="toy",
-        fingerprint="ab" * 32,
-        config={"seed": 3},
-        inputs={},
-        resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=1.0,
-            eval_every_steps=0,
-            dollars_per_hour=0.0,
-            sinks=("wandb",),
-        ),
-    )
+    resources = one_thread(sinks=("wandb",))
+    return small_job(tmp_path, fingerprint="ab" * 32, config={"seed": 3}, resources=resources)
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,5 @@
 import asyncio
 import contextlib
-import os
 import re
 import signal
 import socket
@@ -27,10 +26,7 @@ pytestmark = pytest.mark.torch
 def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process, and its URL."""
     command = [sys.executable, "-m", "nanochat_core.server", str(directory), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        [*command, *options], stderr=subprocess.PIPE, text=True, env=environment
-    ) as server:
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
             line = server.stderr.readline()

@@ -3,20 +3,21 @@
 That is what `nanochat accept --prove` stands on: no value that it compares may depend on a clock.
 """
 
-import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flows.identity.fingerprint import PACKAGES, REPOSITORY, Code, Identity, identify
-from flows.identity.manifest import Manifest, Provenance
+from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.manifest import Manifest
 from flows.plan.prove import Proof, prove
 from flows.stages import Stage, stage_named
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError
 from nanochat_core.job import Job
-from tests.support.flows.repository import commit_all
+from tests.support.flows.repository import commit_all, copy_packages
+from tests.support.flows.rows import PROVENANCE
 
 pytestmark = pytest.mark.torch
 Edit = tuple[str, str, str]  # module, old text, new text
@@ -27,10 +28,7 @@ OTHER: Edit = ("nanochat_core/optim/muon.py", "BETA2 = 0.9 ", "BETA2 = 0.9000001
 
 def copy_repository(tmp_path: Path) -> tuple[Path, str]:
     """A copy of our packages under git, and its commit."""
-    root = tmp_path / "repository"
-    for package in PACKAGES:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
+    root = copy_packages(tmp_path / "repository")
     return root, commit_all(root)
 
 
@@ -43,15 +41,7 @@ def manifest_of(identity: Identity, commit: str) -> Manifest:
         logs=(),
         digest="",
         inputs={},
-        provenance=Provenance(
-            run="tiny-1",
-            owner="o",
-            epoch=1,
-            created="2026-11-21T05:53:38Z",
-            git_commit=commit,
-            metrics={},
-            segments=(),
-        ),
+        provenance=replace(PROVENANCE, git_commit=commit),
         divergences=(),
     )
 

@@ -6,7 +6,6 @@ Each function returns what got through by attempt: "" where the attempt was refu
 import contextlib
 import http.server
 import re
-import shutil
 import subprocess
 import tempfile
 import threading
@@ -51,25 +50,23 @@ ASK = (
 
 
 @contextlib.contextmanager
-def stack_without_a_set_password(database: Path | None = None) -> Iterator[LiveStack]:
+def stack_without_a_set_password(*options: str) -> Iterator[LiveStack]:
     """Bring a stack up in a home that the modes of no directory above it protect.
 
-    Its history begins as a copy of `database` if that is given.
+    `options` are those of `nanochat up`.
     """
     with tempfile.TemporaryDirectory(prefix="stack-") as directory:
         Path(directory).chmod(0o755)
         stack = LiveStack(
             Path(directory) / "home", code=make_code(Path(directory) / "code"), password=None
         )
-        if database is not None:
-            (stack.home / "prefect").mkdir(parents=True)
-            shutil.copy(database, stack.home / "prefect" / "prefect.db")
         try:
-            done = stack.nanochat("up", "--pool", "cpu")
+            done = stack.nanochat("up", *options)
             assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
             yield stack
         finally:
             stack.nanochat("down")
+        assert stack.processes() == []
 
 
 def as_another_user(script: str, *arguments: str) -> str:
@@ -192,7 +189,7 @@ def try_from_a_foreign_origin(stack: LiveStack) -> dict[str, str]:
 
     from tests.support.browser.chromium import launch
 
-    said = stack.nanochat("up", "--pool", "cpu").stdout
+    said = stack.nanochat("up").stdout
     address = re.search(r"^log in\s+(\S+)$", said, flags=re.MULTILINE)
     assert address is not None, said
     with _foreign_page(str(stack.record.api_url)) as foreign, sync_playwright() as playwright:

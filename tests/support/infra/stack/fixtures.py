@@ -1,6 +1,5 @@
 """One stack for all tests of a module: it takes 20 seconds to come up on an idle machine."""
 
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -11,14 +10,11 @@ from tests.support.infra.stack.live import LiveStack, make_code
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    """A stack that is up, with a password."""
+    """A stack that is up, with a password of the environment."""
     directory = tmp_path_factory.mktemp("stack")
     stack = LiveStack(directory / "home", code=make_code(directory / "code"))
     try:
-        with socket.socket() as taken:
-            stack.taken_port = quiet_port()  # the stack takes one that follows
-            taken.bind(("127.0.0.1", stack.taken_port))
-            done = stack.nanochat("up", "--port", str(stack.taken_port))
+        done = stack.nanochat("up", "--port", str(quiet_port()))
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         stack.deploy_toy()
         yield stack

@@ -54,7 +54,6 @@ class LiveStack:
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "NANOCHAT_HOME": str(home),
             "PYTHONPATH": str(code),
-            "OMP_NUM_THREADS": "1",
             **({"NANOCHAT_PREFECT_AUTH": password} if password else {}),
         }
         self._password = password  # None: the one that the home makes

@@ -9,9 +9,10 @@ import pytest
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.data.tokens import tokenize_shard
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.data.hub_server import HubServer, talking_to_hub
+from tests.support.small_job import small_job
 
 MakeJob = Callable[..., Job]
 ENTRIES = {"task_data": "conversations.task_data"}  # where the module is not named like its stage
@@ -22,21 +23,12 @@ def make_job(tmp_path: Path) -> MakeJob:
     """make_job(stage name, inputs, section=Section): a job in a folder of its own."""
 
     def make(stage: str, inputs: dict[str, Path], **sections: Any) -> Job:
-        job = Job(
-            directory=tmp_path / f"{stage}-job",
+        job = small_job(
+            tmp_path / f"{stage}-job",
             stage=stage,
             entry=f"nanochat_core.data.{ENTRIES.get(stage, stage)}",
-            fingerprint="0" * 64,
             config={"seed": 42, **{name: section.tree() for name, section in sections.items()}},
             inputs=inputs,
-            resources=Resources(
-                device="cpu",
-                threads=1,
-                device_batch_size=1,
-                save_every_seconds=60.0,
-                eval_every_steps=0,
-                dollars_per_hour=0.0,
-            ),
         )
         job.output.mkdir(parents=True, exist_ok=True)
         return job

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from nanochat_core.data.row_files import write_index
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tasks.kinds.files import write_examples
 from tasks.registry import generate
+from tests.support.small_job import one_thread, small_job
 
 
 @pytest.fixture(scope="session")
@@ -104,24 +105,13 @@ def make_job(tmp_path: Path) -> Callable[..., Job]:
     def make(
         name: str, entry: str, inputs: dict[str, Path], config: dict[str, Any], **resources: Any
     ) -> Job:
-        job = Job(
-            directory=tmp_path / name,
+        job = small_job(
+            tmp_path / name,
             stage=name,
             entry=entry,
-            fingerprint="0" * 64,
             config=config,
             inputs=inputs,
-            resources=Resources(
-                **{
-                    "device": "cpu",
-                    "threads": 1,
-                    "device_batch_size": 4,
-                    "save_every_seconds": 3600.0,
-                    "eval_every_steps": 0,
-                    "dollars_per_hour": 0.0,
-                    **resources,
-                }
-            ),
+            resources=one_thread(**{"device_batch_size": 4, **resources}),
         )
         job.output.mkdir(parents=True)
         return job

@@ -17,7 +17,8 @@ import pytest
 from flows.profiles import open_profile
 from flows.stages import STAGES, stage_named
 from nanochat_core.config import RunConfig
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
+from tests.support.small_job import one_thread, small_job
 
 BEFORE_TRAINING = ("shards", "task_data", "tokenizer", "tokens", "rows")
 OVERRIDES = (
@@ -86,24 +87,13 @@ def make_job(config: RunConfig) -> Callable[..., Job]:
         if section:
             sections[name] = {**sections[name], **section}
         directory.mkdir(parents=True, exist_ok=True)
-        job = Job(
-            directory=directory,
+        job = small_job(
+            directory,
             stage=name,
             entry=stage.entry,
-            fingerprint="0" * 64,
             config=sections,
             inputs={i.name: inputs[i.name] for i in stage.inputs},
-            resources=Resources(
-                **{
-                    "device": "cpu",
-                    "threads": 1,
-                    "device_batch_size": 4,
-                    "save_every_seconds": 3600.0,
-                    "eval_every_steps": 0,
-                    "dollars_per_hour": 0.0,
-                    **(resources or {}),
-                }
-            ),
+            resources=one_thread(**{"device_batch_size": 4, **(resources or {})}),
         )
         job.output.mkdir(exist_ok=True)
         job.checkpoints.mkdir(exist_ok=True)

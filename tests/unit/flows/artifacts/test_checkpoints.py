@@ -21,29 +21,13 @@ from flows.identity.ref import ArtifactRef
 from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
-from nanochat_core.job import CHECKPOINT_FORMAT, Job, Resources
-
-RESOURCES = Resources(
-    device="cpu",
-    threads=1,
-    device_batch_size=1,
-    save_every_seconds=1.0,
-    eval_every_steps=0,
-    dollars_per_hour=0.0,
-)
+from nanochat_core.job import CHECKPOINT_FORMAT, Job
+from tests.support.small_job import small_job
 
 
 def make_job(directory: Path) -> Job:
     directory.mkdir(parents=True)
-    return Job(
-        directory=directory,
-        stage="pretrain",
-        entry="nanochat_core.train.pretrain",
-        fingerprint="ab" * 32,
-        config={},
-        inputs={},
-        resources=RESOURCES,
-    )
+    return small_job(directory, fingerprint="ab" * 32)
 
 
 def save(job: Job, step: int) -> Path:

@@ -7,7 +7,6 @@ import ast
 import contextlib
 import functools
 import io
-import shutil
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,7 @@ from flows.identity.fingerprint import (
 from flows.profiles import open_profile
 from flows.stages import CHAT_EVALS, RL, STAGES, TASK_DATA, Stage
 from nanochat_core.config import RunConfig
+from tests.support.flows.repository import copy_packages
 
 RUN = open_profile("d12").run  # its chat evaluations name a task of every kind
 
@@ -75,11 +75,7 @@ UNHASHED = {
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("repository")
-    for package in PACKAGES:
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(REPOSITORY / package, root / package, ignore=ignore)
-    return root
+    return copy_packages(tmp_path_factory.mktemp("repository"))
 
 
 def closures(root: Path, run: RunConfig = RUN) -> dict[str, dict[str, str]]:

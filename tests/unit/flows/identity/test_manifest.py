@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from flows.identity.fingerprint import fingerprint_of
-from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.manifest import File, Input, Manifest, digest_of
 from nanochat_core.errors import ArtifactError
+from tests.support.flows.rows import PROVENANCE
 
 PREIMAGE: dict[str, Any] = {
     "stage": "tokenizer",
@@ -31,12 +32,8 @@ def make_manifest(**changes: Any) -> Manifest:
         logs=(File(path="events.jsonl", size=1, sha256="5" * 64, key="tokenizer/x/logs/1/e"),),
         digest=digest_of(FILES),
         inputs={"shards": Input(fingerprint="6" * 64, digest="1" * 64)},
-        provenance=Provenance(
-            run="tiny-1",
-            owner="o",
-            epoch=1,
-            created="2026-11-21T05:53:38Z",
-            git_commit=None,
+        provenance=dataclasses.replace(
+            PROVENANCE,
             metrics={"bytes_per_token": 3.5},
             segments=({"started": 1.0, "ended": 2.5, "device": "cpu"},),
         ),

@@ -19,7 +19,6 @@ from flows.plan.render import render, to_json
 from flows.stages import STAGES
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
-from nanochat_core.job import Job
 from nanochat_core.section import Tree
 from tests.support.flows.house import (
     NAMES,
@@ -32,6 +31,7 @@ from tests.support.flows.house import (
     write_code,
 )
 from tests.support.flows.shelf import make_manifest, put_artifact
+from tests.support.small_job import small_job
 
 
 def test_nothing_was_ever_built(house: House):
@@ -86,15 +86,7 @@ def send_checkpoint(house: House, stage: str, step: int, *, total: int) -> None:
     directory = house.root.parent / "elsewhere" / f"step-{step:07d}"
     directory.mkdir(parents=True)
     (directory / "COMMIT.json").write_text(json.dumps({"step": step, "total": total, "files": {}}))
-    job = Job(
-        directory=directory.parent,
-        stage=stage,
-        entry="",
-        fingerprint=fingerprint,
-        config={},
-        inputs={},
-        resources=PLACEMENT.resources,
-    )
+    job = small_job(directory.parent, stage=stage, fingerprint=fingerprint)
     checkpoints.send(
         house.store, job, directory, owner="o", fencing_token=1, check_lease=lambda: None
     )

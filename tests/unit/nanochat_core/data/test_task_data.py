@@ -10,7 +10,6 @@ import pytest
 from nanochat_core.data.conversations import task_data
 from nanochat_core.engine.calculator import calculate
 from nanochat_core.errors import DataError
-from nanochat_core.job import Job, Resources
 from nanochat_core.runtime.interrupt import Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from tasks.base import prompt_key, text_of
@@ -18,24 +17,16 @@ from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask, Grader
 from tasks.names import TASKS
 from tasks.registry import grader_of, is_gradable
+from tests.support.small_job import small_job
 
-RESOURCES = Resources(
-    device="cpu",
-    threads=1,
-    device_batch_size=1,
-    save_every_seconds=1.0,
-    eval_every_steps=0,
-    dollars_per_hour=0.0,
-)
 SMALL = (("identity", 1, 500, 5), ("spelling", 1, 60, 20), ("arithmetic", 1, 60, 20))
 
 
 def make_job(directory, *, seed=42, datasets=SMALL):
-    job = Job(
-        directory=directory,
+    job = small_job(
+        directory,
         stage="task_data",
         entry="nanochat_core.data.conversations.task_data",
-        fingerprint="f" * 64,
         config={
             "seed": seed,
             "task_data": {
@@ -46,7 +37,6 @@ def make_job(directory, *, seed=42, datasets=SMALL):
             },
         },
         inputs={},
-        resources=RESOURCES,
     )
     job.output.mkdir(parents=True, exist_ok=True)
     return job

@@ -6,30 +6,14 @@ from typing import Any
 
 import pytest
 
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job
 from nanochat_core.runtime.metrics import FILE, write_metrics
-
-RESOURCES = Resources(
-    device="cpu",
-    threads=1,
-    device_batch_size=1,
-    save_every_seconds=1.0,
-    eval_every_steps=0,
-    dollars_per_hour=0.0,
-)
+from tests.support.small_job import small_job
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    return Job(
-        directory=tmp_path,
-        stage="pretrain",
-        entry="toy",
-        fingerprint="f" * 64,
-        config={},
-        inputs={},
-        resources=RESOURCES,
-    )
+    return small_job(tmp_path)
 
 
 def tell(job: Job, *events: dict[str, Any]) -> None:

@@ -5,11 +5,11 @@ import pytest
 from nanochat_core.config import TokenizerConfig
 from nanochat_core.data.shard_files import ShardSet, shard_name, write_shard
 from nanochat_core.errors import DataError
-from nanochat_core.job import Job, Resources
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import tokenizer
 from nanochat_core.train.tokenizer import limited_texts
+from tests.support.small_job import small_job
 
 # A job's log stays open for as long as its process lives.
 
@@ -38,21 +38,12 @@ def shards(tmp_path):
 
 def make_job(tmp_path, shards, **changes):
     fields = {"vocab_size": 300, "max_chars": 10**6, "document_cap": 10**4}
-    job = Job(
-        directory=tmp_path / "job",
+    job = small_job(
+        tmp_path / "job",
         stage="tokenizer",
         entry="nanochat_core.train.tokenizer",
-        fingerprint="0" * 64,
         config={"tokenizer": TokenizerConfig(**{**fields, **changes}).tree()},
         inputs={"shards": shards},
-        resources=Resources(
-            device="cpu",
-            threads=1,
-            device_batch_size=1,
-            save_every_seconds=60.0,
-            eval_every_steps=0,
-            dollars_per_hour=0.0,
-        ),
     )
     job.output.mkdir(parents=True)
     return job
