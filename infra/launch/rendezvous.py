@@ -143,6 +143,17 @@ class Rendezvous:
             "--max-restarts=0",
         ]
 
+    def rank_environment(self) -> dict[str, str]:
+        """Return what torchrun would set for the only rank of this machine."""
+        address, _, port = self.endpoint.rpartition(":")
+        return {
+            "RANK": str(self.node),
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(self.nodes),
+            "MASTER_ADDR": address,
+            "MASTER_PORT": port,
+        }
+
     def environment(self) -> dict[str, str]:
         """Return variables that name the network interface of gloo and NCCL, where not yet set.
 

@@ -1,7 +1,7 @@
 """Start one job's worker processes on this machine, watch them, and report how the job ended.
 
-One process runs directly; several run under torchrun. On several machines (rendezvous.py) each
-starts and watches its own. The workers write to files and never to a pipe of ours, so they outlive
+One process of a machine runs directly; several run under torchrun, whose start takes as long as
+theirs: both import torch. On several machines (rendezvous.py) each starts and watches its own. The workers write to files and never to a pipe of ours, so they outlive
 us long enough to save.
 """
 
@@ -122,7 +122,8 @@ def run_job(
             _command(path, processes, rendezvous),
             _environment(job, processes, root=root, steps=steps)
             | (compile_cache(log) if compiles else {})
-            | (rendezvous.environment() if rendezvous else {}),
+            | (rendezvous.environment() if rendezvous else {})
+            | (rendezvous.rank_environment() if rendezvous and processes == 1 else {}),
             worker_log,
             look,
             stop,
@@ -143,7 +144,7 @@ def replay_line(job: Job) -> str:
 
 
 def _command(path: Path, processes: int, rendezvous: Rendezvous | None) -> list[str]:
-    if processes == 1 and rendezvous is None:
+    if processes == 1:
         return [sys.executable, "-m", "nanochat_core.worker", str(path)]
     return [
         sys.executable,
@@ -193,7 +194,7 @@ def _environment(
         environment["PYTHONPATH"] = os.pathsep.join(paths)
     # Of a torchrun around this process: a single worker would take itself for one of its ranks.
     if processes == 1:
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE"):
             environment.pop(name, None)
     return environment
 
