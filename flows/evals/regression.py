@@ -133,7 +133,7 @@ def assess(
         evaluation
         for evaluation in history
         if evaluation.run.run != newest.run.run
-        and same_suite(evaluation.manifest, newest.manifest)
+        and _same_suite(evaluation.manifest, newest.manifest)
         and metric in scores_of(evaluation.manifest)
     ]
     found = Assessment(metric=metric, score=scores[metric], drop=rule.drop)
@@ -152,7 +152,7 @@ def assess(
     return replace(found, regressed=is_worse and not found.is_inside)
 
 
-def same_suite(first: Manifest, second: Manifest) -> bool:
+def _same_suite(first: Manifest, second: Manifest) -> bool:
     """Return whether two evaluations differ in the model alone, or not at all."""
     return first.stage == second.stage and _suite(first) == _suite(second)
 

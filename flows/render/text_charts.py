@@ -1,4 +1,4 @@
-"""Small drawings for a terminal: a curve in one line, and a number with its interval on a scale."""
+"""Curves in a terminal, one line each."""
 
 import math
 from collections.abc import Sequence
@@ -32,29 +32,6 @@ def curve(
             between = bool(known) and known[0] < i < known[-1]
             shown += shown[-1] if between else GAP
     return shown
-
-
-def strip(
-    value: float,
-    ends: tuple[float | None, float | None],
-    *,
-    low: float,
-    high: float,
-    width: int = 32,
-) -> str:
-    """Return a number (o) and its interval (-) on a scale from `low` to `high`."""
-
-    # A scale of one point (a single score) puts it in the middle.
-    def place(number: float) -> int:
-        share = (number - low) / (high - low) if high > low else 0.5
-        return min(max(round(share * (width - 1)), 0), width - 1)
-
-    cells = [GAP] * width
-    if ends[0] is not None and ends[1] is not None:
-        for i in range(place(ends[0]), place(ends[1]) + 1):
-            cells[i] = "-"
-    cells[place(value)] = "o"
-    return "".join(cells)
 
 
 def scale_of(numbers: Sequence[float | None]) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Start one job's worker processes on this machine, watch them, and report how the job ended.
 
-One process of a machine runs directly; several run under torchrun, whose start takes as long as
-theirs: both import torch. On several machines (rendezvous.py) each starts and watches its own. The workers write to files and never to a pipe of ours, so they outlive
-us long enough to save.
+One process of a machine runs directly; several run under torchrun, which imports torch before it
+starts them. On several machines (rendezvous.py) each starts and watches its own. The workers write
+to files and never to a pipe of ours, so they outlive us long enough to save.
 """
 
 import contextlib

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
 
-from flows.cli.artifacts.evals_history import history
 from flows.cli.options import (
     AsJson,
     PlacementOptions,
@@ -167,7 +166,7 @@ _HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
 
 def make_evals_app(**place: Any) -> App:
     """Return the group of commands."""
-    app = make_group("evals", schedule, run, history, **place)
+    app = make_group("evals", schedule, run, **place)
     app.default(scheduled)
     return app
 

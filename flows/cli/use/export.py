@@ -10,7 +10,6 @@ from flows.artifacts.names import find_directory, open_model, open_usable
 from flows.cli.options import ModelName, StoreOptions
 from flows.cli.output import print_warning, screen
 from flows.interop.export_model import Form, check_export, export_model, model_card
-from flows.interop.hub import check_repository, push_folder
 
 
 def export(
@@ -26,20 +25,11 @@ def export(
         ),
     ] = "hf",
     dtype: Annotated[str, Parameter(help="Precision of the weights as hf: bf16 or fp32.")] = "bf16",
-    push: Annotated[
-        str | None,
-        Parameter(help="Also upload the files to this model repository of the hub: ORG/NAME."),
-    ] = None,
-    private: Annotated[
-        bool, Parameter(negative="", help="With --push: a repository that is made is private.")
-    ] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Write a model as files that other programs load: whole, or not at all."""
     # Before the model is fetched and loaded, which may take minutes.
     check_export(directory.expanduser(), dtype=dtype)
-    if push is not None:
-        check_repository(push)
     store = place.open_store()
     # A directory has no manifest; its model card has no lineage.
     manifest = None
@@ -53,12 +43,10 @@ def export(
             form=to,
             dtype=dtype,
             card=lambda is_own_code: model_card(
-                store, manifest, name=push or model, is_own_code=is_own_code
+                store, manifest, name=model, is_own_code=is_own_code
             ),
         )
     screen().print(f"{done.directory}: {', '.join(done.files)}")
     for note in done.notes:
         screen().print(note)
-    if push is not None:
-        screen().print(f"uploaded to {push_folder(done.directory, push, private=private)}")
     return 0

@@ -1,4 +1,4 @@
-"""Requests to Prefect about flow runs: report lost ones, resume overlooked ones, give up others.
+"""Requests to Prefect about flow runs: report lost ones, and resume overlooked ones.
 
 A worker that is stopped or killed does not report its runs: Prefect shows them as running until
 their heartbeats are missed. The supervisor reports them as crashed at once. A run that is tagged
@@ -7,9 +7,7 @@ by the next worker; other runs are left to their owners.
 
 The automation resumes a run within 15 seconds, if the event reaches it. With its history in SQLite
 a busy server drops events now and then ("database is locked"), so the supervisor resumes a run that
-stayed crashed, unless the automation is switched off. An automation cannot count either. A flow
-counts its own starts and ends after some; but a process that cannot even import the flow, after a
-broken upgrade, would be restarted for ever.
+stayed crashed, unless the automation is switched off.
 """
 
 import urllib.error
@@ -22,7 +20,6 @@ from infra.prefect.access import ask
 AUTO_RESUME = "auto-resume"  # tag of runs that are resumed automatically after a crash
 AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
 SECONDS_OF_AUTOMATION = 45.0  # the automation of a busy server may take that long
-MOST_CRASHES = 10  # of a run that never began
 _MOST_SECONDS = 3600.0  # a run that crashed longer ago was left so by a person
 _MOST_RUNS = 50  # that crashed last, in one look
 _SECONDS = 10.0  # timeout of a request to a busy server
@@ -56,34 +53,20 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
 
 
 def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) -> None:
-    """Resume crashed runs that the automation missed, and give up those that never begin.
+    """Resume crashed runs that the automation missed, unless it is switched off.
 
-    Resumes none while the automation is switched off. `now` is in unix seconds. Raises OSError or
-    ValueError if Prefect cannot answer now.
+    `now` is in unix seconds. Raises OSError or ValueError if Prefect cannot answer now.
     """
     wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
     body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": _MOST_RUNS}
     named = {"automations": {"name": {"any_": [AUTOMATION]}}}
-    is_on = any(found["enabled"] for found in _ask(api_url, "/automations/filter", body=named))
+    if not any(found["enabled"] for found in _ask(api_url, "/automations/filter", body=named)):
+        return
     for run in _ask(api_url, "/flow_runs/filter", body=body):
-        if _is_hopeless(api_url, run):
-            # A person may still resume it, with Retry on its page.
-            tags = [tag for tag in run["tags"] if tag != AUTO_RESUME]
-            _ask(api_url, f"/flow_runs/{run['id']}", body={"tags": tags}, method="PATCH")
-            log(f"run {run['id']}: crashed {MOST_CRASHES} times before it began; given up")
-        elif is_on and SECONDS_OF_AUTOMATION < now - _seconds(run) < _MOST_SECONDS:
+        if SECONDS_OF_AUTOMATION < now - _seconds(run) < _MOST_SECONDS:
             # Not forced: Prefect refuses it for a run that was resumed meanwhile.
             _set_state(api_url, run["id"], "SCHEDULED", "AwaitingRetry", "resumed after a crash")
             log(f"run {run['id']}: resumed, its crash was overlooked")
-
-
-def _is_hopeless(api_url: str, run: dict[str, Any]) -> bool:
-    """Return whether the run crashed MOST_CRASHES times and never began."""
-    # Prefect counts a run's starts itself: 0 means that its code never ran.
-    if run["run_count"]:
-        return False
-    states = _ask(api_url, f"/flow_run_states/?flow_run_id={run['id']}")
-    return sum(state["type"] == "CRASHED" for state in states) >= MOST_CRASHES
 
 
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:

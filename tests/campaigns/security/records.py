@@ -51,7 +51,6 @@ COMMANDS = (
     ("tag",),
     ("diff", "sft@tiny", "sft@main"),
     ("compare", "tiny", "main"),
-    ("evals", "history", "tiny"),
     ("gc",),
     ("gc", "--json"),
 )

@@ -2,19 +2,16 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows.cli.app import main
 from flows.interop import export_model
 from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import read_checkpoint
 from nanochat_core.model.checkpoint import load_model, save_model
-from tests.support.flows.hub_uploads import UploadHub
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
@@ -105,9 +102,6 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
     assert (
         "--dtype is 'int3'" in terminal.fails("export", str(model), str(out), "--dtype", "int3")[0]
     )
-    assert (
-        "'me' is not the name" in terminal.fails("export", str(model), str(out), "--push", "me")[0]
-    )
     assert not out.exists()
     out.mkdir()
     assert "exists already" in terminal.fails("export", str(model), str(out))[0]
@@ -141,62 +135,3 @@ def test_the_card_says_where_the_model_is_from_and_how_it_did(store: Store) -> N
     assert f"digest `{sft.digest}`" in text
     assert "- val_loss: 1.5" in text
     assert "## tiny\n\n- sums 74 %" in text
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[UploadHub]:
-    import huggingface_hub
-    from huggingface_hub import constants
-
-    with UploadHub() as server:
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setenv("HF_TOKEN", "hf_good")
-        # The library reads its variables when it is imported.
-        for name, value in {
-            "ENDPOINT": server.endpoint,
-            "HF_HUB_OFFLINE": False,
-            "HF_HUB_DISABLE_XET": True,
-            "HF_HUB_DISABLE_TELEMETRY": True,
-        }.items():
-            monkeypatch.setattr(constants, name, value)
-        yield server
-        huggingface_hub.close_session()
-
-
-# The Hub's client hands files to its HTTP client in a way that one would rather see otherwise.
-@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-def test_an_export_is_uploaded_in_one_commit(
-    model: Path, tmp_path: Path, hub: UploadHub, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = main(["export", str(model), str(tmp_path / "out"), "--push", "me/mine"])
-    captured = capsys.readouterr()  # what is sent is shown on stderr
-    assert code == 0, captured.err
-    lines = captured.out.splitlines()
-    assert lines[-1].startswith(f"uploaded to {hub.endpoint}/me/mine/commit/")
-    there = {
-        p.relative_to(tmp_path / "out").as_posix(): p.read_bytes()
-        for p in (tmp_path / "out").rglob("*")
-        if p.is_file()
-    }
-    assert hub.files("me/mine") == there
-    assert hub.num_commits == 1
-    assert hub.private == {"me/mine": False}
-    words = ["export", str(model), str(tmp_path / "again"), "--push", "me/other", "--private"]
-    assert main(words) == 0
-    assert hub.private["me/other"] is True
-    assert "# me/mine" in there["README.md"].decode()
-
-
-def test_a_hub_that_refuses_is_one_line(
-    model: Path,
-    tmp_path: Path,
-    hub: UploadHub,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hf_bad")
-    assert main(["export", str(model), str(tmp_path / "out"), "--push", "me/mine"]) == 1
-    error, hint = capsys.readouterr().err.splitlines()[-2:]
-    assert "does not let you write to me/mine (status 401)" in error
-    assert "HF_TOKEN" in hint
-    assert (tmp_path / "out" / "model.safetensors").exists()  # what was exported stays

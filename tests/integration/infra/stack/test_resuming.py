@@ -1,4 +1,4 @@
-"""Crashed runs that were overlooked are resumed, those that never begin are given up."""
+"""Crashed runs that were overlooked are resumed, once, and only while the automation is on."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from infra.prefect.records import Server
 from infra.prefect.supervisor.runs import (
     AUTO_RESUME,
     AUTOMATION,
-    MOST_CRASHES,
     SECONDS_OF_AUTOMATION,
     look_for_crashed,
 )
@@ -32,7 +31,6 @@ def look(server: Server, run: str, *, after: float = 0.0) -> list[str]:
 
 
 RESUMED = ["resumed, its crash was overlooked"]
-GIVEN_UP = [f"crashed {MOST_CRASHES} times before it began; given up"]
 
 
 @pytest.fixture
@@ -83,33 +81,3 @@ def test_with_the_automation_off_nothing_is_resumed(
     with get_client(sync_client=True) as client:
         client.pause_automation(automation.id)
     assert look(server, run, after=LATER) == []
-
-
-def crash_again(api: PrefectApi, run: str, *, times: int) -> None:
-    """It is resumed and crashes, so often, and never runs."""
-    for _ in range(times):
-        api.set_state(run, "scheduled")
-        api.set_state(run, "crashed", "no module named flows")
-
-
-def test_a_run_that_never_begins_is_given_up(
-    server: Server, automation: Any, api: PrefectApi, crashed: Callable[..., str]
-) -> None:
-    run = crashed(tags=(AUTO_RESUME, "mine"))
-    crash_again(api, run, times=MOST_CRASHES - 2)
-    assert look(server, run) == []
-    crash_again(api, run, times=1)
-    assert look(server, run, after=LATER) == GIVEN_UP
-    found = api.get(f"/flow_runs/{run}")
-    assert (found["tags"], found["state"]["name"]) == (["mine"], "Crashed")
-    assert look(server, run, after=LATER) == []
-
-
-def test_a_run_that_has_begun_counts_its_starts_itself(
-    server: Server, automation: Any, api: PrefectApi, crashed: Callable[..., str]
-) -> None:
-    run = crashed()
-    for kind in ("scheduled", "pending", "running"):
-        api.set_state(run, kind)
-    crash_again(api, run, times=MOST_CRASHES)
-    assert look(server, run) == []

@@ -1,8 +1,8 @@
-"""Drawings in a terminal: their heights, their places, and what they do with nothing."""
+"""Curves in a terminal: their heights, their places, and what they do with nothing."""
 
 import pytest
 
-from flows.render.text_charts import GAP, curve, scale_of, strip
+from flows.render.text_charts import GAP, curve, scale_of
 
 
 def test_a_falling_curve_falls():
@@ -30,13 +30,6 @@ def test_a_curve_without_points_here_is_empty(points: list[tuple[int, float]]):
 
 def test_a_flat_curve_is_in_the_middle():
     assert curve([(0, 3.0), (1, 3.0)], first=0, last=1, low=3, high=3, width=2) == "\u2585\u2585"
-
-
-def test_a_number_lies_in_its_interval():
-    assert strip(0.5, (0.25, 0.75), low=0, high=1, width=9) == f"{GAP * 2}--o--{GAP * 2}"
-    assert strip(0.0, (None, None), low=0, high=1, width=5) == f"o{GAP * 4}"
-    assert strip(2.0, (-9.0, 9.0), low=0, high=1, width=5) == "----o"
-    assert strip(1.0, (1.0, 1.0), low=1, high=1, width=5) == f"{GAP * 2}o{GAP * 2}"
 
 
 def test_what_is_no_number_does_not_stretch_a_scale():
