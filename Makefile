@@ -93,7 +93,7 @@ campaigns: setup
 	$(TEST_ENV) $(BIN)/pytest -q tests/campaigns
 
 s3: setup
-	@$(BIN)/python -m infra.containers.local_s3 --port $(PORT)
+	@$(BIN)/python -m tests.support.infra.storage.s3_server $(HOME)/.nanochat-flows/s3 $(PORT)
 
 fix: setup
 	$(BIN)/ruff format .

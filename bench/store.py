@@ -1,6 +1,6 @@
 """How fast artifacts move: `nanochat push` and `pull` beside `aws s3 cp` or rclone.
 
-    python bench/store.py [--gigabytes 2] [--rounds 3] [--aws PATH]... [--rclone PATH]
+    python -m bench.store [--gigabytes 2] [--rounds 3] [--aws PATH]... [--rclone PATH]
 
 Ends with 1 when we are slower than 0.9 times the fastest aws (--at-least), in either direction.
 
@@ -25,10 +25,11 @@ from typing import TypeAlias
 from flows.artifacts.publish import publish
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest, Provenance
-from infra.containers.local_s3 import BUCKET, client_environment, make_bucket, start_local_s3
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
+from tests.support.infra.storage.s3_server import client_environment, start_s3
 
+BUCKET = "nanochat"
 GIGABYTE = 10**9
 FILES = 4
 Times: TypeAlias = dict[str, dict[str, list[float]]]  # direction -> tool -> seconds
@@ -81,15 +82,19 @@ def measure(directory: Path, peers: dict[str, str], gigabytes: float, rounds: in
     """Seconds of every round."""
     manifest = make_artifact(directory, int(gigabytes * GIGABYTE))
     times: Times = {"push": {}, "pull": {}}
-    with start_local_s3(directory / "server", port=0) as server:
-        make_bucket(server)
+    server = start_s3(directory / "server")
+    try:
+        server.make_bucket(BUCKET)
+        os.environ.update(server.environment)
         for round_number in range(rounds):
-            for tool, push, pull in tools(directory, server, manifest, peers):
+            for tool, push, pull in tools(directory, server.endpoint, manifest, peers):
                 prefix = f"{tool}-{round_number}"
                 times["push"].setdefault(tool, []).append(seconds_of(push, prefix))
                 times["pull"].setdefault(tool, []).append(seconds_of(pull, prefix))
                 check(directory / f"pulled-{prefix}", manifest)
                 clear(directory, prefix)
+    finally:
+        server.stop()
     return times
 
 

@@ -1,25 +1,21 @@
-"""The artifacts on Prefect's page of a whole run: plan, scores, addresses, report card.
+"""The artifacts on Prefect's page of a whole run: plan, addresses, report card.
 
 A `BackgroundWriter` writes everything in the background; a failure to write is logged only.
 """
 
-import json
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from flows.artifacts.runs import Run
-from flows.artifacts.transfer import in_parallel, read_file
 from flows.build.build import Built
 from flows.identity.ref import short
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan
 from flows.plan.render import render
-from flows.render.score import Score
 from flows.render.table import markdown_table
-from flows.render.text import percent, size
-from flows.report.scores import measured
-from flows.stages import CHAT_MODELS, EVALUATORS, MODELS
+from flows.render.text import size
+from flows.stages import CHAT_MODELS
 from infra.storage.base import Store
 
 MOST_TEXT = 200_000  # bytes of markdown; more makes Prefect's pages slow
@@ -40,10 +36,9 @@ class RunPages:
         self._writer.show("plan", "table", plan_rows(plan), about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
-        """Show the results so far: addresses and commands, and scores side by side."""
-        # One send each, so that a failure of one does not lose the other.
-        self._writer.send(lambda: self._write_artifacts(built))
-        self._writer.send(lambda: self._write_scores(built))
+        """Show the results so far: addresses, and commands for them."""
+        text = artifacts_text(self._run, built, self._store.url)
+        self._writer.show("artifacts", "markdown", text, about=self._store.url)
 
     def show_report(self, text: str, uri: str) -> None:
         """Show the report card, unless it is too long; `uri` is that of its artifact."""
@@ -54,21 +49,6 @@ class RunPages:
     def close(self) -> None:
         """Wait until everything is written or has failed."""
         self._writer.close()
-
-    def _write_artifacts(self, built: Mapping[str, Built]) -> None:
-        text = artifacts_text(self._run, built, self._store.url)
-        self._writer.write("artifacts", "markdown", text, description=self._store.url)
-
-    def _write_scores(self, built: Mapping[str, Built]) -> None:
-        if rows := score_rows(read_scores(self._store, built)):
-            about = (
-                "In brackets the 95 % interval; for tasks, the share of questions answered right."
-            )
-            self._writer.write("scores", "table", rows, description=about)
-
-
-_THREADS = 4  # small files read at the same time
-_OVERALL = {"val_bpb": "bits per byte", "core": "CORE", "chatcore": "ChatCORE"}
 
 
 def plan_rows(plan: Plan) -> list[dict[str, Any]]:
@@ -83,49 +63,6 @@ def plan_rows(plan: Plan) -> list[dict[str, Any]]:
         }
         for item in plan.stages
     ]
-
-
-def read_scores(store: Store, built: Mapping[str, Built]) -> dict[str, dict[str, Any]]:
-    """Read scores.json of each model that was evaluated; return them by the model's name."""
-    evaluated = [(model.label, built.get(EVALUATORS[model.name].name)) for model in MODELS]
-    found = [(label, item.manifest) for label, item in evaluated if item]
-    read = in_parallel(lambda i: read_file(store, i[1], "scores.json"), found, threads=_THREADS)
-    pairs = zip(found, read, strict=True)
-    return {label: json.loads(data) for (label, _), data in pairs if data is not None}
-
-
-def score_rows(scores: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Return the scores side by side: a row for each metric or task, a column for each model.
-
-    `questions` is their number in a task, the same for each model.
-    """
-    # The pages take the columns from the rows' keys, so the last line gives all rows all columns.
-    rows = [
-        {"score": title, **{m: _measured(measured(tree, n)) for m, tree in scores.items()}}
-        for n, title in _OVERALL.items()
-    ]
-    for task in dict.fromkeys(task for tree in scores.values() for task in _tasks(tree)):
-        found = {model: _tasks(tree).get(task) for model, tree in scores.items()}
-        row = {model: _share(of_task) if of_task else "" for model, of_task in found.items()}
-        asked = sorted({str(of_task["total"]) for of_task in found.values() if of_task})
-        rows.append({"score": task, **row, "questions": ", ".join(asked)})
-    shown = [row for row in rows if any(row[model] for model in scores)]
-    return [{**row, "questions": row.get("questions", "")} for row in shown]
-
-
-def _tasks(tree: Mapping[str, Any]) -> Mapping[str, dict[str, Any]]:
-    return tree.get("tasks") or {}
-
-
-def _measured(score: Score | None) -> str:
-    return score.text(decimals=3) if score else ""
-
-
-def _share(task: Mapping[str, Any]) -> str:
-    """Format an accuracy with its interval: "86.0 % (80.5-90.1)"."""
-    # Narrow, so that the columns of all models fit on Prefect's page.
-    low, high = 100 * task["low"], 100 * task["high"]
-    return f"{percent(task['accuracy'])} ({low:.1f}-{high:.1f})"
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:

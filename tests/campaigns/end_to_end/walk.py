@@ -234,7 +234,7 @@ def look_at_artifacts(stack: Stack, diary: Diary, run: str) -> None:
     with diary.check("artifacts of the run") as entry:
         found = [a for a in stack.api.artifacts(run) if a["key"]]
         keys = {a["key"].removeprefix(f"{NAME}-"): a for a in found}
-        for key in ("plan", "report-card", "scores", "artifacts"):
+        for key in ("plan", "report-card", "artifacts"):
             assert key in keys, sorted(keys)
         assert keys["report-card"]["type"] == "markdown"
         assert "val_bpb" in keys["report-card"]["data"]

@@ -26,12 +26,11 @@ from flows.identity.manifest import Manifest, Provenance
 from flows.identity.ref import ArtifactRef
 from flows.profiles import open_profile
 from flows.stages import PRETRAIN, ROWS, SHARDS, TOKENIZER, TOKENS
-from infra.containers.local_s3 import server_environment
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.job import Job
 from nanochat_core.runtime.progress import read_events
-from tests.support.infra.storage.s3_server import client_environment
+from tests.support.infra.storage.s3_server import client_environment, server_environment
 from tests.support.reliability import small_training
 
 ROOT = Path(__file__).parents[3]

@@ -1,8 +1,10 @@
-"""A real S3 server (MiniStack) on this machine, for tests.
+"""A real S3 server (MiniStack) on this machine, for tests and for trials (`make s3`).
 
 It checks checksums, conditions and the access key, and keeps what was put when it is killed. The
 secret of its one root key is not checked: `add_user` makes keys whose signatures, clocks and
 permissions are. It forgets unfinished multipart uploads when it stops.
+
+    python -m tests.support.infra.storage.s3_server DIRECTORY PORT    until Ctrl-C
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +25,6 @@ from typing import Any
 import psutil
 from filelock import FileLock
 
-from infra.containers.local_s3 import server_environment
 from tests.support.infra.ports import quiet_port
 
 RECORD = "server.json"  # of a shared server: address and process
@@ -109,6 +111,24 @@ def client_environment(endpoint: str) -> dict[str, str]:
     }
 
 
+def server_environment(directory: Path, port: int) -> dict[str, str]:
+    """The server's settings, and none of the caller's own."""
+    ours = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
+    return ours | {
+        "HOME": str(directory),
+        "GATEWAY_PORT": str(port),
+        "BIND_HOST": "127.0.0.1",
+        "AUTH": "true",  # an unknown key is refused, as by a real store
+        "S3_PERSIST": "1",
+        "S3_DATA_DIR": str(directory / "objects"),
+        "SERVICES": "s3,iam",
+        # Its IoT endpoint would listen on all addresses of the machine.
+        "IOT_MTLS_ENABLED": "0",
+        "SFTP_ENABLED": "0",
+        "LOG_LEVEL": "WARNING",
+    }
+
+
 def ensure_s3(directory: Path, *, bucket: str) -> S3Server:
     """Return the server of `directory`, started unless it runs; it survives this process."""
     directory.mkdir(exist_ok=True)
@@ -174,3 +194,29 @@ def _answers(endpoint: str) -> bool:
             return True
     except OSError as error:
         return hasattr(error, "code")  # an error of HTTP: somebody listens
+
+
+def main() -> None:
+    """Run a server until Ctrl-C, and print the variables that select its bucket."""
+    directory, port = Path(sys.argv[1]), int(sys.argv[2])
+    with socket.socket() as probe:  # another program's answer would pass for the server's
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            sys.exit(f"port {port} is taken; another one: make s3 PORT={port + 1}")
+    server = start_s3(directory, port)
+    server.make_bucket("nanochat")
+    lines = [f"S3-compatible server at {server.endpoint}, objects in {directory}"]
+    lines += ["Ctrl-C stops it; what was stored stays. In another terminal:", ""]
+    lines += [f"export {k}={v}" for k, v in server.environment.items() if v != os.devnull]
+    lines += ["export NANOCHAT_STORE=s3://nanochat/demo", ""]
+    sys.stdout.write("\n".join(lines))
+    sys.stdout.flush()
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()
