@@ -263,3 +263,20 @@ def test_rows_longer_than_the_rotary_table_grow_it() -> None:
     tokens = tokens_of(1, 30)
     model(tokens[:, :8])
     torch.testing.assert_close(model(tokens), other(tokens), atol=0, rtol=0)
+
+
+def test_a_model_is_allocated_without_what_imports_sympy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That import takes longer than all else between torch's and a job's first step."""
+
+    def fail(*args: object, **kwargs: object) -> Tensor:
+        raise AssertionError("of a meta tensor this imports torch's symbolic shapes")
+
+    with torch.device("meta"):
+        model = GPT(CONFIG, FP32)
+    monkeypatch.setattr(torch, "empty_like", fail)
+    model.to_empty(device="cpu").init_weights(1)
+    expected = GPT(CONFIG, FP32)
+    expected.init_weights(1)
+    for made, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(made, wanted)
+        assert made.requires_grad
