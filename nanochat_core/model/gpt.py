@@ -26,6 +26,7 @@ from nanochat_core.model import fp8
 from nanochat_core.model.attention import attend, rotate_normalise
 from nanochat_core.model.layers import (
     Embedding,
+    LateModule,
     Linear,
     Rotary,
     mix_residual,
@@ -148,11 +149,10 @@ class Transformer(nn.Module):
         self.h = nn.ModuleList(Block(config, numerics, layer) for layer in range(config.depth))
 
 
-class GPT(nn.Module):
+class GPT(LateModule):
     """The language model. Weights are uninitialised: call `init_weights` or load a state dict.
 
-    Parameter names and shapes are those of nanochat's checkpoints. It can be constructed under
-    `torch.device("meta")` and materialised with `to_empty`.
+    Parameter names and shapes are those of nanochat's checkpoints.
     """
 
     def __init__(self, config: ModelConfig, numerics: NumericsConfig) -> None:
@@ -178,11 +178,6 @@ class GPT(nn.Module):
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self._rotary: Rotary | None = None
         self._compiled: Callable[[Tensor], Tensor] | None = None
-
-    def to_empty(self, *, device: torch.device | str | int | None, recurse: bool = True) -> "GPT":
-        """Allocate what was constructed under `torch.device("meta")`, without initial values."""
-        # Module's own calls `empty_like`, which for a meta tensor imports sympy: 0.8 CPU seconds.
-        return self._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device), recurse)
 
     def compile_passes(self, *, autotune: bool = False) -> None:
         """Compile training and evaluation passes with torch.compile, once per batch shape.
