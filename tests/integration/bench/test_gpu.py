@@ -7,10 +7,9 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ ROOT = Path(__file__).parents[3]
 NAMES = [step.name for steps in PARTS.values() for step in steps]
 PEERLESS = {s.name for steps in PARTS.values() for s in steps if s.peer is not None}
 ON_A_CPU = {"checkpoint", "serving", "core", "rollouts"}  # their dry run leaves nothing out
+SHAPES = {"hellaswag", "arc", "boolq", "winograd", "lambada", "wikidata", "squad"}
 pytestmark = pytest.mark.torch
 
 
@@ -29,38 +29,65 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def dry_run(
-    out: Path, *words: str, peers: Mapping[str, str] = MappingProxyType({})
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the recorded rows of a dry run, and what it printed. peers: variable -> checkout."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")} | peers
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run without peers recorded, printed and logged."""
+
+    rows: list[dict[str, Any]]
+    printed: str
+    logs: Path
+
+    def result(self, step: str) -> dict[str, Any]:
+        """The last result of a step."""
+        return [r["result"] for r in self.rows if r.get("step") == step and "result" in r][-1]
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
+    """A dry run of sixteen programs."""
+    out = tmp_path_factory.mktemp("gpu")
     done = subprocess.run(
-        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), *words],
+        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), "--budget", "800"],
         cwd=ROOT,
-        env=environment,
+        env={k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
-    return rows_of(out / "results.jsonl"), done.stdout
+    return DryRun(rows_of(out / "results.jsonl"), done.stdout, out / "logs")
 
 
-@pytest.mark.timeout(900)  # sixteen programs
-def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(tmp_path: Path) -> None:
-    rows, printed = dry_run(tmp_path, "--budget", "800")
-    found = {row["step"]: row["status"] for row in rows if "status" in row}
+@pytest.mark.timeout(900)
+def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(dry: DryRun) -> None:
+    found = {row["step"]: row["status"] for row in dry.rows if "status" in row}
     assert sorted(found) == sorted(NAMES)
     assert {name for name, status in found.items() if status == "skipped"} == PEERLESS
     assert {name for name, status in found.items() if status == "ok"} == ON_A_CPU
     assert {found[name] for name in set(NAMES) - PEERLESS - ON_A_CPU} == {NEEDS_GPU}
-    assert {row["step"] for row in rows if "result" in row} == set(NAMES) - PEERLESS
+    assert {row["step"] for row in dry.rows if "result" in row} == set(NAMES) - PEERLESS
     for name in NAMES:
-        assert f"\n{name:<16}" in printed
+        assert f"\n{name:<16}" in dry.printed
     # The tests for a GPU are collected, and skipped.
-    (counts,) = [row["result"]["counts"] for row in rows if "counts" in row.get("result", {})]
+    (counts,) = [row["result"]["counts"] for row in dry.rows if "counts" in row.get("result", {})]
     assert counts.keys() == {"skipped"}
     assert counts["skipped"] > 50
+
+
+@pytest.mark.timeout(900)
+def test_without_the_peer_the_benches_say_so_and_measure_us(dry: DryRun) -> None:
+    served, asked = dry.result("serving"), dry.result("core")
+    no_peer = "is not set: there is no peer to compare with"
+    assert f"NANOCHAT_JAN_DIR {no_peer}" in dry.printed
+    assert f"NANOCHAT_DIR {no_peer}" in (dry.logs / "core.log").read_text()
+    assert "peer" not in served
+    for figure in ("tokens_per_second", "one_first_token_ms", "slot_free_ms"):
+        assert served["ours"][figure] > 0
+    # CORE is one question of each shape.
+    rates = {case: rate["ours fp32 per cpu second"] for case, rate in asked["rates"].items()}
+    assert rates.keys() == SHAPES | {"categorical", "generative", "core"}
+    assert rates["core"] == pytest.approx(len(SHAPES) / sum(1 / rates[case] for case in SHAPES))
+    assert asked["ratios"] == asked["equal"] == {}
 
 
 def test_without_a_gpu_it_says_how_to_run_dry(tmp_path: Path) -> None:

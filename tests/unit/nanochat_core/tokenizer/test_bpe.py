@@ -1,3 +1,4 @@
+import functools
 import json
 import random
 from pathlib import Path
@@ -49,26 +50,38 @@ TRICKY = (
     "aZ'sdmtlvre \u017f\u212a\t\r\n\u00a0\u2028\u3000\x1c0 9\u0660\u00bd.,-_$"
     "\u0301\u4e2d\u0e31\U0001f600"
 )
-# Any two bytes of a piece make a token, so that ids show where pieces end.
-PAIRS = {bytes([a]): a for a in range(256)}
-PAIRS |= {bytes([a, b]): 256 + 256 * a + b for a in range(256) for b in range(256)}
-FAST = Tokenizer(PAIRS)
-PUBLISHED = tiktoken.Encoding(
-    name="published", pat_str=SPLIT_PATTERN, mergeable_ranks=PAIRS, special_tokens={}
-)
 
 
-@settings(deadline=None, max_examples=2000)
-@given(st.text(alphabet=TRICKY, max_size=40))
+# A contraction shows in letters that follow it, which text of single letters hardly has.
+PIECES = (*TRICKY, "'s", "'D", "'m", "'T", "'ll", "'Ve", "'RE", "12345")
+
+
+@functools.cache
+def ours_and_published() -> tuple[Tokenizer, tiktoken.Encoding]:
+    """Any two bytes of a piece make a token, so that ids show where pieces end.
+
+    Pairs of high bytes come first: letters then join each other before they join an apostrophe.
+    """
+    pairs = {bytes([a]): a for a in range(256)}
+    pairs |= {bytes([a, b]): 65791 - 256 * a - b for a in range(256) for b in range(256)}
+    return Tokenizer(pairs), tiktoken.Encoding(
+        name="published", pat_str=SPLIT_PATTERN, mergeable_ranks=pairs, special_tokens={}
+    )
+
+
+@settings(deadline=None, max_examples=1000)
+@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
 def test_text_is_cut_as_the_published_pattern_says(text):
-    assert FAST.encode(text) == PUBLISHED.encode_ordinary(text)
+    ours, published = ours_and_published()
+    assert ours.encode(text) == published.encode_ordinary(text)
 
 
 @pytest.mark.parametrize("package", [json, tiktoken])
 def test_programs_are_cut_as_the_published_pattern_says(package):
+    ours, published = ours_and_published()
     for path in Path(package.__file__).parent.glob("*.py"):
         text = path.read_text(encoding="utf-8")
-        assert FAST.encode(text) == PUBLISHED.encode_ordinary(text)
+        assert ours.encode(text) == published.encode_ordinary(text)
 
 
 def tricky_texts():
