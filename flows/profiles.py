@@ -76,12 +76,12 @@ def tiny(depth: int = 3) -> Profile:
     five turns, small sums. Every stage is the real one; only the numbers are small."""
     # Of 320 tokens 265 are bytes and special ones, so nearly every letter is a token of its own:
     # copying a word or a number is then learnt from few examples.
-    sequence_len, vocab_size, width = 512, 320, 64 * depth
+    sequence_len, vocab_size, heads = 512, 320, (depth + 1) // 2
     model = ModelConfig(
         depth=depth,
-        width=width,
-        num_heads=depth,
-        num_kv_heads=depth,
+        width=64 * heads,
+        num_heads=heads,
+        num_kv_heads=heads,
         sequence_len=sequence_len,
         vocab_size=vocab_size,
         windows=scaling.windows_for(depth, sequence_len),

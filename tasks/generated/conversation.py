@@ -31,7 +31,7 @@ from tasks.kinds.sources import GeneratedTask, Grader
 NAME = "conversation"
 
 # kind -> weight in training; a word has more to learn than a greeting
-WEIGHTS = {"identity": 4, "small talk": 3, "spell": 8, "count": 4, "sum": 4, "unknown": 5}
+WEIGHTS = {"identity": 4, "small talk": 5, "spell": 8, "count": 4, "sum": 4, "unknown": 5}
 MOST_TURNS = 5
 TEST_PERCENT = 10  # of the ways to write a question of talk.toml, and of what `unknown` is about
 INVENTED_PERCENT = 50  # of the words in training: the head of one word and the tail of another
