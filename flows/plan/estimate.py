@@ -16,20 +16,20 @@ from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gp
 # Seconds of the stages of profile tiny in `make demo` on two idle cores of an AMD EPYC without
 # AVX-512, 2026-11-27: what a first plan on a CPU says.
 MEASURED = {
-    "shards": 17.3,
-    "task_data": 3.0,
-    "tokenizer": 1.8,
+    "shards": 20.6,
+    "task_data": 4.5,
+    "tokenizer": 2.2,
     "tokens": 2.8,
-    "rows": 0.9,
-    "pretrain": 64.6,
-    "base_eval": 14.1,
-    "midtrain": 160.3,
-    "sft": 102.4,
-    "rl": 38.3,
-    "chat_eval_midtrain": 11.5,
-    "chat_eval_sft": 11.9,
-    "chat_eval_rl": 11.3,
-    "report": 2.0,
+    "rows": 1.1,
+    "pretrain": 39.2,
+    "base_eval": 11.2,
+    "midtrain": 80.0,
+    "sft": 56.6,
+    "rl": 28.0,
+    "chat_eval_midtrain": 8.5,
+    "chat_eval_sft": 8.9,
+    "chat_eval_rl": 8.8,
+    "report": 2.2,
 }
 MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
