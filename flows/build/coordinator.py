@@ -40,7 +40,7 @@ from nanochat_core.job import Job
 
 SECONDS_BETWEEN_BEATS = 2.0
 # Seconds to wait, after the ranks' grace, for the node that failed first to report why: its
-# torchrun ends the ranks, then it uploads what they saved.
+# ranks end, then it uploads what they saved.
 _SECONDS_FOR_A_REASON = 5.0
 _SECONDS_BETWEEN_LOOKS = 0.2
 _AGAIN = (
@@ -307,7 +307,7 @@ class Coordinator:
 
 
 def rendezvous_of(start: Start, job: Job, *, node: int) -> Rendezvous:
-    """Return the torchrun rendezvous of an attempt, as `node` joins it."""
+    """Return the rendezvous of an attempt's ranks, as `node` joins it."""
     assert start.endpoint is not None
     return Rendezvous(
         nodes=start.nodes,

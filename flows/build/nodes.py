@@ -300,7 +300,7 @@ class _Attempt:
     def _run(self, job: Job, start: Start, check: CodeCheck) -> None:
         processes = start.processes
         rendezvous = rendezvous_of(start, job, node=self._node)
-        # torchrun's static rendezvous numbers ranks by node, so these are known before it starts.
+        # Ranks are numbered by node, with or without torchrun: known before they start.
         first = rendezvous.first_rank(processes)
         append_segment(job, processes=processes * start.nodes, nodes=start.nodes)
         warnings = WaitLog(self._context.log(job.stage, "warning"), every=self._context.terms.say)
