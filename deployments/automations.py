@@ -32,7 +32,7 @@ SETTLED_SECONDS = 10
 # What crashes before the flow begins, as code that does not load, is resumed every half minute or
 # so. A machine that is lost is not lost that often.
 MOST_CRASHES = 20
-CRASH_MINUTES = 30
+CRASH_MINUTES = 60
 
 RUN = "prefect.flow-run."
 ID = "prefect.resource.id"

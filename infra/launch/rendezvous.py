@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from nanochat_core.errors import ConfigError
 
-SECONDS_TO_JOIN = 120  # from the first machine's torchrun to the last one's
+# From the first machine's torchrun to the last one's; of ranks without torchrun see
+# nanochat_core/runtime/hardware/distributed.py.
+SECONDS_TO_JOIN = 120
 _NOWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737); nothing is sent to it
 _ALONE = "127.0.0.1"
 
@@ -123,7 +125,7 @@ class Rendezvous:
     nodes: int
     node: int  # this machine's number; 0 hosts the rendezvous
     endpoint: str  # host:port at which node 0 listens
-    id: str  # of this attempt: ranks of another attempt cannot join
+    id: str  # of this attempt: the torchrun of another attempt cannot join
 
     def first_rank(self, processes: int) -> int:
         """Return the lowest rank on this machine, which runs `processes` ranks."""
@@ -152,6 +154,7 @@ class Rendezvous:
             "WORLD_SIZE": str(self.nodes),
             "MASTER_ADDR": address,
             "MASTER_PORT": port,
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         }
 
     def environment(self) -> dict[str, str]:

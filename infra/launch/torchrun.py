@@ -130,12 +130,21 @@ def run_job(
             lost,
             grace=job.resources.grace_seconds,
         )
-    if lost.is_set():  # a rank may wait for the others' files, and not end with torchrun
+    if lost.is_set():  # a rank may wait for the others' files, and not end with its torchrun
         with earlier_workers_ended(job, log, threading.Event(), seconds=0.0):
             pass
     if first_rank and not returncode:
         return Result(status="finished", metrics={})
-    return _classify(job, returncode, asked_to_stop=stop.is_set(), first_rank=first_rank)
+    # A signal that somebody else sent ends a job that is alone; of several machines it is a loss.
+    is_stopped = stop.is_set() or (
+        rendezvous is None and returncode in (-signal.SIGINT, -signal.SIGTERM)
+    )
+    return _classify(
+        job,
+        returncode,
+        is_stopped=is_stopped,
+        first_rank=first_rank if processes > 1 else None,
+    )
 
 
 def replay_line(job: Job) -> str:
@@ -286,12 +295,14 @@ class _Tail:
                     on_event(cast("dict[str, Any]", event))
 
 
-def _classify(job: Job, returncode: int, *, asked_to_stop: bool, first_rank: int) -> Result:
-    """Return the job's result, or raise what its files report: torchrun hides exit codes."""
+def _classify(job: Job, returncode: int, *, is_stopped: bool, first_rank: int | None) -> Result:
+    """Return the job's result, or raise what its files report: torchrun hides exit codes.
+
+    `first_rank` is None if no torchrun keeps the ranks' logs.
+    """
     error = _read_error(job.directory / "error.json")
     result = Result.find(job.directory)
     is_interrupted = result is not None and result.status == "interrupted"
-    is_stopped = asked_to_stop or returncode in (-signal.SIGINT, -signal.SIGTERM)
     was_stopped = is_stopped and result is None and error is None  # before it could write either
     # When a rank fails, torchrun interrupts the others; when all are asked to stop, a slow rank may
     # fail because a quick one is gone. The file that was written first has the cause.
@@ -320,14 +331,16 @@ def disk_full(stage: str, path: object) -> StageError:
     )
 
 
-def _failure(job: Job, error: dict[str, Any], *, first_rank: int) -> StageError:
+def _failure(job: Job, error: dict[str, Any], *, first_rank: int | None) -> StageError:
     if error["expected"]:
         return StageError(f"{job.stage}: {error['message']}", hint=error["hint"])
     first_line = (error["message"].splitlines() or [""])[0]
     return JobFailed(
         f"{job.stage} failed on rank {error['rank']}: {error['type']}: {first_line}",
         hint=_hint_for_bug(job),
-        log_tail=_log_tail(job, local_rank=error["rank"] - first_rank),
+        log_tail=_log_tail(
+            job, local_rank=None if first_rank is None else error["rank"] - first_rank
+        ),
         cause=error["type"],
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 # Before torch 2.13 they have other names, which it deprecates.
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -17,6 +18,7 @@ _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 # Longer than the launcher's `hang_seconds` (runtime/heartbeat.py), which can name the rank that
 # hangs; a collective's timeout cannot.
 PATIENCE = datetime.timedelta(hours=1)
+TIME_TO_JOIN = datetime.timedelta(seconds=120)  # from the first rank to the last one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,10 @@ ALONE = World(rank=0, local_rank=0, size=1)
 
 
 def open_world(device: str) -> World:
-    """Join the process group that torchrun's environment describes; without it, a world of one."""
+    """Join the process group that the environment describes; without it, a world of one.
+
+    Raises torch's DistError if ranks that no torchrun started have not met in time.
+    """
     world = World(
         rank=int(os.environ.get("RANK", "0")),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -123,6 +128,9 @@ def open_world(device: str) -> World:
         on_gpu = device == "cuda" and torch.cuda.is_available()
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
+            store=_meet(world),
+            rank=world.rank,
+            world_size=world.size,
             timeout=PATIENCE,
             # Connects eagerly: the first collective would otherwise wait for all ranks to connect.
             device_id=torch.device("cuda", world.local_rank) if on_gpu else None,
@@ -132,6 +140,16 @@ def open_world(device: str) -> World:
     control = dist.new_group(backend="gloo", timeout=PATIENCE)
     assert isinstance(control, dist.ProcessGroup)
     return dataclasses.replace(world, control=control)
+
+
+def _meet(world: World) -> Store | None:
+    """Return a store that all ranks have reached; None where torchrun has one."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, world.size, world.is_first, timeout=TIME_TO_JOIN)
+    store.set_timeout(PATIENCE)
+    return store
 
 
 def close_world() -> None:

@@ -149,7 +149,7 @@ def test_a_run_that_crashes_again_and_again_is_failed_and_not_resumed(
             while api.state(run)["type"] != "SCHEDULED":
                 time.sleep(0.5)
             api.set_state(run, "crashed", "again")
-        wait_for(api, run, "crashed 3 times within 30 min", seconds=60, every=nothing)
+        wait_for(api, run, "crashed 3 times within 60 min", seconds=60, every=nothing)
         wait_for(api, other, "resumed by itself", seconds=90, every=nothing)
         time.sleep(2 * automations.SETTLED_SECONDS)
         assert api.state(run)["type"] == "FAILED"

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from flows.cli.app import main
-from infra.prefect.server import find_server, start_server, stop_server
+from infra.prefect.server import find_server, start_server, stop_server, wait_for_server
 
 pytestmark = pytest.mark.prefect
 
@@ -87,12 +87,11 @@ def test_the_server_starts_once_survives_its_starter_and_stops(
 ) -> None:
     monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "")  # the server's from here to the test's end
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    server = start_server(home)  # it runs already, if a test above has run
+    wait_for_server(home, server)
+    assert start_server(home) == find_server(home) == server
     modes = [path.stat().st_mode & 0o777 for path in (home, home / "prefect")]
     assert modes == [0o700, 0o700]
-
-    server = find_server(home)  # of the runs above
-    assert server is not None
-    assert start_server(home) == server
     with urllib.request.urlopen(f"{server.ui_url}/ui-settings") as answer:
         assert json.load(answer)["api_url"] == server.api_url
     assert "Traceback" not in (home / "prefect" / "server.log").read_text()

@@ -28,7 +28,7 @@ HEAVY = (
     *("rich.progress", "flows.orchestration.pipeline", "flows.orchestration.stage_task"),
 )
 LIGHT = (
-    *("--help", "plan --help", "run --help", "data stats --help", "profiles"),
+    *("--help", "plan --help", "run --help", "data show --help", "profiles"),
     *("plan tiny", "plan tiny --json", "status"),
     *("ls", "ls tiny", "ls sft@tiny", "tag", "diff tiny tiny"),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from infra.launch.rendezvous import Rendezvous, find_interface, own_address, store_host
 from infra.launch.torchrun import JobFailed, run_job
-from nanochat_core.job import Job, Resources
+from nanochat_core.job import Job, Resources, Result
 from tests.support.infra.ports import quiet_port
 
 ENTRY = """
@@ -26,6 +26,25 @@ def run(job):
     text = json.dumps([os.environ.get(name) for name in names])
     (job.directory / f"rank-{rank}").write_text(text)
     return {"size": int(os.environ["WORLD_SIZE"])}
+"""
+
+ALONE_ENTRY = """
+from nanochat_core.runtime.hardware.distributed import open_world
+
+
+def run(job):
+    world = open_world("cpu")
+    return {f"rank_{number}": number for number in world.gather(world.rank)}
+"""
+
+KILLED_ENTRY = """
+import os
+import signal
+
+
+def run(job):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as before the worker has its handler
+    os.kill(os.getpid(), signal.SIGTERM)
 """
 
 
@@ -88,6 +107,42 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
     assert isinstance(failed, JobFailed)
     assert str(failed) == "toy failed on rank 3: ValueError: no good"
     assert "ValueError: no good" in failed.log_tail  # of that rank's own log
+
+
+@pytest.mark.torch
+def test_the_only_ranks_of_two_machines_meet_without_torchrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_entry.py").write_text(ALONE_ENTRY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    endpoint = f"127.0.0.1:{quiet_port()}"
+
+    def run(node: int) -> Result:
+        return run_job(
+            make_job(tmp_path / str(node)),
+            processes=1,
+            on_event=lambda event: None,
+            rendezvous=Rendezvous(nodes=2, node=node, endpoint=endpoint, id="x"),
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(run, (0, 1))
+    assert first.metrics == {"rank_0": 0, "rank_1": 1}
+    assert second.metrics == {}
+
+
+def test_a_signal_that_nobody_of_ours_sent_is_the_loss_of_a_machines_only_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_entry.py").write_text(KILLED_ENTRY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(JobFailed, match="killed by SIGTERM"):
+        run_job(
+            make_job(tmp_path / "b"),
+            processes=1,
+            on_event=lambda event: None,
+            rendezvous=Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1", id="x"),
+        )
 
 
 def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
