@@ -135,7 +135,7 @@ def run_job(
             pass
     if first_rank and not returncode:
         return Result(status="finished", metrics={})
-    # A signal that somebody else sent ends a job that is alone; of several machines it is a loss.
+    # A signal from elsewhere ends a job that is alone; one of several machines is lost by it.
     is_stopped = stop.is_set() or (
         rendezvous is None and returncode in (-signal.SIGINT, -signal.SIGTERM)
     )

@@ -131,7 +131,7 @@ def test_the_only_ranks_of_two_machines_meet_without_torchrun(
     assert second.metrics == {}
 
 
-def test_a_signal_that_nobody_of_ours_sent_is_the_loss_of_a_machines_only_rank(
+def test_a_signal_from_elsewhere_is_the_loss_of_a_machines_only_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "toy_entry.py").write_text(KILLED_ENTRY)
