@@ -18,9 +18,9 @@ pytestmark = pytest.mark.torch
 def test_the_peer_gives_the_same_answers() -> None:
     command = [sys.executable, "bench/eval.py", *SMALL.split(), "--precisions", "fp32"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["ratios"]["ours fp32"].keys() == CASES | {"categorical", "generative", "core"}
-    assert told["equal"]["ours fp32"] == {
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["ratios"]["ours fp32"].keys() == CASES | {"categorical", "generative", "core"}
+    assert result["equal"]["ours fp32"] == {
         **{case: [1, 1] for case in CASES},
         "categorical": [3, 3],
         "generative": [1, 1],

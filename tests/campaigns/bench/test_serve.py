@@ -17,6 +17,6 @@ pytestmark = pytest.mark.torch
 def test_the_peer_serves_the_same_weights() -> None:
     command = [sys.executable, "bench/serve.py", *SMALL.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["ratio_tokens_per_second"] > 0
-    assert told["peer"].keys() == told["ours"].keys()
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["ratio_tokens_per_second"] > 0
+    assert result["peer"].keys() == result["ours"].keys()

@@ -180,8 +180,8 @@ def test_the_environments_password_is_the_servers_and_in_no_file(
     server = start_server(tmp_path / "home")
 
     assert server.process is not None
-    told = server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"]
-    assert told == "nanochat:only-in-the-environment"
+    given = server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"]
+    assert given == "nanochat:only-in-the-environment"
     files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if b"only-in-the" in path.read_bytes()]
