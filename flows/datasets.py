@@ -11,7 +11,7 @@ from infra.storage.files import sha256_of
 from nanochat_core.config import DatasetConfig, ShardsConfig, TaskDataConfig
 from nanochat_core.data.hub.datasets import DATASETS, split_path
 from nanochat_core.data.text.installed import current_snapshot, installed_source
-from nanochat_core.data.text.pydocs import installed_snapshot
+from nanochat_core.data.text.pydocs import python_snapshot
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, reason_of
 from tasks.base import TaskError
@@ -43,7 +43,7 @@ def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
         case "local":
             return _folder_snapshot(shards.path)
         case "pydocs":
-            return shards.snapshot or installed_snapshot()
+            return shards.snapshot or python_snapshot()
         case "hub":
             split_path(shards.path)
             return ()

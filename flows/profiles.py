@@ -42,7 +42,7 @@ from nanochat_core.config import (
     TaskDataConfig,
     TokenizerConfig,
 )
-from nanochat_core.data.text.pydocs import installed_snapshot
+from nanochat_core.data.text.pydocs import python_snapshot
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 from nanochat_core.section import Section, from_json
@@ -105,7 +105,7 @@ def tiny(depth: int = 3) -> Profile:
                 source="pydocs",
                 path=None,
                 num_shards=4,
-                snapshot=installed_snapshot(),
+                snapshot=python_snapshot(),
                 revision=None,
             ),
             task_data=TaskDataConfig(

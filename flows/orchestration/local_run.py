@@ -24,6 +24,7 @@ from infra.prefect import server as prefect_server
 from infra.prefect.access import check_admitted, check_answers, configured_api_url
 from infra.prefect.flow_runs import has_deployment, running_server
 from infra.prefect.supervisor.control import wait_for_own_server
+from nanochat_core.build_kernels import build_kernels
 
 if TYPE_CHECKING:
     from flows.orchestration.pipeline import Outcome
@@ -85,6 +86,8 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
         return configured
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
+        # The server uses one core meanwhile. A daemon: a command that ends does not wait for it.
+        threading.Thread(target=build_kernels, daemon=True).start()
     wait_for_own_server(home)
     # Set the address before Prefect is imported below: it reads its settings then.
     server = prefect_server.start_server(home)

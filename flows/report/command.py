@@ -162,12 +162,8 @@ def _needs(wanted: Settings) -> Iterator[str]:
     snapshot = typing.cast("list[str]", wanted.get(SNAPSHOT) or [])
     match wanted["shards.source"]:
         case "pydocs":
-            yield (
-                f"the text is the documentation of {snapshot[0]} and {len(snapshot) - 1} packages "
-                "installed beside it; other versions make another text"
-                if snapshot
-                else "the text is the documentation of the packages that are installed"
-            )
+            version = " ".join(snapshot) or "the Python that runs it"
+            yield f"the text is the documentation of {version}; another version makes another text"
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"
         case "s3":

@@ -9,13 +9,12 @@ their own environment variables configure where they send.
 import contextlib
 import importlib
 import json
-import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from nanochat_core.job import TRACKERS, Job
+from nanochat_core.job import Job
 from nanochat_core.runtime.progress import Progress
 
 PROJECT = "nanochat-flows"
@@ -45,11 +44,6 @@ def following(job: Job, *, active: bool) -> Generator[None]:
         ended.set()
         for thread in threads:
             thread.join(_SECONDS_TO_CATCH_UP)
-
-
-def may_linger() -> bool:
-    """Return whether a tracker's package is loaded: its exit hooks may wait for a dead service."""
-    return any(name in sys.modules for name in TRACKERS)
 
 
 def _follow(job: Job, name: str, tail: "_Tail", ended: threading.Event) -> None:

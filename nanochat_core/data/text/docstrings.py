@@ -8,7 +8,7 @@ import ast
 import inspect
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -27,7 +27,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _TRAILING = re.compile(r"[ \t]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{3,}")
 _BRACKET_SPACE = re.compile(r"([(\[]) |,? ([)\]])")
-_ATTACHES_DOC = re.compile(r"add_?(new)?doc(str)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +81,8 @@ def read_sections(source: str, module: str) -> list[DocSection]:
 def make_documents(sections: Sequence[DocSection], *, seen: set[str]) -> list[str]:
     """Return each section as text, long ones in parts, without the docstrings in `seen`.
 
-    Docstrings are often copied: from a class to its wrapper, from one package to another. This call
-    adds those it uses to `seen`, so that the first copy counts.
+    Docstrings are often copied, as from a class to its wrapper. This call adds those it uses to
+    `seen`, so that the first copy counts.
     """
     documents: list[str] = []
     for section in sections:
@@ -172,28 +171,6 @@ def _entries(node: _Container, lines: list[str]) -> Iterator[Entry]:
             text = clean(ast.get_docstring(member, clean=False) or "")
             if text:
                 yield Entry(heading=_signature(member, lines), text=text)
-        elif isinstance(member, ast.Expr) and isinstance(member.value, ast.Call):
-            entry = _attached(member.value)
-            if entry is not None:
-                yield entry
-
-
-def _attached(call: ast.Call) -> Entry | None:
-    """Return the entry of `add_docstr(torch.abs, text)` or `add_newdoc(module, name, text)`."""
-    function = call.func
-    called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-    if not _ATTACHES_DOC.search(called) or len(call.args) < 2:
-        return None
-    # The text may be anywhere below: `"...".format(**common)`, ("method", "...") and so on.
-    text = clean(max(_strings(ast.walk(call)), key=len, default=""))
-    names = _strings(call.args[:2])
-    heading = ".".join(names) if names else ast.unparse(call.args[0])
-    return Entry(heading=heading[:MAX_SIGNATURE_CHARS], text=text) if text else None
-
-
-def _strings(nodes: Iterable[ast.AST]) -> list[str]:
-    values = (node.value for node in nodes if isinstance(node, ast.Constant))
-    return [value for value in values if isinstance(value, str)]
 
 
 def _signature(

@@ -6,56 +6,15 @@ be built, torch computes instead. Shapes: N tokens, C width, V vocabulary.
 
 import ctypes
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanochat_core.runtime.hardware.cpp_library import Library, Unavailable
+from nanochat_core.model.native.build import LIBRARY
+from nanochat_core.runtime.hardware.cpp_library import Unavailable
 
 MIN_WIDTH = 64  # a product with a shorter side is torch's: packing would be most of the work
-_INT, _INT64, _FLOAT, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-_ROWS = (_INT, _INT64, _INT64)  # threads, rows, width
-LIBRARY = Library(
-    folder=Path(__file__).parent,
-    files=("kernels.cpp", "loss.h", "products.h", "rows.h"),
-    needed_flags=frozenset(["avx2", "fma"]),
-    functions=(
-        ("nf_work", _INT64, ()),
-        (
-            "nf_multiply",
-            None,
-            (_INT, *(_INT64,) * 3, *(_POINTER, _INT64, _INT64) * 2, _POINTER, _POINTER),
-        ),
-        ("nf_loss_work", _INT64, (_INT, _INT64, _INT64, _INT)),
-        (
-            "nf_loss",
-            None,
-            (_INT, *(_INT64,) * 3, *(_POINTER,) * 4, _FLOAT, *(_POINTER,) * 4),
-        ),
-        # Of rows.py.
-        ("nf_normalise", None, (*_ROWS, _POINTER, _FLOAT, _POINTER, _POINTER)),
-        ("nf_normalise_grad", None, (*_ROWS, *(_POINTER,) * 4)),
-        (
-            "nf_rotate_normalise",
-            None,
-            (_INT, *(_INT64,) * 4, *(_POINTER,) * 3, _FLOAT, _FLOAT, _POINTER, _POINTER),
-        ),
-        (
-            "nf_rotate_normalise_grad",
-            None,
-            (
-                *(_INT, *(_INT64,) * 4, *(_POINTER,) * 3, _FLOAT),
-                *(*(_POINTER,) * 2, *(_INT64,) * 3, _POINTER),
-            ),
-        ),
-        ("nf_relu_square", None, (*_ROWS, *(_POINTER,) * 2)),
-        ("nf_relu_square_grad", None, (*_ROWS, *(_POINTER,) * 3)),
-        ("nf_mix", None, (*_ROWS, *(_POINTER,) * 2, _FLOAT, _FLOAT, _POINTER)),
-        ("nf_mix_grad", None, (*_ROWS, *(_POINTER,) * 2, _FLOAT, _FLOAT, *(_POINTER,) * 5)),
-    ),
-)
 
 
 @lru_cache(maxsize=1)

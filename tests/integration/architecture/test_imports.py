@@ -68,8 +68,8 @@ def test_making_examples_loads_neither_another_task_nor_the_sandbox() -> None:
 def test_asking_for_the_snapshot_of_the_text_loads_nothing_heavy() -> None:
     heavy = {"torch", "numpy", "pyarrow", "multiprocessing", "importlib.metadata", "tiktoken"}
     code = (
-        "import sys; from nanochat_core.data.text.pydocs import installed_snapshot; "
-        f"installed_snapshot(); print(*{heavy!r} & sys.modules.keys())"
+        "import sys; from nanochat_core.data.text.pydocs import python_snapshot; "
+        f"python_snapshot(); print(*{heavy!r} & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"

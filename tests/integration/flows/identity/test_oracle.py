@@ -254,7 +254,7 @@ class Escape:
 
 ESCAPES = {
     "native sources found by a pattern": Escape(
-        "nanochat_core/model/native/kernels.py",  # training's: AVX2 is enough for them
+        "nanochat_core/model/native/build.py",  # training's: AVX2 is enough for them
         '"products.h", "rows.h"),',
         '*(f"{part}.h" for part in ("products",)), "rows.h"),',
         finds="nanochat_core/model/native/products.h",

@@ -154,7 +154,7 @@ def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):
         ({"num_shards": 0}, ConfigError, "shards.num_shards is 0"),
         ({"path": None}, DataError, "needs a folder"),
         ({"path": "/nowhere/at/all"}, DataError, "is not a folder"),
-        ({"source": "pydocs"}, DataError, "empty snapshot"),
+        ({"source": "pydocs"}, DataError, "documentation of no version"),
         ({"source": "climbmix", "num_shards": 6543}, ConfigError, "has 6542 for training"),
         ({"source": "climbmix"}, ConfigError, "shards.revision is missing"),
     ],
