@@ -182,10 +182,6 @@ class LocalStore:
                     on_bytes(part.length)
                 file.publish(path)
 
-    def path_of(self, key: str) -> Path:
-        """Return the path of the object's own file, to read only; it may not exist."""
-        return self._path(key)
-
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
         removed = 0

@@ -21,6 +21,7 @@ from tests.campaigns.security.rows import Row
 from tests.integration.infra.storage.test_plain_files import STRANGERS
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import PAGE, Answer, Request
+from tests.support.infra.storage.owners import path_of
 from tests.support.infra.storage.s3_server import client_environment
 
 COMMANDS = (
@@ -74,7 +75,7 @@ def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Se
         untouched = {tuple(command): _ask(command) for command in commands}
         for key in kinds.values():
             data = store.get(key)
-            path = store.path_of(key)
+            path = path_of(store, key)
             for kind in (kind for kind in strangers if kind in _STRANGERS):
                 path.unlink()
                 _STRANGERS[kind](path)
@@ -91,7 +92,7 @@ def _directory(directory: Path, commands: Sequence[Sequence[str]], strangers: Se
         for name in (*folders, *([".tmp"] if _LINKED_TMP in strangers else [])):
             asked = [*commands, ("gc", "--apply")] if name == ".tmp" else commands
             attempts += len(asked)
-            through += _linked(store.path_of("x").with_name(name), directory / name, asked)
+            through += _linked(path_of(store, "x").with_name(name), directory / name, asked)
     seconds = time.monotonic() - began
     return Row(
         part="store: directory", attempts=attempts, got_through=tuple(through), seconds=seconds

@@ -12,6 +12,7 @@ from infra.storage.local import LocalStore
 from tests.support.flows.rows import GIGABYTE, publish_files
 from tests.support.flows.shelf import put_artifact, put_run
 from tests.support.flows.stores import CountingStore
+from tests.support.infra.storage.owners import path_of
 
 TOKENIZER = {"a.json": b"[1]", "b/c.bin": b"123456"}
 MODEL = {"config.json": b"{}", "model.bin": b"\0" * 5000}
@@ -47,7 +48,7 @@ def send(
 
     if scratch is None:
         assert isinstance(source, LocalStore)
-        scratch = source.path_of("scratch")
+        scratch = path_of(source, "scratch")
     return push(
         source,
         target,

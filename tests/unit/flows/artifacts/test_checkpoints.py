@@ -22,6 +22,7 @@ from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from nanochat_core.job import CHECKPOINT_FORMAT, Job
+from tests.support.infra.storage.owners import path_of
 from tests.support.small_job import small_job
 
 
@@ -237,7 +238,7 @@ def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(
 ) -> None:
     for step in (700, 800):
         send_one(store, here, step)
-    for commit in store.path_of(here.stage).rglob("COMMIT.json"):
+    for commit in path_of(store, here.stage).rglob("COMMIT.json"):
         commit.chmod(0o644)
         commit.write_text("of a format that nobody reads any more")
     for step in (100, 200, 300):
@@ -296,9 +297,9 @@ def test_a_stored_checkpoint_of_another_format_is_refused_and_stays(
     store.put(
         key, checkpoints.encode_record(tree, format=checkpoint_records.FORMAT + (part == "record"))
     )
-    before = contents(store.path_of("pretrain"))
+    before = contents(path_of(store, "pretrain"))
     with pytest.raises(StageError, match=ANOTHER_FORMAT) as told:
         restore(store, there, log=pytest.fail)
     assert "--force" in str(told.value.hint)
-    assert contents(store.path_of("pretrain")) == before
+    assert contents(path_of(store, "pretrain")) == before
     assert steps_of(there) == []

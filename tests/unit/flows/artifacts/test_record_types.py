@@ -20,6 +20,7 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
+from tests.support.infra.storage.owners import path_of
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_an_object_that_is_too_large_for_a_record_is_left_out(
     assert isinstance(store, LocalStore)
     put_run(store, "tiny-1")
     store.put("runs/tiny-2.json", b"")
-    path = store.path_of("runs/tiny-2.json")
+    path = path_of(store, "runs/tiny-2.json")
     path.chmod(0o600)
     with path.open("r+b") as file:
         file.truncate(1 << 40)  # without taking the room
