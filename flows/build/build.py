@@ -195,16 +195,11 @@ def reserve_found(context: BuildContext, manifests: Iterable[Manifest]) -> None:
 
 def _reserve(context: BuildContext, ref: ArtifactRef) -> None:
     """Record in the run that it uses an artifact, then wait until no collection is running."""
-
-    def pause(seconds: float) -> None:
-        if context.stop.wait(seconds):
-            raise StageInterrupted(f"{ref.stage} was not started: the run is being stopped")
-
     reserve(
         context.store,
         lambda: context.record(ref),
         log=context.log(ref.stage, "waiting"),
-        pause=pause,
+        pause=partial(context.pause, ref.stage),
     )
 
 

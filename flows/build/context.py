@@ -13,6 +13,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
 from flows.leases.queue import DeviceSlot
+from infra.launch.torchrun import StageInterrupted
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
@@ -68,6 +69,11 @@ class BuildContext:
             terms=self.terms,
             check=check,
         )
+
+    def pause(self, stage: str, seconds: float) -> None:
+        """Wait for so many seconds. Raises StageInterrupted, at once, if the run is stopped."""
+        if self.stop.wait(seconds):
+            raise StageInterrupted(f"{stage}: the run is being stopped")
 
     def open_cache(self) -> Cache:
         """Open the cache of fetched artifacts; what it returns is not evicted until it closes."""

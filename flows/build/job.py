@@ -58,8 +58,7 @@ def fetch_inputs(
     """
 
     def check_not_stopped(count: int) -> None:
-        if context.stop.is_set():
-            raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
+        context.pause(stage.name, 0)
         check()
 
     names = [source.name for source in stage.inputs]

@@ -160,22 +160,21 @@ class _Follower:
 
     def pause(self) -> None:
         """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""
-        if self.context.stop.wait(self.context.terms.look):
-            raise StageInterrupted(f"{self.stage.name}: the run is being stopped")
+        self.context.pause(self.stage.name, self.context.terms.look)
 
     def _wait(self) -> Manifest | tuple[int, Link]:
         """Wait for the artifact, or for node 0's next lease; return its epoch and a connection.
 
         Raises TransientStageError if node 0 holds no lease for too long.
         """
-        terms = self.context.terms
+        context, terms = self.context, self.context.terms
         heard = time.monotonic()
         # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
-        waiting = WaitLog(self.context.log(self.stage.name, "waiting"), every=terms.say)
+        waiting = WaitLog(context.log(self.stage.name, "waiting"), every=terms.say)
         while True:
             try:
-                if manifest := self._find():
+                if manifest := find_result(context, self.identity, force=self.lookup.redo):
                     return manifest
                 holder = self._find_holder()
                 if holder is not None:
@@ -201,9 +200,6 @@ class _Follower:
                 owner = f"run {holder.record.run} on host {holder.record.host}"
             waiting.say(owner, f"waiting: node {self.node} for node 0 ({owner})")
             self.pause()
-
-    def _find(self) -> Manifest | None:
-        return find_result(self.context, self.identity, force=self.lookup.redo)
 
     def _finish(self, manifest: Manifest) -> Built:
         shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)

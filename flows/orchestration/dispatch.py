@@ -18,7 +18,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
-from flows.build.build import BuildContext, Built, finish, look_up, reuse
+from flows.build.build import BuildContext, Built, finish, look_up, reporting_failure, reuse
 from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
@@ -27,8 +27,7 @@ from flows.leases.outage import WaitLog
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, state_name
 from flows.stages import Stage
-from infra.launch.torchrun import StageInterrupted
-from nanochat_core.errors import ArtifactError, NanochatError, StageError, StoreError
+from nanochat_core.errors import ArtifactError, StageError, StoreError
 
 SECONDS_BETWEEN_LOOKS = 2.0  # between polls of the run; each costs a request
 SECONDS_BETWEEN_REPORTS = 5.0  # between reports of progress; the lease is renewed every ten
@@ -43,18 +42,11 @@ def dispatch(
 
     Raises TransientStageError if the builder is gone, StageError with the builder's message and
     hint if it failed or was cancelled, StageInterrupted if this run is stopped. In the last case
-    the builder continues: see `cancel_stage_runs`.
+    the builder continues: see `cancel_requests_of`.
     """
-    try:
-        return _dispatch(stage, context, run, inputs, force=force)
-    except StageInterrupted:
-        context.watch(stage.name, {"kind": "interrupted"})
-        raise
     # The builder's own events stay on its machine, so the failure is reported here once more.
-    except NanochatError as error:
-        event = {"kind": "failed", "error": str(error), "hint": error.hint, "log_tail": ""}
-        context.watch(stage.name, event)
-        raise
+    with reporting_failure(stage, context):
+        return _dispatch(stage, context, run, inputs, force=force)
 
 
 def _dispatch(
@@ -77,11 +69,6 @@ def _dispatch(
         if manifest is not None:
             return finish(context, manifest, began=began)
         _check_ended(request, ended)
-
-
-def _check_not_stopped(context: BuildContext, stage: str) -> None:
-    if context.stop.is_set():
-        raise StageInterrupted(f"{stage} was interrupted: the run is being stopped")
 
 
 def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRelay") -> FlowRun:
@@ -127,9 +114,7 @@ def _follow(
             relay.report(run)
             if run.state is not None and run.state.is_final():
                 return run
-            # Wakes up at once when the run is stopped, unlike time.sleep.
-            context.stop.wait(SECONDS_BETWEEN_LOOKS)
-            _check_not_stopped(context, request.stage)
+            context.pause(request.stage, SECONDS_BETWEEN_LOOKS)
 
 
 def _is_there(context: BuildContext, request: StageRequest) -> bool:
@@ -191,8 +176,7 @@ class _ProgressRelay:
                 f"{self._request.ref.name}: Prefect did not answer for an hour",
                 hint="start or check its server: `nanochat up`",
             ) from error
-        self._context.stop.wait(SECONDS_BETWEEN_LOOKS)
-        _check_not_stopped(self._context, self._request.stage)
+        self._context.pause(self._request.stage, SECONDS_BETWEEN_LOOKS)
 
     def report(self, run: FlowRun) -> None:
         """Report the run's state when it changes, and progress every few seconds."""

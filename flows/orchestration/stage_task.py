@@ -26,7 +26,6 @@ from flows.orchestration.dispatch import HINT, dispatch
 from flows.orchestration.stage_page import StagePage, final_state
 from flows.render.text import duration
 from flows.stages import Stage
-from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError
 
 P = ParamSpec("P")
@@ -108,8 +107,7 @@ def _pause(stage: Stage, context: BuildContext, seconds: float) -> None:
         # Not Prefect's retry delay: that one cannot be cut short when the run is stopped.
         text = f"attempt {task_run.get_run_count()} begins in {duration(seconds)}"
         context.watch(stage.name, {"kind": "waiting", "text": text})
-    if context.stop.wait(seconds):
-        raise StageInterrupted(f"{stage.name} was not started: the run is being stopped")
+    context.pause(stage.name, seconds)
 
 
 def submit(
