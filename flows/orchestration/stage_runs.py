@@ -117,20 +117,6 @@ def is_cancelled(flow_run_id: str | None) -> bool:
     return False
 
 
-def cancel_stage_runs(run_id: str) -> list[FlowRun]:
-    """Cancel and return the remote stages of the run. They save first: see `wait_saved`.
-
-    Raises what `quick_client` raises.
-    """
-    # The server cancels children of a cancelled run too, but only a while later.
-    with quick_client() as client:
-        found = _find_runs(client, [f"run:{run_id}"], LIVE)
-        live = [run for run in found if any(tag.startswith("request:") for tag in run.tags)]
-        for run in live:
-            client.set_flow_run_state(run.id, Cancelling(message=f"{run_id} was stopped"))
-    return live
-
-
 def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> None:
     """Wait until the builders of cancelled requests have saved, at most `seconds`."""
     # A builder releases its lease after it has saved. The flow run's state is of no use here: the
@@ -221,9 +207,18 @@ def is_terminal(error: BaseException) -> bool:
 
 
 def cancel_requests_of(run: str) -> list[FlowRun]:
-    """Cancel the remote stages of the run with this id, and return them; log it if that fails."""
+    """Cancel the remote stages of the run with this id, and return them; log it if that fails.
+
+    They save first: see `wait_saved`.
+    """
     try:
-        return cancel_stage_runs(run)
+        # The server cancels children of a cancelled run too, but only a while later.
+        with quick_client() as client:
+            found = _find_runs(client, [f"run:{run}"], LIVE)
+            live = [each for each in found if any(tag.startswith("request:") for tag in each.tags)]
+            for each in live:
+                client.set_flow_run_state(each.id, Cancelling(message=f"{run} was stopped"))
+        return live
     except (*NOT_ANSWERING, ConfigError) as error:
         get_run_logger().warning(f"stages on the pool's workers may still run: {error}")
         return []

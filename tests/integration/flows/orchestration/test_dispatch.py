@@ -214,15 +214,15 @@ def test_a_cancelled_order_is_not_lost_but_another_callers_is_ordered_again(
 
 
 def test_stopping_a_run_cancels_its_own_orders_only(make_caller: Callable[[str], Caller]) -> None:
-    from flows.orchestration.stage_runs import cancel_stage_runs
+    from flows.orchestration.stage_runs import cancel_requests_of
     from tests.support.flows.pools import read_run
 
     caller = make_caller("one")
     result = caller.send()
     [run] = caller.wait_for_runs(1)
-    cancel_stage_runs("another")
+    cancel_requests_of("another")
     assert read_run(run.id).state.is_scheduled()
-    cancel_stage_runs(caller.run.run)
+    cancel_requests_of(caller.run.run)
     assert read_run(run.id).state.is_cancelled()
     with pytest.raises(StageError):
         result.result()
