@@ -48,13 +48,6 @@ def is_retryable(error: object) -> bool:
     return isinstance(error, TransientStageError | LeaseLost | StageInterrupted | StoreUnavailable)
 
 
-def pause_before(attempt: int) -> float:
-    """Return the backoff in seconds before attempt number `attempt`; 0 before the first, 1."""
-    if attempt < 2:
-        return 0.0
-    return min(FIRST_PAUSE * _GROWTH ** (attempt - 2), LONGEST_PAUSE)
-
-
 class RetryBudget:
     """The retries that a stage of a run has left.
 
@@ -70,8 +63,9 @@ class RetryBudget:
 
     @property
     def pause(self) -> float:
-        """Return the seconds to wait before the next attempt."""
-        return pause_before(self._losses + 1)
+        """Return the seconds to wait before the next attempt: 0 before the first."""
+        backoff = min(FIRST_PAUSE * _GROWTH ** (self._losses - 1), LONGEST_PAUSE)
+        return backoff if self._losses else 0.0
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take the step from one of the stage's events, if it has one."""

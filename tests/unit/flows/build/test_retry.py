@@ -3,11 +3,11 @@
 import pytest
 
 from flows.build.retry import (
+    FIRST_PAUSE,
     LONGEST_PAUSE,
     RetryBudget,
     TransientStageError,
     is_retryable,
-    pause_before,
 )
 from flows.leases.lease import LeaseLost
 from flows.run_request import RETRIES
@@ -62,7 +62,11 @@ def test_what_a_person_must_mend_is_not(error: Exception | None) -> None:
 
 
 def test_pauses_grow_and_end() -> None:
-    pauses = [pause_before(attempt) for attempt in range(1, RETRIES + 2)]
+    attempts = RetryBudget(RETRIES)
+    pauses = [attempts.pause]
+    for number in range(1, RETRIES + 1):
+        attempts.lose(number)
+        pauses.append(attempts.pause)
     assert pauses[0] == 0
     assert pauses == sorted(pauses)
     assert pauses[1] < pauses[2] < pauses[-1] == LONGEST_PAUSE
@@ -78,7 +82,7 @@ def lose(attempts: RetryBudget, number: int, *, at: int) -> bool:
 def test_a_stage_that_comes_further_each_time_is_tried_again_for_ever() -> None:
     attempts = RetryBudget(2)
     assert all(lose(attempts, number, at=10 * number) for number in range(1, 100))
-    assert attempts.pause == pause_before(2)  # each was like the first
+    assert attempts.pause == FIRST_PAUSE  # each was like the first
 
 
 def test_a_stage_that_is_lost_at_the_same_step_is_not() -> None:
