@@ -163,14 +163,11 @@ def check_admitted(api_url: str) -> bool:
     try:
         ask(api_url, "/admin/version")
     except urllib.error.HTTPError as error:
-        code = error.code
+        if error.code in (401, 403):
+            raise refused_password(api_url) from None
     except (OSError, ValueError):
         return False
-    else:
-        return True
-    if code not in (401, 403):
-        return True
-    raise refused_password(api_url)
+    return True
 
 
 def refused_password(api_url: str) -> ServerError:

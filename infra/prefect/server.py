@@ -130,14 +130,20 @@ def stop_server(home: Path) -> bool:
     server = find_process_of_server(home)
     process = server.process if server is not None else None
     if process is not None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-            try:
-                process.wait(SECONDS_TO_STOP)
-            except psutil.TimeoutExpired:
-                process.kill()
+        end_process(process, SECONDS_TO_STOP)
     server_path(home).unlink(missing_ok=True)
     return process is not None
+
+
+def end_process(process: psutil.Process, seconds: float) -> None:
+    """Send SIGTERM to a process, and kill it if it lives `seconds` later."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait(seconds)
 
 
 def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:

@@ -1,6 +1,5 @@
 """Start the supervisor of a home, wait for its stack, and stop everything, for the commands."""
 
-import contextlib
 import subprocess
 import time
 import urllib.error
@@ -8,8 +7,6 @@ from collections.abc import Sequence
 from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
-
-import psutil
 
 from infra.prefect.access import (
     ServerError,
@@ -27,7 +24,7 @@ from infra.prefect.records import (
     find_stack,
     read_stack,
 )
-from infra.prefect.server import START_ANEW, check_wanted, stop_server
+from infra.prefect.server import START_ANEW, check_wanted, end_process, stop_server
 from infra.prefect.supervisor.processes import end_leftovers
 
 SECONDS_TO_START = 240.0  # a new home on a busy machine takes a minute
@@ -154,7 +151,7 @@ def stop_stack(home: Path) -> list[str]:
     stopped += ["the Prefect server"] if find_process_of_server(home) is not None else []
     # The supervisor first: it ends runs and workers in order, and would restart the server.
     if stack is not None and (supervisor := stack.process) is not None:
-        _end(supervisor)
+        end_process(supervisor, SECONDS_TO_END)
         stopped = stopped or ["the supervisor"]
     if left := end_leftovers(home):
         stopped.append(f"{left} processes left behind")
@@ -165,16 +162,6 @@ def stop_stack(home: Path) -> list[str]:
 def supervisor_log(home: Path) -> Path:
     """Return the path of the supervisor's log."""
     return home / "prefect" / "supervisor.log"
-
-
-def _end(supervisor: psutil.Process) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        supervisor.terminate()
-        try:
-            supervisor.wait(SECONDS_TO_END)
-        except psutil.TimeoutExpired:
-            supervisor.kill()
-            supervisor.wait(SECONDS_TO_END)
 
 
 def _gave_up(home: Path, supervisor: subprocess.Popen[bytes] | None) -> ServerError:
