@@ -3,23 +3,11 @@
 import threading
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 # Callers poll with short timeouts and may stop doing so. A waiter that has not polled for so many
 # seconds no longer holds back those of a higher rank.
 _SECONDS_TO_ASK_AGAIN = 3.0
-
-
-class DeviceSlot(Protocol):
-    """A device that one stage uses at a time. A threading.Semaphore is one, without priorities."""
-
-    def acquire(self, *, timeout: float) -> bool:
-        """Acquire the device. Returns False if it is still taken after `timeout` seconds."""
-        ...
-
-    def release(self) -> None:
-        """Release the device."""
-        ...
 
 
 class PriorityQueue:
@@ -63,9 +51,12 @@ class QueueEntry:
     rank: int
 
     def acquire(self, *, timeout: float) -> bool:
-        """Acquire the device, as DeviceSlot.acquire does."""
+        """Acquire the device. Returns False if it is still taken after `timeout` seconds."""
         return self.queue.take(self.rank, timeout=timeout)
 
     def release(self) -> None:
-        """Release the device, as DeviceSlot.release does."""
+        """Release the device."""
         self.queue.give_back()
+
+
+DeviceSlot: TypeAlias = threading.Semaphore | QueueEntry  # the former: without priorities
