@@ -14,7 +14,7 @@ stopped: then what is still being uploaded of that one is of no use.
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:
         raise ArtifactError(f"{file.key} is reported as {key}")
     directory = job.checkpoints / f"step-{shard.step:07d}"
     directory.mkdir(parents=True, exist_ok=True)  # rank 0 may be slower
-    write_json(_record(directory, shard.rank), {"size": file.size, "sha256": file.sha256})
+    write_json(record_of(directory, shard.rank), {"size": file.size, "sha256": file.sha256})
 
 
 @contextlib.contextmanager
@@ -100,7 +100,7 @@ def uploading_shards(
             on_shard(shard)
             # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the
             # whole checkpoint. The record goes first: a crash leaves no record without its bytes.
-            _record(directory, rank).unlink()
+            record_of(directory, rank).unlink()
             (directory / file_of(rank)).unlink()
 
         upload_shard(store, job, directory, rank, epoch=epoch, check=check, on_shard=drop)
@@ -110,17 +110,12 @@ def uploading_shards(
         with reporting_errors(job.checkpoints, on_error), contextlib.suppress(FileNotFoundError):
             newest = max(job.checkpoints.glob("step-*"), default=None)
             if newest is not None and not is_committed(newest):
-                written = [rank for rank in ranks if _record(newest, rank).exists()]
+                written = [rank for rank in ranks if record_of(newest, rank).exists()]
                 for _ in in_parallel(partial(send, newest), written, threads=THREADS):
                     pass
 
     with poll(look, every=SECONDS_BETWEEN_LOOKS):
         yield
-
-
-def is_written(directory: Path, ranks: Iterable[int]) -> bool:
-    """Return True if the shards of all `ranks` are complete in an uncommitted checkpoint."""
-    return all(_record(directory, rank).exists() for rank in ranks)
 
 
 def is_committed(directory: Path) -> bool:
@@ -131,7 +126,7 @@ def is_committed(directory: Path) -> bool:
 def _read_entry(directory: Path, rank: int) -> Any:
     """Return size and sha256 of a rank's shard, of a committed checkpoint or an uncommitted one."""
     with contextlib.suppress(FileNotFoundError):
-        return json.loads(_record(directory, rank).read_text(encoding="utf-8"))
+        return json.loads(record_of(directory, rank).read_text(encoding="utf-8"))
     return json.loads((directory / COMMIT).read_text(encoding="utf-8"))["files"][file_of(rank)]
 
 
@@ -144,6 +139,6 @@ def file_of(rank: int) -> str:
     return f"tensors-{rank:05d}.safetensors"
 
 
-def _record(directory: Path, rank: int) -> Path:
+def record_of(directory: Path, rank: int) -> Path:
     """Return the path of the record that marks a rank's file as complete until the commit."""
     return directory / f"tensors-{rank:05d}.json"

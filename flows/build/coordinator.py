@@ -18,8 +18,8 @@ from flows.artifacts.transfer import in_parallel
 from flows.build.checkpoint_shards import (
     THREADS,
     is_committed,
-    is_written,
     note_shard,
+    record_of,
     upload_shard,
 )
 from flows.build.context import BuildContext
@@ -103,7 +103,7 @@ class Coordinator:
 
     def is_written(self, directory: Path) -> bool:
         """Return True if the shards of this machine's ranks are complete in a checkpoint."""
-        return is_written(directory, self._ranks)
+        return all(record_of(directory, rank).exists() for rank in self._ranks)
 
     def upload(self, store: Store, directory: Path, check: Callable[[], None]) -> tuple[File, ...]:
         """Upload the shards of this machine's ranks, and return the files of all in the store.

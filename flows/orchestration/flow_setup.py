@@ -4,7 +4,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -127,7 +127,8 @@ class FlowSetup:
             run_id=self.run_id,
             placement=placement,
             store=self.store,
-            watch=self.caller.watch if self.caller else ignore_events,
+            # The events of a deployed run are shown by Prefect alone.
+            watch=self.caller.watch if self.caller else lambda stage, event: None,
             strict=strict,
             stop=self.stop,
         )
@@ -250,7 +251,3 @@ def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare
         "got no further than those before",
         hint="find in its logs what ended it; a new run resumes from what is stored",
     )
-
-
-def ignore_events(stage: str, event: Mapping[str, Any]) -> None:
-    """Ignore an event: those of a deployed run are shown by Prefect alone."""

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from flows.build.build import Built
 from flows.render.text import duration, money
@@ -35,11 +34,6 @@ class Spent:
         """The cost as sentences."""
         yield f"built now: {self.built}"
         yield f"reused: {self.cached}"
-
-    @property
-    def tree(self) -> dict[str, Any]:
-        """The cost as JSON values."""
-        return asdict(self)
 
 
 def spent_on(artifacts: Iterable[Built]) -> Spent:

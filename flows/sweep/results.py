@@ -82,7 +82,9 @@ def results_of(sweep: Sweep, results: Results) -> list[PointResult]:
                 by_seed=by_seed,
                 scores=tuple(scores.values()),
                 has_failed=len(by_seed) < len(made),
-                stopped="" if count == len(seeds) else f"after {_seeds(count)}",
+                stopped=""
+                if count == len(seeds)
+                else f"after {count} seed{'s' if count > 1 else ''}",
                 from_base=tuple(scores[seed] - base[seed] for seed in scores if seed in base),
             )
         )
@@ -221,7 +223,3 @@ def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, A
 
 def _better(sweep: Sweep) -> str:
     return "less is better" if sweep.sign > 0 else "more is better"
-
-
-def _seeds(count: int) -> str:
-    return f"{count} seed{'' if count == 1 else 's'}"

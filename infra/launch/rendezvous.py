@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from infra.storage.s3.settings import endpoint_setting
 from nanochat_core.errors import ConfigError
 
 # From the first machine's torchrun to the last one's; of ranks without torchrun see
@@ -204,9 +205,7 @@ def store_host(url: str) -> str | None:
     """Return the host of an S3 store that is not AWS; None for any other store."""
     if not url.startswith("s3://"):
         return None
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    endpoint = next((value for name in names if (value := os.environ.get(name))), "")
-    return urlsplit(endpoint).hostname
+    return urlsplit(os.environ.get(endpoint_setting(), "")).hostname
 
 
 def find_interface(address: str) -> str | None:

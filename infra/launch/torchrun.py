@@ -300,7 +300,8 @@ def _classify(job: Job, returncode: int, *, is_stopped: bool, first_rank: int | 
 
     `first_rank` is None if no torchrun keeps the ranks' logs.
     """
-    error = _read_error(job.directory / "error.json")
+    path = job.directory / "error.json"
+    error: Any = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     result = Result.find(job.directory)
     is_interrupted = result is not None and result.status == "interrupted"
     was_stopped = is_stopped and result is None and error is None  # before it could write either
@@ -368,12 +369,6 @@ def _hint_for_bug(job: Job) -> str:
 def _error_came_first(job: Job) -> bool:
     error, result = job.directory / "error.json", job.directory / "result.json"
     return error.exists() and error.stat().st_mtime_ns <= result.stat().st_mtime_ns
-
-
-def _read_error(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    return cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
 
 
 def _how_it_ended(returncode: int) -> str:

@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
@@ -154,7 +155,7 @@ def print_report(
 ) -> None:
     """Print the table, the sentences about it, the cost and the paths of the files, or JSON."""
     if as_json:
-        print_json({**report.tree, **({"cost": spent.tree} if spent else {})})
+        print_json({**report.tree, **({"cost": asdict(spent)} if spent else {})})
         return
     print_lines(report.lines)
     print_lines(["", *(spent.lines if spent else ()), f"page     {files.page}"])

@@ -101,7 +101,8 @@ class _Trial:
     def tests(self) -> Sequence[Callable[[], str]]:
         """Return all tests after the first put."""
         tests = [self.get, self.clock, self.list, self.parts, self.create, self.swap]
-        return [*tests, self.checksum, self.unfinished] if _is_bucket(self._store.url) else tests
+        is_bucket = self._store.url.startswith("s3:")
+        return [*tests, self.checksum, self.unfinished] if is_bucket else tests
 
     def clean(self) -> list[str]:
         """Remove all objects; return those that could not be removed, or the errors."""
@@ -242,10 +243,6 @@ class _Trial:
         key = self._key()
         self._store.put(key, data)
         return key
-
-
-def _is_bucket(url: str) -> bool:
-    return url.startswith("s3:")
 
 
 def _race(begin: Callable[[], Callable[[bytes], bool]]) -> str:

@@ -44,7 +44,6 @@ def train(home: Path) -> Any:
     from prefect import flow
 
     from flows.build.build import BuildContext
-    from flows.orchestration.flow_setup import ignore_events
     from flows.orchestration.pipeline import run_pipeline
     from flows.profiles import make_placement, open_profile
     from flows.stages import stage_named
@@ -58,7 +57,7 @@ def train(home: Path) -> Any:
         run_id="main-1",
         placement=placement,
         store=open_store(placement.store),
-        watch=ignore_events,
+        watch=lambda stage, event: None,
         strict=False,
     )
 
