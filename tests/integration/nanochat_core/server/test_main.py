@@ -79,17 +79,23 @@ def test_an_accepted_connection_sends_each_answer_at_once():
     assert asyncio.run(accepted_option(socket.IPPROTO_TCP, socket.TCP_NODELAY)) == 1
 
 
-def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
-    with started(model_dir, "--log", "none") as (server, url):
-        with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-            stats = http.get("/stats").json()
-            assert (stats["model"], stats["context"]) == ("my_model", 4096)
-            ask = body("hello", max_tokens=12, temperature=0)
-            events = events_of(http.post("/chat/completions", json=ask).text)
+@pytest.fixture(scope="module")
+def url(model_dir):
+    """Of a server for the tests that leave it as it was; Ctrl-C then ends it without a word."""
+    with started(model_dir, "--log", "none") as (server, found):
+        yield found
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=PATIENCE) == 0
         assert server.stderr is not None
         assert server.stderr.read() == ""
+
+
+def test_it_answers_as_the_engine_does(model_dir, url):
+    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        stats = http.get("/stats").json()
+        assert (stats["model"], stats["context"]) == ("my_model", 4096)
+        ask = body("hello", max_tokens=12, temperature=0)
+        events = events_of(http.post("/chat/completions", json=ask).text)
     import torch
 
     tokenizer = Tokenizer.load(model_dir / "tokenizer")
@@ -97,13 +103,6 @@ def test_it_answers_as_the_engine_does_until_it_is_interrupted(model_dir):
     prompt = render_for_completion(tokenizer, {"messages": body("hello")["messages"]})
     [ids], _ = engine.generate_batch(prompt, max_tokens=12, temperature=0.0)
     assert text_of(events) == tokenizer.decode(ids[len(prompt) :])
-
-
-@pytest.fixture(scope="module")
-def url(model_dir):
-    """Of a server for the tests that leave it as it was."""
-    with started(model_dir) as (_, found):
-        yield found
 
 
 def test_the_same_seed_gives_the_same_answer_in_any_company(url):
