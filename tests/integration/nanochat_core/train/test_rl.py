@@ -114,10 +114,11 @@ def same(one: Job, other: Job) -> bool:
     return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_every_k_is_reported_at_each_evaluation_and_in_the_end(
+def test_every_k_is_reported_and_a_few_answers_are_written_with_their_rewards(
     models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
-    job, metrics = run_rl(make_job, run_stage, models, tmp_path, eval_samples=3, eval_examples=8)
+    section = {"eval_samples": 3, "eval_examples": 8, "samples_per_example": 6}
+    job, metrics = run_rl(make_job, run_stage, models, tmp_path, **section)
     names = [f"pass_at_{k}" for k in (1, 2, 3)]
     evals = last_by_step(read_events(job.events), "eval")
     assert any(e.get("text", "").startswith("answers: ") for e in read_events(job.events))
@@ -128,6 +129,14 @@ def test_every_k_is_reported_at_each_evaluation_and_in_the_end(
         assert 0 < values["pass_at_1"] < values["pass_at_3"]
     assert {name: metrics[name] for name in names} == evals[3]
     assert metrics["pass_at_1_first"] == evals[0]["pass_at_1"]
+
+    lines = (job.output / "samples.jsonl").read_text(encoding="ascii").splitlines()
+    samples = [json.loads(line) for line in lines]
+    assert [s["step"] for s in samples] == [step for step in (1, 2, 3) for _ in range(4)]
+    for sample in samples:
+        assert sample.keys() == {"step", "prompt", "text", "reward"}
+        assert sample["reward"] == float(len(sample["text"]) % 2 == 0)
+        assert len(sample["text"]) <= rl.SAMPLED_CHARS
 
 
 def test_sampled_scores_are_the_same_however_many_ranks_share_the_work(
@@ -187,7 +196,7 @@ def test_options_that_cannot_be_are_named(values: dict[str, Any], message: str) 
         RLConfig.from_tree({**config.tree(), **values})
 
 
-def test_each_option_changes_what_is_learnt_and_repeats_itself(
+def test_each_option_changes_what_is_learnt(
     models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
     options: dict[str, dict[str, Any]] = {
@@ -199,17 +208,15 @@ def test_each_option_changes_what_is_learnt_and_repeats_itself(
         "bf16": {"rollout_precision": "bf16"},
     }
     jobs = {
-        name: run_rl(make_job, run_stage, models, tmp_path / name, **section)[0]
+        name: run_rl(make_job, run_stage, models, tmp_path / name, **section, num_steps=2)[0]
         for name, section in options.items()
     }
-    again, _ = run_rl(make_job, run_stage, models, tmp_path / "again", **options["two"])
-    assert same(again, jobs["two"])
     for name in ("two", "kl", "leave_one_out", "bf16"):
         assert not same(jobs[name], jobs["plain"]), name
     # The weights that sampled are those that learn: the ratio is 1, and nothing is cut off.
     for name, ours in weights(jobs["clip"]).items():
         torch.testing.assert_close(ours, weights(jobs["plain"])[name], rtol=1e-2, atol=1e-3)
-    assert int(load_state(jobs["two"].output)["step"]) == 3 + int(
+    assert int(load_state(jobs["two"].output)["step"]) == 2 + int(
         load_state(jobs["plain"].output)["step"]
     )
 
@@ -256,10 +263,10 @@ def test_a_strong_pull_of_the_reference_keeps_the_model_near_it(
         return float((before.exp() * (before - after)).sum(-1).mean())
 
     free, held = (
-        run_rl(make_job, run_stage, models, tmp_path / str(w), kl_weight=w, num_steps=6)[0]
+        run_rl(make_job, run_stage, models, tmp_path / str(w), kl_weight=w, num_steps=4)[0]
         for w in (0.0, 20.0)
     )
-    assert distance(held) < distance(free)
+    assert distance(held) < 0.9 * distance(free)  # the last bits differ in any case
 
 
 def test_dropped_groups_do_not_count_and_are_reported(
@@ -299,19 +306,6 @@ def test_dropped_groups_do_not_count_and_are_reported(
     plain = last_by_step(read_events(kept.events), "step")
     assert not any("dropped_groups" in values for values in plain.values())
     assert not same(kept, dropped)
-
-
-def test_samples_of_the_answers_are_written_with_their_rewards_and_are_few(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
-) -> None:
-    job, _ = run_rl(make_job, run_stage, models, tmp_path, num_steps=3, samples_per_example=6)
-    lines = (job.output / "samples.jsonl").read_text(encoding="ascii").splitlines()
-    samples = [json.loads(line) for line in lines]
-    assert [s["step"] for s in samples] == [step for step in (1, 2, 3) for _ in range(4)]
-    for sample in samples:
-        assert sample.keys() == {"step", "prompt", "text", "reward"}
-        assert sample["reward"] == float(len(sample["text"]) % 2 == 0)
-        assert len(sample["text"]) <= rl.SAMPLED_CHARS
 
 
 @pytest.mark.parametrize("num_steps", [1, 15, 16, 17, 100, 467])
