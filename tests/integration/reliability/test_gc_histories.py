@@ -21,7 +21,7 @@ from flows.identity.manifest import Manifest
 from tests.support.reliability import gc_actors
 from tests.support.reliability.gc_histories import RULES, check, simulate
 
-FEW = 12  # histories
+FEW = 6  # histories
 ENOUGH = 150  # histories in which a control has to show
 
 
