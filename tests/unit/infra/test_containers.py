@@ -73,6 +73,12 @@ def test_every_install_keeps_to_the_constraints() -> None:
     assert all("--no-deps --no-index" in line for line in free)
 
 
+def test_an_index_with_another_torch_needs_to_have_nothing_else() -> None:
+    (line,) = re.findall(r"pip install [^&;]+--index-url [^&;]+", DOCKERFILE)
+    assert "--no-deps" in line
+    assert line.split()[-1] == "torch"
+
+
 def test_the_build_sees_what_it_copies_and_nothing_that_is_private() -> None:
     rules = (HERE / "Dockerfile.dockerignore").read_text().splitlines()
     allowed = {rule[1:] for rule in rules if rule.startswith("!")}
