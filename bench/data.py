@@ -38,6 +38,10 @@ from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.train import tokenizer as tokenizer_stage
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is started by its path
+
+from bench.package_text import package_text
+
 ROWS_PER_BATCH = 8
 SEQUENCE_LEN = 2048
 VOCAB = 2048
@@ -80,8 +84,9 @@ def main() -> None:
 
 
 def prepare(directory: Path) -> dict[str, Path]:
-    """Stages shards to rows of the tiny profile, with rows and vocabulary of 2048: -> files."""
-    run = open_profile("tiny").run
+    """Stages shards to rows of the tiny profile, with other text, rows and vocabulary: -> files."""
+    text = package_text(directory / "text")
+    run = open_profile("tiny", overrides=text).run
     stages: tuple[tuple[str, Callable[[Job], Any], tuple[str, ...]], ...] = (
         ("shards", shards_stage.run, ()),
         ("tokenizer", tokenizer_stage.run, ("shards",)),

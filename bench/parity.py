@@ -3,18 +3,17 @@
     NANOCHAT_DIR=/path/to/nanochat python bench/parity.py [--seeds 1 2] [--steps 300]
 
 Both sides get the same text (docstrings of the packages installed here, in another order for each
-seed), the same tokenizer, depth, batch and number of steps, in fp32 on the CPU (--device cuda, in
-bf16 and fp8: not run there yet), in the same run: ours is the stage `pretrain` as the product runs
-it, the peer's its own scripts/base_train.py, unchanged, with its schedule, on our rows in our
-order. `--data own` leaves it its own loader. Then each should read most of the text, or the
-difference is one draw of a few percent of it: `--documents` takes so many of each seed's order, and
-`--buffer` is the number of documents from which both packers choose, which must be small beside
-that (nanochat's own, 1000, would read the text again before it ends). `--same-start` gives nanochat
-our initial weights, for pairs that differ in the data alone. Both models are scored by one
-evaluator on the same held-out text, packed by us (all of it) and by nanochat (beginnings). Printed
-last, for each packing: the difference in percent, mean over the seeds with its 95 % interval. Exit
-1: ours is worse by more than --tolerance on average over the seeds on all of the text, in any
-precision.
+seed), the same tokenizer, depth, batch and number of steps, in fp32 on the CPU (--device cuda: not
+run yet), in the same run: ours is the stage `pretrain` as the product runs it, the peer's its own
+scripts/base_train.py, unchanged, with its schedule, on our rows in our order. `--data own` leaves
+it its own loader. Then each should read most of the text, or the difference is one draw of a few
+percent of it: `--documents` takes so many of each seed's order, and `--buffer` is the number of
+documents from which both packers choose, which must be small beside that (nanochat's own, 1000,
+would read the text again before it ends). `--same-start` gives nanochat our initial weights, for
+pairs that differ in the data alone. Both models are scored by one evaluator on the same held-out
+text, packed by us (all of it) and by nanochat (beginnings). Printed last, for each packing: the
+difference in percent, mean over the seeds with its 95 % interval. Exit 1: ours is worse by more
+than --tolerance on average over the seeds on all of the text, in any precision.
 """
 
 import argparse
@@ -62,6 +61,7 @@ from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is started by its path
 
 from bench.gpu.stages import small_text
+from bench.package_text import package_text
 
 TOLERANCE = 0.003
 LAST_LINES = 15  # of a peer that failed, to print
@@ -99,8 +99,8 @@ def main() -> None:
         return
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="bench-parity-") as directory:
-        small = small_text(Path(directory) / "docs") if options.small_text else ()
-        run = run_config(options, options.sequence_len, text=small)
+        text_of = small_text if options.small_text else package_text
+        run = run_config(options, options.sequence_len, text=text_of(Path(directory) / "source"))
         run = replace(run, rows=replace(run.rows, buffer_documents=options.buffer))
         batch = run.pretrain.total_batch_size
         print(f"{options.steps} steps of {batch} tokens, depth {options.depth}")

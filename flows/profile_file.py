@@ -32,7 +32,7 @@ from nanochat_core.errors import ConfigError, reason_of
 from nanochat_core.section import Section, Tree
 
 _KEYS = {"profile": str, "name": str, "depth": int, "data": str}  # that are no settings
-_COMPUTED = "shards.snapshot"  # taken from this machine's packages, unless it was set
+_COMPUTED = "shards.snapshot"  # taken from this machine, unless it was set
 
 
 @frozen

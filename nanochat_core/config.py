@@ -118,7 +118,7 @@ class ShardsConfig(Section):
     # "s3": bucket/prefix, or bucket/prefix/FILES
     path: str | None
     num_shards: int  # training shards, without the validation shard
-    snapshot: tuple[str, ...]  # of pydocs "python==version", of a folder or bucket its state
+    snapshot: tuple[str, ...]  # pydocs: "python==VERSION"; a folder or bucket: its state
     revision: str | None  # of a hub dataset
     column: str | None = neutral(None)  # of the text in .parquet and .jsonl; None means "text"
 

@@ -86,7 +86,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
         return configured
     if prefect_server.find_server(home) is None:
         say("starting the Prefect server; in a new home it takes some ten seconds")
-        # The server uses one core meanwhile. A daemon: a command that ends does not wait for it.
+        # The server uses one core meanwhile. No command waits for the thread at its end.
         threading.Thread(target=build_kernels, daemon=True).start()
     wait_for_own_server(home)
     # Set the address before Prefect is imported below: it reads its settings then.

@@ -162,8 +162,13 @@ def _needs(wanted: Settings) -> Iterator[str]:
     snapshot = typing.cast("list[str]", wanted.get(SNAPSHOT) or [])
     match wanted["shards.source"]:
         case "pydocs":
-            version = " ".join(snapshot) or "the Python that runs it"
-            yield f"the text is the documentation of {version}; another version makes another text"
+            version, *packages = snapshot or ["the Python that runs it"]
+            yield (
+                f"the text was the documentation of {version} and {len(packages)} packages, which "
+                "this version of nanochat-flows does not read: it makes another text"
+                if packages
+                else f"the text is the documentation of {version}; another version makes another"
+            )
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"
         case "s3":

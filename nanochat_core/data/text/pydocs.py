@@ -1,7 +1,8 @@
 """Text that needs no network: the documentation of Python itself.
 
-The sources of the standard library are read, never imported: docstrings with their signatures; and
-the help topics of `pydoc`. The same version of Python gives the same documents everywhere.
+Reads docstrings with their signatures from the sources of the standard library, without importing
+them, and the help topics of `pydoc`. The same version of Python gives the same documents, unless a
+distribution leaves parts of it out.
 """
 
 import gc
@@ -49,7 +50,7 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
         raise DataError(
             f"the text is the documentation of {', '.join(config.snapshot) or 'no version'}, "
             f"this is {python_snapshot()[0]}",
-            hint="plan again from this environment, or use that Python",
+            hint="plan again with this Python, or use that version",
         )
     sources = _sources(Path(sysconfig.get_paths()["stdlib"]))
     # Batches, as sending single files to a process would take longer than reading them.

@@ -15,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -81,6 +82,9 @@ class Library:
                 return library
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder):
+                for left in folder.glob("build-*"):  # by a process that was killed
+                    if left.stat().st_mtime < time.time() - TIMEOUT:  # where locks do not work
+                        shutil.rmtree(left, ignore_errors=True)
                 return self._find(path) or self.build(compiler, path, sources)
         except (OSError, RuntimeError) as error:
             raise Unavailable(f"the kernels cannot be stored in {folder}: {error}") from error

@@ -153,6 +153,6 @@ def _meet(world: World) -> Store | None:
 
 
 def close_world() -> None:
-    """Leave the process group, if there is one. Runs automatically at interpreter exit."""
+    """Leave the process group, if there is one. Also runs at interpreter exit, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -12,6 +12,7 @@ ORCHESTRATION = ("prefect", "boto3", "botocore", "duckdb", "fastapi", "uvicorn",
 NOT_FOR_WORKERS = (*ORCHESTRATION, "rustbpe", "cyclopts", "altair", "starlette", "pydantic")
 WITHOUT_TORCH = (
     "tasks",
+    "nanochat_core.build_kernels",
     "nanochat_core.config",
     "nanochat_core.data",
     "nanochat_core.errors",

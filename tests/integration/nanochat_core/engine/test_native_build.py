@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from nanochat_core.build_kernels import build_kernels
 from nanochat_core.engine.native.build import LIBRARY
+from nanochat_core.engine.native.weights import FORMS
+from nanochat_core.model.native import build as training
 from nanochat_core.runtime.hardware import cpp_library
 from nanochat_core.runtime.hardware.cpp_library import Library, Unavailable
 from nanochat_core.runtime.user_cache import user_cache
@@ -66,6 +69,28 @@ def fingerprint(library: Library) -> str:
 
 def libraries(cache: Path) -> list[Path]:
     return sorted((cache / "kernels").iterdir())
+
+
+def test_what_is_built_before_a_stage_is_what_training_and_the_engine_load_in_fp32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded: list[Library] = []
+    monkeypatch.setattr(Library, "load", lambda library, cache=None: loaded.append(library))
+    build_kernels()
+    flags = (*LIBRARY.flags, f"-DNF_FORM={FORMS.index('fp32')}")
+    assert loaded == [training.LIBRARY, dataclasses.replace(LIBRARY, flags=flags)]
+
+
+def test_what_a_killed_build_left_is_removed_by_a_later_one(
+    tmp_path: Path, library: Library
+) -> None:
+    old, new = tmp_path / "kernels" / "build-old", tmp_path / "kernels" / "build-new"
+    for folder in (old, new):
+        folder.mkdir(parents=True)
+        (folder / "kernels.so").write_bytes(b"half")
+    os.utime(old, (0, 0))
+    library.load(tmp_path)
+    assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
 
 
 def test_of_processes_that_start_together_one_builds_and_all_load(

@@ -106,14 +106,13 @@ def test_a_sink_that_hangs_is_left_behind(
     assert slow not in [name for name, _ in service.calls]  # it still sleeps
 
 
-def test_a_service_that_is_gone_cannot_hold_the_worker_at_its_exit(
-    job: Job, tmp_path: Path
-) -> None:
-    """As wandb does, the package waits for its service when the interpreter ends."""
-    package = "import atexit, time\n\ndef init(**named):\n    raise RuntimeError('gone')\n"
-    (tmp_path / "wandb.py").write_text(package + "\natexit.register(time.sleep, 600)\n")
-    toy = "import sys\n\ndef run(job):\n    while 'wandb' not in sys.modules: pass\n"
-    (tmp_path / "toy.py").write_text(toy + "    print('said', end='')\n    return {}\n")
+def test_no_exit_hook_can_hold_the_worker(tmp_path: Path) -> None:
+    """As wandb's, which waits for its service when the interpreter ends."""
+    job = small_job(tmp_path, fingerprint="ab" * 32, config={"seed": 3})
+    toy = "import atexit, gc, time\n\natexit.register(time.sleep, 600)\n\ndef run(job):\n"
+    (tmp_path / "toy.py").write_text(
+        toy + "    print('said', end='')\n    return {'collects': gc.isenabled()}\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "nanochat_core.worker", str(job.write())],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
@@ -125,6 +124,7 @@ def test_a_service_that_is_gone_cannot_hold_the_worker_at_its_exit(
     result = Result.find(job.directory)
     assert result is not None
     assert result.status == "finished"
+    assert result.metrics == {"collects": True}  # garbage, which is off while the stage is loaded
 
 
 def test_a_sink_that_is_not_installed_is_said_and_nothing_else(

@@ -67,13 +67,20 @@ def test_what_the_profile_says_is_not_repeated():
     assert reproduction_of(manifests_of(run)).command == expected
 
 
-def test_the_versions_of_another_machine_are_reported_and_not_set():
+@pytest.mark.parametrize(
+    ("packages", "note"),
+    [
+        ((), "documentation of python==3.99.1; another version"),
+        (("numpy==9.9.9", "torch==9"), "of python==3.99.1 and 2 packages, which this version"),
+    ],
+)
+def test_the_versions_of_another_machine_are_reported_and_not_set(packages, note):
     run = open_profile("tiny").run
-    snapshot = ("python==3.99.1",)
+    snapshot = ("python==3.99.1", *packages)
     other = dataclasses.replace(run, shards=dataclasses.replace(run.shards, snapshot=snapshot))
     found = reproduction_of(manifests_of(other))
     assert found.command == "nanochat run tiny"
-    assert "documentation of python==3.99.1" in found.notes[0]
+    assert note in found.notes[0]
     assert found.digest != reproduction_of(manifests_of(run)).digest
 
 
