@@ -89,8 +89,12 @@ class Bucket:
         )
 
     def create(self) -> None:
-        """Create the bucket itself."""
-        self._ask("create_bucket")
+        """Create the bucket itself, unless it is there and ours."""
+        try:
+            self._ask("create_bucket")
+        except ErrorResponse as error:  # Outside us-east-1 this is the answer for an own bucket.
+            if error.code != "BucketAlreadyOwnedByYou":
+                raise
 
     def put(
         self,
