@@ -16,20 +16,20 @@ from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gp
 # Seconds of the stages of profile tiny in `make demo` on two idle cores of an AMD EPYC without
 # AVX-512, 2026-11-27: what a first plan on a CPU says.
 MEASURED = {
-    "shards": 20.6,
-    "task_data": 4.5,
-    "tokenizer": 2.2,
-    "tokens": 2.8,
-    "rows": 1.1,
-    "pretrain": 39.2,
-    "base_eval": 11.2,
-    "midtrain": 80.0,
-    "sft": 56.6,
-    "rl": 28.0,
-    "chat_eval_midtrain": 8.5,
-    "chat_eval_sft": 8.9,
-    "chat_eval_rl": 8.8,
-    "report": 2.2,
+    "shards": 5.8,
+    "task_data": 3.8,
+    "tokenizer": 0.9,
+    "tokens": 1.5,
+    "rows": 0.7,
+    "pretrain": 40.0,
+    "base_eval": 6.2,
+    "midtrain": 96.0,
+    "sft": 67.0,
+    "rl": 32.0,
+    "chat_eval_midtrain": 9.0,
+    "chat_eval_sft": 9.4,
+    "chat_eval_rl": 9.0,
+    "report": 2.4,
 }
 MOST_SCALED = 4.0  # times more or less work than was measured
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
