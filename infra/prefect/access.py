@@ -163,10 +163,14 @@ def check_admitted(api_url: str) -> bool:
     try:
         ask(api_url, "/admin/version")
     except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
-            raise refused_password(api_url) from None
+        error.close()  # it holds a connection
+        is_refused = error.code in (401, 403)
     except (OSError, ValueError):
         return False
+    else:
+        return True
+    if is_refused:
+        raise refused_password(api_url)
     return True
 
 

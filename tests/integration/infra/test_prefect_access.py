@@ -68,6 +68,7 @@ def test_no_password_and_a_wrong_one_are_distinguished(
     with pytest.raises(ServerError, match="asks for a password") as caught:
         check_admitted(guarded)
     assert "NANOCHAT_PREFECT_AUTH" in (caught.value.hint or "")
+    assert caught.value.__context__ is None  # which would keep the connection open
 
     monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "nanochat:guess")
     with pytest.raises(ServerError, match="refuses NANOCHAT_PREFECT_AUTH") as caught:
