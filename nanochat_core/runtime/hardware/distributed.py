@@ -153,6 +153,6 @@ def _meet(world: World) -> Store | None:
 
 
 def close_world() -> None:
-    """Leave the process group, if there is one. Also runs at interpreter exit, if there is one."""
+    """Leave the process group, if there is one. Also an exit hook, which a worker leaves out."""
     if dist.is_initialized():
         dist.destroy_process_group()
