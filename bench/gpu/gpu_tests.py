@@ -1,6 +1,7 @@
 """The tests marked `gpu`, in the files of tests/gpu.txt: `python -m bench.gpu.gpu_tests`."""
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -22,8 +23,18 @@ def main() -> None:
     options = parser.parse_args()
     files = (ROOT / "tests" / "gpu.txt").read_text().split()
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "-m", "gpu", "-p", "no:cacheprovider"]
+    # Of a machine's plugins only ours: another's warning is an error here, and ends the run.
+    command += ["-p", "xdist", "-p", "pytest_timeout"]
     command += ["-n", str(options.workers)] if options.workers else []
-    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [*command, *files],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     print(done.stdout, done.stderr, file=sys.stderr)
     counts = {kind: int(number) for number, kind in COUNT.findall(done.stdout.splitlines()[-1])}
     skips = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]

@@ -83,6 +83,7 @@ def main() -> None:
     results.append(part=options.part, machine=machine, dry=options.dry, budget=options.budget)
     print(f"{options.part} on {machine}, {options.budget:.0f} s", flush=True)
     deadline = time.monotonic() + options.budget
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a step ends with this program
     steps = find_steps(options.part, options.only)
     run = partial(run_in_time, options=options, out=out, results=results, deadline=deadline)
     # Dry, nothing is measured, so steps may run side by side.
@@ -202,6 +203,7 @@ def take(line: str, outcome: Outcome, record: Callable[..., None]) -> None:
         row = json.loads(line)
     if not isinstance(row, dict):
         outcome.lines.append(line.rstrip())
+        print(f"{outcome.step.name}: {line.rstrip()}", flush=True)
         return
     record(result=row)
     if row.get("needs") == "a GPU":

@@ -16,6 +16,7 @@ import dataclasses
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from nanochat_core.scaling import flops_per_token, run_for_depth
 
 HERE = Path(__file__).resolve().parent
 LARGE = 100e9  # bytes: an H200 has 141e9, an H100 80e9
+FITTING = 2400  # rows of a micro-step times depth squared, of which two sides fit on 80e9 bytes
 PEERS = ("ours", "shipped", "L")
 LEVERS: dict[str, dict[str, Any]] = {
     "qk_kernel": {"qk_kernel": True},
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="in a round")
     parser.add_argument("--threads", type=int, default=4, help="of the CPU, of each side")
+    parser.add_argument("--when", type=Path, help="compile, and wait for this file to begin")
     parser.add_argument("--dry", action="store_true", help="on a CPU, at depth 2")
     options = parser.parse_args()
     gpu = None if options.dry else find_gpu()
@@ -90,7 +93,9 @@ def main() -> None:
     for peer in options.peers if checkout is not None else ():
         variant = of_peer(case, peer)
         commands[f"HEAD, {peer}"] = peer_command(variant, Path(checkout or ""), options.threads)
-    found = measure(case, commands, gpu, rounds=options.rounds, steps=options.steps)
+    found = measure(
+        case, commands, gpu, rounds=options.rounds, steps=options.steps, when=options.when
+    )
     for line in table(case, found, gpu):
         say(line)
     if failed := [name for name, rounds in found.items() if not rounds]:
@@ -112,10 +117,14 @@ def shrink(case: Case) -> Case:
 
 
 def fit(case: Case, gpu: Gpu | None) -> Case:
-    """Return the case with half the rows of a micro-step where two sides would not fit."""
-    if gpu is None or gpu.total_bytes >= LARGE or case.depth < 20:
+    """Return the case with fewer rows in a micro-step, and more of these, where two sides would not
+    fit."""
+    if gpu is None or gpu.total_bytes >= LARGE:
         return case
-    return dataclasses.replace(case, rows=case.rows // 2, accumulate=2 * case.accumulate)
+    parts = 1
+    while case.rows // parts * case.depth**2 > FITTING:
+        parts *= 2
+    return dataclasses.replace(case, rows=case.rows // parts, accumulate=parts * case.accumulate)
 
 
 def ours(case: Case, threads: int) -> list[str]:
@@ -132,12 +141,20 @@ def of_peer(case: Case, peer: str) -> Case:
 
 
 def measure(
-    case: Case, commands: dict[str, list[str]], gpu: Gpu | None, *, rounds: int, steps: int
+    case: Case,
+    commands: dict[str, list[str]],
+    gpu: Gpu | None,
+    *,
+    rounds: int,
+    steps: int,
+    when: Path | None,
 ) -> dict[str, list[Round]]:
     """Return the rounds of each side, each with its `joules` where the GPU counts them.
 
-    A side that fails has none; its last lines are printed.
+    The first one begins when all sides have compiled and the file `when` exists. A side that fails
+    has none; its last lines are printed.
     """
+    began = time.monotonic()
     found: dict[str, list[Round]] = {name: [] for name in commands}
     with contextlib.ExitStack() as stack:
         sides: dict[str, Side] = {}
@@ -148,14 +165,18 @@ def measure(
         for name in list(sides):
             with failing(name, sides, found):
                 sides[name].wait_ready()
+                say(f"{name}: ready after {time.monotonic() - began:.0f} s")
         for side in sides.values():
             side.hold()
+        while when is not None and not when.exists():
+            time.sleep(0.1)
         for number in range(rounds + 1):
             for name, side in list(sides.items()):
                 with failing(name, sides, found):
                     timed = alone(side, steps if number else 1, gpu)
                     if number:  # the first one warms up
                         found[name].append(timed)
+                        say(f"{name}, round {number}: {speed(case, [timed]):,.0f} tokens/s")
     return found
 
 

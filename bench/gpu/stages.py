@@ -3,13 +3,14 @@
     python -m bench.gpu.stages demo --device cuda
     python -m bench.gpu.stages resume --device cuda --depth 4 --steps 60
 
-`demo` runs every stage of profile `tiny` but the report. `resume` trains three times on the same
-rows with deterministic kernels: undisturbed, with a worker that is killed, and with one that is
-asked to stop; each resumes, and all three models have to be the same, to the bit.
+`demo` runs every stage of profile `tiny` but the report. `resume` trains four times on the same
+rows with deterministic kernels: undisturbed, again, with a worker that is killed, and with one that
+is asked to stop; the last two resume, and all models have to be the same, to the bit.
 """
 
 import argparse
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -31,7 +32,7 @@ from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import read_heartbeats
 from nanochat_core.section import Section
 
-SIGNALS = {"undisturbed": None, "killed": signal.SIGKILL, "stopped": signal.SIGTERM}
+SIGNALS = {"undisturbed": None, "again": None, "killed": signal.SIGKILL, "stopped": signal.SIGTERM}
 SAVE_EVERY = 3  # steps: a worker that is killed has a checkpoint to resume from
 # Of a dry demo: our documentation for text, few steps, and the stages up to the first model.
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60, help="of `resume`")
     parser.add_argument("--ways", nargs="+", choices=SIGNALS, default=list(SIGNALS))
+    parser.add_argument("--attention", default="auto", help="of `resume`")
     parser.add_argument("--small", action="store_true", help="of `demo`: the first stages, little")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stages-") as directory:
@@ -125,10 +127,14 @@ def log(event: dict[str, Any]) -> None:
 
 
 def resume(work: Path, options: argparse.Namespace) -> None:
-    """Train the same model three times at once, two of them with an interruption."""
+    """Train the same model several times at once, some of them with an interruption."""
     with ThreadPoolExecutor(len(options.ways)) as pool:
-        digests = pool.map(lambda name: train(work / name, name, options), options.ways)
-        models = dict(zip(options.ways, digests, strict=True))
+        trained = list(pool.map(lambda name: train(work / name, name, options), options.ways))
+        models = {name: digest for name, (digest, _) in zip(options.ways, trained, strict=True)}
+    _, expected = trained[0]
+    for name, (_, losses) in zip(options.ways, trained, strict=True):
+        differ = [step for step in sorted(expected) if losses.get(step) != expected[step]]
+        say(f"{name}: {len(losses)} losses, " + (f"others from {differ[0]}" if differ else "equal"))
     same = len(set(models.values())) == 1
     result("models", sha256=models, same=same)
     for name, digest in models.items():
@@ -138,8 +144,13 @@ def resume(work: Path, options: argparse.Namespace) -> None:
     sys.exit(0 if same else "error: the models differ")
 
 
-def train(directory: Path, name: str, options: argparse.Namespace) -> str:
-    """Train a model, interrupted halfway as `name` says; return the sha256 of its weights."""
+def train(
+    directory: Path, name: str, options: argparse.Namespace
+) -> tuple[str, dict[int, dict[str, float]]]:
+    """Train a model, interrupted halfway as `name` says.
+
+    Return the sha256 of its weights, and the loss of each step.
+    """
     on_gpu = options.device == "cuda"
     case = Case(
         name=name,
@@ -150,7 +161,7 @@ def train(directory: Path, name: str, options: argparse.Namespace) -> str:
         accumulate=1,
         sequence_len=1024 if on_gpu else 32,
         vocab_size=4096 if on_gpu else 512,
-        attention="auto",
+        attention=options.attention,
         compile=False,
     )
     directory.mkdir()
@@ -165,7 +176,9 @@ def train(directory: Path, name: str, options: argparse.Namespace) -> str:
     if interruption is not None:
         interrupt(job, interruption, at=options.steps // 2)
     run_job(job, processes=1, on_event=log)
-    return hashlib.sha256((job.output / "model.safetensors").read_bytes()).hexdigest()
+    events = map(json.loads, job.events.read_text().splitlines())
+    losses = {e["step"]: e["values"]["loss"] for e in events if e["kind"] == "step"}
+    return hashlib.sha256((job.output / "model.safetensors").read_bytes()).hexdigest(), losses
 
 
 def interrupt(job: Job, sent: signal.Signals, *, at: int) -> None:

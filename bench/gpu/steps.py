@@ -43,7 +43,7 @@ RIGHT = (
         name="smoke",
         seconds=110,
         program="-m bench.gpu.smoke",
-        options="--device cuda --at-once 3",
+        options="--device cuda --at-once 5",
         dry="--device cpu",
         passes="all end; losses of the attention backends within 2 %",
     ),
