@@ -5,7 +5,6 @@ how fast the GPU is at best.
 
 Prints a line of JSON for each finding as soon as it is there: `name`, `state` ("ok", "warn" or
 "fail"), `found`, `remedy`, and `values` for programs. `--device cpu` tests a CPU in the same way.
-Not run on a GPU yet.
 """
 
 import argparse
@@ -85,7 +84,7 @@ def run_tests(device: torch.device) -> Iterator[Line]:
         **{f"train {p}": partial(training, device, p) for p in TOLERANCES},
         "decode fp32": partial(decoding, device, "fp32"),
         "decode bf16": partial(decoding, device, "bf16"),
-        "kernels": partial(decoding, device, "bf16", "triton"),
+        "graphs": partial(decoding, device, "bf16", "cuda graphs"),
         "speed": partial(speeds, device, found),
     }
     if not has_fp8(device):

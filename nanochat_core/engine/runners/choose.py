@@ -31,9 +31,8 @@ from nanochat_core.runtime.versions import note_version
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 
 PRECISIONS = ("auto", "model", "fp32", "bf16", "int8")
-RUNNERS = {"cpu": ("native", "torch"), "cuda": ("cuda graphs", "torch")}  # the fastest first
-# Chosen only by name, until a GPU has run its kernels beside the other runners.
-BY_NAME = {"cuda": ("triton",)}
+# The fastest first.
+RUNNERS = {"cpu": ("native", "torch"), "cuda": ("triton", "cuda graphs", "torch")}
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 # Of one pass. While a CPU reads more, the other answers would stand still; a GPU is only then busy.
@@ -157,7 +156,8 @@ def open_runner(
     """Open a runner of `model` on the model's device; options: those of `choose_runner`.
 
     stop_tokens: see `Runner.decode`. on_choice: called once with what runs the model, before memory
-    is taken; with CUDA graphs after it, because torch replaces them if their capture fails.
+    is taken; on a GPU after it, because the next runner takes the place of one whose kernels cannot
+    be compiled or whose steps cannot be captured.
     """
     choice = choose_runner(model, **options)  # or refused, before anything is allocated
 
@@ -183,7 +183,8 @@ def open_runner(
             num_threads=choice.threads,
         )
     dtype, stops = compute_dtype(choice.precision), frozenset(stop_tokens)
-    if choice.runner in ("cuda graphs", "triton"):
+    reasons: list[str] = []
+    while choice.runner in ("triton", "cuda graphs"):
         by_kernels = choice.runner == "triton"
         try:
             graphs = DeviceRunner(
@@ -199,7 +200,9 @@ def open_runner(
                     f"{choice.runner} cannot run here: {why}",
                     hint="leave the choice of the runner open",
                 ) from error
-            choice = replace(choice, runner="torch", reason=f"not cuda graphs: {why}")
+            following = "cuda graphs" if by_kernels else "torch"
+            reasons.append(f"not {choice.runner}: {why}")
+            choice = replace(choice, runner=following, reason="; ".join(reasons))
         else:
             report(choice)
             return graphs
@@ -243,10 +246,9 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
     """Return a runner's name and the reason for it. Raises ConfigError if none can run."""
     device = model.lm_head.weight.device.type
     known = RUNNERS.get(device, ("torch",))
-    named = (*known, *BY_NAME.get(device, ()))
-    if wanted not in (None, *named):
+    if wanted not in (None, *known):
         raise ConfigError(
-            f"there is no runner '{wanted}' for {device}", hint=f"one of: {', '.join(named)}"
+            f"there is no runner '{wanted}' for {device}", hint=f"one of: {', '.join(known)}"
         )
     # Why faster runners cannot run is shown as the reason for the one chosen.
     reasons: list[str] = []

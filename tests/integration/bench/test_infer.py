@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from bench.infer import PEER, advance, find_failures, main
+from bench.infer import PEER, SIDES, advance, find_failures, main
 
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.torch
@@ -87,4 +87,4 @@ def test_on_a_gpu_both_runners_are_measured_beside_the_peer() -> None:
         check=True,
     )
     tree = json.loads(found.stdout.splitlines()[-1])
-    assert [row["side"] for row in tree["rows"]] == [PEER, "graphs:bf16", "torch:bf16"]
+    assert [row["side"] for row in tree["rows"]] == [PEER, *SIDES["cuda"]]

@@ -46,7 +46,7 @@ def test_a_cpu_passes_every_test(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {name: line.state for name, line in lines.items()} == dict.fromkeys(lines, "ok")
     assert list(lines)[:3] == ["device", "attention", "fp8"]
     assert lines["attention"].found.startswith("sdpa for training and evaluation; not fa3: ")
-    assert lines["kernels"].found == "there is no runner 'triton' for cpu"
+    assert lines["graphs"].found == "there is no runner 'cuda graphs' for cpu"
     assert lines["speed"].values.keys() == {"read", "bf16", "fp8"}
     assert "0 of" not in lines["train fp8"].found
 

@@ -68,12 +68,15 @@ def test_every_kernel_compiles_for_sm_90_and_keeps_its_values_in_registers():
     assert set(spilled.values()) == {0}
 
 
-def test_only_its_name_chooses_triton_and_its_absence_is_a_reason(make_model, monkeypatch):
-    assert "triton" not in choose.RUNNERS["cuda"]
-    monkeypatch.setitem(choose.BY_NAME, "cpu", ("triton",))
+def test_without_triton_the_next_runner_is_taken_and_its_absence_is_the_reason(
+    make_model, monkeypatch
+):
+    monkeypatch.setitem(choose.RUNNERS, "cpu", ("triton", "torch"))
     monkeypatch.setattr(choose, "find_spec", lambda name: None)
     model = make_model()
-    assert choose_runner(model, num_slots=1).runner != "triton"
+    choice = choose_runner(model, num_slots=1)
+    assert choice.runner == "torch"
+    assert choice.reason == "not triton: the package triton is not installed"
     with pytest.raises(ConfigError, match="the package triton is not installed"):
         open_runner(model, stop_tokens=[], num_slots=1, runner="triton")
     with pytest.raises(ConfigError, match="it has no int8"):

@@ -189,11 +189,12 @@ def test_auto_takes_bf16_for_large_models_that_the_kernels_run(make_model, monke
 
 @pytest.fixture
 def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A choice as on a GPU, and a GPU that refuses."""
+    """A choice as on a GPU, of `triton` unless one is asked for, and a GPU that refuses."""
     choose: Any = runners.choose_runner
 
     def choose_graphs(model: GPT, **settings: Any) -> Choice:
-        return replace(choose(model, **settings | {"runner": "torch"}), runner="cuda graphs")
+        runner = settings.get("runner") or "triton"
+        return replace(choose(model, **settings | {"runner": "torch"}), runner=runner)
 
     def refuse(*_args: object, **_settings: object) -> None:
         raise RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
@@ -208,8 +209,9 @@ def test_where_graphs_cannot_be_captured_torch_runs_the_model_and_says_why(make_
     runner = open_runner(make_model(), stop_tokens=iter([5]), num_slots=2, on_choice=output.append)
     assert type(runner) is TorchRunner
     assert runner.stop_tokens == {5}
+    why = "it cannot capture a step: CUDA error: operation not permitted"
     assert [(c.runner, c.reason) for c in output] == [
-        ("torch", "not cuda graphs: it cannot capture a step: CUDA error: operation not permitted")
+        ("torch", f"not triton: {why}; not cuda graphs: {why}")
     ]
 
 

@@ -295,17 +295,18 @@ def test_a_vocabulary_with_padding_keeps_lm_head_in_bf16_and_trains() -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_computes_what_the_cpu_does() -> None:
+def test_a_gpu_is_as_near_to_fp32_as_a_cpu() -> None:
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no GPU with fp8 here")
-    on_cpu, on_gpu = model_of("fp8"), model_of("fp8").cuda()
+    on_gpu = model_of("fp8").cuda()
     tokens = rows()
-    expected = gradients(on_cpu)
+    exact, on_cpu = gradients(model_of("fp32")), gradients(model_of("fp8"))
     (on_gpu.summed_loss(tokens[:, :-1].cuda(), tokens[:, 1:].cuda()) / 64).backward()
+    # Not scalars: the terms of their gradients nearly cancel, and in fp8 most of the sum is noise.
     for name, parameter in on_gpu.named_parameters():
-        if name in expected and expected[name].norm() > 0:
-            difference = (parameter.grad.cpu().double() - expected[name]).norm()
-            assert difference < 0.1 * expected[name].norm(), name
+        if parameter.dim() == 2 and exact[name].norm() > 0:
+            error = (parameter.grad.cpu().double() - exact[name]).norm()
+            assert error < 1.5 * (on_cpu[name] - exact[name]).norm(), name
 
 
 def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes() -> None:

@@ -1,5 +1,7 @@
 """Lookups whose gradient is sorted, against plain ones."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,8 +38,15 @@ def test_the_operator_keeps_torchs_rules_for_its_like() -> None:
     )
 
 
+@pytest.fixture
+def strict() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.gpu
-def test_a_gpu_gives_the_same_bits_every_time() -> None:
+def test_a_strict_gpu_gives_the_same_bits_every_time(strict: None) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
     tokens = torch.randint(50, (8, 2048), device="cuda")
