@@ -10,7 +10,7 @@ what else runs on the machine slows all of them. Ours go through the scheduler, 
 `Engine.generate` in the precision that NANOCHAT_DTYPE says (unless it is set, fp32 on a CPU and
 bf16 on a GPU). A ratio is the median over rounds of the peer's time over ours, in CPU seconds and
 by the clock; times are the best. Exit 1: a side of ours had fewer than --at-least times the peer's
-tokens per second, of the CPU, or by the clock on a GPU. No GPU has run it yet: none was at hand.
+tokens per second, of the CPU, or by the clock on a GPU.
 
 The share of the bandwidth is of what reading measures here: a step reads all matrices, and the keys
 and values its rows see; no embeddings. Above 1 means that a cache holds the model.

@@ -3,7 +3,7 @@
 Training time per token is that of the matrix products, at a share of the peak, plus that of the
 bytes which all other kernels move. The two shares are assumptions: they reproduce the runs that
 nanochat has published for H100s within 8 % (docs/reference/gpu.md has them). Communication,
-evaluation, starts and checkpoints are not counted. This project has not been run on a GPU.
+evaluation, starts and checkpoints are not counted.
 """
 
 from dataclasses import dataclass

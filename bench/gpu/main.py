@@ -8,7 +8,7 @@ more than what is left of the budget is skipped. The last thing printed is a tab
 failed. See README.md beside this file.
 
 `--dry` runs every step on a CPU at depth 2 with tiny shapes, in processes forked from one that has
-torch: it shows that the programs run, and measures nothing. Not run on a GPU yet.
+torch: it shows that the programs run, and measures nothing.
 """
 
 import argparse

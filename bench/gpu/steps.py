@@ -41,7 +41,7 @@ RIGHT = (
     ),
     Step(
         name="smoke",
-        seconds=110,
+        seconds=140,
         program="-m bench.gpu.smoke",
         options="--device cuda --at-once 5",
         dry="--device cpu",
@@ -75,7 +75,7 @@ RIGHT = (
 TRAIN = (
     Step(
         name="d12 bf16",
-        seconds=110,
+        seconds=130,
         program="-m bench.gpu.pairs d12",
         options="",
         dry="--dry",
@@ -83,7 +83,7 @@ TRAIN = (
     ),
     Step(
         name="d24 fp8",
-        seconds=190,
+        seconds=400,
         program="-m bench.gpu.pairs d24-fp8",
         options="",
         dry="--dry",
@@ -135,7 +135,7 @@ TRAIN = (
 USE = (
     Step(
         name="decode",
-        seconds=80,
+        seconds=100,
         program="bench/infer.py",
         options="--device cuda --depths 20 --batch-sizes 1 8 32 128 "
         "--prompts 512 --tokens 64 --rounds 2 --sides graphs:bf16 triton:bf16",
@@ -192,7 +192,7 @@ USE = (
     ),
     Step(
         name="demo",
-        seconds=120,
+        seconds=170,
         program="-m bench.gpu.stages demo",
         options="--device cuda",
         dry="--device cpu --depth 2 --small",

@@ -1,6 +1,5 @@
 """Attention by cuDNN's graph interface (package `nvidia-cudnn-frontend`), whose sliding windows
-torch's own cuDNN attention does not expose. It has not been run on a GPU; see
-attention_backends.py.
+torch's own cuDNN attention does not expose. See attention_backends.py.
 
 Graphs are built once per shape and cached.
 

@@ -11,8 +11,8 @@ most sqrt(C), and what is between the MLP's matrices is bounded by the norms of 
 columns (Cauchy-Schwarz). A bound is loose by a few powers of two. fp8 is a floating-point format,
 so that costs only its smallest numbers: e4m3 has 15 powers of two of full precision, e5m2 30.
 
-Runs on GPUs of compute capability 8.9 and above, and slowly on CPUs, where the tests check it. It
-has not been run on a GPU: neither its speed nor whether a weight's gradient is better left in bf16
+Runs on GPUs of compute capability 8.9 and above, and slowly on CPUs, where the tests check it. An
+H100 has run it; neither its speed nor whether a weight's gradient is better left in bf16
 (WEIGHT_GRADIENT_IN_FP8) has been measured.
 
 Shapes: M tokens, I inputs, O outputs.

@@ -2,9 +2,6 @@
 
 A graph is captured for each kind of step (see device_state.py), on first use; all share one memory
 pool. The steps' output is copied to pinned memory behind an event, which the host waits for.
-
-No GPU has run this yet; it is written to the documented interfaces, and the steps themselves are
-tested on CPUs.
 """
 
 from collections.abc import Callable

@@ -7,7 +7,7 @@ Above MOST_ROWS rows the products, which tensor cores then make faster, are torc
 
 The kernels read and write the runner's own weights, pages and slots, and buffers made here, all at
 fixed addresses: a CUDA graph can hold a step. On a CPU they run in Triton's interpreter, which
-tests use. No GPU has run them.
+tests use.
 
 Shapes: B rows of a step, C width, N outputs of the joined product, V vocabulary, H query heads, S
 programs for a row and head.

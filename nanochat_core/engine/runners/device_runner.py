@@ -5,8 +5,6 @@ the next one may be launched before this one is done. Stopped rows are computed 
 nothing. Steps run one operation after the other, which works on a CPU too and is tested there, or
 as CUDA graphs (cuda_graphs.py), in torch or as the kernels of decode_kernels.py.
 
-No GPU has run it yet.
-
 Shapes: B rows of a step, W pages that are looked at, S tokens of a page, T = W * S keys, H query
 heads, K key/value heads, D head dim, V vocabulary.
 """

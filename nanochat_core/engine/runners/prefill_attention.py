@@ -1,8 +1,6 @@
 """Attention of a prefill pass: all chunks in one call a layer, by torch's FlashAttention for
 sequences of different lengths, where it can run; else chunk by chunk, by SDPA.
 
-No GPU has run the first yet.
-
 Shapes: N tokens of a pass, R of them whose logits are wanted, S keys that its chunks see, T tokens
 of a chunk, H query heads, K key/value heads, D head dim.
 """

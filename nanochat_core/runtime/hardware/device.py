@@ -52,7 +52,7 @@ def _compile_for_each_shape(wanted: bool) -> None:
 
     By default the second shape of a function gives a kernel for all, which sums in another order
     than one for that shape alone. A training that resumes does not see the shapes that came before
-    its first checkpoint, so it would go on with other kernels.
+    its first checkpoint, so it would continue with other kernels.
     """
     from torch._dynamo import config
 
