@@ -8,6 +8,7 @@ The loss in bf16 and fp8, the embedding's gradient, quantising to fp8, and the o
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from bench.gpu.report import needs_gpu, result, say
 from bench.gpu.trainer import SCHEDULE, make_model
+from nanochat_core.model import loss
 from nanochat_core.model.fp8 import E4M3, E5M2, Quantised, quantise
 from nanochat_core.model.layers import SortedLookup
 from nanochat_core.model.loss import softcap_loss
@@ -65,8 +67,13 @@ def losses(tokens: int, width: int, vocab: int, softcap: float, device: torch.de
     def ours(h: Tensor, w: Tensor, t: Tensor, fp8: Quantised | None = None) -> Tensor:
         return softcap_loss(h, w, t, ones[: len(t)], softcap=softcap, quantised=fp8)
 
+    def in_one_block(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        with mock.patch.object(loss, "GPU_ELEMENTS", tokens * vocab):
+            return ours(h, w, t)
+
     ways: dict[str, Callable[..., Tensor]] = {
         "loss bf16": ours,
+        "loss bf16, in one block": in_one_block,
         "loss fp8": lambda h, w, t: ours(h, w, t, quantised),
         "F.cross_entropy": lambda h, w, t: plain(h, w, t, softcap),
     }

@@ -40,6 +40,7 @@ PATIENCE = 2.0
 LAST_LINES = 15  # of a failed step
 SECONDS_TO_READ = 10.0  # what a step wrote before it ended
 NEEDS_GPU = "needs a GPU"
+_LEADERS: set[int] = set()  # the programs that run: they end with this one
 
 
 @dataclass(kw_only=True)
@@ -83,12 +84,18 @@ def main() -> None:
     results.append(part=options.part, machine=machine, dry=options.dry, budget=options.budget)
     print(f"{options.part} on {machine}, {options.budget:.0f} s", flush=True)
     deadline = time.monotonic() + options.budget
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a step ends with this program
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     steps = find_steps(options.part, options.only)
     run = partial(run_in_time, options=options, out=out, results=results, deadline=deadline)
     # Dry, nothing is measured, so steps may run side by side.
     with starting(dry=options.dry), ThreadPoolExecutor(2 if options.dry else 1) as pool:
-        outcomes = list(pool.map(run, steps))
+        try:
+            outcomes = list(pool.map(run, steps))
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for leader in list(_LEADERS):
+                kill_session(leader)
+            sys.exit("stopped")
     print("\n".join(table(outcomes)), flush=True)
     sys.exit(1 if any(outcome.status == "failed" for outcome in outcomes) else 0)
 
@@ -168,6 +175,7 @@ def run_step(
             env=environment(Path(scratch), dry=dry),
             start_new_session=True,
         )
+        _LEADERS.add(process.pid)
         reader = threading.Thread(target=read, args=(process, outcome, record), daemon=True)
         reader.start()
         try:
@@ -178,6 +186,7 @@ def run_step(
             # Also what a program has left behind: it would take the next one's time and memory.
             kill_session(process.pid)
             process.wait()
+            _LEADERS.discard(process.pid)
         reader.join(SECONDS_TO_READ)
     outcome.seconds = time.monotonic() - began
     if code != 0:

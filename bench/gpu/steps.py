@@ -82,6 +82,14 @@ TRAIN = (
         passes="ratio of at least 1.15 beside HEAD with our attention",
     ),
     Step(
+        name="profile",
+        seconds=60,
+        program="-m bench.gpu.profile_step d12",
+        options="",
+        dry="--dry",
+        passes="the GPU busy for at least 97 % of a step",
+    ),
+    Step(
         name="d24 fp8",
         seconds=400,
         program="-m bench.gpu.pairs d24-fp8",
@@ -98,9 +106,9 @@ TRAIN = (
         passes="ratio of at least 1.10",
     ),
     Step(
-        name="profile",
-        seconds=80,
-        program="-m bench.gpu.profile_step d12 d24-fp8 d24-fp8-bound",
+        name="profile d24",
+        seconds=400,
+        program="-m bench.gpu.profile_step d24-fp8 d24-fp8-bound",
         options="",
         dry="--dry",
         passes="the GPU busy for at least 97 % of a step",

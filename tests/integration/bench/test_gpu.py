@@ -44,7 +44,7 @@ class DryRun:
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
-    """A dry run of sixteen programs."""
+    """A dry run of all steps."""
     out = tmp_path_factory.mktemp("gpu")
     done = subprocess.run(
         [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), "--budget", "800"],
@@ -174,6 +174,29 @@ time.sleep(600)
     while child.exists() and (child / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_ended_by_a_signal_it_ends_its_step_and_has_shown_its_lines(tmp_path: Path) -> None:
+    step = step_of(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
+    code = f"""
+import sys
+from types import SimpleNamespace
+from bench.gpu import main
+from bench.gpu.steps import Step
+main.find_gpu = lambda: SimpleNamespace(name="a GPU", driver="1")
+main.find_steps = lambda *_: [{step!r}]
+sys.argv = ["main.py", "right", "--out", {str(tmp_path / "out")!r}]
+main.main()
+"""
+    program = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout is not None
+    with program.stdout as lines:
+        shown = next(line for line in lines if line.startswith("a step: "))
+        program.terminate()
+        assert program.wait(60) == 1
+    assert not (Path("/proc") / shown.split()[-1]).exists()
 
 
 def test_a_result_that_needs_a_gpu_is_never_ok(tmp_path: Path) -> None:
