@@ -1,11 +1,11 @@
 """Half an hour on one GPU: `python bench/gpu/main.py PART --budget SECONDS --out DIRECTORY`.
 
-PART is `right` (does it compute the right thing), `train`, `use` or `all`. Every step is a program
-of its own (steps.py), in a session of its own, with a time limit. Each result is appended to
-out/results.jsonl as soon as it is there, so that whatever ends this early loses nothing. A step
-that fails is reported with the last lines of its output, and the next begins; one whose seconds are
-more than what is left of the budget is skipped. The last thing printed is a table. Exit 1: a step
-failed. See README.md beside this file.
+PART is `right` (does it compute the right thing), `train`, `use`, `deep` (what takes long) or
+`all`. Every step is a program of its own (steps.py), in a session of its own, with a time limit.
+Each result is appended to out/results.jsonl as soon as it is there, so that whatever ends this
+early loses nothing. A step that fails is reported with the last lines of its output, and the next
+begins; one whose seconds are more than what is left of the budget is skipped. The last thing
+printed is a table. Exit 1: a step failed. See README.md beside this file.
 
 `--dry` runs every step on a CPU at depth 2 with tiny shapes, in processes forked from one that has
 torch: it shows that the programs run, and measures nothing.
@@ -84,7 +84,8 @@ def main() -> None:
     results.append(part=options.part, machine=machine, dry=options.dry, budget=options.budget)
     print(f"{options.part} on {machine}, {options.budget:.0f} s", flush=True)
     deadline = time.monotonic() + options.budget
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ended in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ended, signal.default_int_handler)
     steps = find_steps(options.part, options.only)
     run = partial(run_in_time, options=options, out=out, results=results, deadline=deadline)
     # Dry, nothing is measured, so steps may run side by side.
@@ -212,7 +213,8 @@ def take(line: str, outcome: Outcome, record: Callable[..., None]) -> None:
         row = json.loads(line)
     if not isinstance(row, dict):
         outcome.lines.append(line.rstrip())
-        print(f"{outcome.step.name}: {line.rstrip()}", flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it: results are still recorded
+            print(f"{outcome.step.name}: {line.rstrip()}", flush=True)
         return
     record(result=row)
     if row.get("needs") == "a GPU":

@@ -1,6 +1,6 @@
 """Whether each way of training and answering runs at all, for a few steps of a small model.
 
-    python -m bench.gpu.smoke --device cuda --at-once 3
+    python -m bench.gpu.smoke --device cuda --at-once 5
 
 Stage `pretrain` with each attention backend in bf16 and fp8; an RL update in fp8 on answers of odd
 lengths; answers with deterministic kernels alone. Each in a process of its own.

@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="of `resume`")
     parser.add_argument("--ways", nargs="+", choices=SIGNALS, default=list(SIGNALS))
     parser.add_argument("--attention", default="auto", help="of `resume`")
+    parser.add_argument("--compile", action="store_true", help="the model of `resume`")
     parser.add_argument("--small", action="store_true", help="of `demo`: the first stages, little")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="stages-") as directory:
@@ -162,7 +163,7 @@ def train(
         sequence_len=1024 if on_gpu else 32,
         vocab_size=4096 if on_gpu else 512,
         attention=options.attention,
-        compile=False,
+        compile=options.compile,
     )
     directory.mkdir()
     job = make_job(

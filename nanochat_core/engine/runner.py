@@ -4,8 +4,9 @@ A runner owns the weights in its own layout, the memory of the pages, and one st
 is a row of the batch). The scheduler assigns pages to slots and chooses the slots that continue;
 between two passes it may change any of this. All runners compute the same function: plain torch on
 any device (runners/torch_runner.py); the same with all state on the device, as CUDA graphs on a GPU
-(runners/device_runner.py), there with Triton kernels if asked for (runners/decode_kernels.py); and
-compiled kernels on a CPU that has the instructions (native/runner.py).
+(runners/device_runner.py), there with Triton kernels where they can run
+(runners/decode_kernels.py); and compiled kernels on a CPU that has the instructions
+(native/runner.py).
 
 Pages. A page holds keys and values of `page_size` consecutive tokens for all layers of one group.
 A group is the layers with the same attention window; logical page i of a slot holds positions

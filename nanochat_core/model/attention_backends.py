@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nanochat_core.model.attention_cudnn import attention as cudnn_attention
 from nanochat_core.model.attention_cudnn import frontend
+from nanochat_core.runtime.hardware.compile import compiled
 from nanochat_core.runtime.user_cache import user_cache
 
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
@@ -228,12 +229,12 @@ def load_flex() -> Call:
     """Return FlexAttention, compiled on a GPU; on a CPU as plain operations, without backward."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention)
+    by_compiler = compiled(flex_attention)
 
     def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
         # Inside a compiled model it must not be compiled a second time.
         inside = torch.compiler.is_compiling() or q.device.type == "cpu"
-        flex: Callable[..., Any] = flex_attention if inside else compiled
+        flex: Callable[..., Any] = flex_attention if inside else by_compiler
         mask = _block_mask(q.size(1), window, q.device)
         mixed = flex(
             q.transpose(1, 2),

@@ -84,8 +84,7 @@ class SortedLookup(torch.autograd.Function):
     """F.embedding whose gradient sums the tokens of each table row in sorted order.
 
     torch.compile would otherwise lower the gradient to atomic additions. Bitwise reproducible under
-    `determinism=strict`: by default torch adds atomically from 2.11 on where few rows have many
-    tokens.
+    `determinism=strict`: without it torch 2.11 adds atomically where few rows have many tokens.
     """
 
     @staticmethod

@@ -5,6 +5,7 @@ pages are bounded by the available memory: with less of it fewer sequences are i
 and the others wait. If not even one of full length fits, the choice is refused.
 """
 
+import gc
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
@@ -33,6 +34,7 @@ from nanochat_core.scaling import num_lm_head_params, num_matrix_params
 PRECISIONS = ("auto", "model", "fp32", "bf16", "int8")
 # The fastest first.
 RUNNERS = {"cpu": ("native", "torch"), "cuda": ("triton", "cuda graphs", "torch")}
+TRIED = (9, 0)  # compute capability; from 8.0 on `triton` can be asked for
 PAGE_SIZE = {"cpu": 16, "cuda": 256}  # tokens; what paged attention on GPUs is made for
 SHARE = {"cpu": 0.25, "cuda": 0.5}  # of the available memory, unless a number of bytes is given
 # Of one pass. While a CPU reads more, the other answers would stand still; a GPU is only then busy.
@@ -192,9 +194,11 @@ def open_runner(
             )
         except Exception as error:
             # torch's error for whatever CUDA refuses; Triton's compiler has several of its own.
-            if not (by_kernels or isinstance(error, RuntimeError)):
+            ours = isinstance(error, AssertionError)
+            if ours or not (by_kernels or isinstance(error, RuntimeError)):
                 raise
-            why = f"it cannot capture a step: {str(error).strip().partition(chr(10))[0]}"
+            first = str(error).strip().partition("\n")[0]
+            why = f"it cannot capture a step: {type(error).__name__}: {first}"
             if options.get("runner") is not None:
                 raise ConfigError(
                     f"{choice.runner} cannot run here: {why}",
@@ -206,6 +210,10 @@ def open_runner(
         else:
             report(choice)
             return graphs
+        # The failed runner, a cycle of objects, holds as much memory as the next one takes.
+        gc.collect()
+        if model.lm_head.weight.is_cuda:
+            torch.cuda.empty_cache()
     report(choice)
     return TorchRunner(model, capacity, dtype=dtype, stop_tokens=stops)
 
@@ -254,6 +262,8 @@ def _choose(model: GPT, precision: str, wanted: str | None) -> tuple[str, str]:
     reasons: list[str] = []
     for name in known if wanted is None else (wanted,):
         reason = _unable(name, model, precision)
+        if reason is None and wanted is None and name == "triton":
+            reason = _untried(model.lm_head.weight.device)
         if reason is None:
             return name, "; ".join(reasons) or ("asked for" if wanted else "the fastest here")
         reasons.append(f"not {name}: {reason}")
@@ -278,6 +288,13 @@ def _unable(name: str, model: GPT, precision: str) -> str | None:
         except ImportError as error:
             return f"the kernels do not fit this version of triton: {error}"
         return decode_kernels.unable(model.config, model.lm_head.weight.device)
+    return None
+
+
+def _untried(device: torch.device) -> str | None:
+    """Return why the kernels are not chosen here by themselves; None: on such a GPU they ran."""
+    if torch.cuda.get_device_capability(device) < TRIED:
+        return f"only GPUs from compute capability {TRIED[0]}.{TRIED[1]} have run it"
     return None
 
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_SHAPES = 256  # of one function, as many as torch allows with all its variants
 
 
 def fused(function: Callable[P, R]) -> Callable[P, R]:
@@ -20,13 +22,32 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         first: Any = args[0]
         if first.device.type == "cuda" and not torch.compiler.is_compiling():
-            return _compiled(function)(*args, **kwargs)
+            strict = torch.are_deterministic_algorithms_enabled()
+            return _compiled(function, strict)(*args, **kwargs)
         return function(*args, **kwargs)
 
     return call
 
 
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function compiled by torch; under `determinism=strict` for each shape by itself.
+
+    By default the second shape of a function gives one kernel for all shapes, which may sum in
+    another order than a kernel for that shape alone. A training that resumes does not see the
+    shapes that came before its checkpoint, so it would continue with other kernels.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.compile(function)
+    # Beyond the limit nothing is compiled: which shapes that hits would depend on the past, too.
+    if "recompile_limit" in signature(torch.compile).parameters:
+        return torch.compile(function, dynamic=False, recompile_limit=_SHAPES)
+    from torch._dynamo import config  # torch 2.11 has one limit for all functions
+
+    config.recompile_limit = _SHAPES
+    return torch.compile(function, dynamic=False)
+
+
 @lru_cache(maxsize=64)
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    # Lazily: torch's compiler takes a second to import.
-    return torch.compile(function)
+def _compiled(function: Callable[..., Any], strict: bool) -> Callable[..., Any]:
+    # Lazily: torch's compiler takes a second to import. `strict` is what `compiled` will find.
+    return compiled(function)

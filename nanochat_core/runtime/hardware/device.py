@@ -12,7 +12,6 @@ from nanochat_core.job import Resources
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER = 2**30  # bytes
-_RECOMPILE_LIMIT, _NO_LIMIT = 8, 2**20  # torch's, of one function
 
 # fp8 is used inside matrix products only: their inputs and outputs are bf16.
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -25,8 +24,7 @@ VML = (torch.cos, torch.exp, torch.expm1, torch.log, torch.sin, torch.sqrt, torc
 def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     """Configure torch for the job's resources and return the device that this process uses.
 
-    Under `determinism` "strict", torch's operations are deterministic from here on or raise, and
-    what its compiler makes for a shape does not depend on the shapes that came before.
+    Under `determinism` "strict", torch's operations are deterministic from here on or raise.
     """
     # The order of a CPU sum depends on the number of threads, so it is fixed, not detected.
     torch.set_num_threads(resources.threads)
@@ -34,7 +32,6 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
     if strict != torch.are_deterministic_algorithms_enabled():
         # Not without need: this call imports torch's compiler, 1.5 CPU s at the start of a job.
         torch.use_deterministic_algorithms(strict)
-        _compile_for_each_shape(strict)
     if resources.device == "cpu":
         _keep_freed_memory()
         return torch.device("cpu")
@@ -45,21 +42,6 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
         )
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
-
-
-def _compile_for_each_shape(wanted: bool) -> None:
-    """Have torch compile anew for each shape.
-
-    By default the second shape of a function gives a kernel for all, which sums in another order
-    than one for that shape alone. A training that resumes does not see the shapes that came before
-    its first checkpoint, so it would continue with other kernels.
-    """
-    from torch._dynamo import config
-
-    config.automatic_dynamic_shapes = not wanted
-    # Beyond the limit nothing is compiled, in an order that depends on the past too.
-    config.recompile_limit = _NO_LIMIT if wanted else _RECOMPILE_LIMIT
-    config.accumulated_recompile_limit = 32 * config.recompile_limit
 
 
 @lru_cache(maxsize=1)

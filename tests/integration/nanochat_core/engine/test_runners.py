@@ -1,10 +1,12 @@
 """Which runner is chosen, and the memory it is said to take."""
 
 import dataclasses
+import gc
 import importlib.metadata
 import re
+import weakref
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -187,8 +189,27 @@ def test_auto_takes_bf16_for_large_models_that_the_kernels_run(make_model, monke
     assert precision() == "fp32"
 
 
+class Refused(Exception):
+    """As Triton's compiler raises."""
+
+
+class Refusing:
+    """A GPU's runner whose opening fails, with a cycle of objects, as that of graphs is."""
+
+    failures: ClassVar[dict[bool, Exception]] = {}  # with Triton's kernels or not -> what is raised
+    opened: ClassVar[list["weakref.ref[Refusing]"]] = []
+    alive: ClassVar[list[int]] = []  # of those that failed, whenever one is opened
+
+    def __init__(self, *_args: object, kernels: bool, **_settings: object) -> None:
+        self.alive.append(sum(runner() is not None for runner in self.opened))
+        self.itself = self
+        self.opened.append(weakref.ref(self))
+        if error := self.failures.get(kernels):
+            raise type(error)(*error.args)  # another one each time: it holds what was on the stack
+
+
 @pytest.fixture
-def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+def failures(monkeypatch: pytest.MonkeyPatch) -> dict[bool, Exception]:
     """A choice as on a GPU, of `triton` unless one is asked for, and a GPU that refuses."""
     choose: Any = runners.choose_runner
 
@@ -196,30 +217,68 @@ def graphs_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
         runner = settings.get("runner") or "triton"
         return replace(choose(model, **settings | {"runner": "torch"}), runner=runner)
 
-    def refuse(*_args: object, **_settings: object) -> None:
-        raise RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
-
+    error = RuntimeError("CUDA error: operation not permitted\nwhen stream is capturing")
+    found: dict[bool, Exception] = {True: Refused("no such instruction"), False: error}
+    monkeypatch.setattr(Refusing, "failures", found)
+    monkeypatch.setattr(Refusing, "opened", [])
+    monkeypatch.setattr(Refusing, "alive", [])
     monkeypatch.setattr(runners, "choose_runner", choose_graphs)
-    monkeypatch.setattr(runners, "DeviceRunner", refuse)
+    monkeypatch.setattr(runners, "DeviceRunner", Refusing)
+    return found
 
 
-@pytest.mark.usefixtures("graphs_that_fail")
-def test_where_graphs_cannot_be_captured_torch_runs_the_model_and_says_why(make_model):
+NOT_TRITON = "not triton: it cannot capture a step: Refused: no such instruction"
+NOT_GRAPHS = (
+    "not cuda graphs: it cannot capture a step: RuntimeError: CUDA error: operation not permitted"
+)
+
+
+def test_where_no_step_can_be_captured_torch_runs_the_model_and_says_why(make_model, failures):
     output = []
     runner = open_runner(make_model(), stop_tokens=iter([5]), num_slots=2, on_choice=output.append)
     assert type(runner) is TorchRunner
     assert runner.stop_tokens == {5}
-    why = "it cannot capture a step: CUDA error: operation not permitted"
-    assert [(c.runner, c.reason) for c in output] == [
-        ("torch", f"not triton: {why}; not cuda graphs: {why}")
-    ]
+    assert [(c.runner, c.reason) for c in output] == [("torch", f"{NOT_TRITON}; {NOT_GRAPHS}")]
 
 
-@pytest.mark.usefixtures("graphs_that_fail")
-def test_graphs_that_were_asked_for_by_name_are_an_error(make_model):
-    with pytest.raises(ConfigError, match=r"cuda graphs cannot run here: .*not permitted") as e:
-        open_runner(make_model(), stop_tokens=[], num_slots=2, runner="cuda graphs")
+def test_where_kernels_cannot_be_compiled_graphs_of_torch_run_the_model(make_model, failures):
+    del failures[False]
+    output = []
+    gc.disable()  # the failed one's memory is needed at once
+    try:
+        runner = open_runner(make_model(), stop_tokens=[], num_slots=2, on_choice=output.append)
+    finally:
+        gc.enable()
+    assert type(runner) is Refusing
+    assert Refusing.alive == [0, 0]
+    assert [(c.runner, c.reason) for c in output] == [("cuda graphs", NOT_TRITON)]
+
+
+@pytest.mark.parametrize("error", [AssertionError("a fault of ours"), KeyError("of ours")])
+def test_a_fault_of_ours_is_raised(make_model, failures, error):
+    failures[False] = error
+    if isinstance(error, AssertionError):
+        failures[True] = error
+    with pytest.raises(type(error), match="of ours"):
+        open_runner(make_model(), stop_tokens=[], num_slots=2)
+
+
+@pytest.mark.parametrize(("runner", "why"), [("triton", "instruct"), ("cuda graphs", "permitted")])
+def test_a_runner_that_was_asked_for_by_name_is_an_error(make_model, failures, runner, why):
+    with pytest.raises(ConfigError, match=f"{runner} cannot run here: .*{why}") as e:
+        open_runner(make_model(), stop_tokens=[], num_slots=2, runner=runner)
     assert e.value.hint is not None
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "triton"), ((8, 6), "cuda graphs")])
+def test_a_gpu_that_has_run_the_kernels_takes_them_first(
+    make_model, monkeypatch, capability, chosen
+):
+    monkeypatch.setitem(runners.RUNNERS, "cpu", runners.RUNNERS["cuda"])
+    monkeypatch.setattr(runners, "_unable", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert choose_runner(make_model(), num_slots=1).runner == chosen
+    assert choose_runner(make_model(), num_slots=1, runner="triton").runner == "triton"
 
 
 def test_an_engine_is_given_a_runner_by_name(make_model):

@@ -306,7 +306,8 @@ def test_a_gpu_is_as_near_to_fp32_as_a_cpu() -> None:
     for name, parameter in on_gpu.named_parameters():
         if parameter.dim() == 2 and exact[name].norm() > 0:
             error = (parameter.grad.cpu().double() - exact[name]).norm()
-            assert error < 1.5 * (on_cpu[name] - exact[name]).norm(), name
+            # Below half of it the GPU would not have computed in fp8.
+            assert 0.5 < error / (on_cpu[name] - exact[name]).norm() < 1.5, name
 
 
 def test_products_of_any_number_of_tokens_have_shapes_that_a_gpu_takes() -> None:

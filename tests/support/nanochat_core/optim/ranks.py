@@ -32,8 +32,8 @@ def make_model(precision: str = "fp32", device: torch.device = CPU) -> GPT:
         model = GPT(CONFIG, numerics(precision))
     model.init_weights(1)
     with torch.no_grad():
-        # Begun at zero as it is, they leave gradients of nearly zero behind them, of whose rounding
-        # Muon makes whole updates: 1e-7 of the weights grew to 0.03 in three steps.
+        # Zero at first, these would leave the residual scalars gradients of rounding alone, of
+        # which AdamW makes whole steps: 1e-7 of the weights grew to 0.03 in three steps.
         for name, parameter in model.named_parameters():
             if name.endswith("c_proj.weight"):
                 drawn = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2))
