@@ -39,12 +39,12 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     if not torch.are_deterministic_algorithms_enabled():
         return torch.compile(function)
     # Beyond the limit nothing is compiled: which shapes that hits would depend on the past, too.
-    if "recompile_limit" in signature(torch.compile).parameters:
-        return torch.compile(function, dynamic=False, recompile_limit=_SHAPES)
-    from torch._dynamo import config  # torch 2.11 has one limit for all functions
+    limit: dict[str, Any] = {"recompile_limit": _SHAPES}
+    if limit.keys() - signature(torch.compile).parameters.keys():
+        from torch._dynamo import config
 
-    config.recompile_limit = _SHAPES
-    return torch.compile(function, dynamic=False)
+        config.recompile_limit, limit = _SHAPES, {}  # torch 2.11 has one limit for all functions
+    return torch.compile(function, dynamic=False, **limit)
 
 
 @lru_cache(maxsize=64)
