@@ -16,7 +16,7 @@ from tests.integration.bench.test_gpu import NAMES, dry_run
 )
 def test_every_step_runs_beside_nanochat(tmp_path: Path) -> None:
     peers = {name: os.environ[name] for name in (HEAD, JANUARY)}
-    rows, _ = dry_run(tmp_path, "--budget", "1700", peers=peers)
+    rows = dry_run(tmp_path, "--budget", "1700", **peers).rows
     found = {row["step"]: row["status"] for row in rows if "status" in row}
     assert sorted(found) == sorted(NAMES)
     assert set(found.values()) == {"ok", NEEDS_GPU}

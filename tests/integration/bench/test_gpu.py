@@ -45,11 +45,16 @@ class DryRun:
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
     """A dry run of all steps."""
-    out = tmp_path_factory.mktemp("gpu")
+    return dry_run(tmp_path_factory.mktemp("gpu"), "--budget", "800")
+
+
+def dry_run(out: Path, *options: str, **environment: str) -> DryRun:
+    """Run all steps dry; environment: that of the peers."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")}
     done = subprocess.run(
-        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), "--budget", "800"],
+        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), *options],
         cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")},
+        env=own | environment,
         capture_output=True,
         text=True,
         check=False,
