@@ -81,7 +81,7 @@ class Loop:
     step: int
     total: int
     values: str = ""  # the newest ones, as text
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> "Loop":

@@ -55,14 +55,15 @@ def run_in(
     processes: list[subprocess.Popen[bytes]] = []
     with contextlib.ExitStack() as ours:
         ours.callback(_kill, processes)
+        living = ours.enter_context(contextlib.ExitStack())
         # Closed after the start: a reader sees no EOF while this process has a writer's end.
         with contextlib.ExitStack() as theirs:
             verdict, verdict_end = _pipe(ours, theirs)
             output, output_end = _pipe(ours, theirs)
             asked, ask = _pipe(theirs, theirs)
             answered, answer = _pipe(theirs, theirs)
-            life, _ = _pipe(theirs, ours)
-            tester_life, nonce_end = _pipe(theirs, ours)
+            life, _ = _pipe(theirs, living)
+            tester_life, nonce_end = _pipe(theirs, living)
             os.write(nonce_end, nonce)  # only the tester's: a program could return what it reads
             tester = {"requests": ask, "replies": answered, "verdict": verdict_end}
             tester |= {"life": tester_life, **asdict(check)}
@@ -71,7 +72,7 @@ def run_in(
                 file = order_file({**both, **order})
                 theirs.callback(os.close, file)
                 processes.append(_start(backend, order, file, output_end))
-        return _verdict(processes, verdict, output, nonce, seconds, stop)
+        return _verdict(processes, living.close, verdict, output, nonce, seconds, stop)
 
 
 def order_file(order: Mapping[str, object]) -> int:
@@ -116,6 +117,9 @@ def _start(
 def _kill(processes: Collection[subprocess.Popen[bytes]]) -> None:
     """Kill every process of every sandbox: those inside die with bubblewrap's.
 
+    The pipes `life` have to be closed before: a sandbox's init process that has not asked yet to
+    die with bubblewrap's survives, and what it then starts looks at its pipe and ends.
+
     Process 1 must reap orphans of bubblewrap: a container needs an init process that does.
     """
     for process in processes:
@@ -126,6 +130,7 @@ def _kill(processes: Collection[subprocess.Popen[bytes]]) -> None:
 
 def _verdict(
     processes: Collection[subprocess.Popen[bytes]],
+    close_life: Callable[[], None],
     verdict: int,
     output: int,
     nonce: bytes,
@@ -139,6 +144,7 @@ def _verdict(
         seconds=seconds,
         stop=stop,
     )
+    close_life()
     _kill(processes)
     # Only the nonce counts: a program controls its exit code and what it prints.
     passed = secrets.compare_digest(bytes(reported), nonce)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -183,6 +184,21 @@ def test_a_run_that_is_stopped_ends_at_once():
     timer = threading.Timer(0.3, stop.set)
     timer.start()
     verdict = run_untrusted("while True: pass", ENDS, seconds=600, stop=stop)
+    timer.join()
+    assert (verdict.passed, verdict.reason) == (False, "stopped")
+
+
+def test_what_begins_after_its_sandbox_was_killed_ends_by_itself():
+    """As under bubblewrap's init process, which does not die with it while both are starting."""
+    backend = backend_of("bubblewrap")
+    interpreter = backend.command[backend.command.index("--") + 1 :]
+    late = 'setsid sh -c "sleep 1; exec \\"\\$@\\"" sh "$@"'
+    backend = replace(backend, command=("/bin/sh", "-c", late, "sh", *interpreter))
+    stop = threading.Event()
+    timer = threading.Timer(0.2, stop.set)
+    timer.start()
+    limits = {"seconds": 600.0, "memory_mb": 512, "stop": stop}
+    verdict = run_in(backend, "while True: pass", ENDS, **limits)
     timer.join()
     assert (verdict.passed, verdict.reason) == (False, "stopped")
 

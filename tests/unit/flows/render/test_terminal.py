@@ -2,6 +2,7 @@
 
 import io
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -89,6 +90,7 @@ def test_steps_are_lines_now_and_then_with_values_and_the_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)  # or a busy machine needs 0.01 s
 
     printed = show(("pretrain", START), ("pretrain", step(50, loss=3.14159, tokens_per_second=9e4)))
 
