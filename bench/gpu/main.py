@@ -84,8 +84,8 @@ def main() -> None:
     results.append(part=options.part, machine=machine, dry=options.dry, budget=options.budget)
     print(f"{options.part} on {machine}, {options.budget:.0f} s", flush=True)
     deadline = time.monotonic() + options.budget
-    for ended in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ended, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     steps = find_steps(options.part, options.only)
     run = partial(run_in_time, options=options, out=out, results=results, deadline=deadline)
     # Dry, nothing is measured, so steps may run side by side.
@@ -213,7 +213,7 @@ def take(line: str, outcome: Outcome, record: Callable[..., None]) -> None:
         row = json.loads(line)
     if not isinstance(row, dict):
         outcome.lines.append(line.rstrip())
-        with contextlib.suppress(OSError):  # nobody reads it: results are still recorded
+        with contextlib.suppress(OSError):  # a closed stdout loses no result
             print(f"{outcome.step.name}: {line.rstrip()}", flush=True)
         return
     record(result=row)

@@ -2,8 +2,7 @@
 
     embed, then for every layer: qkv, attend, add, up, add; then head, sample
 
-Above MOST_ROWS rows the products, which tensor cores then make faster, are torch's; `embed`,
-`attend` and `sample` are the same.
+Above MOST_ROWS rows the products are torch's; `embed`, `attend` and `sample` are the same.
 
 The kernels read and write the runner's own weights, pages and slots, and buffers made here, all at
 fixed addresses: a CUDA graph can hold a step. On a CPU they run in Triton's interpreter, which
@@ -28,7 +27,7 @@ from nanochat_core.engine.runners.weights import Matrix, Weights
 from nanochat_core.engine.sampling import cap
 from nanochat_core.model.shape import head_dim
 
-MOST_ROWS = 8  # above it the kernels' products are bound by arithmetic, not by reading
+MOST_ROWS = 8  # by estimate: from how many rows torch's are faster has not been measured
 TILE_BYTES = 32 << 10  # of a matrix, that a program holds in registers
 MOST_SPLITS = 16  # programs for a row and head
 MOST_TOKENS = 1 << 16  # of a vocabulary that one program can hold

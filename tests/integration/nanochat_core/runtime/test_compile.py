@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(params=["strict", "default"])
 def strict(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether torch's operations have to be deterministic; the compiler forgets what it made."""
+    """Yield True where torch's operations have to be deterministic; forget what was compiled."""
     torch.use_deterministic_algorithms(request.param == "strict")
     torch._dynamo.reset()
     yield request.param == "strict"
