@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from bench.core_gpt2 import Gpt2, compare_with_peer, evaluate, missing_part, open_gpt2
+from bench.core_gpt2 import Gpt2, compare_with_peer, evaluate, main, missing_part, open_gpt2
 from nanochat_core.evaluate.core_tasks import open_suite
 from nanochat_core.evaluate.intervals import mean_of
 from tests.support.nanochat_core.evaluate.core_reference import (
@@ -23,7 +22,6 @@ from tests.support.nanochat_core.evaluate.core_reference import (
     write_bundle,
 )
 
-ROOT = Path(__file__).parents[3]
 WINDOW, BOS = 128, 256
 pytestmark = pytest.mark.torch
 
@@ -120,18 +118,18 @@ def test_text_becomes_the_tokens_of_the_folder(gpt2: Gpt2) -> None:
     assert (gpt2.bos, gpt2.window) == (BOS, WINDOW)
 
 
-def test_without_files_it_is_skipped_with_a_reason(tmp_path: Path, bundle: Path) -> None:
+def test_without_files_it_is_skipped_with_a_reason(
+    tmp_path: Path,
+    bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert missing_part(None, None) == (
         "no CORE bundle: --bundle or CORE_BUNDLE names no folder with core.yaml"
     )
     assert "no weights: --weights or GPT2_WEIGHTS" in str(missing_part(bundle, tmp_path))
-    names = ("CORE_BUNDLE", "GPT2_WEIGHTS")
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.core_gpt2"],
-        cwd=ROOT,
-        env={k: v for k, v in os.environ.items() if k not in names},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.startswith("core_gpt2 is skipped: no CORE bundle")
+    for name in ("CORE_BUNDLE", "GPT2_WEIGHTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", ["core_gpt2"])
+    main()
+    assert capsys.readouterr().out.startswith("core_gpt2 is skipped: no CORE bundle")

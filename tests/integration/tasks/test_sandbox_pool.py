@@ -32,8 +32,8 @@ def test_the_same_program_runs_once_for_a_check():
 def is_dead_or_sandbox(child: psutil.Process) -> bool:
     """Return False for what other threads of this test process have started."""
     try:
-        is_sandbox = child.cmdline() == [*protections().command]
-        return is_sandbox or child.status() == psutil.STATUS_ZOMBIE
+        command = [*protections().command]
+        return child.cmdline()[-len(command) :] == command or child.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

@@ -204,3 +204,12 @@ def test_bubblewrap_holds_where_the_interpreter_lies_below_tmp(monkeypatch, fold
         assert verdict.output == f"{python} {folder}\n"
     finally:
         run.protections.cache_clear()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root changes the user")
+@pytest.mark.parametrize("change", [process._CHANGE_USER, ("/nowhere",)])
+def test_what_root_starts_is_no_roots_with_setpriv_and_without(change, monkeypatch):
+    monkeypatch.setattr(process, "_CHANGE_USER", change)
+    print_ids = f"import os\nprint(*os.getresuid(), *os.getresgid(), os.getgroups()){END}"
+    verdict = run_in(backend_of("landlock"), print_ids, ENDS, **LIMITS)
+    assert verdict.output == f"{f'{backends.USER} ' * 6}[]\n"
