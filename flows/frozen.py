@@ -5,6 +5,7 @@
 classes share the other methods. Classes of one hierarchy are all made in the same way.
 """
 
+import functools
 import reprlib
 from dataclasses import FrozenInstanceError, dataclass, field, fields
 from typing import Any, TypeVar, dataclass_transform
@@ -17,7 +18,7 @@ class _Frozen:
 
     def __setattr__(self, name: str, value: object) -> None:
         # `__init__` sets each field once.
-        if name in self.__dict__ or name not in _names(self):
+        if name in self.__dict__ or name not in _names(type(self)):
             raise FrozenInstanceError(f"cannot assign to field {name!r}")
         object.__setattr__(self, name, value)
 
@@ -32,7 +33,9 @@ class _Frozen:
 
     @reprlib.recursive_repr()
     def __repr__(self) -> str:
-        shown = ", ".join(f"{n}={v!r}" for n, v in zip(_names(self), _values(self), strict=True))
+        shown = ", ".join(
+            f"{n}={v!r}" for n, v in zip(_names(type(self)), _values(self), strict=True)
+        )
         return f"{type(self).__qualname__}({shown})"
 
 
@@ -49,9 +52,10 @@ def frozen(kind: type[_T]) -> type[_T]:
     return made
 
 
-def _names(item: Any) -> list[str]:
-    return [each.name for each in fields(item)]
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(each.name for each in fields(kind))
 
 
 def _values(item: Any) -> tuple[Any, ...]:
-    return tuple(getattr(item, name) for name in _names(item))
+    return tuple(getattr(item, name) for name in _names(item.__class__))

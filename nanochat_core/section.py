@@ -1,6 +1,7 @@
 """Groups of settings: conversion to JSON trees, strict parsing, and a canonical form."""
 
 import dataclasses
+import functools
 import math
 import reprlib
 import types
@@ -41,7 +42,7 @@ class Section:
     @classmethod
     def from_tree(cls, tree: dict[str, Any], *, where: str = "") -> Self:
         """Parse JSON values. Raises ConfigError for unknown or missing names and wrong types."""
-        types_by_name = typing.get_type_hints(cls)
+        types_by_name = types_of(cls)
         fields = dataclasses.fields(typing.cast(Any, cls))
         names = [field.name for field in fields]
         where = where or cls.__name__
@@ -54,6 +55,12 @@ class Section:
             if field.name not in tree and "neutral" not in field.metadata:
                 raise ConfigError(f"{where} needs a value for '{field.name}'")
         return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in tree})
+
+
+@functools.cache
+def types_of(section: type[Any]) -> dict[str, Any]:
+    """Return the type of each field."""
+    return typing.get_type_hints(section)
 
 
 def shown(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from flows.compare.tables import METRICS, write_file
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart, Points, thin
+from flows.render.parquet import open_duckdb
 from flows.render.text_charts import curve, scale_of
 from flows.stages import Quantity
 from flows.stages import curves_of as quantities_of
@@ -61,10 +62,8 @@ def _read(
     """Read (step, value) of each quantity in the artifact's table of steps, in order of step."""
     if manifest is None or not write_file(store, manifest, METRICS, path):
         return {}
-    import duckdb  # here, since importing it slows down commands that do not need it
-
     found: dict[str, Points] = {}
-    with duckdb.connect(":memory:") as connection:
+    with open_duckdb() as connection:
         there = connection.read_parquet(str(path)).columns
         for name in {quantity.name for quantity in wanted}.intersection(there):
             # Safe to format into SQL: `name` is one of ours and of the table's columns.

@@ -194,6 +194,7 @@ class Code:
         self._known = _read_scans(cache) if cache else {}
         self._used: dict[str, Module] = {}
         self._paths: dict[str, Path | None] = {}
+        self._loads: dict[str, list[str]] = {}  # of a name that is imported
         self._digests: dict[str, dict[str, str]] = {}  # of a module and the data files it names
         self._imports: dict[str, list[str]] = {}
         self._closures: dict[tuple[str, ...], dict[str, str]] = {}
@@ -275,13 +276,17 @@ class Code:
 
         Only of our packages, and of the top-level package `own` of a task outside them.
         """
-        # `from a.b import c` gives a.b.c. Whether c is a module or a name shows in the files.
         for name in imports:
-            parts = name.split(".")
-            is_hashed = parts[0] in PACKAGES or parts[0] == own
-            for count in range(1, len(parts) + 1 if is_hashed else 0):
-                if self._find(dotted := ".".join(parts[:count])):
-                    yield dotted
+            if (top := _top(name)) in PACKAGES or top == own:
+                yield from self._found(name)
+
+    def _found(self, name: str) -> list[str]:
+        """Return the modules among `name` and the packages above it."""
+        # `from a.b import c` gives a.b.c. Whether c is a module or a name shows in the files.
+        if name not in self._loads:
+            above = self._found(name.rpartition(".")[0]) if "." in name else []
+            self._loads[name] = [*above, name] if self._find(name) else above
+        return self._loads[name]
 
     def _find(self, name: str) -> Path | None:
         if name not in self._paths:

@@ -4,6 +4,7 @@ jinja2 escapes every value. The content security policy in each template forbids
 requests, should an escape be missing.
 """
 
+import functools
 import uuid
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,15 +20,7 @@ STYLE = "style.jinja"
 
 def fill(template: Path, **values: Any) -> str:
     """Return a page from a template, with the style shared by all pages."""
-    environment = jinja2.Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, not an empty string
-        keep_trailing_newline=True,
-    )
-    source = template.read_text(encoding="utf-8")
-    return environment.from_string(source).render(
+    return _compile(template.read_text(encoding="utf-8")).render(
         words=text,
         drawing=_drawing,
         style=Markup(
@@ -35,6 +28,18 @@ def fill(template: Path, **values: Any) -> str:
         ),  # our file: not escaped
         **values,
     )
+
+
+@functools.cache
+def _compile(source: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,  # a misspelt name is an error, not an empty string
+        keep_trailing_newline=True,
+    )
+    return environment.from_string(source)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from flows.render.parquet import open_duckdb
 from flows.render.score import Delta, Score
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import (
@@ -135,10 +136,7 @@ def _read_tables(*paths: Path) -> list[list[dict[str, Any]]]:
     """Return the rows of each table; none without the file."""
     if not any(path.exists() for path in paths):
         return [[] for _ in paths]
-    import duckdb  # here, since importing it slows down commands that do not need it
-
-    # One connection: to open it takes ten times as long as to read a table.
-    with duckdb.connect(":memory:") as connection:
+    with open_duckdb() as connection:
         return [_read_table(connection, path) if path.exists() else [] for path in paths]
 
 

@@ -25,12 +25,12 @@ from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section, Tree
+from nanochat_core.section import Section, Tree, types_of
 
 SNAPSHOT = "shards.snapshot"  # identity of the text that was read; cannot be set by a command
 FILE = "FILE"  # stands for the path of a dataset of the user's own
 _ABSENT = "(absent)"
-_SECTIONS: Mapping[str, Any] = typing.get_type_hints(RunConfig)
+_SECTIONS: Mapping[str, Any] = types_of(RunConfig)
 
 Settings: TypeAlias = dict[str, Tree]  # section.name -> canonical value
 
@@ -95,7 +95,7 @@ def _leaves(prefix: str, kind: Any, tree: Any) -> Iterator[tuple[str, Tree]]:
 
     A missing setting without a neutral value is `_ABSENT`: another version of the program wrote it.
     """
-    hints = typing.get_type_hints(kind)
+    hints = types_of(kind)
     for field in dataclasses.fields(kind):
         name, inner = f"{prefix}{field.name}", hints[field.name]
         if isinstance(inner, type) and issubclass(inner, Section):

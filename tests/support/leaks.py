@@ -3,9 +3,9 @@
 What the fixtures of a file or of the session started is there before the test and stays.
 """
 
-import contextlib
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -44,11 +44,13 @@ def _left(threads: set[threading.Thread], sockets: set[int]) -> list[str]:
 
 def _sockets() -> set[int]:
     """Return the numbers of this process's sockets, of all kinds."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself
-            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                found.add(int(number))
+    found: set[int] = set()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                found.add(number)
+        except OSError:  # that of the listing itself
+            continue
     return found
 
 

@@ -16,14 +16,15 @@ from tests.support.leaks import nothing_left_behind
 
 __all__ = ["nothing_left_behind"]
 
-FORBIDDEN = (
+FORBIDDEN = {
     "os.fork",
     "os.forkpty",
     "os.posix_spawn",
     "os.system",
     "socket.bind",
     "subprocess.Popen",
-)
+}
+WATCHED = frozenset({*FORBIDDEN, "import"})
 HEAVY = ("prefect", "torch")  # about two CPU seconds each time a process imports one
 AFFINITY, FSYNC, START = os.sched_getaffinity, os.fsync, BaseProcess.start
 
@@ -32,9 +33,9 @@ _watching = False
 
 def _refuse(event: str, arguments: tuple[Any, ...]) -> None:
     """An audit hook: it cannot be taken away again, so it looks whether a unit test runs."""
-    if not _watching:
+    if event not in WATCHED or not _watching:
         return
-    if event in FORBIDDEN or (event == "import" and arguments[0] in HEAVY):
+    if event in FORBIDDEN or arguments[0] in HEAVY:
         what = f"{event} {arguments[0]}" if event == "import" else event
         raise AssertionError(f"{what} in a unit test\nhint: move the test to tests/integration")
 

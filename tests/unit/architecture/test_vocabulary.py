@@ -59,6 +59,8 @@ def prose_of(path: Path) -> Iterator[str]:
 
 
 def private_words(path: Path) -> set[str]:
+    if not PRIVATE.search(path.read_text(encoding="utf-8")):
+        return set()  # to take a file apart takes long
     return {match[0].lower() for line in prose_of(path) for match in PRIVATE.finditer(line)}
 
 
@@ -70,6 +72,8 @@ def docstrings() -> list[str]:
 
 
 def private_names(path: Path) -> set[str]:
+    if not PRIVATE_NAMES.search(path.read_text(encoding="utf-8").lower()):
+        return set()
     names = {text for kind, text in tokens_of(path) if kind == tokenize.NAME}
     return {name for name in names if PRIVATE_NAMES.search(name.lower())}
 

@@ -1,3 +1,4 @@
+import functools
 from pathlib import Path
 
 import pytest
@@ -6,11 +7,14 @@ from tasks.base import TaskError, prompt_key, text_of
 from tasks.generated import spelling
 
 GRADES = tuple(spelling.GRADES)
-MANY = 3000
+MANY = 1500
 
 
 def examples(split, num_examples, *, grade, seed=0):
     return list(spelling.generate(split, num_examples, grade=grade, seed=seed))
+
+
+many = functools.cache(functools.partial(examples, num_examples=MANY))
 
 
 def answer(conversation):
@@ -43,7 +47,7 @@ def test_no_word_is_in_both_splits_over_all_grades_and_seeds(kind):
             c["word"]
             for grade in GRADES
             for seed in (0, 1)
-            for c in of_kind(kind, examples(split, MANY, grade=grade, seed=seed))
+            for c in of_kind(kind, many(split, grade=grade, seed=seed))
         }
         for split in ("train", "test")
     }
@@ -63,7 +67,7 @@ def test_the_seed_decides_and_fewer_is_a_prefix(grade, split):
 
 @pytest.mark.parametrize(("grade", "longest"), [(1, 5), (2, 7), (3, 10)])
 def test_a_grade_bounds_the_length_of_words_and_asks_both_kinds(grade, longest):
-    found = examples("train", MANY, grade=grade)
+    found = many("train", grade=grade)
     assert {len(c["word"]) for c in found} == set(range(3, longest + 1))
     assert {c["kind"] for c in found} == {"spell", "count"}
 

@@ -54,6 +54,7 @@ def test_the_page_holds_all_that_it_shows(findings: Findings, tmp_path: Path) ->
     assert "2.6000 (2.5000 to 2.7000)" in page
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_the_same_findings_give_the_same_bytes(findings: Findings, tmp_path: Path) -> None:
     one, other = (write_files(tmp_path / name, report_of(findings)) for name in ("one", "other"))
 

@@ -13,7 +13,7 @@ from flows.profiles import PROFILES, open_profile
 from flows.report.command import Reproduction, reproduction_of
 from flows.stages import REPORT
 from nanochat_core.config import RunConfig
-from tests.support.flows.reported import make_inputs, make_report, run_report
+from tests.support.flows.reported import Card, make_inputs, run_report
 from tests.support.flows.shelf import make_manifest
 
 MIXTURE = '[{"task":"identity","num_examples":60,"epochs":4}]'
@@ -148,13 +148,11 @@ def test_the_command_stands_on_both_forms_of_the_card(tmp_path: Path):
         assert "the text is the documentation of python==" in document
 
 
-def test_a_card_without_a_command_says_why(tmp_path: Path):
-    page, text = make_report(tmp_path)
-    assert "nanochat run tiny\n" in text
+def test_a_card_without_a_command_says_why(ordinary: dict[str, Path], card: Card, tmp_path: Path):
+    assert "nanochat run tiny\n" in card[1]
     inputs = make_inputs(tmp_path / "other", run=open_profile("tiny", overrides=["seed=2"]).run)
-    here = make_inputs(tmp_path / "store2")
     # The report reads what each manifest says; that the digests fit is the store's concern.
-    odd = {**here, "sft": inputs["sft"]}
+    odd = {**ordinary, "sft": inputs["sft"]}
     page, text = run_report(tmp_path / "job", odd)
     for document in (page, text):
         assert "No one command makes these artifacts." in document

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,19 @@ from flows.identity.fingerprint import REPOSITORY, Code, Identity
 from flows.identity.manifest import File, Manifest, identify_from
 from flows.profiles import open_profile
 from flows.report.card import make_card
-from flows.report.inputs import open_artifacts
+from flows.report.inputs import Artifact, open_artifacts
 from flows.stages import REPORT
 from infra.storage.files import sha256_of
 from tests.support.flows.house import make_house
-from tests.support.flows.reported import make_inputs, run_report
+from tests.support.flows.reported import Card, make_inputs, run_report
 
 RUN = open_profile("tiny").run
 CODE = Code(REPOSITORY)
 
 
-def identity_of(inputs: dict[str, Path]) -> Identity:
+def identity_of(artifacts: Mapping[str, Artifact]) -> Identity:
     """What the report is called that is made of these artifacts."""
-    paths = {name: files.parent / "manifest.json" for name, files in inputs.items()}
-    made = {n: Manifest.from_json(p.read_bytes(), where=n) for n, p in paths.items()}
+    made = {name: artifact.manifest for name, artifact in artifacts.items()}
     return identify_from(REPORT, RUN, made, code=CODE)
 
 
@@ -49,24 +48,24 @@ def other(value: Any) -> Any:
     return value * 3 + 1 if isinstance(value, int | float) else f"another {value}"
 
 
-def test_the_same_artifacts_elsewhere_and_later_give_the_same_report(tmp_path: Path) -> None:
-    here = make_inputs(tmp_path / "here")
-    shutil.copytree(tmp_path / "here", tmp_path / "there")
-    there = {name: tmp_path / "there" / name / "files" for name in here}
+def test_the_same_artifacts_elsewhere_and_later_give_the_same_report(
+    ordinary: dict[str, Path], card: Card, tmp_path: Path
+) -> None:
+    shutil.copytree(ordinary["pretrain"].parents[1], tmp_path / "there")
+    there = {name: tmp_path / "there" / name / "files" for name in ordinary}
     for path in (tmp_path / "there").rglob("*"):
         path.touch()  # as fetched at another time
-    assert identity_of(here) == identity_of(there)
-    assert run_report(tmp_path / "a", here) == run_report(tmp_path / "b", there)
+    assert identity_of(open_artifacts(ordinary)) == identity_of(open_artifacts(there))
+    assert run_report(tmp_path / "job", there) == card
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "tokenizer", "chat_eval_rl"])
 def test_a_change_of_any_value_that_is_shown_gives_another_fingerprint(
-    tmp_path: Path, stage: str
+    ordinary: dict[str, Path], stage: str
 ) -> None:
-    inputs = make_inputs(tmp_path)
-    path = inputs[stage].parent / "manifest.json"
-    manifest = Manifest.from_json(path.read_bytes(), where="")
-    card, identity = make_card(open_artifacts(inputs)), identity_of(inputs)
+    artifacts = open_artifacts(ordinary)
+    card, identity = make_card(artifacts), identity_of(artifacts)
+    manifest = artifacts[stage].manifest
     made = dataclasses.asdict(manifest.provenance)
     shown: set[str] = set()
     for leaf in leaves(made):
@@ -77,25 +76,27 @@ def test_a_change_of_any_value_that_is_shown_gives_another_fingerprint(
         place[leaf[-1]] = other(place[leaf[-1]])
         tree["segments"] = tuple(tree["segments"])
         changed = dataclasses.replace(manifest.provenance, **tree)
-        path.write_bytes(dataclasses.replace(manifest, provenance=changed).to_json())
-        if make_card(open_artifacts(inputs)) != card:
+        written = dataclasses.replace(manifest, provenance=changed).to_json()
+        there = Manifest.from_json(written, where=stage)
+        others = {**artifacts, stage: dataclasses.replace(artifacts[stage], manifest=there)}
+        if make_card(others) != card:
             shown.add(leaf[0])
-            assert identity_of(inputs) != identity, leaf
+            assert identity_of(others) != identity, leaf
     assert shown >= ({"git_commit", "metrics", "segments"} if stage == "pretrain" else {"segments"})
 
 
 def test_a_change_of_a_log_that_is_shown_gives_another_fingerprint(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path)
-    before = make_card(open_artifacts(inputs)), identity_of(inputs)
+    before = open_artifacts(inputs)
     folder = inputs["pretrain"].parent
     log = folder / "logs" / "events.jsonl"
     log.write_text("".join(log.read_text().splitlines(keepends=True)[:-3]))
     manifest = Manifest.from_json((folder / "manifest.json").read_bytes(), where="")
     listed = File(path=log.name, size=log.stat().st_size, sha256=sha256_of(log), key="logs/e")
     (folder / "manifest.json").write_bytes(dataclasses.replace(manifest, logs=(listed,)).to_json())
-    after = make_card(open_artifacts(inputs)), identity_of(inputs)
-    assert before[0] != after[0]
-    assert before[1] != after[1]
+    after = open_artifacts(inputs)
+    assert make_card(before) != make_card(after)
+    assert identity_of(before) != identity_of(after)
 
 
 def test_artifacts_of_the_same_content_with_other_records_have_another_report(

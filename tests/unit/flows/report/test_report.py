@@ -23,9 +23,9 @@ HOSTILE = (
 
 
 @pytest.fixture(scope="module")
-def card(tmp_path_factory: pytest.TempPathFactory) -> Card:
-    """The page and the markdown of an ordinary run."""
-    return make_report(tmp_path_factory.mktemp("card"))
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Card:
+    """The card of models whose every answer is hostile."""
+    return make_report(tmp_path_factory.mktemp("hostile"), answer=HOSTILE)
 
 
 def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Card) -> None:
@@ -57,10 +57,11 @@ def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
     assert "<title>Report card: tiny --set seed=7 --set rl.num_steps=3</title>" in page
 
 
-def test_the_same_artifacts_give_the_same_bytes(tmp_path: Path) -> None:
-    inputs = make_inputs(tmp_path / "store")
-    first = run_report(tmp_path / "a", inputs)
-    assert run_report(tmp_path / "b", inputs) == first
+@pytest.mark.usefixtures("drawn_anew")
+def test_the_same_artifacts_give_the_same_bytes(
+    ordinary: dict[str, Path], card: Card, tmp_path: Path
+) -> None:
+    assert run_report(tmp_path, ordinary) == card
 
 
 def test_the_page_needs_nothing_but_itself(card: Card) -> None:
@@ -71,8 +72,8 @@ def test_the_page_needs_nothing_but_itself(card: Card) -> None:
     assert "default-src 'none'" in page
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
-    page, text = make_report(tmp_path, answer=HOSTILE)
+def test_hostile_text_stays_text(hostile: Card) -> None:
+    page, text = hostile
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "<img" not in page
     assert "{{ card }}" in page
@@ -81,8 +82,8 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
     assert "\n````text\n" in text
 
 
-def test_answers_that_rl_paid_for_stand_with_their_rewards(tmp_path: Path) -> None:
-    page, text = make_report(tmp_path, answer=HOSTILE)
+def test_answers_that_rl_paid_for_stand_with_their_rewards(hostile: Card) -> None:
+    page, text = hostile
     told = " ".join(re.sub("<[^>]*>", " ", page).split())
     for step, paid in ((1, "0"), (5, "1"), (9, "0.5")):  # the first, the middle and the last one
         assert f"step {step} 2 apples and 3 at step {step}? reward 0" in told
@@ -111,10 +112,11 @@ def test_of_a_core_that_is_not_whole_the_tasks_are_reported(tmp_path: Path) -> N
     assert "| hellaswag |" in text
 
 
-def test_every_stage_stands_in_the_lineage_with_its_digest(tmp_path: Path) -> None:
-    inputs = make_inputs(tmp_path / "store")
-    page, text = run_report(tmp_path, inputs)
-    for name, files in inputs.items():
+def test_every_stage_stands_in_the_lineage_with_its_digest(
+    ordinary: dict[str, Path], card: Card
+) -> None:
+    page, text = card
+    for name, files in ordinary.items():
         manifest = json.loads((files.parent / "manifest.json").read_text())
         for document in (page, text):
             assert name in document
@@ -154,10 +156,11 @@ def test_time_and_money_count_every_stage_and_attempt(card: Card) -> None:
         assert "14 min 12 s of work over all stages, $3.25" in document
 
 
-def test_places_and_hosts_are_left_out(tmp_path: Path) -> None:
-    page, text = make_report(tmp_path)
-    for document in (page, text):
-        assert str(tmp_path) not in document
+def test_places_and_hosts_are_left_out(
+    card: Card, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for document in card:
+        assert str(tmp_path_factory.getbasetemp()) not in document
         assert "secret-host" not in document
 
 

@@ -3,11 +3,11 @@
 import json
 import re
 
-from tests.support.flows.reported import make_inputs, make_report, run_report
+from tests.support.flows.reported import make_inputs, run_report
 
 
-def test_scores_come_with_their_intervals(tmp_path):
-    page, text = make_report(tmp_path)
+def test_scores_come_with_their_intervals(card):
+    page, text = card
     for form in (" ".join(page.split()), text):
         assert "core 0.2000 (0.1500 to 0.2500), val_bpb 1.6000 (1.5500 to 1.6500)" in form
         assert "0.210 (0.105 to 0.420)" in form
@@ -27,8 +27,8 @@ def test_a_task_that_could_not_be_evaluated_is_reported(tmp_path):
     assert "not known" in page
 
 
-def test_core_stands_task_by_task_beside_gpt2(tmp_path):
-    page, text = make_report(tmp_path)
+def test_core_stands_task_by_task_beside_gpt2(card):
+    page, text = card
     told = " ".join(re.sub("<[^>]*>", " ", page).split())
     assert "0.2000 (0.1500 to 0.2500) GPT-2 0.2565" in told
     assert 'u style="left:25.65%"' in page
@@ -37,8 +37,8 @@ def test_core_stands_task_by_task_beside_gpt2(tmp_path):
     assert "| boolq | 20.0 % (15.0 to 25.0 %; 20 of 100) | -0.600 |" in text
 
 
-def test_a_score_below_guessing_stays_on_its_bar(tmp_path):
-    page, _ = make_report(tmp_path)
+def test_a_score_below_guessing_stays_on_its_bar(card):
+    page, _ = card
     places = [float(share) for share in re.findall(r"left:([-\d.]+)%", page)]
     assert min(places) == 0.0
     assert max(places) <= 100.0
@@ -53,15 +53,15 @@ def test_a_base_model_that_was_not_asked_has_no_core(tmp_path):
     assert "CORE\n" not in text.replace("ChatCORE", "")
 
 
-def test_each_stage_has_its_price(tmp_path):
-    page, text = make_report(tmp_path)
+def test_each_stage_has_its_price(card):
+    page, text = card
     told = " ".join(re.sub("<[^>]*>", " ", page).split())
     assert re.search(r"pretrain a base model 1 \d+ bytes 1 min 6 s \$0.25 ", told)
     assert text.count("| $0.25 |") == 13
 
 
-def test_the_machine_is_reported_as_the_stage_calls_it(tmp_path):
-    _, text = make_report(tmp_path)
+def test_the_machine_is_reported_as_the_stage_calls_it(card):
+    _, text = card
     for line in ("device: NVIDIA H100 80GB HBM3", "compile: no", "peak memory: 61.25 GB"):
         assert f"- {line}\n" in text
 

@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from flows.identity.manifest import Manifest
 from flows.sweep.files import GroupReport, write_files
 from flows.sweep.grid import Grid, Sweep, open_sweep
@@ -122,6 +124,7 @@ def test_other_text_is_noted() -> None:
     ]
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_the_page_holds_all_that_it_shows_and_the_same_results_give_the_same_bytes(
     tmp_path: Path,
 ) -> None:

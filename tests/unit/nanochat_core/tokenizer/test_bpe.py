@@ -69,11 +69,12 @@ def ours_and_published() -> tuple[Tokenizer, tiktoken.Encoding]:
     )
 
 
-@settings(deadline=None, max_examples=1000)
-@given(st.lists(st.sampled_from(PIECES), max_size=20).map("".join))
-def test_text_is_cut_as_the_published_pattern_says(text):
+def test_text_is_cut_as_the_published_pattern_says():
     ours, published = ours_and_published()
-    assert ours.encode(text) == published.encode_ordinary(text)
+    rng = random.Random(2)
+    for _ in range(10_000):
+        text = "".join(rng.choices(PIECES, k=rng.randint(1, 20)))
+        assert ours.encode(text) == published.encode_ordinary(text)
 
 
 @pytest.mark.parametrize("package", [json, tiktoken])

@@ -5,6 +5,7 @@ after the other, and says which of them an assistant writes itself: its text, it
 of its turn. The masks, and those of the rows that are trained on, must say the same.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -64,9 +65,14 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train((text_of(m["content"]) for m in messages), vocab_size=500)
 
 
+@functools.cache
+def special_names(tokenizer: Tokenizer) -> dict[int, str]:
+    return {tokenizer.special(name): name for name in SPECIAL_TOKENS}
+
+
 def written_by_assistant(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """By the machine, 1 for each token that an assistant writes itself, 0 for all others."""
-    names = {tokenizer.special(name): name for name in SPECIAL_TOKENS}
+    names = special_names(tokenizer)
     state, found = "", list[int]()
     for token in ids:
         name = names.get(token)
