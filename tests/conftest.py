@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -79,13 +80,17 @@ def s3_store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 @pytest.fixture(scope="session")
 def prefect_database(shared: Path) -> Path:
-    """The history of a Prefect server that has just started: to make one costs 10 s of CPU."""
+    """The history of a Prefect server that has just started: to make one costs 10 s of CPU.
+
+    The log of that start, the only one of a test from no history, lies beside it.
+    """
     path = shared / "prefect.db"
     with FileLock(shared / "prefect.lock"), pytest.MonkeyPatch.context() as patch:
         if not path.exists():
             patch.setenv(AUTH, "")  # not that of a server that an earlier test started
             patch.setenv("PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS", "5")  # 60 to wait for
             ensure_server(shared / PREFECT)
+            shutil.copy(shared / PREFECT / "prefect" / "server.log", path.with_suffix(".log"))
             history = sqlite3.connect(shared / PREFECT / "prefect" / path.name)
             with contextlib.closing(history), contextlib.closing(sqlite3.connect(path)) as copy:
                 history.backup(copy)

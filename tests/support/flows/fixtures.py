@@ -93,7 +93,7 @@ class Toys:
         path.touch() if broken else path.unlink()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_toys() -> Callable[[Path], Toys]:
     """Toys under a directory."""
 

@@ -27,10 +27,19 @@ def files_of(home: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes().replace(str(home).encode(), b"") for path in paths}
 
 
+@pytest.fixture(scope="module")
+def whole(
+    make_toys: Callable[[Path], Any], tmp_path_factory: pytest.TempPathFactory, server: Server
+) -> tuple[Any, Any]:
+    """Toys whose sweep ended undisturbed, and what it made."""
+    toys = make_toys(tmp_path_factory.mktemp("whole"))
+    return toys, run_sweep(toys, toy_sweep(VARY), "sweep-whole")
+
+
 def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(
-    toys: Any, server: Server
+    whole: tuple[Any, Any],
 ) -> None:
-    swept = run_sweep(toys, toy_sweep(VARY), "sweep-whole")
+    toys, swept = whole
 
     assert (swept.spent.built.stages, swept.spent.cached.stages) == (BUILT, 0)
     assert swept.spent.built.seconds > 0
@@ -66,13 +75,11 @@ def test_a_run_that_fails_is_named_and_the_others_are_compared(toys: Any, server
 
 
 def test_killed_in_the_middle_it_ends_with_the_same_files(
-    make_toys: Callable[[Path], Any], tmp_path: Path, server: Server
+    whole: tuple[Any, Any], toys: Any
 ) -> None:
-    whole, killed = make_toys(tmp_path / "whole"), make_toys(tmp_path / "killed")
+    assert run_process(toys, "8") == -signal.SIGKILL  # events: of 13 stages each gives some
+    run_sweep(toys, toy_sweep(VARY), "sweep-resumed")
 
-    assert run_process(whole) == 0
-    assert run_process(killed, "8") == -signal.SIGKILL  # events: of 13 stages each gives some
-    assert run_process(killed) == 0
-
-    assert files_of(whole.home).keys() == {"sweep.html", "sweep.json", "sweep.png"}
-    assert files_of(killed.home) == files_of(whole.home)
+    expected = files_of(whole[0].home)
+    assert expected.keys() == {"sweep.html", "sweep.json", "sweep.png"}
+    assert files_of(toys.home) == expected

@@ -1,10 +1,11 @@
-"""`nanochat up` as a person meets it: a fresh home, and a password that its owner alone has."""
+"""`nanochat up` as a person meets it: a new home, and a password that its owner alone has."""
 
 import os
 import re
 import socket
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -26,12 +27,12 @@ pytestmark = [pytest.mark.prefect, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def live() -> Iterator[LiveStack]:
+def live(prefect_database: Path) -> Iterator[LiveStack]:
     """A stack that is up, asked for on a port that another program has."""
     with socket.socket() as taken:
         port = quiet_port()  # the stack takes one that follows
         taken.bind(("127.0.0.1", port))
-        with stack_without_a_set_password("--port", str(port)) as stack:
+        with stack_without_a_set_password("--port", str(port), history=prefect_database) as stack:
             stack.taken_port = port
             stack.deploy_toy()
             yield stack
@@ -74,11 +75,12 @@ def test_up_does_not_pretend_to_be_on_another_port(live: LiveStack) -> None:
     assert "nanochat down" in done.stderr
 
 
-def test_a_fresh_home_has_no_traceback_in_its_logs(live: LiveStack) -> None:
+def test_a_new_home_has_no_traceback_in_its_logs(live: LiveStack, prefect_database: Path) -> None:
     logs = {log.stem: log.read_text() for log in (live.home / "prefect").glob("*.log")}
 
     # SQLite may refuse one of two that write at once; the server says so at length, and repeats it.
     assert unexcused(logs.pop("server")) == []
+    assert unexcused(prefect_database.with_suffix(".log").read_text()) == []
     assert set(logs) == {"supervisor", "register", "worker-cpu", "worker-gpu"}
     assert not [name for name, text in logs.items() if "Traceback" in text]
 

@@ -6,6 +6,7 @@ Each function returns what got through by attempt: "" where the attempt was refu
 import contextlib
 import http.server
 import re
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -50,16 +51,19 @@ ASK = (
 
 
 @contextlib.contextmanager
-def stack_without_a_set_password(*options: str) -> Iterator[LiveStack]:
+def stack_without_a_set_password(*options: str, history: Path | None = None) -> Iterator[LiveStack]:
     """Bring a stack up in a home that the modes of no directory above it protect.
 
-    `options` are those of `nanochat up`.
+    `options` are those of `nanochat up`; `history` is a database that the home has already.
     """
     with tempfile.TemporaryDirectory(prefix="stack-") as directory:
         Path(directory).chmod(0o755)
         stack = LiveStack(
             Path(directory) / "home", code=make_code(Path(directory) / "code"), password=None
         )
+        if history is not None:
+            (stack.home / "prefect").mkdir(parents=True)
+            shutil.copy(history, stack.home / "prefect" / "prefect.db")
         try:
             done = stack.nanochat("up", *options)
             assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
