@@ -48,14 +48,19 @@ def open_engine(request, make_model, tokenizer, monkeypatch) -> Callable[..., En
     return make
 
 
+@pytest.fixture(scope="module")
+def naive() -> dict[tuple[int, int], list[int]]:
+    """Answers to the crowd below by request and sample: the first test fills it for the others."""
+    return {}
+
+
 @pytest.mark.parametrize("num_slots", [3, 16])
 def test_every_way_of_drawing_gives_the_naive_answers_in_a_ragged_crowd(
-    open_engine, tokenizer, num_slots
+    open_engine, tokenizer, num_slots, naive
 ):
     engine, rng = open_engine(num_slots=num_slots), random.Random(1)
     tokens: dict[tuple[int, int], list[int]] = {}
     ends: list[EndEvent] = []
-    requests: list[Request] = []
     for number in range(18):
         prompt = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
 
@@ -65,38 +70,20 @@ def test_every_way_of_drawing_gives_the_naive_answers_in_a_ragged_crowd(
             elif event.token not in engine.ends:
                 tokens.setdefault((number, event.sample), []).append(event.token)
 
-        requests.append(
-            Request(
-                prompt=prompt,
-                sink=sink,
-                num_samples=1 + number % 2,
-                max_tokens=14,
-                params=ALL_PARAMS[number % len(ALL_PARAMS)],
-                seed=number,
-            )
+        params, samples = ALL_PARAMS[number % len(ALL_PARAMS)], 1 + number % 2
+        settings = {"max_tokens": 14, "seed": number}
+        engine.submit(
+            Request(prompt=prompt, sink=sink, num_samples=samples, params=params, **settings)
         )
-    for request in requests:
-        engine.submit(request)
+        for index in range(samples):
+            if (number, index) not in naive:
+                naive[number, index] = generate_naive(
+                    engine.model, tokenizer, prompt, sample_index=index, **settings, **vars(params)
+                ).ids
     while engine.scheduler.step():
         pass
     assert {end.reason for end in ends} <= {"stop", "length"}
-    for number, request in enumerate(requests):
-        params = request.params
-        for index in range(request.num_samples):
-            naive = generate_naive(
-                engine.model,
-                tokenizer,
-                request.prompt,
-                max_tokens=14,
-                temperature=params.temperature,
-                top_k=params.top_k,
-                top_p=params.top_p,
-                min_p=params.min_p,
-                repetition_penalty=params.repetition_penalty,
-                seed=request.seed,
-                sample_index=index,
-            )
-            assert tokens.get((number, index), []) == naive.ids
+    assert {key: tokens.get(key, []) for key in naive} == naive
 
 
 def test_weights_that_were_written_to_are_taken_over(open_engine, tokenizer):

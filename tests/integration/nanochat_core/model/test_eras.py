@@ -143,8 +143,10 @@ def test_the_engine_answers_with_a_model_of_another_era(era: str) -> None:
         assert answers == [generate_naive(model, tokenizer, prompt, seed=seed, **options)]
 
 
-@pytest.mark.parametrize("era", [FIRST, "2026-01-11", "2026-03-09"])
-@pytest.mark.parametrize("muon", ["polar_express", "newton_schulz"])
+@pytest.mark.parametrize(
+    ("era", "muon"),
+    [(FIRST, "newton_schulz"), ("2026-01-11", "newton_schulz"), ("2026-03-09", "polar_express")],
+)
 def test_a_model_of_another_era_overfits_one_batch(era: str, muon: str) -> None:
     model = GPT(config_of(era), numerics("fp32", era=era))
     model.init_weights(7)

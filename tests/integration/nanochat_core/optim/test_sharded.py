@@ -4,7 +4,6 @@ Four processes are started once, join groups of two, four and three in turn, and
 """
 
 import math
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.multiprocessing import start_processes
 
+from infra.launch.torchrun import run_job
 from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 from tests.support.nanochat_core.optim.ranks import (
@@ -21,9 +20,10 @@ from tests.support.nanochat_core.optim.ranks import (
     RATES,
     STEPS,
     check_loading,
-    run_rank,
+    run,
     trained_alone,
 )
+from tests.support.small_job import small_job
 
 pytestmark = pytest.mark.torch
 
@@ -57,12 +57,13 @@ def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row: bool) -> None
         assert not begun[filled:].any()
 
 
-def test_ranks_train_as_one_and_any_number_takes_over_what_two_saved(tmp_path: Path) -> None:
+def test_ranks_train_as_one_and_any_number_takes_over_what_two_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_file(trained_alone(RATES, STEPS), tmp_path / "plain.safetensors")
     save_file(trained_alone(CLIPPED, STEPS), tmp_path / "clipped.safetensors")
     save_file(trained_alone(RATES, STEPS + 2), tmp_path / "later.safetensors")
-    # Each would import torch: they are forked from one process that has.
-    forkserver.set_forkserver_preload(["torch._dynamo", run_rank.__module__])
-    start_processes(run_rank, args=(tmp_path,), nprocs=4, start_method="forkserver")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))  # `run` is in `tests`
+    run_job(small_job(tmp_path, entry=run.__module__), processes=4, on_event=lambda event: None)
     check_loading(ALONE, tmp_path, "fp32")
     check_loading(ALONE, tmp_path, "bf16")

@@ -8,7 +8,7 @@ import pytest
 from nanochat_core.server.api import openai_api, prompts
 from nanochat_core.server.service import ServerConfig
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     PATIENCE,
     body,

@@ -17,16 +17,34 @@ from nanochat_core.server.__main__ import main
 from nanochat_core.server.launch import open_port
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
-from tests.support.nanochat_core.server.live import PATIENCE, body, events_of, text_of, wait_until
+from tests.support.nanochat_core.server.live import (
+    FAKE,
+    PATIENCE,
+    body,
+    events_of,
+    text_of,
+    wait_until,
+)
 
 pytestmark = pytest.mark.torch
 
 
+# The program, with engine processes that have no model and so need not import torch.
+WITHOUT_MODEL = f"""
+import functools, sys
+from nanochat_core.server import __main__ as program
+program.Engines = functools.partial(program.Engines, maker={FAKE!r})
+sys.exit(program.main(sys.argv[1:]))
+"""
+
+
 @contextlib.contextmanager
-def started(directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def started(
+    directory: Path, *options: str, program: tuple[str, str] = ("-m", "nanochat_core.server")
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server in a process, and its URL."""
-    command = [sys.executable, "-m", "nanochat_core.server", str(directory), "--port", "0"]
-    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, *program, str(directory), "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         try:
             line = server.stderr.readline()
@@ -153,10 +171,10 @@ def test_log_probabilities_and_stop_strings_come_from_the_model(url):
 
 def test_a_signal_lets_answers_under_way_finish(model_dir):
     with (
-        started(model_dir, "--log", "none") as (server, url),
+        started(model_dir, program=("-c", WITHOUT_MODEL)) as (server, url),
         httpx.Client(base_url=url, timeout=PATIENCE) as http,
     ):
-        with http.stream("POST", "/chat/completions", json=body("x", max_tokens=300)) as answer:
+        with http.stream("POST", "/chat/completions", json=body("long", max_tokens=300)) as answer:
             lines = answer.iter_lines()
             next(lines)
             server.terminate()
@@ -167,7 +185,7 @@ def test_a_signal_lets_answers_under_way_finish(model_dir):
 
 
 def test_the_engine_ends_with_a_server_that_was_killed(model_dir):
-    with started(model_dir) as (server, url):
+    with started(model_dir, program=("-c", WITHOUT_MODEL)) as (server, url):
         httpx.get(f"{url}/health", timeout=PATIENCE)
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         assert children

@@ -7,7 +7,7 @@ import pytest
 
 from nanochat_core.server.api.chat_api import sampling_params
 from nanochat_core.server.service import ServerConfig
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.hostile_http import HEAD, connect
 from tests.support.nanochat_core.server.live import NAME, PATIENCE, Live, body, serving, wait_until
 

@@ -15,7 +15,7 @@ from nanochat_core.server.launch import Engines
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.ipc import pack_event, unpack_event
 from nanochat_core.server.workers.pool import AnswerStream, HangTimeouts, Pool, Worker
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     FAKE,
     PATIENCE,

@@ -101,14 +101,16 @@ def test_the_layout_shows_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyP
 
 
 def test_a_base_model_with_another_tokenizer_is_worse_than_guessing(
-    data: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
     """From elsewhere, it has no record of its tokenizer, and is sure of the wrong words."""
-    base = make_job("pretrain", tmp_path / "base", data, section={"num_steps": 160})
+    names = ("arithmetic", "spelling")
+    mixture = [{"task": name, "num_examples": 40, "epochs": 8} for name in names]
+    base = make_job("midtrain", tmp_path / "base", models, section={"mixture": mixture})
     run_stage(base)
-    models = {**data, "pretrain": base.output}
-    run_stage(make_job("midtrain", tmp_path / "own", models))
-    inputs = with_other_tokenizer(models, "midtrain", tmp_path)
+    inputs = {**models, "pretrain": base.output}
+    run_stage(make_job("midtrain", tmp_path / "own", inputs))
+    inputs = with_other_tokenizer(inputs, "midtrain", tmp_path)
     (inputs["pretrain"] / FILE).unlink()
     job = make_job("midtrain", tmp_path / "other", inputs)
     with pytest.raises(ModelError, match=r"before the first step the loss .* guessing among 512"):

@@ -9,6 +9,7 @@ permissions are. It forgets unfinished multipart uploads when it stops.
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -73,15 +74,7 @@ class S3Server:
 
     def client(self, service: str) -> Any:
         """Botocore's own client as the root user: what is not our code sees the same store."""
-        import botocore.session
-
-        return botocore.session.Session().create_client(
-            service,
-            endpoint_url=self.endpoint,
-            aws_access_key_id=KEY,
-            aws_secret_access_key=SECRET,
-            region_name=REGION,
-        )
+        return _client(service, self.endpoint)
 
     def kill(self) -> None:
         """SIGKILL, as a crash."""
@@ -95,6 +88,19 @@ class S3Server:
             self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+@functools.cache  # to make one costs a third of a second of CPU
+def _client(service: str, endpoint: str) -> Any:
+    import botocore.session
+
+    return botocore.session.Session().create_client(
+        service,
+        endpoint_url=endpoint,
+        aws_access_key_id=KEY,
+        aws_secret_access_key=SECRET,
+        region_name=REGION,
+    )
 
 
 def client_environment(endpoint: str) -> dict[str, str]:

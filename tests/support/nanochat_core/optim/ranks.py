@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig, OptimizerConfig
+from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
@@ -223,8 +225,9 @@ def check_loading(world: World, root: Path, precision: str) -> None:
         assert max(worst.values()) < 1e-4, worst
 
 
-def run_rank(rank: int, root: Path) -> None:
-    """What each process does."""
+def run(job: Job) -> dict[str, Any]:
+    """The entry of a job of four processes: what each does."""
+    rank, root = int(os.environ["RANK"]), job.directory
     torch.set_num_threads(1)
     for size in (2, 4, 3):
         if rank >= size:
@@ -247,6 +250,7 @@ def run_rank(rank: int, root: Path) -> None:
             else:
                 check_loading(world, root, precision)
         dist.destroy_process_group()
+    return {}
 
 
 def run_gpu_rank(rank: int, root: Path, port: int) -> None:

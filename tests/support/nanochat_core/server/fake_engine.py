@@ -15,9 +15,10 @@ from pathlib import Path
 from nanochat_core.engine.requests import EndEvent, LogProbs, Request, TokenEvent
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.server.workers.ipc import ModelFacts, Spec
-from nanochat_core.tokenizer.bpe import Tokenizer
 
-TOKENIZER = Tokenizer({bytes([i]): i for i in range(256)})
+# Ids of byte_tokenizer.py's, whose import would take longer than all else that a process does here.
+(USER_START, ASSISTANT_END) = (257, 260)
+(PYTHON_START, PYTHON_END, OUTPUT_START, OUTPUT_END) = range(261, 265)
 CONTEXT = 4096
 SECONDS_PER_STEP = 0.002
 
@@ -104,7 +105,7 @@ class FakeEngine:
             if ticket.answer[at] < 0:
                 return "failed"
             most = ticket.request.max_tokens or CONTEXT
-            is_end = ticket.answer[at] == TOKENIZER.special("<|assistant_end|>")
+            is_end = ticket.answer[at] == ASSISTANT_END
             full = at >= most or len(ticket.request.prompt) + at >= CONTEXT
             return "length" if full and not is_end else None
         is_held = ticket.holds is not None and not ticket.holds.exists()
@@ -172,30 +173,28 @@ def open_fake(spec: Spec) -> tuple[FakeEngine, ModelFacts]:
 
 
 def _last_message(request: Request) -> str:
-    start = TOKENIZER.special("<|user_start|>")
     prompt = list(request.prompt)
-    last = prompt[len(prompt) - prompt[::-1].index(start) :] if start in prompt else prompt[1:]
-    return TOKENIZER.decode([token for token in last if token < 256])
+    is_chat = USER_START in prompt
+    last = prompt[len(prompt) - prompt[::-1].index(USER_START) :] if is_chat else prompt[1:]
+    return bytes(token for token in last if token < 256).decode("utf-8", "replace")
 
 
 def _answer_to(request: Request) -> list[int]:
-    special = TOKENIZER.special
     text = _last_message(request)
-    end = special("<|assistant_end|>")
     if text == "die":
         os._exit(9)
     if text == "fail":
         return [*b"half", -1]
     if text.startswith("token "):
-        return [*map(int, text.split()[1:]), end]
+        return [*map(int, text.split()[1:]), ASSISTANT_END]
     if text == "call":
-        call = [special("<|python_start|>"), *b"12*3", special("<|python_end|>")]
-        result = [special("<|output_start|>"), *b"36", special("<|output_end|>")]
-        return [*b"it is ", *call, *result, *b"36", end]
+        call = [PYTHON_START, *b"12*3", PYTHON_END]
+        result = [OUTPUT_START, *b"36", OUTPUT_END]
+        return [*b"it is ", *call, *result, *b"36", ASSISTANT_END]
     if text == "salt":
-        return [*str(request.cache_salt).encode(), end]
+        return [*str(request.cache_salt).encode(), ASSISTANT_END]
     if text.startswith("hold"):
         return list(b"abcdefgh")
     if text.startswith("long"):
         return list(b"abcdefgh" * 1024)
-    return [*TOKENIZER.encode(text.removeprefix("echo ")), end]
+    return [*text.removeprefix("echo ").encode(), ASSISTANT_END]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import Live, serving
 
 

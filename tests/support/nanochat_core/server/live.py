@@ -19,7 +19,7 @@ from nanochat_core.server.launch import Engines, make_specs, open_port
 from nanochat_core.server.metrics import Metrics
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 
 FAKE = "tests.support.nanochat_core.server.fake_engine:open_fake"
 NAME = "tiny"

@@ -20,7 +20,7 @@ from nanochat_core.server.__main__ import serve
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.connection_timeouts import TimedProtocol
 from nanochat_core.server.launch import Engines, trusted_hosts
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import FAKE, PATIENCE, wait_until
 
 RECEIVE_SECONDS = 2.0

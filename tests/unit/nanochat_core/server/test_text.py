@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nanochat_core.server.text import AnswerText, StopStrings, TextPiece
-from tests.support.nanochat_core.server.fake_engine import TOKENIZER
+from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 
 CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
     TOKENIZER.special(f"<|{name}|>")
