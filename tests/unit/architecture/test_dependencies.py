@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 
-from tests.unit.architecture.test_files import PACKAGES, ROOT, python_files, tree_of
+from tests.unit.architecture.test_files import PACKAGES, ROOT, python_files, statements_of, tree_of
 
 # Declared for its version alone, with the reason beside it.
 HELD_BACK = {"sqlalchemy"}
@@ -23,7 +23,7 @@ def imported() -> set[str]:
     """Top-level names that a module of ours imports, less the standard library and ourselves."""
     names: set[str] = set()
     for path in python_files(*PACKAGES):
-        for node in ast.walk(tree_of(path)):
+        for node in statements_of(tree_of(path)):
             if isinstance(node, ast.Import):
                 names.update(alias.name.partition(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level:

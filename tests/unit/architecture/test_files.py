@@ -39,6 +39,14 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def statements_of(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node of a syntax tree and all statements in it, and none of their expressions."""
+    yield node
+    for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, part, ()):
+            yield from statements_of(child)
+
+
 def named(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 

@@ -8,7 +8,14 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.unit.architecture.test_files import PACKAGES, ROOT, named, python_files, tree_of
+from tests.unit.architecture.test_files import (
+    PACKAGES,
+    ROOT,
+    named,
+    python_files,
+    statements_of,
+    tree_of,
+)
 
 # A private word, and the field's word for it.
 INSTEAD_OF = {
@@ -67,7 +74,7 @@ def private_words(path: Path) -> set[str]:
 def docstrings() -> list[str]:
     trees = [tree_of(path) for path in python_files(*PACKAGES)]
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, documented)]
+    nodes = [n for tree in trees for n in statements_of(tree) if isinstance(n, documented)]
     return [text for node in nodes if (text := ast.get_docstring(node))]
 
 

@@ -12,6 +12,7 @@ import math
 import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grimp
 import pytest
@@ -164,33 +165,42 @@ def test_what_no_stage_reaches_decides_nothing(copy: Path, before: dict[str, dic
 # What decides.
 
 
-class _OtherConstant(ast.NodeTransformer):
-    """The first number or text in the program is another one, unless it may name a file."""
+class _FirstConstant(ast.NodeVisitor):
+    """Finds the first number or text in a program, unless it may name a file."""
 
     def __init__(self) -> None:
-        self.done = False
+        self.found: ast.Constant | None = None
 
-    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        value = node.value
-        is_name = isinstance(value, str) and "." in value
-        if not self.done and isinstance(value, bool | int | float | str) and not is_name:
-            self.done = True
-            other = value + "!" if isinstance(value, str) else not value
-            return ast.Constant(other if isinstance(value, bool | str) else value + 1)
-        return node
+    def visit(self, node: ast.AST) -> None:
+        if self.found is None:
+            super().visit(node)
 
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return node if is_text else self.generic_visit(node)  # type: ignore[return-value]
+    def visit_Constant(self, node: ast.Constant) -> None:
+        is_name = isinstance(node.value, str) and "." in node.value
+        if isinstance(node.value, bool | int | float | str) and not is_name:
+            self.found = node
 
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
-        return node
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):
+            self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        pass
 
 
 def _with_another_constant(source: str) -> str:
-    transformer = _OtherConstant()
-    tree = ast.fix_missing_locations(transformer.visit(ast.parse(source)))
-    return ast.unparse(tree) if transformer.done else source + "\nCHANGED = 1\n"
+    """The same program with another value in one place; with a constant more, if it has none."""
+    finder = _FirstConstant()
+    finder.visit(ast.parse(source))
+    if (node := finder.found) is None:
+        return source + "\nCHANGED = 1\n"
+    value: Any = node.value
+    other = value + "!" if isinstance(value, str) else type(value)(not value)
+    lines = source.splitlines(keepends=True)
+    before = "".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    assert node.end_lineno is not None
+    after = lines[node.end_lineno - 1][node.end_col_offset :] + "".join(lines[node.end_lineno :])
+    return f"{before}{other!r}{after}"
 
 
 @pytest.fixture(scope="module")
