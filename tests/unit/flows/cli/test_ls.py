@@ -10,6 +10,7 @@ from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, timestamp
 from flows.stages import STAGES
 from infra.storage.base import Store
+from infra.storage.local import LocalStore
 from tests.support.flows.shelf import ACCEPTED, Counting, fill, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 
@@ -174,19 +175,23 @@ def test_what_others_wrote_cannot_move_the_cursor(store: Store, terminal: Termin
 # What a look costs.
 
 
-@pytest.fixture
-def large(tmp_path: Path) -> Counting:
-    """A store of 500 artifacts, 60 runs and a few tags."""
-    directory = tmp_path / "large"
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 500 artifacts, 60 runs and a few tags. Tests only look at it."""
+    directory = tmp_path_factory.mktemp("large")
     fill(directory, STAGES_10, each=50)
-    store = Counting(directory)
+    store = LocalStore(directory)
     for number in range(60):
         put_run(store, f"tiny-{timestamp(number).lower().replace('-', '').replace(':', '')}-0a1b")
     for name in ("best", "main"):
         point(store, name, "tiny-19700101t000030z-0a1b")
-    store.gets.clear()
-    store.lists.clear()
-    return store
+    return directory
+
+
+@pytest.fixture
+def large(filled: Path) -> Counting:
+    """That store, by which requests are counted."""
+    return Counting(filled)
 
 
 def test_of_many_artifacts_only_those_shown_are_read(large: Counting):

@@ -53,22 +53,26 @@ def nanochat_rows_of_arrays(arriving, *, row_len, buffer_documents):
     """The same rule once more, on arrays in order of arrival: quick enough for many rows."""
     batches_left = [np.array(batch) for batch in reversed(arriving)]
     waiting, documents = np.empty(0, np.int64), np.empty(0, np.int64)
-    arrived, rows = 0, []
+    arrived, num_waiting, rows = 0, 0, []
     while True:
         row, space = [], row_len
         while space > 0:
-            while len(waiting) < buffer_documents and batches_left:
+            while num_waiting < buffer_documents and batches_left:
                 batch = batches_left.pop()
-                waiting = np.concatenate([waiting, batch])
-                documents = np.concatenate([documents, arrived + np.arange(len(batch))])
+                left = np.flatnonzero(waiting)
+                waiting = np.concatenate([waiting[left], batch])
+                documents = np.concatenate([documents[left], arrived + np.arange(len(batch))])
                 arrived += len(batch)
-            if not len(waiting):
+                num_waiting = len(waiting)
+            if not num_waiting:
                 return rows
             fitting = np.where(waiting <= space, waiting, 0)
-            chosen = int(fitting.argmax() if fitting.any() else waiting.argmin())
+            if not fitting[chosen := int(fitting.argmax())]:
+                chosen = int(np.where(waiting, waiting, waiting.max() + 1).argmin())
             taken = min(int(waiting[chosen]), space)
             row.append((int(documents[chosen]), taken))
-            waiting, documents = np.delete(waiting, chosen), np.delete(documents, chosen)
+            waiting[chosen] = 0  # it waits no longer
+            num_waiting -= 1
             space -= taken
         rows.append(row)
 
