@@ -24,7 +24,7 @@ from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
-TERMS = LeaseTimings(ttl=60.0, beat=0.02, look=0.05, longest_look=0.1, say=1000.0)
+TERMS = LeaseTimings(ttl=60.0, beat=0.02, look=0.01, longest_look=0.02, say=1000.0)
 SECONDS = 100.0  # more than a busy machine needs
 ARTIFACT = cast(Manifest, object())  # nobody looks into it
 

@@ -158,11 +158,13 @@ def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_croppe
     rows = list(
         pack(arriving, row_len=row_len, policy="default", buffer_documents=buffer_documents)
     )
+    by_document = [[] for _ in lengths]
+    for row in rows:
+        for segment in row:
+            by_document[segment.document].append((segment.start, segment.length, row))
     waiting = 0  # tokens of what had not been placed when the text ended
-    for document, length in enumerate(lengths):
-        its = sorted(
-            (s.start, s.length, row) for row in rows for s in row if s.document == document
-        )
+    for length, found in zip(lengths, by_document, strict=True):
+        its = sorted(found)
         placed = 0
         for start, tokens, _ in its:
             assert start == placed  # from the first token on, without a gap and nothing twice
@@ -172,7 +174,7 @@ def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_croppe
         if not its or len(its[-1][2]) == 1:  # none of it, or only the rows it filled alone
             waiting += length - placed
         else:  # cropped: it is the last of its row
-            assert its[-1][2][-1].document == document
+            assert by_document[its[-1][2][-1].document] is found
             assert 0 < length - placed < row_len
     assert waiting < row_len
 

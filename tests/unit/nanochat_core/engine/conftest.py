@@ -1,5 +1,5 @@
-"""Fixtures of tests.support.nanochat_core.engine.fixtures."""
+"""A fixture of tests.support.nanochat_core.engine.fixtures."""
 
-from tests.support.nanochat_core.engine.fixtures import make_model, tokenizer
+from tests.support.nanochat_core.engine.fixtures import tokenizer
 
-__all__ = ["make_model", "tokenizer"]
+__all__ = ["tokenizer"]
