@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.artifacts.publish import Published, publish
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Manifest, Provenance
-from infra.storage.base import Retry, Store, call_once
+from infra.storage.base import OnBytes, Retry, Store, call_once, ignore_bytes
 
 GIGABYTE = 10**9
 PROVENANCE = Provenance(
@@ -83,6 +83,7 @@ def publish_rows(
     identity: Identity = ROWS,
     check_lease: Callable[[], None] = no_fence,
     retry: Retry = call_once,
+    on_bytes: OnBytes = ignore_bytes,
 ) -> Published:
     output = write_output(tmp_path, train=train)
     return publish(
@@ -94,4 +95,5 @@ def publish_rows(
         provenance=PROVENANCE,
         check_lease=check_lease,
         retry=retry,
+        on_bytes=on_bytes,
     )

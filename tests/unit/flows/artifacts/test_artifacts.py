@@ -1,7 +1,6 @@
 """Publishing: whole or absent, the first one wins, whoever lost the right to it does nothing."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -107,18 +106,8 @@ def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
 
 
 def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path: Path):
-    output = write_output(tmp_path)
     told: list[int] = []
-    publish(
-        store,
-        ROWS,
-        output,
-        logs=[output.parent / "events.jsonl"],
-        inputs={},
-        provenance=PROVENANCE,
-        check_lease=no_fence,
-        on_bytes=told.append,
-    )
+    publish_rows(store, tmp_path, on_bytes=told.append)
     assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
 
 
@@ -226,11 +215,3 @@ def test_old_artifacts_are_listed_newest_first(store: LocalStore, tmp_path: Path
     store.put(f"rows/{identity_of('rows', seed=3).fingerprint}/manifest.json", b"damaged")
     seeds = [m.preimage["config"] for m in newest_manifests(store, "rows", 2)]
     assert seeds == [{"seed": 2}, {"seed": 1}]
-
-
-def test_a_manifest_in_the_store_is_for_people_too(store: LocalStore, tmp_path: Path):
-    publish_rows(store, tmp_path)
-    tree = json.loads(store.get(f"rows/{ROWS.fingerprint}/manifest.json"))
-    assert tree["format"] == 4
-    assert tree["preimage"]["config"] == {"seed": 1}
-    assert tree["provenance"]["metrics"] == {"n": 1}

@@ -153,16 +153,6 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(
     fetch(store, manifest, cache)
 
 
-def test_without_its_lock_what_is_used_would_be_dropped(
-    store: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(Cache, "_use", lambda self, entry: None)
-    manifests = [publish_block(store, tmp_path, number) for number in range(2)]
-    with Cache(tmp_path / "cache", 0) as cache:
-        directory = fetch(store, manifests[0], cache)
-        assert not directory.exists()
-
-
 def test_who_waited_for_the_lock_of_a_dropped_copy_takes_the_new_one(
     store: CountingStore, cache: Cache, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ):

@@ -95,14 +95,6 @@ def test_another_machine_resumes_from_the_newest(store: LocalStore, here: Job, t
     there.events.open("a").close()  # the job may write to it
 
 
-def test_only_the_newest_two_stay_in_the_store(store: LocalStore, here: Job):
-    for step in (100, 200, 300):
-        send_one(store, here, step)
-    places = {entry.key.split("/")[3] for entry in store.list("pretrain/")}
-    assert places == {"step-0000200", "step-0000300"}
-    assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) == (300, 900)
-
-
 def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(
     store: LocalStore, here: Job, there: Job
 ):
@@ -189,15 +181,6 @@ def test_a_commit_that_would_leave_its_directory_is_refused(
     assert not list(there.directory.parent.rglob("evil"))
 
 
-def test_a_fenced_owner_commits_nothing(store: LocalStore, here: Job):
-    def fenced() -> None:
-        raise StageError("another one has it")
-
-    with pytest.raises(StageError):
-        send(store, here, save(here, 100), owner="me", fencing_token=1, check_lease=fenced)
-    assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
-
-
 def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalStore, here: Job):
     asked: list[int] = []
 
@@ -210,12 +193,6 @@ def test_a_fence_that_falls_while_files_are_sent_stops_the_commit(store: LocalSt
         send(store, here, save(here, 100), owner="me", fencing_token=1, check_lease=check_lease)
     assert asked == [0, 2]  # before anything, and after the tensors and the events
     assert find_steps(store, ArtifactRef("pretrain", here.fingerprint)) is None
-
-
-def test_forgetting_leaves_nothing(store: LocalStore, here: Job):
-    send_one(store, here, 100)
-    forget(store, ArtifactRef("pretrain", here.fingerprint))
-    assert list(store.list("pretrain/")) == []
 
 
 def test_a_removal_that_is_cut_off_leaves_no_checkpoint_without_its_files(

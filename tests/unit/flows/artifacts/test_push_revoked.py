@@ -1,7 +1,6 @@
 """Who pushes what was made from a revoked artifact is warned, and so is the other side."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -14,16 +13,6 @@ from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.senders import Sink, put_whole, send
 from tests.support.flows.shelf import make_manifest, put_run
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "source")
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Sink:
-    return Sink(tmp_path / "target")
 
 
 @pytest.fixture

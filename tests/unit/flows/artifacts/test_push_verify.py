@@ -12,22 +12,7 @@ from flows.identity.manifest import File, Manifest
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError
-from tests.support.flows.senders import Sink, check_same, make_run, send
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "source")
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Sink:
-    return Sink(tmp_path / "target")
-
-
-@pytest.fixture
-def artifacts(source: LocalStore, tmp_path: Path) -> tuple[Manifest, Manifest]:
-    return make_run(source, tmp_path)
+from tests.support.flows.senders import Sink, check_same, send
 
 
 def damage(store: Store, manifest: Manifest) -> File:

@@ -113,18 +113,6 @@ def test_a_way_that_damages_again_and_again_is_distinguished_from_a_damaged_obje
     assert "run the same command again" in (caught.value.hint or "")
 
 
-def test_without_the_comparison_wrong_bytes_would_come_through(
-    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    store = NoisyStore(tmp_path / "store", lambda data, time: flipped(data))
-    manifest = publish_rows(store, tmp_path).manifest
-    monkeypatch.setattr(
-        transfer, "find_fault", lambda file, path: None if path.exists() else "gone"
-    )
-    directory = fetch(store, manifest, cache)
-    assert (directory / "files" / "train.rows").read_bytes() != b"123456"
-
-
 def file_of(data: bytes, *, path: str = "a") -> File:
     return File(path=path, size=len(data), sha256=hashlib.sha256(data).hexdigest(), key="k/a")
 
