@@ -105,13 +105,7 @@ def test_rows_are_filled_by_best_fit(lengths):
     assert assign_rows(lengths, row_len=30) == reference(lengths, 30)
 
 
-def test_padding_is_bos_without_loss():
-    tokens, mask = pack([([7, 1, 2], [0, 1, 1])], row_len=6)
-    assert tokens.tolist() == [[7, 1, 2, 7, 7, 7]]
-    assert mask.tolist() == [[0, 1, 1, 0, 0, 0]]
-
-
-def test_ids_of_four_bytes_are_read_back(tmp_path):
+def test_ids_of_four_bytes_are_read_back_and_padding_is_bos_without_loss(tmp_path):
     write_rows([make_piece([([7, 2**20], [0, 1])], dtype="uint32")], tmp_path / "rows", row_len=3)
     tokens, mask = ChatRows.open(tmp_path / "rows").take(np.array([0]))
     assert (tokens.dtype, tokens.tolist(), mask.tolist()) == (
@@ -119,13 +113,6 @@ def test_ids_of_four_bytes_are_read_back(tmp_path):
         [[7, 2**20, 7]],
         [[0, 1, 0]],
     )
-
-
-def test_short_conversations_waste_at_most_three_per_cent():
-    rng = random.Random(0)
-    rendered = conversations([rng.randint(20, 64) for _ in range(1000)])
-    tokens, _ = pack(rendered, row_len=257)
-    assert sum(len(ids) for ids, _ in rendered) / tokens.size > 0.97
 
 
 def test_a_conversation_longer_than_a_row_is_a_bug_of_the_caller(tmp_path):

@@ -67,14 +67,6 @@ def test_a_shard_without_its_blanks_keeps_its_row_groups(tmp_path):
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_a_document_of_ten_megabytes_is_read_whole(tmp_path):
-    text = "\u4e2d" * 3_400_000
-    path = tmp_path / "shard.parquet"
-    write_shard(path, ["a", text], scratch=tmp_path)
-    assert list(read_row_groups(path)) == [["a", text]]
-    assert inspect(path)[0].characters == 3_400_001
-
-
 @pytest.mark.parametrize("read", [inspect, lambda path: list(read_row_groups(path))])
 @pytest.mark.parametrize(
     ("table", "complaint"),

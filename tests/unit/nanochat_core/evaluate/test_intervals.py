@@ -5,7 +5,6 @@ import random
 import pytest
 
 from nanochat_core.evaluate.intervals import (
-    DEVIATIONS,
     Interval,
     centred,
     difference_of,
@@ -18,22 +17,6 @@ from nanochat_core.evaluate.intervals import (
     weighted_sum,
     wilson_interval,
 )
-
-
-@pytest.mark.parametrize(("correct", "total"), [(0, 10), (10, 10), (5, 10), (81, 263), (1, 2)])
-def test_the_intervals_ends_are_1_96_deviations_away(correct, total):
-    share = correct / total
-    low, high = wilson_interval(correct, total)
-    assert 0 <= low <= share <= high <= 1
-    for end in {low, high} - {0.0, 1.0}:
-        assert abs(share - end) / math.sqrt(end * (1 - end) / total) == pytest.approx(
-            1.96, abs=1e-4
-        )
-
-
-def test_the_interval_of_81_in_263_is_the_published_one():
-    low, high = wilson_interval(81, 263)  # Newcombe 1998, table I, method 3
-    assert (round(low, 4), round(high, 4)) == (0.2553, 0.3662)
 
 
 def test_nothing_seen_says_nothing():
@@ -64,21 +47,6 @@ def test_the_mean_lies_in_its_interval_95_times_of_100():
         found = mean_of(seen)
         hits += found.low <= sum(shares) / len(shares) <= found.high
     assert 0.94 < hits / rounds < 0.975
-
-
-def test_a_ratio_lies_in_its_interval_95_times_of_100():
-    rng = random.Random(0)
-    hits, rounds = 0, 1000
-    for _ in range(rounds):
-        below = [rng.uniform(50, 150) for _ in range(80)]
-        above = [b * 0.7 + rng.gauss(0, 20) for b in below]
-        found = ratio_of(above, below)
-        assert found.value == pytest.approx(sum(above) / sum(below))
-        hits += found.low <= 0.7 <= found.high
-    assert 0.93 < hits / rounds < 0.97
-    alone = ratio_of([3.0], [2.0])
-    assert (alone.low, alone.high) == (1.5, 1.5)
-    assert DEVIATIONS == 1.959964
 
 
 # The difference of two models that answered the same questions.
@@ -132,7 +100,9 @@ def stats():
 @pytest.mark.parametrize(("correct", "total"), [(0, 7), (7, 7), (1, 3), (40, 100), (999, 14_042)])
 def test_scipy_has_the_same_interval_of_a_share(correct, total, stats):
     expected = stats.binomtest(correct, total).proportion_ci(0.95, method="wilson")
-    assert wilson_interval(correct, total) == pytest.approx(tuple(expected), abs=1e-7)
+    low, high = wilson_interval(correct, total)
+    assert (low, high) == pytest.approx(tuple(expected), abs=1e-7)
+    assert 0 <= low <= correct / total <= high <= 1
 
 
 @pytest.mark.parametrize("degrees", [*range(1, 13), 29, 30, 100, 1001])
@@ -158,14 +128,6 @@ def pairs_of(seed: int, total: int) -> tuple[list[int], tuple[int, int, int]]:
     counts = (answers.count(each) for each in ((True, True), (False, True), (True, False)))
     kept, gained, lost = counts
     return [new - old for old, new in answers], (kept, gained, lost)
-
-
-def test_of_many_questions_the_interval_is_that_of_paired_t(stats):
-    changes, counts = pairs_of(1, 3000)
-    found = paired_difference(3000, *counts)
-    expected = stats.ttest_1samp(changes, 0).confidence_interval(0.95)
-    assert found.value == pytest.approx(sum(changes) / 3000)
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=2e-4)
 
 
 def test_the_difference_of_weighted_means_is_that_of_a_stratified_bootstrap(stats):
@@ -209,5 +171,8 @@ def test_the_difference_of_bits_per_byte_is_that_of_a_paired_bootstrap(stats):
 def test_equal_rows_give_the_interval_of_a_mean(stats):
     changes = [0.3, -0.1, 0.25, 0.4, 0.05]
     found = ratio_of(changes, [2.0] * 5)
+    assert found.value == pytest.approx(0.09)
     half = stats.norm.ppf(0.975) * stats.sem(changes) / 2
     assert found.high - found.value == pytest.approx(half, rel=1e-6)
+    alone = ratio_of([3.0], [2.0])
+    assert (alone.low, alone.high) == (1.5, 1.5)

@@ -35,14 +35,10 @@ TOKENIZER = Tokenizer.train(texts(), vocab_size=VOCAB_SIZE)
 
 @settings(deadline=None)
 @given(st.text())
-def test_decoding_gives_back_any_text(text):
-    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
-
-
-@settings(deadline=None)
-@given(st.text())
-def test_token_lengths_add_up_to_the_bytes_of_the_text(text):
-    assert TOKENIZER.token_bytes()[TOKENIZER.encode(text)].sum() == len(text.encode())
+def test_decoding_gives_back_any_text_and_token_lengths_add_up_to_its_bytes(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.token_bytes()[ids].sum() == len(text.encode())
 
 
 # What the pattern tells apart, and what looks like it.
@@ -146,18 +142,6 @@ def test_the_special_tokens_have_the_last_ids_in_order():
     assert TOKENIZER.vocab_size == VOCAB_SIZE
     assert TOKENIZER.token_bytes().shape == (VOCAB_SIZE,)
     assert not TOKENIZER.token_bytes()[ids].any()
-
-
-def test_a_typed_special_token_stays_text():
-    text = "<|bos|> and <|assistant_end|>"
-    ids = TOKENIZER.encode(text)
-    assert max(ids) < TOKENIZER.bos
-    assert TOKENIZER.decode(ids) == text
-
-
-def test_numbers_are_split_into_pairs_of_digits():
-    digits = Tokenizer.train(iter(["123456 " * 9, "12 34"]), vocab_size=256 + 3 + 9)
-    assert [digits.decode([i]) for i in digits.encode("1234567")] == ["12", "34", "56", "7"]
 
 
 def test_training_twice_gives_the_same_files(tmp_path):

@@ -1,8 +1,6 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
@@ -42,72 +40,6 @@ def chat(*contents, system=None):
 
 def part(kind, text):
     return {"type": kind, "text": text}
-
-
-def reread(ids):
-    """(region, text) pieces and the expected mask, read off the token stream by its wrappers.
-
-    An automaton of its own: it knows the nine special tokens and nothing of the renderer.
-    """
-    starts = {USER: USER_END, ASSISTANT: ASSISTANT_END, PYTHON: PYTHON_END, OUTPUT: OUTPUT_END}
-    names = {USER: "user", ASSISTANT: "assistant", PYTHON: "python", OUTPUT: "output"}
-    assert ids[0] == BOS
-    open_regions, pieces, mask = [], [], [0]
-    for token in ids[1:]:
-        assert token != BOS
-        if token in starts:
-            assert (names[token] in ("python", "output")) == bool(open_regions)
-            mask.append(int(token == PYTHON))
-            open_regions.append(token)
-            pieces.append((names[token], []))
-            continue
-        region = open_regions[-1]
-        mask.append(int(region in (ASSISTANT, PYTHON)))
-        if token == starts[region]:
-            open_regions.pop()
-            if open_regions:
-                pieces.append(("assistant", []))
-        else:
-            assert token < BOS
-            pieces[-1][1].append(token)
-    assert not open_regions
-    return [(name, TOKENIZER.decode(held)) for name, held in pieces], mask
-
-
-def pieces_of(conversation):
-    """What `reread` should find, from the conversation."""
-    for message in conversation["messages"]:
-        content = message["content"]
-        if isinstance(content, str):
-            yield message["role"], content
-            continue
-        text = ""
-        for item in content:
-            if item["type"] == "text":
-                text += item["text"]
-                continue
-            yield "assistant", text
-            yield {"python": "python", "python_output": "output"}[item["type"]], item["text"]
-            text = ""
-        yield "assistant", text
-
-
-@pytest.mark.parametrize("name", MADE)
-@pytest.mark.parametrize("grade", [1, 2, 3])
-def test_the_mask_covers_exactly_what_the_assistant_writes(name, grade):
-    for conversation in generate(name, "train", 200, grade=grade, seed=1):
-        ids, mask = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
-        pieces, expected = reread(ids)
-        assert pieces == list(pieces_of(conversation))
-        assert mask == expected
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.text(max_size=20), min_size=1, max_size=5))
-def test_any_text_is_wrapped_and_masked(contents):
-    conversation = chat(*contents)
-    ids, mask = render_conversation(TOKENIZER, conversation, max_tokens=MANY)
-    assert reread(ids) == (list(pieces_of(conversation)), mask)
 
 
 def test_the_layout_is_written_out_once():

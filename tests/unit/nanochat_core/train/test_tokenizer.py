@@ -85,8 +85,3 @@ def test_too_little_text_is_refused(tmp_path, shards):
     with pytest.raises(DataError, match="300 were asked for"):
         tokenizer.run(job)
     assert list(job.output.iterdir()) == []
-
-
-def test_a_directory_without_shards_is_refused(tmp_path):
-    with pytest.raises(DataError, match="holds no shards"):
-        tokenizer.run(make_job(tmp_path, tmp_path))
