@@ -98,13 +98,24 @@ def prefect_database(shared: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(shared: Path, prefect_database: Path) -> Iterator[Server]:
+def authority(shared: Path) -> Path:
+    """A file with one certificate: each client of HTTP reads them all, for 50 ms of CPU."""
+    import certifi
+
+    end = "-----END CERTIFICATE-----\n"
+    path = shared / f"authority-{os.getpid()}.pem"
+    path.write_text(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(shared: Path, prefect_database: Path, authority: Path) -> Iterator[Server]:
     """One Prefect server for all workers of a run, and this process's Prefect pointed at it."""
     home = shared / PREFECT
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(AUTH, "")
         server = ensure_server(home)
-        patch.setenv("PREFECT_API_SSL_CERT_FILE", str(_one_authority(shared)))
+        patch.setenv("PREFECT_API_SSL_CERT_FILE", str(authority))
         for name, value in client_environment(home, server.api_url, console_logs=False).items():
             patch.setenv(name, value)
         from prefect.context import SyncClientContext
@@ -202,16 +213,6 @@ def pytest_stop_servers(config: pytest.Config) -> None:
         shared = config._tmp_path_factory.getbasetemp()  # as pytest-xdist finds it
         stop_server(shared / PREFECT)
         stop_s3(shared / S3)
-
-
-def _one_authority(directory: Path) -> Path:
-    """A file with one certificate: each client of Prefect's reads them all, for 40 ms of CPU."""
-    import certifi
-
-    end = "-----END CERTIFICATE-----\n"
-    path = directory / f"authority-{os.getpid()}.pem"
-    path.write_text(Path(certifi.where()).read_text(encoding="utf-8").partition(end)[0] + end)
-    return path
 
 
 def _send_what_is_queued() -> None:
