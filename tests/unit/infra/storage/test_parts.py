@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.storage import parts
@@ -23,6 +23,7 @@ from infra.storage.parts import (
 from nanochat_core.errors import StoreError
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5000), st.integers(1, 700))
 def test_parts_cover_an_object_without_gap_or_overlap(size: int, length: int) -> None:
     planned = plan_parts(size, length=length)
@@ -32,6 +33,7 @@ def test_parts_cover_an_object_without_gap_or_overlap(size: int, length: int) ->
     assert all(part.length == length for part in planned[:-1])
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5 << 40))
 def test_an_object_never_has_more_parts_than_stores_allow(size: int) -> None:
     length = part_length(size)

@@ -100,6 +100,7 @@ def test_every_conversation_is_in_the_rows_once_and_whole(lengths, pieces):
         assert array.tolist() == expected.tolist()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 30), max_size=40))
 def test_rows_are_filled_by_best_fit(lengths):
     assert assign_rows(lengths, row_len=30) == reference(lengths, 30)

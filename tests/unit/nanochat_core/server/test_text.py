@@ -1,7 +1,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanochat_core.server.text import AnswerText, StopStrings, TextPiece
@@ -28,11 +28,13 @@ def test_letters_of_several_tokens_come_whole():
     assert [piece.text for piece in pieces_of(letters.encode())] == list(letters)
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_shown_as_python_decodes_them(data: bytes):
     assert shown(pieces_of(data)) == data.decode("utf-8", "replace")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, TOKENIZER.vocab_size - 1)))
 def test_any_tokens_are_some_text(tokens):
     for piece in pieces_of(tokens):
@@ -79,6 +81,7 @@ def test_text_ends_before_the_first_stop_string(stops, shown, size):
     assert stop.found == (shown != text)
 
 
+@settings(deadline=None)
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_no_stop_string_is_ever_shown(text, stops):
     stop = StopStrings(stops)
