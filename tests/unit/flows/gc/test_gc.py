@@ -285,3 +285,16 @@ def test_a_note_in_a_manifests_place_is_no_artifact(store: MemoryStore):
     store.now += 2 * DAY
     left = look(store).survey.garbage.values()
     assert {piece.kind for piece in left} == {"superseded", "files", "logs", "index entry"}
+
+
+def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store: MemoryStore):
+    manifest = make_manifest("rows", config={"seed": 7})
+    held = acquire(store, manifest)
+    for file in manifest.files:
+        store.put(file.key, b"x" * file.size)
+    for _ in range(3):  # nobody takes the lease that expired, and the grace passes twice
+        store.now += 2 * DAY
+        gc(store)
+    assert not list(store.list(f"{place(manifest)}/files/"))
+    with pytest.raises(lease.LeaseLost):
+        lease.check(store, held)

@@ -80,6 +80,7 @@ def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     held = take(store, claim("a"))
+    assert str(ask(store, claim("b"))) == "run run-a on host host-a, heartbeat 0 s ago"
     renew(store, held, step=310, total=900)
     before = store.get(REF.lease_key)
     set_age(4)
@@ -88,11 +89,6 @@ def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(
 
     assert str(holder) == "run run-a on host host-a, step 310/900, heartbeat 4 s ago"
     assert store.get(REF.lease_key) == before
-
-
-def test_a_job_without_steps_is_named_without_them(store: LocalStore) -> None:
-    take(store, claim("a"))
-    assert str(ask(store, claim("b"))) == "run run-a on host host-a, heartbeat 0 s ago"
 
 
 def test_a_lease_is_taken_over_when_it_was_not_renewed_for_its_time_and_not_before(

@@ -82,6 +82,7 @@ def test_a_revoked_artifact_that_was_put_aside_is_one_that_was_never_built(full_
     supersede(full_house.store, manifest, check_lease=lambda: None)
     plan = full_house.plan()
     assert plan.of("sft").state == "+"
+    assert without(plan, "=") == after({"sft"})
     assert plan.of("rl").reason == "after sft"
 
 
