@@ -75,11 +75,6 @@ def test_an_example_is_right_by_its_own_answer_and_wrong_when_tampered_with(grad
             assert not is_final_number(conversation, f"{text}\n#### {wrong}")
 
 
-@pytest.mark.parametrize("answer", ["", "12", "####", "#### ", "#### x", "<<7+5=12>>", "####12"])
-def test_malformed_answers_are_wrong(answer):
-    assert not is_final_number({"answer": "12"}, answer)
-
-
 @pytest.mark.parametrize("grade", GRADES)
 def test_every_call_says_what_python_would(grade):
     for conversation in examples("train", 1000, grade=grade):

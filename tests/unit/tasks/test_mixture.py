@@ -1,5 +1,4 @@
 import random
-from collections import Counter
 
 import pytest
 
@@ -19,23 +18,11 @@ def ids(conversations):
 TASKS = [(task("a", 30), 1), (task("b", 10), 3), (task("c", 5), 0), (task("d", 0), 2)]
 
 
-def test_every_example_comes_once_an_epoch():
-    mixed = ids(mixture(TASKS, seed=1))
-    assert Counter(mixed) == {f"a{i}": 1 for i in range(30)} | {f"b{i}": 3 for i in range(10)}
-
-
-def test_the_order_is_mixed_and_depends_on_the_seed_alone():
-    tasks = [(task("a", 50), 1), (task("b", 50), 1)]
-    mixed = ids(mixture(tasks, seed=1))
-    assert mixed == ids(mixture(tasks, seed=1))
-    assert mixed != ids(mixture(tasks, seed=2))
-    assert 10 < sum(name.startswith("a") for name in mixed[:50]) < 40
-
-
-def test_the_order_is_that_of_pythons_shuffle():
+@pytest.mark.parametrize("seed", [1, 7])
+def test_the_order_is_that_of_pythons_shuffle(seed):
     listed = ids(sequence(TASKS))
-    random.Random(7).shuffle(listed)
-    assert ids(mixture(TASKS, seed=7)) == listed
+    random.Random(seed).shuffle(listed)
+    assert ids(mixture(TASKS, seed=seed)) == listed
 
 
 def test_a_sequence_goes_through_task_after_task():

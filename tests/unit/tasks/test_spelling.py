@@ -83,12 +83,6 @@ def test_the_question_names_the_word_and_the_letter(grade):
 
 
 @pytest.mark.parametrize("grade", GRADES)
-def test_an_example_is_right_by_its_own_answer(grade):
-    for conversation in examples("test", 500, grade=grade):
-        assert spelling.is_correct(conversation, answer(conversation))
-
-
-@pytest.mark.parametrize("grade", GRADES)
 def test_a_spelling_that_was_tampered_with_is_wrong(grade):
     for conversation in of_kind("spell", examples("test", 300, grade=grade)):
         text, word = answer(conversation), conversation["word"]

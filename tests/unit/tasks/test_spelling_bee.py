@@ -3,7 +3,7 @@ import time
 import pytest
 
 from tasks import registry
-from tasks.base import TaskError, prompt_key, text_of
+from tasks.base import prompt_key, text_of
 from tasks.generated import spelling_bee
 
 NAMES = ("simple_spelling", "spelling_bee")
@@ -79,9 +79,3 @@ def test_a_hundred_thousand_are_made_in_seconds():
     count = sum(1 for _ in spelling_bee.generate_spelling("train", 100_000, grade=1, seed=0))
     assert count == 100_000
     assert time.process_time() - began < 20
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_unknown_split_is_refused(name):
-    with pytest.raises(TaskError, match="no split"):
-        examples(name, "valid", 1)

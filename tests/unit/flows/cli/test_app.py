@@ -150,7 +150,7 @@ def test_a_wrong_place(words: str, error: str, terminal: Terminal) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    ["explain tiny sfx", "run tiny --force sfx", "run tiny --from-stage sfx", "fetch sfx@tiny"],
+    ["run tiny --force sfx", "run tiny --from-stage sfx", "fetch sfx@tiny"],
 )
 def test_a_wrong_stage(words: str, terminal: Terminal) -> None:
     error, hint = terminal.fails(*words.split())

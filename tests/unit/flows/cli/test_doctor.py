@@ -3,7 +3,6 @@
 import importlib.metadata
 import importlib.util
 import json
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -139,10 +138,6 @@ def test_an_unreachable_store_is_a_failure_with_its_remedy(tmp_path: Path) -> No
     assert check.state == "fail"
     assert "cannot be reached" in check.found
     assert check.remedy
-
-
-def test_the_python_of_the_tests_passes_for_one() -> None:
-    assert checks.check_python(sys.version_info[:3]).state == "ok"
 
 
 def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:

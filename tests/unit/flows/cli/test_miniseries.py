@@ -33,7 +33,6 @@ def test_the_plan_for_programs_has_every_stage(terminal: Terminal) -> None:
     [
         (["tiny"], "no depths are given", "--depths 2,3,4,6"),
         (["tiny", "--depths", "2,two"], "--depths is '2,two'", "--depths 2,3,4,6"),
-        (["tiny", "--depths", "2,2"], "depth 2 is given twice", "once"),
         (["tiny", "--depths", "2"], "1 depth, expected 2 to 12", "--depths"),
         (["tinny", "--depths", "1,2"], "there is no profile 'tinny'", "did you mean 'tiny'?"),
         (["tiny", "--depths", "1,2", "--set", "foo=1"], "there is no setting 'foo'", "nearest"),

@@ -15,7 +15,6 @@ from flows.cli.app import main
 from flows.cli.train.run import is_recorded
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
 from flows.identity.manifest import Manifest
-from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef, short
 from flows.overrides import default_name
 from flows.plan.accept import Acceptance, Offer, accept
@@ -163,19 +162,6 @@ def test_the_json_of_a_plan_says_all_that_the_lines_say(
     assert stages["rl"]["after"] == ["sft"]
     assert stages["pretrain"]["artifact"]["digest"] == made["pretrain"].digest
     assert stages["pretrain"]["inputs"] == ["rows", "tokenizer"]
-
-
-def test_a_reason_from_the_store_cannot_move_the_cursor(
-    terminal: Terminal, store: Store, made: dict[str, Manifest]
-):
-    key = f"sft/{made['sft'].fingerprint}/revoked.json"
-    made_by = made["sft"].provenance
-    tree = {"why": "\x1b[2J", "when": "w", "who": "w"}
-    tree |= {"owner": made_by.owner, "epoch": made_by.epoch}
-    store.put(key, encode_record(tree, format=2))
-    lines = terminal.run("plan", "tiny")[1]
-    assert not any("\x1b" in line for line in lines)
-    assert any("\\x1b[2J" in line for line in lines)
 
 
 # revoke

@@ -115,13 +115,6 @@ def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
         assert "step 7/9" in said(capsys)
 
 
-def test_a_builder_of_this_home_that_was_killed_is_not_shown(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    held_by(home, file_lock.home_id(home))
-    assert "nothing of it is being built" in said(capsys)
-
-
 def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,9 +22,6 @@ def test_the_plan_has_every_run_and_shared_stages_once_a_seed(terminal: Terminal
     [
         ((), "no setting is varied", "--vary optimizer.muon_lr=0.01,0.03"),
         ((*VARY, "--seeds", "1,x"), "--seeds is '1,x'", "--seeds 42,43,44"),
-        ((*VARY, "--seeds", "1,1"), "seeds are 1,1", "--seeds"),
-        ((*VARY, "--set", "seed=7"), "seed is set", "--seeds"),
-        ((*VARY, "--stage", "sft"), "stage sft has no score", "pretrain"),
         (("--vary", "optimizer.muon_l=1"), "no setting 'optimizer.muon_l'", "muon_lr"),
     ],
     ids=str,

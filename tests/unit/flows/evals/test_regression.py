@@ -156,13 +156,6 @@ def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:
     assert caught.value.hint == "it has measured: gsm8k"
 
 
-def test_a_retried_run_is_not_compared_with_itself(store: Store, shelf: Shelf) -> None:
-    shelf.night(chatcore=0.9)
-    worse = shelf.night(chatcore=0.5)
-    for _ in range(2):
-        assert assess(store, worse, shelf.history, Rule()).regressed
-
-
 def test_the_history_is_a_table_latest_first(shelf: Shelf) -> None:
     shelf.night(chatcore=0.9, chatcore_low=0.8, chatcore_high=1.0, gsm8k=0.1)
     shelf.night(chatcore=0.5)

@@ -5,15 +5,8 @@ import pytest
 from flows.miniseries.series import open_series
 from flows.overrides import default_name
 from flows.profiles import open_profile
-from flows.stages import BASE_EVAL
-from flows.sweep.members import stages_to, units_of
+from flows.sweep.members import units_of
 from nanochat_core.errors import ConfigError
-
-
-def test_it_ends_with_the_scores_of_the_base_model() -> None:
-    names = [stage.name for stage in stages_to(BASE_EVAL)]
-
-    assert names == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "base_eval"]
 
 
 def test_what_depth_does_not_decide_is_built_once() -> None:

@@ -35,10 +35,6 @@ def test_equal_scores_go_on_in_the_order_of_the_grid() -> None:
     assert allowed([[1.0, 1], [1, 1], [1, 1], [1, 1]]) == [2, 2, 1, 1]
 
 
-def test_a_point_that_failed_ranks_last() -> None:
-    assert allowed([[FAILED, 1], [9, 1]]) == [1, 2]
-
-
 def test_a_point_that_failed_gets_no_more_seeds_and_holds_back_none() -> None:
     assert allowed([[FAILED, 1, 1], [9, 1, 1], [FAILED, 1, 1]]) == [1, 3, 1]
     assert allowed([[1.0, FAILED, 1], [2, 2, 1], [3, 3, 1], [4, 4, 4]]) == [2, 3, 1, 1]

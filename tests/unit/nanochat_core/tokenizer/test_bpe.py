@@ -144,14 +144,6 @@ def test_the_special_tokens_have_the_last_ids_in_order():
     assert not TOKENIZER.token_bytes()[ids].any()
 
 
-def test_training_twice_gives_the_same_files(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        Tokenizer.train(texts(), vocab_size=VOCAB_SIZE).save(tmp_path / name)
-    for file in (RANKS_FILE, SETTINGS_FILE):
-        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
-
-
 def test_a_saved_tokenizer_is_the_same_tokenizer(tmp_path):
     TOKENIZER.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
