@@ -7,7 +7,7 @@ from tasks.base import TaskError, prompt_key, text_of
 from tasks.generated import spelling
 
 GRADES = tuple(spelling.GRADES)
-MANY = 1500
+MANY = 3000
 
 
 def examples(split, num_examples, *, grade, seed=0):

@@ -130,8 +130,13 @@ def test_arithmetic_is_pythons(expression):
     check_arithmetic(expression)
 
 
+EVERY_CHARACTER = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x110000)]))
+
+
 @pytest.mark.parametrize(
-    "alphabet", ["0123456789+-*/%().,'\"counte ", "".join(map(chr, range(0xD800)))]
+    "alphabet",
+    ["0123456789+-*/%().,'\"counte ", EVERY_CHARACTER[:256], EVERY_CHARACTER],
+    ids=["ours", "latin", "every"],
 )
 def test_no_text_makes_it_raise(alphabet):
     rng = random.Random(0)
