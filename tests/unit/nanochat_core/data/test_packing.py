@@ -135,7 +135,8 @@ def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_croppe
             waiting += length - placed
         else:  # cropped: it is the last of its row, with all that filled rows alone behind it
             assert by_document[its[-1][2][-1].document] is found
-            assert length <= row_len or length - placed <= (length - row_len) % (row_len - 1)
+            rest = (length - row_len) % (row_len - 1) or row_len - 1  # of one that filled rows
+            assert length <= row_len or length - placed <= rest
             assert 0 < length - placed < row_len
     assert waiting < row_len
 
