@@ -6,7 +6,6 @@ wrong is an error that names the file and the command that repairs it.
 """
 
 import hashlib
-import itertools
 import os
 import shutil
 import stat
@@ -267,12 +266,9 @@ def in_parallel(
 ) -> Iterator[_Result]:
     """Yield results in order; `items` may be endless. An error is raised at its item's position.
 
-    `threads=1`, or a single item, runs in the caller's own thread.
+    `threads=1` runs in the caller's own thread.
     """
-    left = iter(items)
-    first = list(itertools.islice(left, 2))
-    items = itertools.chain(first, left)
-    if threads == 1 or len(first) < 2:
+    if threads == 1:
         yield from map(function, items)
         return
     waiting: deque[Future[_Result]] = deque()
