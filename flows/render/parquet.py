@@ -8,7 +8,10 @@ if TYPE_CHECKING:
 
 
 def open_duckdb() -> "duckdb.DuckDBPyConnection":
-    """Return a connection of the caller's own to this process's database, which is empty."""
+    """Return a connection of the caller's own to this process's database, which is empty.
+
+    Only to read files: what is created or set globally would be there for all callers.
+    """
     return _database().cursor()
 
 

@@ -1,6 +1,7 @@
 """One run of a program and its check: two sandboxes, their pipes, the deadline, and the verdict."""
 
 import contextlib
+import functools
 import json
 import os
 import secrets
@@ -17,7 +18,7 @@ from tasks.sandbox.backends import USER, Backend, restrictions
 OUTPUT_KEPT = 64 << 10  # bytes
 OUTPUT_AT_MOST = 8 << 20  # bytes; a program that prints more is killed
 
-# Of util-linux.
+# util-linux's: BusyBox's program of that name has no such options.
 _CHANGE_USER = "/usr/bin/setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", "--"
 _LOOK_FOR_STOP = 0.05  # seconds
 _GONE_AFTER = 10.0  # seconds until killed processes must have closed their pipes
@@ -103,7 +104,7 @@ def _start(
     as_root = os.geteuid() == 0
     # Popen itself changes the user after fork only, not vfork: to copy a large process's page
     # tables takes longer than the run.
-    changes = _CHANGE_USER if as_root and os.path.exists(_CHANGE_USER[0]) else ()
+    changes = _CHANGE_USER if as_root and _works(_CHANGE_USER) else ()
     by_popen = as_root and not changes
     return subprocess.Popen(
         [*changes, *backend.command],
@@ -118,6 +119,16 @@ def _start(
         group=USER if by_popen else None,
         extra_groups=() if by_popen else None,
     )
+
+
+@functools.cache
+def _works(change_user: tuple[str, ...]) -> bool:
+    """Return whether a program can be started with this before its command."""
+    try:
+        done = subprocess.run([*change_user, "/bin/true"], capture_output=True, env={})
+    except OSError:
+        return False
+    return done.returncode == 0
 
 
 def _kill(processes: Collection[subprocess.Popen[bytes]]) -> None:

@@ -135,3 +135,7 @@ def test_distinct_examples_run_out_with_an_error_that_counts_them():
 def test_what_is_no_conversation_is_refused_by_message(messages, message):
     with pytest.raises(TaskError, match=message):
         check_conversation({"messages": messages})
+
+
+def test_a_system_message_may_come_first():
+    check_conversation({"messages": [{"role": "system", "content": "s"}, user("a"), assistant([])]})

@@ -221,26 +221,32 @@ def test_a_directory_that_is_not_there_is_reported_as_that(fake: FakeS3, tmp_pat
 
 # Uploads and fetches a file; prints the most memory that it ever had, in MiB.
 MEASURED = """
-import resource, sys
+import re, sys
 from pathlib import Path
 from infra.storage import parts
 from infra.storage.s3 import store as s3_store
 from infra.storage.open import open_store
+
+def peak():
+    # Not ru_maxrss, which begins with that of the process that started this one.
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 url, source, target, part = sys.argv[1:]
 parts.PART = s3_store.PART = int(part)
 store = open_store(url)
 store.put("warm", b"")
 store.get("warm")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 store.upload("large", Path(source))
 store.fetch("large", Path(target), size=Path(source).stat().st_size)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print((peak() - before) / 1024)
 """
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_object(s3_store: Store, tmp_path: Path) -> None:
-    assert copy_and_measure(s3_store, tmp_path, megabytes=30, part=1 << 19) < 12
+    """Measured: 9.5 MiB, and 28.5 with the object in one part."""
+    assert copy_and_measure(s3_store, tmp_path, megabytes=30, part=1 << 19) < 19
 
 
 def copy_and_measure(s3_store: Store, tmp_path: Path, *, megabytes: int, part: int) -> float:

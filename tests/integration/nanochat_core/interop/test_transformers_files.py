@@ -230,7 +230,8 @@ def test_the_cards_own_lines_run_and_need_nothing_of_ours(
 
 
 def modules_of_ours() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] in ("nanochat_core", "flows")]
+    ours = ("nanochat_core", "flows", "infra", "tasks")
+    return [name for name in sys.modules if name.partition(".")[0] in ours]
 
 
 def test_fp16_is_refused_with_its_reason(tmp_path: Path) -> None:

@@ -208,6 +208,9 @@ def test_a_removal_that_is_cut_off_leaves_no_checkpoint_without_its_files(
     with pytest.raises(StoreUnavailable):
         forget(store, ref)
     assert find_steps(store, ref) is None
+    again = LocalStore(tmp_path / "store")
+    forget(again, ref)
+    assert list(again.list("pretrain/")) == []
 
 
 def test_later_steps_that_were_passed_over_do_not_crowd_out_new_ones(

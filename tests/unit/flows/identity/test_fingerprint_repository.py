@@ -196,11 +196,12 @@ def _with_another_constant(source: str) -> str:
         return source + "\nCHANGED = 1\n"
     value: Any = node.value
     other = value + "!" if isinstance(value, str) else type(value)(not value)
-    lines = source.splitlines(keepends=True)
-    before = "".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
     assert node.end_lineno is not None
-    after = lines[node.end_lineno - 1][node.end_col_offset :] + "".join(lines[node.end_lineno :])
-    return f"{before}{other!r}{after}"
+    lines = source.encode().split(b"\n")  # columns count bytes
+    first, last = lines[node.lineno - 1], lines[node.end_lineno - 1]
+    line = first[: node.col_offset] + ascii(other).encode() + last[node.end_col_offset :]
+    lines[node.lineno - 1 : node.end_lineno] = [line]
+    return b"\n".join(lines).decode()
 
 
 @pytest.fixture(scope="module")

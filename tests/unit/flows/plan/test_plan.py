@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,15 @@ def test_what_another_machine_builds_says_how_far_it_is(house: House):
     item = house.plan().of("pretrain")
     assert item.state == "!"
     assert item.builder is not None
+    assert item.fingerprint is not None
     assert item.builder.startswith("run d12-7 on host far, step 310/900, heartbeat 0 s ago")
     assert item.reason == f"by {item.builder}"
+    lease = house.root.parent / "store" / "pretrain" / item.fingerprint / "lease.json"
+    now = lease.stat().st_mtime
+    os.utime(lease, (now - 121, now - 121))
+    assert house.plan().of("pretrain").state == "+"  # not renewed, it has expired
+    os.utime(lease, (now, now))
+    assert house.plan().of("pretrain").state == "!"
     release(house.store, held)
     assert house.plan().of("pretrain").state == "+"
 

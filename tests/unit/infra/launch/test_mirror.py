@@ -51,6 +51,10 @@ def test_each_new_checkpoint_is_sent_once(tmp_path: Path):
         for step in (1, 2, 3):
             save(tmp_path, step)
             wait_for(lambda step=step: receiver.steps[-1:] == [step])
+        (tmp_path / "elsewhere").mkdir()
+        without = save(tmp_path / "elsewhere", 4)
+        (without / "COMMIT.json").unlink()
+        without.rename(tmp_path / without.name)  # no checkpoint
         time.sleep(0.05)
     assert receiver.steps == [1, 2, 3]
     assert not receiver.errors

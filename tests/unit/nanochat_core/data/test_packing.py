@@ -133,7 +133,7 @@ def test_every_document_is_trained_on_from_its_first_token_to_where_it_is_croppe
             continue
         if not its or len(its[-1][2]) == 1:  # none of it, or only the rows it filled alone
             waiting += length - placed
-        else:  # cropped: it is the last of its row, with all that filled rows alone behind it
+        else:  # cropped: it ends its row, and what it lost is of the rest that filled no row alone
             assert by_document[its[-1][2][-1].document] is found
             rest = (length - row_len) % (row_len - 1) or row_len - 1  # of one that filled rows
             assert length <= row_len or length - placed <= rest

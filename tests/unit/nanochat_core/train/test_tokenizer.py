@@ -59,8 +59,12 @@ def test_the_tokenizer_is_learnt_from_the_training_shards_alone(tmp_path, shards
         "vocab_size": 300,
         "bytes_per_token": pytest.approx(sum(map(len, VALIDATION)) / num_tokens),
     }
+    (tmp_path / "again").mkdir()
+    expected.save(tmp_path / "again")
     names = sorted(p.name for p in job.output.iterdir())
     assert names == ["tokenizer.json", "tokenizer.tiktoken"]
+    for name in names:  # trained and written twice, to the byte
+        assert (job.output / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
 
 
 def test_how_well_it_fits_is_reported_as_an_event(tmp_path, shards):
