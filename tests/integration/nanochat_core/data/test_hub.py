@@ -47,7 +47,9 @@ def cached(server: HubServer) -> list[Path]:
 
 
 def half_files(server: HubServer) -> list[Path]:
-    return list((server.home / "hub").rglob("*.incomplete"))
+    # Not rglob: a directory that is gone by the time it is listed is an error to it.
+    walked = os.walk(server.home / "hub")
+    return [Path(at, n) for at, _, names in walked for n in names if n.endswith(".incomplete")]
 
 
 @pytest.fixture
