@@ -106,9 +106,9 @@ def test_the_same_text_from_another_version_of_the_writer_is_the_same_artifact(
 
 
 def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path: Path):
-    told: list[int] = []
-    publish_rows(store, tmp_path, on_bytes=told.append)
-    assert sum(told) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
+    sizes: list[int] = []
+    publish_rows(store, tmp_path, on_bytes=sizes.append)
+    assert sum(sizes) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
 
 
 def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):

@@ -292,7 +292,7 @@ def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store: Mem
     held = acquire(store, manifest)
     for file in manifest.files:
         store.put(file.key, b"x" * file.size)
-    for _ in range(3):  # nobody takes the lease that expired, and the grace passes twice
+    for _ in range(3):  # no one takes the lease that expired, and the grace passes twice
         store.now += 2 * DAY
         gc(store)
     assert not list(store.list(f"{place(manifest)}/files/"))
