@@ -20,7 +20,6 @@ from prefect.client.schemas.actions import (
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ObjectNotFound
-from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools.validation import is_valid
 
 from flows.run_request import LABEL
@@ -57,7 +56,7 @@ class Wanted:
     @property
     def form(self) -> dict[str, Any]:
         """The JSON schema of the flow's parameters, for the form and for the server's checks."""
-        schema = parameter_schema(self.flow.fn).model_dump(mode="json", exclude_unset=True)
+        schema = self.flow.parameters.model_dump(mode="json", exclude_unset=True)
         for name, rules in schema["properties"].items():
             # Prefect has set the title to the parameter's name.
             rules["title"] = rules.pop(LABEL, name)

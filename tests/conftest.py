@@ -35,6 +35,10 @@ REGISTERED = (
     "tests/integration/flows/evals/test_flow.py",
     "tests/integration/infra/stack/test_resuming.py",
 )
+TRANSFORMERS = (
+    "tests/integration/bench/test_core_gpt2.py",
+    "tests/integration/nanochat_core/interop/test_transformers_files.py",
+)
 PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
 
@@ -163,6 +167,8 @@ class FileScheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith("tests/unit/architecture/"):  # whose files share syntax trees
             return "architecture"
+        if nodeid.startswith(TRANSFORMERS):  # which takes five seconds to import
+            return "transformers"
         return "registered" if nodeid.startswith(REGISTERED) else nodeid.partition("::")[0]
 
 

@@ -6,16 +6,11 @@ through an outage. Code that polls tries again soon anyway, and can ask the stor
 
 import contextlib
 from collections.abc import Generator
-from typing import Any
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectException
-from prefect.settings import (
-    PREFECT_API_REQUEST_TIMEOUT,
-    PREFECT_CLIENT_MAX_RETRIES,
-    temporary_settings,
-)
 
 from infra.prefect.access import AUTH
 from nanochat_core.errors import ConfigError
@@ -35,10 +30,14 @@ def quick_client() -> Generator[SyncPrefectClient]:
     a request, and one of NOT_ANSWERING if it does not respond.
     """
     # Not the client of Prefect's context: that one was made with the settings that retry.
-    settings: dict[Any, Any] = {PREFECT_CLIENT_MAX_RETRIES: 0, PREFECT_API_REQUEST_TIMEOUT: SECONDS}
+    context = get_settings_context()
+    # Copies: Prefect's `temporary_settings` reads the environment and its files again, for 30 ms.
+    api = context.settings.api.model_copy(update={"request_timeout": SECONDS})
+    client = context.settings.client.model_copy(update={"max_retries": 0})
+    settings = context.settings.model_copy(update={"api": api, "client": client})
     with (
         reporting_refusals(),
-        temporary_settings(settings),
+        SettingsContext(profile=context.profile, settings=settings),
         get_client(sync_client=True, httpx_settings={"timeout": SECONDS}) as client,
     ):
         yield client

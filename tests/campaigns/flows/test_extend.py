@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from infra.prefect.server import stop_server
-from tests.integration.flows.test_extend import RECIPES, SECONDS, apply_recipe, nanochat, run
+from tests.integration.flows.test_extend import (
+    RECIPES,
+    SECONDS,
+    apply_recipe,
+    copy_of,
+    nanochat,
+    run,
+)
 
 # A run of `tiny` that takes a minute: little text, few steps, an empty midtraining.
 QUICK = (
@@ -60,7 +67,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_commands_of_a_recipe_print_what_the_guide_says(
     title: str, home: Path, text: Path, tmp_path: Path
 ) -> None:
-    root = apply_recipe(title, tmp_path / "copy")
+    root = copy_of(tmp_path / "copy")
+    apply_recipe(title, root)
     shown = ""
     for line in "".join(b.text for b in RECIPES[title] if b.kind == "console").splitlines():
         if not line.startswith("$ "):

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,11 @@ def recipes() -> dict[str, list[Block]]:
 
 
 RECIPES = recipes()
+
+
+def paths_of(title: str) -> set[str]:
+    """Return the files that a recipe makes or changes."""
+    return {block.path for block in RECIPES[title] if block.path}
 
 
 def apply(block: Block, root: Path) -> None:
@@ -94,13 +99,30 @@ def nanochat(*words: str) -> Sequence[str]:
     return (sys.executable, "-m", "flows.cli.app", *words)
 
 
-def apply_recipe(title: str, directory: Path) -> Path:
-    """Return a copy of the source in which the recipe is applied."""
-    root = copy_of(directory)
+def apply_recipe(title: str, root: Path) -> None:
+    """Apply a recipe to the source in `root`."""
     for block in RECIPES[title]:
         if block.path:
             apply(block, root)
-    return root
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the source for all recipes: each is taken back."""
+    return copy_of(tmp_path_factory.mktemp("copy"))
+
+
+@pytest.fixture
+def root(copy: Path, title: str) -> Iterator[Path]:
+    """The copy with a recipe applied."""
+    try:
+        apply_recipe(title, copy)
+        yield copy
+    finally:
+        for path in paths_of(title):
+            (copy / path).unlink(missing_ok=True)
+            if (REPOSITORY / path).exists():
+                shutil.copy2(REPOSITORY / path, copy / path)  # and its time: of it is bytecode
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +133,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("title", RECIPES)
 def test_a_recipe_touches_three_source_files_at_most_and_passes_the_checks(
-    title: str, tmp_path: Path, home: Path
+    title: str, root: Path, tmp_path: Path, home: Path
 ) -> None:
-    root = apply_recipe(title, tmp_path / "copy")
-    files = {block.path for block in RECIPES[title] if block.path}
+    files = paths_of(title)
     assert len([name for name in files if name.startswith(SOURCE)]) <= MOST_FILES
     for check in ("check", "format --check"):
         run(root, tmp_path, sys.executable, "-m", "ruff", *check.split(), *sorted(files))

@@ -4,6 +4,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +81,10 @@ class Caller:
         """Order the stage, in a thread."""
         from flows.orchestration.dispatch import dispatch
 
-        return self._threads.submit(dispatch, self.stage, self.context, self.run, {}, force=force)
+        settings = copy_context()  # Prefect's, which threads do not inherit
+        return self._threads.submit(
+            settings.run, dispatch, self.stage, self.context, self.run, {}, force=force
+        )
 
     def wait_for_runs(self, count: int) -> list[Any]:
         """The orders, once there are so many."""

@@ -21,7 +21,7 @@ from nanochat_core.runtime.code_record import read_record
 
 RESOURCES = Resources(
     device="cpu",
-    threads=3,
+    threads=1,
     device_batch_size=1,
     save_every_seconds=1.0,
     eval_every_steps=0,
@@ -128,6 +128,7 @@ def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(make_job: Any) -> Non
         "    import os\n"
         "    return {n: os.environ[n] for n in ('OMP_NUM_THREADS', 'PYTHONHASHSEED')}"
     )
+    job = replace(job, resources=replace(RESOURCES, threads=3))
 
     metrics = run_job(job, processes=1, on_event=ignore).metrics
 

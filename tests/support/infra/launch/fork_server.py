@@ -51,7 +51,8 @@ PACKAGES = {
 # What these variables say is read after the fork. Any other must be what the server started with.
 FREE = ("NANOCHAT_", "PREFECT_", "PYTEST_", "AWS_", "RANK", "LOCAL_", "GROUP_", "ROLE_")
 FREE += ("WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_ELASTIC_", "TORCH_NCCL_", "CUBLAS_")
-FREE += ("PYTHONPATH", "GLOO_", "NCCL_", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR")
+FREE += ("PYTHONPATH", "GLOO_", "NCCL_", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR", "DO_NOT_TRACK")
+FREE += ("NO_PROXY",)
 MOST_SERVERS = 3  # of up to 200 MB each, of one process; the one that was not used longest ends
 _TITLE = "-" * 1000  # an argument of the server: its memory takes the command lines of the children
 _STANDARD = sys.stdlib_module_names
