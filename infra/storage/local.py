@@ -133,6 +133,7 @@ class LocalStore:
             self._check_reachable()
             check_folder(self._root, directory)
             entries = [e for e in self._walk(start) if e.key.startswith(prefix)]
+            self._check_reachable()  # still: what is not there is not listed
         yield from sorted(entries, key=lambda entry: entry.key)
 
     def delete(self, key: str) -> None:
@@ -231,6 +232,7 @@ class LocalStore:
         self._check_reachable()
         check_folder(self._root, _TEMPORARY)
         _make_directory(self._root / _TEMPORARY)
+        self._was_seen = True
         path = self._root / _TEMPORARY / uuid.uuid4().hex
         try:
             yield path
@@ -267,6 +269,8 @@ class LocalStore:
     def _reading(self, key: str) -> Generator[None]:
         """Turn a missing file into ObjectNotFound, but only if the store itself is reachable."""
         with self._writing():
+            # Before and after: a disk that is mounted again just now has not lost the file.
+            self._check_reachable()
             try:
                 yield
             except _NOT_THERE:
@@ -280,6 +284,8 @@ class LocalStore:
             yield
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
+            if isinstance(error, _NOT_THERE):
+                self._check_reachable()
             is_away = isinstance(error, _OF_THE_WAY) or error.errno in _AWAY
             kind = StoreUnavailable if is_away else StoreError
             raise kind(

@@ -4,11 +4,12 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
-from infra.storage import parts
-from infra.storage.base import ObjectNotFound
+from infra.storage import local, parts, plain_files
+from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
@@ -78,6 +79,47 @@ def test_a_store_whose_disk_is_not_there_is_an_error_and_never_empty(tmp_path: P
             use()
         assert caught.value.hint
     assert not (tmp_path / "not-mounted").exists()
+
+
+@pytest.mark.parametrize("use", ["get", "head", "fetch"])
+def test_a_disk_that_comes_back_while_an_object_is_looked_for_has_not_lost_it(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    store.put("a", b"x")
+    root, away = tmp_path / "store", tmp_path / "away"
+    root.rename(away)
+    look = local.open_plain
+
+    def look_too_early(path: Path) -> BinaryIO:
+        try:
+            return look(path)
+        finally:
+            away.rename(root)
+
+    for module in (local, plain_files):
+        monkeypatch.setattr(module, "open_plain", look_too_early)
+    more = {"path": tmp_path / "target", "size": 1} if use == "fetch" else {}
+    with pytest.raises(StoreUnavailable, match="is gone"):
+        getattr(store, use)("a", **more)
+
+
+def test_a_disk_that_goes_while_it_is_listed_or_written_is_not_there(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put("a", b"x")
+    root, away = tmp_path / "store", tmp_path / "away"
+    check = local.check_folder
+
+    def check_and_go(*arguments: Any) -> None:
+        check(*arguments)
+        if root.exists():
+            root.rename(away)
+
+    monkeypatch.setattr(local, "check_folder", check_and_go)
+    for use in (lambda: list(store.list("")), lambda: store.put("b", b"")):
+        with pytest.raises(StoreUnavailable, match="is gone"):
+            use()
+        away.rename(root)
 
 
 def test_a_file_in_the_place_of_the_store_is_an_error(tmp_path: Path):
