@@ -31,10 +31,12 @@ def quick_client() -> Generator[SyncPrefectClient]:
     """
     # Not the client of Prefect's context: that one was made with the settings that retry.
     context = get_settings_context()
-    # Copies: Prefect's `temporary_settings` reads the environment and its files again, for 30 ms.
-    api = context.settings.api.model_copy(update={"request_timeout": SECONDS})
-    client = context.settings.client.model_copy(update={"max_retries": 0})
-    settings = context.settings.model_copy(update={"api": api, "client": client})
+    # Prefect's `temporary_settings` would read the environment and its files again: 30 ms.
+    changed = {
+        "api": context.settings.api.model_copy(update={"request_timeout": SECONDS}),
+        "client": context.settings.client.model_copy(update={"max_retries": 0}),
+    }
+    settings = context.settings.model_copy(update=changed)
     with (
         reporting_refusals(),
         SettingsContext(profile=context.profile, settings=settings),

@@ -81,7 +81,7 @@ class LocalStore:
         final = self._path(key)
         with self._writing(), self._temporary() as temporary:
             _write(temporary, data)
-            _make_directory(final.parent)
+            self._make_directory(final.parent)
             try:
                 os.link(temporary, final)  # unlike a rename, fails if the name exists
                 is_ours = True
@@ -101,7 +101,10 @@ class LocalStore:
             lock = mine.with_name(f"swap-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
             new = lock / mine.name
             try:
-                return _swap(mine, lock, new, final, data, version)
+                is_swapped = _swap(mine, lock, new, final, data, version)
+                if not is_swapped:
+                    self._check_reachable()  # or the object went with the disk
+                return is_swapped
             finally:
                 new.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # not empty: another process has the lock
@@ -133,7 +136,7 @@ class LocalStore:
             self._check_reachable()
             check_folder(self._root, directory)
             entries = [e for e in self._walk(start) if e.key.startswith(prefix)]
-            self._check_reachable()  # still: what is not there is not listed
+            self._check_reachable()  # of a disk that went meanwhile too little was found
         yield from sorted(entries, key=lambda entry: entry.key)
 
     def delete(self, key: str) -> None:
@@ -195,6 +198,7 @@ class LocalStore:
                     if self._now() - path.lstat().st_mtime > older_than:
                         _remove(path)
                         removed += 1
+            self._check_reachable()
         return removed
 
     def check_conditions(self) -> None:
@@ -222,16 +226,27 @@ class LocalStore:
                     yield ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime)
 
     def _replace(self, temporary: Path, final: Path) -> None:
-        _make_directory(final.parent)
+        self._make_directory(final.parent)
         temporary.replace(final)
         sync_directory(final.parent)
+
+    def _make_directory(self, path: Path) -> None:
+        """Create a directory of the store and its parents, and flush each new name to the disk."""
+        if path.is_dir():
+            return
+        if path != self._root:
+            self._make_directory(path.parent)
+        elif self._was_seen:
+            self._check_reachable()  # its disk is gone: a new one would lie under the mount point
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
 
     @contextlib.contextmanager
     def _temporary(self) -> Generator[Path]:
         """Yield a free path on the store's file system; what is left there is removed."""
         self._check_reachable()
         check_folder(self._root, _TEMPORARY)
-        _make_directory(self._root / _TEMPORARY)
+        self._make_directory(self._root / _TEMPORARY)
         self._was_seen = True
         path = self._root / _TEMPORARY / uuid.uuid4().hex
         try:
@@ -269,7 +284,7 @@ class LocalStore:
     def _reading(self, key: str) -> Generator[None]:
         """Turn a missing file into ObjectNotFound, but only if the store itself is reachable."""
         with self._writing():
-            # Before and after: a disk that is mounted again just now has not lost the file.
+            # Before and after: a disk that is mounted again meanwhile has not lost the file.
             self._check_reachable()
             try:
                 yield
@@ -283,9 +298,10 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            where = f": {error.filename}" if error.filename else ""
             if isinstance(error, _NOT_THERE):
-                self._check_reachable()
+                with self._writing():
+                    self._check_reachable()
+            where = f": {error.filename}" if error.filename else ""
             is_away = isinstance(error, _OF_THE_WAY) or error.errno in _AWAY
             kind = StoreUnavailable if is_away else StoreError
             raise kind(
@@ -380,12 +396,3 @@ def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
         return False
     temporary.replace(target)
     return True
-
-
-def _make_directory(path: Path) -> None:
-    """Create a directory and its parents, and flush each new name to the disk."""
-    if path.is_dir():
-        return
-    _make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)

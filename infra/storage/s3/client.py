@@ -123,7 +123,7 @@ def _descriptions() -> Any:
 
 @functools.cache
 def _handlers() -> Any:
-    """Return botocore's own handlers, registered once: half of the rest of that time."""
+    """Return botocore's own handlers: to register them again for a client costs 9 ms."""
     emitter = HierarchicalEmitter()
     botocore.session.Session(event_hooks=emitter)
     return emitter

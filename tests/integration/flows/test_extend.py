@@ -107,22 +107,23 @@ def apply_recipe(title: str, root: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the source for all recipes: each is taken back."""
     return copy_of(tmp_path_factory.mktemp("copy"))
 
 
 @pytest.fixture
-def root(copy: Path, title: str) -> Iterator[Path]:
+def root(source: Path, title: str) -> Iterator[Path]:
     """The copy with a recipe applied."""
     try:
-        apply_recipe(title, copy)
-        yield copy
+        apply_recipe(title, source)
+        yield source
     finally:
         for path in paths_of(title):
-            (copy / path).unlink(missing_ok=True)
+            (source / path).unlink(missing_ok=True)
             if (REPOSITORY / path).exists():
-                shutil.copy2(REPOSITORY / path, copy / path)  # and its time: of it is bytecode
+                # With its time, by which Python knows whether bytecode is of this text.
+                shutil.copy2(REPOSITORY / path, source / path)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,9 @@
 """The store in a directory: whole objects or none, and "cannot reach" never means "not there"."""
 
 import errno
+import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,6 +15,8 @@ from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
 from nanochat_core.errors import StoreError
+
+VERSION = hashlib.sha256(b"x").hexdigest()
 
 
 @pytest.fixture
@@ -74,6 +78,7 @@ def test_a_store_whose_disk_is_not_there_is_an_error_and_never_empty(tmp_path: P
         lambda: store.put("a", b""),
         lambda: store.put_if_absent("a", b""),
         lambda: store.fetch("a", tmp_path / "target", size=1),
+        lambda: store.abort_stale_uploads(older_than=0.0),
     ):
         with pytest.raises(StoreError, match="not-mounted does not exist") as caught:
             use()
@@ -81,7 +86,7 @@ def test_a_store_whose_disk_is_not_there_is_an_error_and_never_empty(tmp_path: P
     assert not (tmp_path / "not-mounted").exists()
 
 
-@pytest.mark.parametrize("use", ["get", "head", "fetch"])
+@pytest.mark.parametrize("use", ["get", "get_stored", "head", "fetch"])
 def test_a_disk_that_comes_back_while_an_object_is_looked_for_has_not_lost_it(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
 ) -> None:
@@ -103,23 +108,44 @@ def test_a_disk_that_comes_back_while_an_object_is_looked_for_has_not_lost_it(
         getattr(store, use)("a", **more)
 
 
-def test_a_disk_that_goes_while_it_is_listed_or_written_is_not_there(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("function", "use"),
+    [
+        ("check_folder", lambda store, path: list(store.list(""))),
+        ("_write", lambda store, path: store.put("b", b"")),
+        ("_write", lambda store, path: store.put_if_absent("b", b"")),
+        ("sync_directory", lambda store, path: store.put("b/c/d", b"")),
+        ("read_plain", lambda store, path: store.put_if_same("a", b"y", version=VERSION)),
+        ("_seal", lambda store, path: store.upload("b", path)),
+        ("check_folder", lambda store, path: store.abort_stale_uploads(older_than=0.0)),
+    ],
+    ids=["list", "put", "put_if_absent", "folders", "put_if_same", "upload", "abort"],
+)
+def test_a_disk_that_goes_during_a_call_is_gone_and_no_other_takes_its_place(
+    store: LocalStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    use: Callable[[LocalStore, Path], object],
 ) -> None:
     store.put("a", b"x")
     root, away = tmp_path / "store", tmp_path / "away"
-    check = local.check_folder
+    (tmp_path / "file").write_bytes(b"z")
+    work = getattr(local, function)
 
-    def check_and_go(*arguments: Any) -> None:
-        check(*arguments)
-        if root.exists():
+    def go_first(*arguments: Any, **more: Any) -> Any:
+        if not away.exists():
             root.rename(away)
+        return work(*arguments, **more)
 
-    monkeypatch.setattr(local, "check_folder", check_and_go)
-    for use in (lambda: list(store.list("")), lambda: store.put("b", b"")):
+    with monkeypatch.context() as patch:
+        patch.setattr(local, function, go_first)
         with pytest.raises(StoreUnavailable, match="is gone"):
-            use()
-        away.rename(root)
+            use(store, tmp_path / "file")
+    assert not root.exists()
+    away.rename(root)
+    assert [entry.key for entry in store.list("")] == ["a"]
+    assert store.get("a") == b"x"
 
 
 def test_a_file_in_the_place_of_the_store_is_an_error(tmp_path: Path):
