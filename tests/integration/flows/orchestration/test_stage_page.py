@@ -61,7 +61,8 @@ class Pages:
         while True:
             found = {run["name"]: run for run in self._filter("task_runs", chosen)}
             run = found.get(stage)
-            if run and run["state_type"] in ("COMPLETED", "FAILED"):
+            # The server stores a task run first, and then the state that belongs to it.
+            if run and run["state"] and run["state_type"] in ("COMPLETED", "FAILED"):
                 return run
             assert time.monotonic() < deadline, found
             time.sleep(0.1)
