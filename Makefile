@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TEST_ENV := NO_COLOR=1 PYTHONDONTWRITEBYTECODE=
+POLICIES := tests/unit/architecture tests/integration/architecture
 
 GPUS := $(wildcard /dev/nvidia[0-9]*)
 # The package index of torch, if another one than pip's.
@@ -20,8 +21,8 @@ help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
 	@echo "make setup   a .venv with everything, versions from constraints.txt; torch without CUDA if"
 	@echo "             this machine has no GPU, or from TORCH_INDEX=URL"
-	@echo "make check   format, lint, types, import contracts, fast tests, docs"
-	@echo "make test    all tests but the campaigns"
+	@echo "make check   format, lint, types, import contracts, policy tests, docs"
+	@echo "make test    all other tests but the campaigns"
 	@echo "make fast    unit tests: they need neither torch nor Prefect"
 	@echo "make gpu     the tests that need a GPU"
 	@echo "make campaigns   kills, power cuts, faults, attacks, with today's seed; a table; hours"
@@ -78,13 +79,13 @@ check: setup
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/generate.py --check
-	$(TEST_ENV) $(BIN)/pytest -q tests/unit/architecture tests/integration/architecture
+	$(TEST_ENV) $(BIN)/pytest -q $(POLICIES)
 
 fast: setup
 	$(TEST_ENV) $(BIN)/pytest -q -n 2 tests/unit
 
 test: setup
-	$(TEST_ENV) $(BIN)/pytest -q -n 4 -m "not gpu" tests/integration tests/unit
+	$(TEST_ENV) $(BIN)/pytest -q -n 4 -m "not gpu" $(POLICIES:%=--ignore=%) tests/integration tests/unit
 
 gpu: setup
 	$(TEST_ENV) $(BIN)/pytest -q -m gpu $$(cat tests/gpu.txt)
