@@ -1,7 +1,7 @@
 """Transactions of Prefect's server on SQLite wait for each other instead of failing."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ READ = sa.text("select n from counts")
 
 
 @pytest.fixture
-def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     # Prefect's server takes seconds to import, which only the worker of this test should spend.
     from prefect.server.database.configurations import AioSqliteConfiguration
 
@@ -25,7 +25,7 @@ def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     begin = AioSqliteConfiguration.begin_transaction
     monkeypatch.setattr(AioSqliteConfiguration, "begin_transaction", begin)
     lock_at_begin()
-    yield AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{tmp_path}/db")
+    return AioSqliteConfiguration(connection_url=f"sqlite+aiosqlite:///{tmp_path}/db")
 
 
 def count_after(database: Any, work: Callable[[AsyncEngine], Awaitable[Any]]) -> int:
