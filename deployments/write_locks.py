@@ -3,10 +3,10 @@
 Prefect begins most transactions as readers. If another transaction commits before the first write
 of such a one, SQLite refuses that write at once ("database is locked", however long its timeout),
 and the client gets a 503: a form in Prefect's pages then says "Unknown error while creating flow
-run". A transaction that begins with the lock waits for its turn. What Prefect opens within it, as
-when a paused work queue is reported, begins as Prefect begins it: with the lock it would wait for
-the transaction that waits for it. `deployments.ordering`, which the server loads, calls this; a
-server on Postgres is not touched.
+run". A transaction that begins with the lock waits for its turn. What Prefect only reads within it,
+as when a work queue is paused, begins without the lock: it would wait for the transaction that
+waits for it. `deployments.ordering`, which the server loads, calls this; a server on Postgres is
+not touched.
 """
 
 from collections.abc import AsyncGenerator
@@ -29,9 +29,6 @@ async def _begin(
 ) -> AsyncGenerator[AsyncSessionTransaction, None]:
     del with_for_update  # in Prefect's own words: with the lock from the start
     async with _begin_as_prefect(self, session, with_for_update=True) as transaction:
-        await session.connection()  # now, not at the first statement: the mode is this one's alone
-        outer = SQLITE_BEGIN_MODE.set("DEFERRED")
-        try:
-            yield transaction
-        finally:
-            SQLITE_BEGIN_MODE.reset(outer)
+        await session.connection()  # begins at once, so that the mode can be that of others now
+        SQLITE_BEGIN_MODE.set("DEFERRED")  # Prefect sets it back at the end
+        yield transaction

@@ -18,8 +18,8 @@ from bench.gpu.main import NEEDS_GPU, Outcome, Results, run_in_time, run_step, t
 from bench.gpu.steps import HEAD, Step
 
 ROOT = Path(__file__).parents[3]
-# One step that runs tests, one that measures and one with a peer; all of them run dry in
-# tests.campaigns.bench.test_gpu.
+# One step that runs tests, one that measures, and one that is skipped for want of a peer; in
+# tests.campaigns.bench.test_gpu every step runs dry.
 SHORT = ("gpu tests", "kernels", "decode")
 pytestmark = pytest.mark.torch
 

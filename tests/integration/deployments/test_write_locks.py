@@ -72,6 +72,7 @@ def test_what_is_read_within_a_transaction_does_not_wait_for_its_end(database: A
 
 
 def test_a_work_queue_can_be_paused_on_its_page(api: PrefectApi) -> None:
-    queue = api.post("/work_queues/", {"name": "to be paused"})["id"]
-    api.patch(f"/work_queues/{queue}", {"is_paused": True})  # refused after a minute, if it waits
-    assert api.get(f"/work_queues/{queue}")["status"] == "PAUSED"
+    queue = f"/work_queues/{api.post('/work_queues/', {'name': 'to be paused'})['id']}"
+    api.patch(queue, {"is_paused": True})  # asked for again each minute, if the server waits
+    assert api.get(queue)["status"] == "PAUSED"
+    api.delete(queue)
