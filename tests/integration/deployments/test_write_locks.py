@@ -61,12 +61,15 @@ def test_two_transactions_that_read_before_they_write_both_commit(database: Any)
 
 
 def test_what_is_read_within_a_transaction_does_not_wait_for_its_end(database: Any) -> None:
+    from prefect.server.database.configurations import SQLITE_BEGIN_MODE
+
     async def nested(engine: AsyncEngine) -> None:
         session, other = await database.session(engine), await database.session(engine)
         async with session, database.begin_transaction(session):
             await session.execute(sa.text("update counts set n = 1"))
             async with other:
                 assert (await other.execute(READ)).scalar_one() == 0
+        assert SQLITE_BEGIN_MODE.get() is None  # as before
 
     assert count_after(database, nested) == 1
 
