@@ -82,7 +82,7 @@ check: setup
 	$(TEST_ENV) $(BIN)/pytest -q $(POLICIES)
 
 fast: setup
-	$(TEST_ENV) $(BIN)/pytest -q -n 2 tests/unit
+	$(TEST_ENV) $(BIN)/pytest -q -n 2 $(POLICIES:%=--ignore=%) tests/unit
 
 test: setup
 	$(TEST_ENV) $(BIN)/pytest -q -n 4 -m "not gpu" $(POLICIES:%=--ignore=%) tests/integration tests/unit

@@ -39,7 +39,7 @@ GUARDS = {
         tests/unit/flows/identity/test_fingerprint.py
         tests/integration/flows/identity/test_fingerprint_golden.py
         tests/unit/flows/artifacts/test_record_types.py
-        tests/unit/flows/identity/test_fingerprint_repository.py"""
+        tests/integration/flows/identity/test_fingerprint_repository.py"""
     "::test_a_stage_depends_on_the_tasks_that_its_configuration_names",
     "leases": f"""
         {SIMULATION}

@@ -44,20 +44,6 @@ def test_no_question_comes_twice(grade):
     assert len(set(keys)) == MANY
 
 
-def test_no_set_of_numbers_is_in_both_splits_over_all_grades_and_seeds():
-    seen = {
-        split: {
-            tuple(sorted(numbers(c)))
-            for grade in GRADES
-            for seed in (0, 1)
-            for c in many(split, grade=grade, seed=seed)
-        }
-        for split in ("train", "test")
-    }
-    assert len(seen["test"]) > 300
-    assert not seen["train"] & seen["test"]
-
-
 def test_every_number_of_the_test_questions_is_in_training_too():
     train = {n for c in many("train", grade=1) for n in numbers(c)}
     assert train == set(range(2, 21))

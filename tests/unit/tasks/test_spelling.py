@@ -40,21 +40,6 @@ def test_every_word_is_in_one_split():
     assert spelling.words_of("test", longest=5) == tuple(w for w in test if len(w) <= 5)
 
 
-@pytest.mark.parametrize("kind", ["spell", "count"])
-def test_no_word_is_in_both_splits_over_all_grades_and_seeds(kind):
-    words = {
-        split: {
-            c["word"]
-            for grade in GRADES
-            for seed in (0, 1)
-            for c in of_kind(kind, many(split, grade=grade, seed=seed))
-        }
-        for split in ("train", "test")
-    }
-    assert len(words["test"]) > 100
-    assert not words["train"] & words["test"]
-
-
 @pytest.mark.parametrize("grade", GRADES)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_the_seed_decides_and_fewer_is_a_prefix(grade, split):

@@ -187,11 +187,6 @@ def test_an_artifact_of_another_stage_is_an_error(tmp_path: Path) -> None:
         run_report(tmp_path, inputs)
 
 
-def test_a_long_run_still_makes_a_small_page(tmp_path: Path) -> None:
-    page, _ = make_report(tmp_path, num_steps=3_000)
-    assert len(page) < 300_000
-
-
 def test_thinning_keeps_the_mean_and_the_last_step() -> None:
     points = [(step, float(step % 7)) for step in range(1, 701)]
     thinned = thin(points, max_points=100)

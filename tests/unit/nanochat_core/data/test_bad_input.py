@@ -14,7 +14,6 @@ from nanochat_core.data import rows
 from nanochat_core.data import tokens as tokenize
 from nanochat_core.data.row_files import Rows
 from nanochat_core.data.shard_files import shard_name
-from nanochat_core.data.token_files import TokenSet
 from nanochat_core.errors import ConfigError, DataError, ModelError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import tokenizer as tokenizer_stage
@@ -49,20 +48,6 @@ def test_a_bad_shard_stops_the_stage_that_reads_it(
     # Other shards may be finished, for the next attempt; of the bad one there is nothing.
     left = {path.name.partition(".")[0] for path in job.output.iterdir()}
     assert left <= {"shard_00000", "shard_00002"}
-
-
-def test_null_and_huge_documents_are_documents(make_job, write_shards, tokenizer_dir):
-    shards = write_shards([TEXTS, ["held out"]])
-    huge = "\u4e2d" * 3_500_000  # 10 MB
-    table = pa.table({"text": [None, huge, "", "word1"]})
-    pq.write_table(table, shards / shard_name(0))
-    job = make_job("tokens", {"shards": shards, "tokenizer": tokenizer_dir})
-    tokenize.run(job)
-    tokens = TokenSet.open(job.output)
-    lengths = tokens.read_lengths(tokens.shards[0]).tolist()
-    assert (lengths[0], lengths[2]) == (1, 1)  # nothing but the token that begins a document
-    ids = tokens.read_tokens(tokens.shards[0])[2 : 1 + lengths[1]]
-    assert Tokenizer.load(tokenizer_dir).decode(ids.tolist()) == huge
 
 
 @pytest.fixture

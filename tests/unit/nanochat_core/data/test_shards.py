@@ -178,18 +178,6 @@ def test_a_folder_that_cannot_be_listed_is_not_passed_over(make_job, folder, mon
         shards.run(job)
 
 
-def test_documents_of_ten_megabytes_pass_whole(make_job, folder):
-    long = "\u4e2d" * 3_400_000
-    (folder / "long.jsonl").write_text(json.dumps({"text": long}))
-    (folder / "long.txt").write_text(long + "!", encoding="utf-8")
-    pq.write_table(pa.table({"text": [long + "?"]}), folder / "long.parquet")
-    job = make_job("shards", {}, shards=config(path=str(folder)))
-    assert shards.run(job)["documents"] == 403
-    made = ShardSet.open(job.output)
-    texts = {text for path in (*made.train, made.validation) for text in documents_of(path)}
-    assert {long, long + "!", long + "?"} <= texts
-
-
 def test_text_edited_between_plan_and_job_is_refused_in_one_line(make_job, folder):
     planned = config(path=str(folder))
     (folder / "c.txt").write_text("another text")

@@ -124,7 +124,7 @@ def check_arithmetic(expression):
         assert math.isclose(float(result), expected, rel_tol=1e-11, abs_tol=1e-300)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(EXPRESSIONS)
 def test_arithmetic_is_pythons(expression):
     check_arithmetic(expression)
