@@ -24,7 +24,7 @@ from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
-from nanochat_core.train.policy import Rollout
+from nanochat_core.train.policy import Rollout, log_probs
 from nanochat_core.train.rl import question_ids, roll_out
 from tasks.base import Conversation
 
@@ -219,6 +219,34 @@ def test_each_option_changes_what_is_learnt(
     assert int(load_state(jobs["two"].output)["step"]) == 2 + int(
         load_state(jobs["plain"].output)["step"]
     )
+
+
+def test_a_second_update_is_compared_with_the_weights_that_sampled(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: list[float] = []  # how far an update's weights are from those that it is compared with
+    gradients_of = rl.policy_gradients_of
+
+    def measure(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> Any:
+        compute = gradients_of(model, optimizer, rollouts, **named)
+        old = torch.cat(named["ref_log_probs"].old)
+
+        def computed(*, device_batch_size: int) -> Any:
+            now = log_probs(model, rollouts, device_batch_size=device_batch_size)
+            moved.append(float((torch.cat(now) - old).abs().max()))
+            return compute(device_batch_size=device_batch_size)
+
+        return computed
+
+    monkeypatch.setattr(rl, "policy_gradients_of", measure)
+    section: dict[str, Any] = {"clip": 0.2, "updates_per_batch": 2, "num_steps": 2}
+    run_rl(make_job, run_stage, models, tmp_path, **section)
+    assert moved[::2] == [0.0, 0.0]
+    assert min(moved[1::2]) > 1e-3
 
 
 def test_with_every_option_a_stopped_run_resumes_to_the_same_bytes(
