@@ -23,7 +23,7 @@ help:
 	@echo "             this machine has no GPU, or from TORCH_INDEX=URL"
 	@echo "make check   format, lint, types, import contracts, policy tests, docs"
 	@echo "make test    all other tests but the campaigns"
-	@echo "make fast    unit tests: they need neither torch nor Prefect"
+	@echo "make fast    unit tests but the policy tests, without torch and Prefect: a minute"
 	@echo "make gpu     the tests that need a GPU"
 	@echo "make campaigns   kills, power cuts, faults, attacks, with today's seed; a table; hours"
 	@echo "make s3      an S3-compatible server on this machine, to try object storage with"

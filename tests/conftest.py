@@ -41,7 +41,7 @@ TRANSFORMERS = (
 )
 PREFECT, S3 = "prefect-server", "s3-server"  # in the directory of a run
 SKIPS_SHOWN = 3  # lines
-UNFREEZE = gc.unfreeze
+UNFREEZE = gc.unfreeze  # which is replaced below
 
 # Threads of numerical libraries. Tests run side by side: threads that wait for each other's time
 # slices take ten times as long. Set before torch is imported; your own setting is kept.
@@ -214,8 +214,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
 
 
 @pytest.hookimpl(specname="pytest_unconfigure")
-def pytest_stop_servers(config: pytest.Config) -> None:
-    """Stop the servers of a run: only when its workers have ended does no test use them."""
+def pytest_end_of_run(config: pytest.Config) -> None:
+    """Let objects be collected again, and stop the servers, which no test uses any more."""
     UNFREEZE()  # or DuckDB's bindings print at exit that all their types were leaked
     if not hasattr(config, "workerinput"):
         shared = config._tmp_path_factory.getbasetemp()  # as pytest-xdist finds it

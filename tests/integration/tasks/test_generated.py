@@ -39,7 +39,9 @@ def test_no_word_is_in_both_splits_over_all_grades_and_seeds(kind):
 
 @pytest.mark.parametrize("name", spelling_bee.NAMES)
 def test_no_test_question_is_asked_in_training(name):
-    train = {prompt_key(c) for c in spelling_bee.examples(name, "train", 20_000)}
+    many = spelling_bee.examples(name, "train", 20_000)
+    assert len(many) == 20_000  # more than there are words
+    train = {prompt_key(c) for c in many}
     test = {prompt_key(c) for c in spelling_bee.examples(name, "test", 2000, seed=1)}
     assert len(test) > 100
     assert not train & test

@@ -221,7 +221,7 @@ def test_each_option_changes_what_is_learnt(
     )
 
 
-def test_a_second_update_is_compared_with_the_weights_that_sampled(
+def test_a_second_update_is_compared_with_the_weights_before_the_first(
     models: dict[str, Path],
     make_job: MakeJob,
     run_stage: RunStage,
@@ -245,6 +245,7 @@ def test_a_second_update_is_compared_with_the_weights_that_sampled(
     monkeypatch.setattr(rl, "policy_gradients_of", measure)
     section: dict[str, Any] = {"clip": 0.2, "updates_per_batch": 2, "num_steps": 2}
     run_rl(make_job, run_stage, models, tmp_path, **section)
+    assert len(moved) == 4
     assert moved[::2] == [0.0, 0.0]
     assert min(moved[1::2]) > 1e-3
 

@@ -1,0 +1,82 @@
+import itertools
+import math
+import random
+
+import pytest
+
+from nanochat_core.evaluate.intervals import (
+    Interval,
+    centred,
+    mean_of,
+    paired_difference,
+    share_of,
+    wilson_interval,
+)
+
+
+def test_nothing_seen_says_nothing():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+    assert share_of(0, 0).value == 0.0
+
+
+def test_centred_shares_are_0_at_guessing_and_1_at_all_right():
+    found = centred(Interval(value=0.25, low=0.0, high=1.0), 0.25)
+    assert (found.value, found.high) == (0.0, 1.0)
+    assert found.low == pytest.approx(-1 / 3)
+
+
+def test_the_mean_of_many_is_known_better_than_each():
+    parts = [share_of(30, 100) for _ in range(16)]
+    mean = mean_of(parts)
+    assert mean.value == pytest.approx(0.3)
+    assert mean.value - mean.low == pytest.approx((parts[0].value - parts[0].low) / 4)
+    assert mean.high - mean.value == pytest.approx((parts[0].high - parts[0].value) / 4)
+    assert mean_of([share_of(0, 50)]).high == pytest.approx(share_of(0, 50).high)
+
+
+def test_the_mean_lies_in_its_interval_95_times_of_100():
+    rng = random.Random(0)
+    shares, hits, rounds = (0.05, 0.3, 0.5, 0.97), 0, 2000
+    for _ in range(rounds):
+        seen = [share_of(sum(rng.random() < p for _ in range(60)), 60) for p in shares]
+        found = mean_of(seen)
+        hits += found.low <= sum(shares) / len(shares) <= found.high
+    assert 0.94 < hits / rounds < 0.975
+
+
+# The difference of two models that answered the same questions.
+
+
+def test_the_interval_of_pairs_is_the_published_one():
+    found = paired_difference(50, 36, 2, 12)  # Newcombe 1998, his example, method 10
+    assert (round(found.low, 4), round(found.high, 4)) == (-0.3404, -0.0569)
+    for kept, gained, lost in ((0, 1, 0), (0, 0, 1), (1, 0, 0), (0, 0, 0)):
+        found = paired_difference(1, kept, gained, lost)
+        assert -1 <= found.low <= gained - lost == found.value <= found.high <= 1
+        assert found.high - found.low > 0.9  # one question says next to nothing
+
+
+@pytest.mark.parametrize(
+    "shares",  # of questions kept, gained, lost and never right
+    [
+        (0.45, 0.05, 0.05, 0.45),
+        (0.8, 0.03, 0.02, 0.15),
+        (0.2, 0.2, 0.2, 0.4),
+        (0.3, 0.1, 0.01, 0.59),
+        (0.3, 0.15, 0.05, 0.5),
+        (0.05, 0.2, 0.0, 0.75),
+    ],
+)
+def test_a_difference_lies_in_its_interval_95_times_of_100(shares: tuple[float, ...]):
+    total, inside, is_clear = 20, 0.0, 0.0
+    for kept, gained, lost in itertools.product(range(total + 1), repeat=3):
+        if (neither := total - kept - gained - lost) < 0:
+            continue
+        counts = (kept, gained, lost, neither)
+        ways = math.factorial(total) // math.prod(map(math.factorial, counts))
+        share = ways * math.prod(p**n for p, n in zip(shares, counts, strict=True))
+        found = paired_difference(total, kept, gained, lost)
+        inside += share * (found.low <= shares[1] - shares[2] <= found.high)
+        is_clear += share * (not found.low <= 0 <= found.high)
+    assert inside > 0.94
+    assert shares[1] != shares[2] or is_clear < 0.05  # no difference, none found
