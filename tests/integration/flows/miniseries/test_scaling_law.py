@@ -1,4 +1,4 @@
-"""The ranges of a law hold what was planted: sixty fits, each of many resampled points."""
+"""The ranges of a law hold what was planted: thirty fits at each level of noise."""
 
 import numpy as np
 import pytest
