@@ -5,7 +5,8 @@ PART is `right` (does it compute the right thing), `train`, `use`, `deep` (what 
 Each result is appended to out/results.jsonl as soon as it is there, so that whatever ends this
 early loses nothing. A step that fails is reported with the last lines of its output, and the next
 begins; one whose seconds are more than what is left of the budget is skipped. The last thing
-printed is a table. Exit 1: a step failed. See README.md beside this file.
+printed is a table; if this is stopped, of the steps that had begun. Exit 1: a step failed, or this
+was stopped. See README.md beside this file.
 
 `--dry` runs every step on a CPU at depth 2 with tiny shapes, in processes forked from one that has
 torch: it shows that the programs run, and measures nothing.
@@ -22,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,14 +91,19 @@ def main() -> None:
     run = partial(run_in_time, options=options, out=out, results=results, deadline=deadline)
     # Dry, nothing is measured, so steps may run side by side.
     with starting(dry=options.dry), ThreadPoolExecutor(2 if options.dry else 1) as pool:
+        futures = [pool.submit(run, step) for step in steps]
+        stopped = False
         try:
-            outcomes = list(pool.map(run, steps))
+            wait(futures)
         except KeyboardInterrupt:
+            stopped = True
             pool.shutdown(wait=False, cancel_futures=True)
             for leader in list(_LEADERS):
                 kill_session(leader)
-            sys.exit("stopped")
+    outcomes = [future.result() for future in futures if not future.cancelled()]
     print("\n".join(table(outcomes)), flush=True)
+    if stopped:
+        sys.exit("stopped")
     sys.exit(1 if any(outcome.status == "failed" for outcome in outcomes) else 0)
 
 

@@ -156,7 +156,7 @@ time.sleep(600)
         time.sleep(0.01)
 
 
-def test_ended_by_a_signal_it_ends_its_step_and_has_shown_its_lines(tmp_path: Path) -> None:
+def test_ended_by_a_signal_it_ends_its_step_and_prints_the_table(tmp_path: Path) -> None:
     step = step_of(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     code = f"""
 import sys
@@ -175,8 +175,11 @@ main.main()
     with program.stdout as lines:
         shown = next(line for line in lines if line.startswith("a step: "))
         program.terminate()
-        assert program.wait(60) == 1
-    assert not (Path("/proc") / shown.split()[-1]).exists()
+        rest = lines.read().splitlines()
+    assert program.wait(60) == 1
+    pid = shown.split()[-1]
+    assert not (Path("/proc") / pid).exists()
+    assert rest[-4:] == [f"    {pid}", "    ! ended with -9", "", "1 failed"]
 
 
 def test_a_result_that_needs_a_gpu_is_never_ok(tmp_path: Path) -> None:
