@@ -2,16 +2,21 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from prefect.exceptions import TerminationSignal
+from prefect.futures import PrefectConcurrentFuture
+from prefect.states import Completed
 
 from flows.build.retry import TransientStageError
-from flows.orchestration.stage_runs import keeping_signals
+from flows.orchestration.stage_runs import keeping_signals, wait_all
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.integration.flows.orchestration.test_dispatch import (
@@ -155,3 +160,34 @@ def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows: bool) 
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same() -> None:
+    # As one that comes just before the thread blocks: its handler runs when that wakes up.
+    stop, waiting = threading.Event(), threading.Event()
+    built: Future[Any] = Future()
+
+    def stop_and_end() -> None:
+        assert waiting.wait(60)
+        time.sleep(0.2)  # the main thread blocks by then; if it does not, nothing is shown
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # wakes this thread alone
+        assert stop.wait(60)
+        built.set_result(Completed())
+
+    def handler(number: int, frame: object) -> None:
+        raise TerminationSignal(signal=number)
+
+    def build() -> None:
+        with keeping_signals(stop):
+            waiting.set()
+            wait_all([PrefectConcurrentFuture(uuid4(), built)])
+
+    before = signal.signal(signal.SIGTERM, handler)
+    thread = threading.Thread(target=stop_and_end)
+    thread.start()
+    try:
+        with pytest.raises(TerminationSignal):
+            build()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join()
