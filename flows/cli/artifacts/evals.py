@@ -24,7 +24,7 @@ from flows.frozen import frozen
 from flows.render.table import columns
 from flows.render.text import duration
 from flows.run_request import shared
-from infra.placement import check_gpu_pool
+from infra.placement import NO_POOL, check_gpu_pool
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.evals import Recurring
@@ -98,7 +98,8 @@ def schedule(
             name: [*value] if isinstance(value, tuple) else value  # as JSON has them
             for name, value in {
                 **shared(EvalRequest, evaluation, where.resolved),
-                "pool": pool,
+                # A deployment's own default, such as that of main, must not take its place.
+                "pool": pool or NO_POOL,
             }.items()
         },
         environment=_environment(where),
