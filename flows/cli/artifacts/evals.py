@@ -105,7 +105,8 @@ def schedule(
         environment=_environment(where),
     )
     apply(recurring)
-    print_lines(_scheduled(recurring, suite, api_url, where))
+    command = _run_command(model, evaluation, where)
+    print_lines(_scheduled(recurring, suite, api_url, command))
     return 0
 
 
@@ -125,7 +126,7 @@ def run(
     from flows.orchestration.local_run import ready
 
     began = time.monotonic()
-    command = shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
+    command = _run_command(model, evaluation, where)
     with (
         resumable(command, stages=[stage.name for stage in stages]) as display,
         ready(where.home_path, display),
@@ -211,16 +212,18 @@ def _row(recurring: "Recurring") -> tuple[str, ...]:
     )
 
 
-def _scheduled(
-    recurring: "Recurring", suite: Suite, api_url: str, where: PlacementOptions
-) -> Iterator[str]:
+def _run_command(model: str, evaluation: EvalOptions, where: PlacementOptions) -> str:
+    """Return the command that evaluates the model now."""
+    return shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
+
+
+def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, command: str) -> Iterator[str]:
     """Yield the lines printed after a schedule is made."""
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
     yield f"{recurring.model} is evaluated by {suite.stage.name}: {state}"
     yield f"model   {suite.model.name}; looked up again each time"
     yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
-    again = ["nanochat", "evals", "run", recurring.model, *where.argv]
-    yield f"at once {shlex.join(again)}"
+    yield f"at once {command}"
 
 
 def _ending(model: str, evaluated: "Evaluated", *, took: str) -> Iterator[str]:
