@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
@@ -34,20 +34,24 @@ class Recurring:
     paused: bool = True
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])  # without `model`
     environment: Mapping[str, str] = field(default_factory=dict[str, str])  # of the flow's process
+    # The deployment that it was read from. A person may have changed its model in the form.
+    registered: str | None = None
 
     @property
     def name(self) -> str:
         """The deployment's name."""
-        return key_of(self.model)
+        return self.registered or key_of(self.model)
 
 
 def apply(recurring: Recurring) -> None:
     """Create or update the deployment, and its pool if it is missing.
 
-    Raises ConfigError if the schedule or the time zone is not valid.
+    Raises ConfigError if the schedule or the time zone is not valid, or if the deployment of this
+    name evaluates another model.
     """
     wanted = deployment_of(recurring)
     with get_client(sync_client=True) as client:
+        _find(client, recurring.model)  # raises for another model's
         # The pool is missing where `nanochat deploy` has never run.
         for pool in POOLS:
             if pool.name == wanted.pool:
@@ -73,13 +77,26 @@ def deployment_of(recurring: Recurring) -> Wanted:
 def remove(model: str) -> bool:
     """Delete the model's deployment with its scheduled runs; return whether it existed.
 
-    Results of earlier runs stay in the store.
+    Results of earlier runs stay in the store. Raises ConfigError if the deployment of this name
+    evaluates another model.
     """
     with get_client(sync_client=True) as client:
-        found = find(client, f"{nanochat_eval.name}/{key_of(model)}")
+        found = _find(client, model)
         if found is not None:
             client.delete_deployment(found.id)
     return found is not None
+
+
+def _find(client: SyncPrefectClient, model: str) -> DeploymentResponse | None:
+    """Return the model's deployment. None means none. Raises ConfigError if it is another's."""
+    found = find(client, f"{nanochat_eval.name}/{key_of(model)}")
+    # sft@mine and sft-mine have one name, and the form can change a deployment's model.
+    if found and (other := (found.parameters or {}).get("model", model)) != model:
+        raise ConfigError(
+            f"the deployment {nanochat_eval.name}/{found.name} evaluates {other}, not {model}",
+            hint="change its model in Prefect's pages, or delete it there",
+        )
+    return found
 
 
 def read_recurring() -> list[Recurring]:
@@ -102,6 +119,7 @@ def _recurring(deployment: DeploymentResponse) -> Recurring | None:
                 # Prefect has a switch for the deployment and one for its schedule: both must be on.
                 paused=deployment.paused or not item.active,
                 parameters={k: v for k, v in deployment.parameters.items() if k != "model"},
+                registered=deployment.name,
             )
     return None
 

@@ -337,7 +337,10 @@ def _fetch(store: Store, found: StoredCheckpoint, local: Path, job: Job) -> None
         for file in found.files:
             path = fresh / file.path
             path.parent.mkdir(parents=True, exist_ok=True)
-            if fault := fetch_or_fault(store, file, path, of=f"checkpoint step {found.step}"):
+            # The job appends to its records: a hard link would change the store's object.
+            is_record = file.path in _RECORDS
+            of = f"checkpoint step {found.step}"
+            if fault := fetch_or_fault(store, file, path, of=of, private=is_record):
                 raise ArtifactError(f"{file.key} {fault}")
             with path.open("rb") as fetched:
                 os.fsync(fetched.fileno())  # before the rename that makes the directory count
@@ -359,7 +362,6 @@ def _give_back(record: Path, target: Path) -> None:
     if target.exists() and target.stat().st_size:
         record.unlink()
     else:
-        record.chmod(0o644)  # the job appends to it
         record.replace(target)
 
 

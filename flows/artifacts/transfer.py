@@ -251,7 +251,8 @@ def _copy_whole(file: File, source: Path, target: Path) -> bool:
 
 def scratch_name(file: File) -> str:
     """Return a file's name in the scratch directory: the same each time, so transfers resume."""
-    return hashlib.sha256(file.key.encode()).hexdigest()[:32]
+    # With the path: equal files of one artifact may share an object, and are fetched side by side.
+    return hashlib.sha256(f"{file.key}\0{file.path}".encode()).hexdigest()[:32]
 
 
 def _name_in(store: Store, of: str, file: File) -> str:

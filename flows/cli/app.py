@@ -128,7 +128,10 @@ _FACTS_OF_THE_MACHINE = {
     errno.EACCES: f"choose a place you may write to: {_ELSEWHERE}",
     errno.EPERM: f"choose a place you may write to: {_ELSEWHERE}",
     errno.EROFS: f"choose a place you may write to: {_ELSEWHERE}",
+    errno.ENOTDIR: "a part of that path is a file: choose another path",
+    errno.ENAMETOOLONG: "give a shorter name or path",
 }
+_NO_HOME = "Could not determine home directory."  # by Path.expanduser, as a RuntimeError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,6 +157,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error(
             f"{reason_of(error)}{where}",
             hint=_FACTS_OF_THE_MACHINE[error.errno],
+        )
+        return 1
+    except RuntimeError as error:
+        if str(error) != _NO_HOME:
+            raise
+        print_error(
+            "the ~ of a path names a user without a home directory",
+            hint="write the path out; `~/` is your own home directory",
         )
         return 1
     return code

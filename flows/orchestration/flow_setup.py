@@ -66,15 +66,16 @@ def typed_name() -> str | None:
 
 def is_generated(name: str) -> bool:
     """Return whether Prefect generated a flow run's name, as Practical-Grebe or practical-grebe."""
-    parts = name.split("-")
-    is_title = all(part.istitle() for part in parts)
-    return len(parts) > 1 and (is_title or _words_of_prefect().issuperset(parts))
+    first, _, last = name.partition("-")
+    is_title = all(part.istitle() for part in name.split("-"))
+    return bool(last) and (is_title or (first in _words("adj_any") and last in _words("subj")))
 
 
 @cache
-def _words_of_prefect() -> frozenset[str]:
-    lists: dict[str, dict[str, Any]] = vars(coolname.data)["config"]
-    return frozenset(word for entry in lists.values() for word in entry.get("words", ()))
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a list of coolname's: Prefect's slugs are of `adj_any` and `subj`."""
+    entry: dict[str, Any] = vars(coolname.data)["config"][name]
+    return frozenset(entry.get("words", ())).union(*map(_words, entry.get("lists", ())))
 
 
 @dataclass(frozen=True, kw_only=True)

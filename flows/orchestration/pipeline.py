@@ -108,13 +108,14 @@ def run_pipeline(
     context = replace(context, record=record.add)
     store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
     store_wait(record.write)
-    there = {name: _reused(context, manifest) for name, manifest in (pinned or {}).items()}
     pages = RunPages(run, context.store)
     if plan is not None:
         pages.show_plan(plan)
     futures: dict[str, PrefectFuture[Built]] = {}
+    there: dict[str, Built] = {}
     try:
         with keeping_signals(context.stop):
+            there |= {name: _reused(context, m) for name, m in (pinned or {}).items()}
             # The table lists inputs first, so the futures of a stage's inputs exist.
             for stage in (stage for stage in stages if stage.name not in there):
                 inputs: dict[str, Any] = {

@@ -242,7 +242,8 @@ def cancel_requests_of(run: str) -> list[FlowRun]:
             found = _find_runs(client, [f"run:{run}"], LIVE)
             live = [each for each in found if any(tag.startswith("request:") for tag in each.tags)]
             for each in live:
-                client.set_flow_run_state(each.id, Cancelling(message=f"{run} was stopped"))
+                with contextlib.suppress(ObjectNotFound):  # deleted meanwhile
+                    client.set_flow_run_state(each.id, Cancelling(message=f"{run} was stopped"))
         return live
     except (*NOT_ANSWERING, ConfigError) as error:
         get_run_logger().warning(f"stages on the pool's workers may still run: {error}")

@@ -57,10 +57,11 @@ class Starts:
         further = {name: step for name, step in found.items() if step > known.get(name, 0)}
         if not further:
             return self
-        # The start before this one made it: hence - 1. For the first start that is 0, no progress:
-        # what exists already was built by other runs.
+        # The start before this one made it: hence - 1. A run without a record has not begun: what
+        # exists was built by other runs.
+        progressed = self.number - 1 if run in self.began else self.progressed
         reached = {**self.reached, run: {**known, **further}}
-        return replace(self, reached=reached, progressed=self.number - 1)
+        return replace(self, reached=reached, progressed=progressed)
 
 
 def read_starts(store: Store, runs: Sequence[str], *, number: int) -> Starts:

@@ -21,6 +21,7 @@ from nanochat_core.evaluate.intervals import mean_over_seeds
 
 FORMAT = 1  # of the JSON
 _DECIMALS = 4
+_WHY = "_failed"  # an evaluation's metric TASK_failed is the reason why TASK has no score
 _FOOTER = """The difference from base is the mean over pairs of runs with the same seed, with its
 95 % interval by Student's t. Each interval is of one point: of twenty points that are no better
 than base, one is expected to have an interval without 0. A point that was stopped ranked behind
@@ -37,6 +38,7 @@ class PointResult:
     has_failed: bool
     stopped: str  # why it has fewer seeds than others; "": it has all
     from_base: tuple[float, ...]  # the score less the base's, for each seed that both have
+    unscored: tuple[str, ...]  # why runs that ended well have no score, a sentence each
 
     @property
     def mean(self) -> float | None:
@@ -73,27 +75,41 @@ def results_of(sweep: Sweep, results: Results) -> list[PointResult]:
     base: dict[int, float] = {}
     for point, count in zip(sweep.points, allowed, strict=True):
         made = {seed: results.get(point.member(seed)) for seed in seeds[:count]}
-        by_seed = {seed: manifest for seed, manifest in made.items() if manifest is not None}
-        scores = {seed: score_of(sweep, manifest) for seed, manifest in by_seed.items()}
+        built = {seed: manifest for seed, manifest in made.items() if manifest is not None}
+        scores = {s: x for s, m in built.items() if (x := score_of(sweep, m)) is not None}
         base = scores if point is sweep.points[0] else base
         found.append(
             PointResult(
                 point=point,
-                by_seed=by_seed,
+                by_seed={seed: built[seed] for seed in scores},
                 scores=tuple(scores.values()),
-                has_failed=len(by_seed) < len(made),
+                has_failed=len(scores) < len(made),
                 stopped=""
                 if count == len(seeds)
                 else f"after {count} seed{'s' if count > 1 else ''}",
                 from_base=tuple(scores[seed] - base[seed] for seed in scores if seed in base),
+                unscored=tuple(
+                    f"{point.member(seed)} has no {sweep.metric}{_reasons(manifest)}"
+                    for seed, manifest in built.items()
+                    if seed not in scores
+                ),
             )
         )
     return found
 
 
-def score_of(sweep: Sweep, manifest: Manifest) -> float:
-    """Return the score of the sweep's last stage. Raises KeyError if it was not measured."""
-    return scores_of(manifest)[sweep.metric].value
+def score_of(sweep: Sweep, manifest: Manifest) -> float | None:
+    """Return the score of the sweep's last stage. None means that it was not measured."""
+    # An evaluation in which one task could not be read is built, without the score of all tasks.
+    score = scores_of(manifest).get(sweep.metric)
+    return score.value if score else None
+
+
+def _reasons(manifest: Manifest) -> str:
+    """Return why tasks of an evaluation have no score, to follow a sentence; "" if none says."""
+    metrics = manifest.provenance.metrics.items()
+    failed = [f"{k.removesuffix(_WHY)}: {why}" for k, why in metrics if k.endswith(_WHY)]
+    return f" ({'; '.join(failed)})" if failed else ""
 
 
 def report_of_sweep(sweep: Sweep, results: Results, store: str) -> GroupReport:
@@ -133,12 +149,8 @@ def _allowed(sweep: Sweep, results: Results) -> list[int]:
     for point in sweep.points[1:]:
         known = {i: point.member(seed) for i, seed in enumerate(seeds)}
         ended = {i: results[label] for i, label in known.items() if label in results}
-        scores.append(
-            {
-                i: FAILED if made is None else sweep.sign * score_of(sweep, made)
-                for i, made in ended.items()
-            }
-        )
+        each = {i: score_of(sweep, made) if made else None for i, made in ended.items()}
+        scores.append({i: FAILED if s is None else sweep.sign * s for i, s in each.items()})
     reduction = sweep.grid.reduction
     return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
 
@@ -170,6 +182,8 @@ def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
         )
     if len(sweep.grid.seeds) == 1:
         yield "one seed has no interval: it does not show which difference is noise"
+    for each in found:
+        yield from each.unscored
     for each in found[1:]:
         for stage in ("rows", "task_data"):
             if any(_differs(stage, found[0], each, seed) for seed in each.by_seed):

@@ -24,7 +24,7 @@ from flows.frozen import frozen
 from flows.render.table import columns
 from flows.render.text import duration
 from flows.run_request import shared
-from infra.placement import check_gpu_pool
+from infra.placement import NO_POOL, check_gpu_pool
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.evals import Recurring
@@ -98,13 +98,15 @@ def schedule(
             name: [*value] if isinstance(value, tuple) else value  # as JSON has them
             for name, value in {
                 **shared(EvalRequest, evaluation, where.resolved),
-                "pool": pool,
+                # A deployment's own default, such as that of main, must not take its place.
+                "pool": pool or NO_POOL,
             }.items()
         },
         environment=_environment(where),
     )
     apply(recurring)
-    print_lines(_scheduled(recurring, suite, api_url, where))
+    command = _run_command(model, evaluation, where)
+    print_lines(_scheduled(recurring, suite, api_url, command))
     return 0
 
 
@@ -124,7 +126,7 @@ def run(
     from flows.orchestration.local_run import ready
 
     began = time.monotonic()
-    command = shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
+    command = _run_command(model, evaluation, where)
     with (
         resumable(command, stages=[stage.name for stage in stages]) as display,
         ready(where.home_path, display),
@@ -210,16 +212,18 @@ def _row(recurring: "Recurring") -> tuple[str, ...]:
     )
 
 
-def _scheduled(
-    recurring: "Recurring", suite: Suite, api_url: str, where: PlacementOptions
-) -> Iterator[str]:
+def _run_command(model: str, evaluation: EvalOptions, where: PlacementOptions) -> str:
+    """Return the command that evaluates the model now."""
+    return shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
+
+
+def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, command: str) -> Iterator[str]:
     """Yield the lines printed after a schedule is made."""
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
     yield f"{recurring.model} is evaluated by {suite.stage.name}: {state}"
     yield f"model   {suite.model.name}; looked up again each time"
     yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
-    again = ["nanochat", "evals", "run", recurring.model, *where.argv]
-    yield f"at once {shlex.join(again)}"
+    yield f"at once {command}"
 
 
 def _ending(model: str, evaluated: "Evaluated", *, took: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from infra.prefect.records import Server
+from nanochat_core.errors import ConfigError
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.terminal import Terminal
 
@@ -167,6 +168,23 @@ def test_the_schedule_of_another_model_follows_the_code_and_keeps_its_own_settin
     assert now["schedules"][0]["schedule"]["cron"] == "0 4 * * *"
     assert deploy().changed == ()
     api.delete(f"/deployments/{found['id']}")
+
+
+def test_a_model_that_a_person_typed_into_the_form_adds_no_deployment_and_is_not_replaced(
+    deploy: Callable[..., Any], api: PrefectApi
+) -> None:
+    from deployments.evals import Recurring, apply, read_recurring, remove
+
+    deploy()
+    found = api.deployment("nanochat-eval/main")
+    api.patch(f"/deployments/{found['id']}", {"parameters": {"model": "sft@main"}})
+    assert "nanochat-eval/sft-main" not in deploy().changed
+    assert [(item.model, item.name) for item in read_recurring()] == [("sft@main", "main")]
+    for refused in (lambda: apply(Recurring(model="main")), lambda: remove("main")):
+        with pytest.raises(ConfigError, match="nanochat-eval/main evaluates sft@main, not main"):
+            refused()
+    api.delete(f"/deployments/{found['id']}")
+    deploy()
 
 
 def test_what_an_older_version_registered_is_removed_and_nothing_of_anybody_else(

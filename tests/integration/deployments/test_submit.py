@@ -67,6 +67,6 @@ def test_a_name_that_prefect_generated_is_known() -> None:
     from flows.orchestration.flow_setup import is_generated
 
     generated = ["Practical-Grebe", *(generate_slug(2) for _ in range(300))]
-    assert [
-        name for name in [*generated, "my-experiment", "tiny", "Lr-2"] if not is_generated(name)
-    ] == ["my-experiment", "tiny", "Lr-2"]
+    # The words of the last two are coolname's, but no noun is last.
+    typed = ["my-experiment", "tiny", "Lr-2", "tiny-fast", "large-new"]
+    assert [name for name in [*generated, *typed] if not is_generated(name)] == typed

@@ -176,7 +176,9 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     assert lines[0] == "main is evaluated by chat_eval_sft: 0 3 * * * (UTC)"
     assert any("prefect worker start --pool cpu" in line for line in lines)
     changed = ("--cron", "30 4 * * *", "--timezone", "Europe/Berlin", "--pause")
-    terminal.said("evals", "schedule", "main", *changed, "--drop", "0.1", "--metric", "spelling")
+    rule = ("--metric", "spelling", "--drop", "0.1")
+    *_, at_once = terminal.said("evals", "schedule", "main", *changed, *rule)
+    assert at_once.startswith(f"at once nanochat evals run main {' '.join(rule)}")
 
     [found] = terminal.read("evals")
     parameters = found.pop("parameters")
@@ -188,6 +190,7 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     }
     assert (parameters["drop"], parameters["metric"]) == (0.1, "spelling")
     assert parameters["store"] == store.url
+    assert parameters["pool"] == "none"  # or `nanochat deploy` would add the default of main
     assert terminal.said("evals")[1].split()[-4:] == ["paused", "spelling", "0.1", "previous"]
 
     assert terminal.said("evals", "schedule", "main", "--remove") == [

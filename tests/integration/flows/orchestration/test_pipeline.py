@@ -18,9 +18,11 @@ import pytest
 from flows.artifacts.runs import find_run, new_run_id
 from flows.run_request import RunRequest, options_of
 from infra.prefect.records import Server
+from nanochat_core.errors import ArtifactError
 from tests.support.flows.house import make_run
 from tests.support.flows.outage import TERMS, Outage
 from tests.support.flows.pools import SECONDS, client, set_state
+from tests.support.flows.shelf import make_manifest
 
 pytestmark = pytest.mark.prefect
 
@@ -158,6 +160,17 @@ def test_a_run_waits_for_a_store_that_falls_silent(toys: Any, run_toys: Callable
     record = find_run(context.store, "toy-silent")
     assert record is not None
     assert record.status == "finished"
+
+
+def test_a_run_whose_given_artifact_was_collected_since_its_plan_has_failed(
+    toys: Any, run_toys: Callable[..., Any]
+) -> None:
+    left = toys.stage("left")
+    with pytest.raises(ArtifactError, match="was deleted"):
+        run_toys(toys, [left], run_id="toy-gone", pinned={"left": make_manifest("left")})
+    record = find_run(toys.context().store, "toy-gone")
+    assert record is not None
+    assert record.status == "failed"
 
 
 def test_a_failed_stage_leaves_a_job_to_replay_and_only_the_rest_runs_after_the_fix(

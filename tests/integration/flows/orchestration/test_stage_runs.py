@@ -1,5 +1,7 @@
 """Which run an order is shared with, and when it is ordered again."""
 
+import contextlib
+import logging
 import signal
 import threading
 import time
@@ -7,11 +9,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Completed
 
@@ -191,3 +194,24 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
     finally:
         signal.signal(signal.SIGTERM, before)
         thread.join()
+
+
+def test_an_order_that_was_deleted_meanwhile_does_not_keep_the_others_from_being_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flows.orchestration import stage_runs
+
+    asked: list[int] = []
+
+    def cancel(run: int, state: object) -> None:
+        asked.append(run)
+        if run == 1:
+            raise ObjectNotFound(Exception("deleted"))
+
+    runs = [SimpleNamespace(id=number, tags=["request:a"]) for number in (1, 2)]
+    client = SimpleNamespace(set_flow_run_state=cancel)
+    monkeypatch.setattr(stage_runs, "quick_client", lambda: contextlib.nullcontext(client))
+    monkeypatch.setattr(stage_runs, "_find_runs", lambda *query: runs)
+    monkeypatch.setattr(stage_runs, "get_run_logger", lambda: logging.getLogger(__name__))
+    assert stage_runs.cancel_requests_of("run") == runs
+    assert asked == [1, 2]

@@ -22,7 +22,7 @@ from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StageError
 from nanochat_core.job import CHECKPOINT_FORMAT, Job
-from tests.support.infra.storage.owners import path_of
+from tests.support.infra.storage.owners import own_as_user, path_of
 from tests.support.small_job import small_job
 
 
@@ -93,6 +93,21 @@ def test_another_machine_resumes_from_the_newest(store: LocalStore, here: Job, t
     assert is_whole(there.checkpoints / "step-0000200")
     assert there.events.read_text() == here.events.read_text()
     there.events.open("a").close()  # the job may write to it
+
+
+def test_what_a_resumed_job_logs_does_not_change_the_stored_checkpoint(
+    store: LocalStore, here: Job, there: Job, monkeypatch: pytest.MonkeyPatch
+):
+    send_one(store, here, 100)
+    own_as_user(path_of(store, ""), monkeypatch)  # a fetch makes hard links
+    restore(store, there, log=lambda text: None)
+    tensors = there.checkpoints / "step-0000100" / "tensors.safetensors"
+    assert [path.stat().st_nlink for path in (there.events, tensors)] == [1, 2]
+    with there.events.open("a") as file:
+        file.write('{"kind": "step", "step": 101}\n')
+    third = make_job(there.directory.parent / "third")
+    restore(store, third, log=lambda text: None)
+    assert steps_of(third) == ["step-0000100"]
 
 
 def test_a_job_with_a_newer_one_of_its_own_fetches_nothing(

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,6 +92,27 @@ def test_the_same_bytes_under_another_name_are_shared_too(store: MemoryStore, tm
     old = publish_shards(store, tmp_path, 2)
     new = publish_shards(store, tmp_path, 3, files={"last": SHARDS["shard_1"]})
     assert keys(new)["last"] == keys(old)["shard_1"]
+
+
+def test_equal_files_that_share_an_object_are_fetched_side_by_side(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    publish_shards(store, tmp_path, 1)
+    equal = dict.fromkeys(("one", "two"), SHARDS["shard_0"])
+    new = publish_shards(store, tmp_path, 2, files=equal)
+    assert keys(new)["one"] == keys(new)["two"]
+    staged: set[Path] = set()
+    plain = store.fetch
+
+    def note(key: str, path: Path, **options: Any) -> None:
+        staged.add(path)
+        plain(key, path, **options)
+
+    monkeypatch.setattr(store, "fetch", note)
+    with Cache(tmp_path / "cache", GIGABYTE) as cache:
+        files = fetch(store, new, cache) / "files"
+        assert {name: (files / name).read_bytes() for name in equal} == equal
+    assert len(staged) == len(new.files)
 
 
 def test_small_files_are_stored_again(store: MemoryStore, tmp_path: Path):

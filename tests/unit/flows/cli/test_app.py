@@ -170,6 +170,20 @@ def test_sampling_that_cannot_be(option: str, value: str, error: str, terminal: 
     assert terminal.fails("chat", "tiny", option, value)[0] == error
 
 
+@pytest.mark.parametrize(
+    ("words", "error", "way_out"),
+    [
+        ("chat ~no-such-user/model", "the ~ of a path names a user without", "write the path out"),
+        ("plan tiny --home ~no-such-user", "the ~ of a path names a user without", "write"),
+        (f"chat {'a' * 300}", "file name too long: aaa", "a shorter name"),
+    ],
+)
+def test_a_path_that_cannot_be(words: str, error: str, way_out: str, terminal: Terminal) -> None:
+    found, hint = terminal.fails(*words.split())
+    assert found.startswith(error)
+    assert way_out in hint
+
+
 def test_a_home_that_may_not_be_written(tmp_path: Path, terminal: Terminal) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere")

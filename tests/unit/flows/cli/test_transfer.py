@@ -38,6 +38,14 @@ def test_fetch_copies_an_artifact_and_a_second_time_verifies_it(
     ]
 
 
+def test_fetch_below_a_file_is_refused(store: Store, tmp_path: Path, terminal: Terminal):
+    put_run(store, "tiny-1", publish_files(store, "sft", FILES, tmp_path))
+    (tmp_path / "file").touch()
+    error, hint = terminal.fails("fetch", "tiny", "--to", str(tmp_path / "file" / "below"))
+    assert error.startswith(f"not a directory: {tmp_path}/file/")
+    assert "is a file" in hint
+
+
 def test_fetch_leaves_out_what_only_training_needs(
     store: Store, tmp_path: Path, terminal: Terminal
 ):

@@ -91,6 +91,22 @@ def test_progress_of_one_run_of_a_series_counts_for_all(store: MemoryStore) -> N
     assert read_starts(store, ["one", "two"], number=6).idle == 1
 
 
+def test_what_exists_is_no_progress_of_a_run_of_a_sweep_that_has_not_begun(
+    store: MemoryStore,
+) -> None:
+    shared = StagePlan(
+        stage=ROWS, state="=", identity=Identity(stage="rows", fingerprint="c" * 64, preimage={})
+    )
+    idle: list[int] = []
+    for number in range(1, 5):
+        starts = read_starts(store, ["one", "two"], number=number)
+        for run in ("one", "two"):
+            starts = starts.add_plan(run, [shared])
+        write_run(store, starts.record_in(make_run("one")))  # "two" waits for its result
+        idle.append(starts.idle)
+    assert idle == [0, 1, 2, 3]
+
+
 def test_a_record_that_cannot_be_read_counts_as_none(store: MemoryStore) -> None:
     store.put("runs/one.json", b"{")
     assert read_starts(store, ["one"], number=4).idle == 3

@@ -87,6 +87,23 @@ def test_a_failed_run_is_named_and_stops_its_point() -> None:
     assert found.sentences[0] == "no point that has all seeds is better than base, by mean val_bpb"
 
 
+def test_an_evaluation_without_the_score_counts_as_failed_and_says_why() -> None:
+    reasons = {"gsm8k": 0.5, "humaneval_failed": "its examples are missing"}
+    table = {"base": {"chatcore": 0.5}, "p1": reasons, "p2": {"chatcore": 0.6}}
+    evaluated = {
+        f"{point} s{seed}": make_manifest("chat_eval_sft", metrics=metrics)
+        for point, metrics in table.items()
+        for seed in (1, 2, 3)
+    }
+    sweep = sweep_of(stage="chat_eval_sft", reduction=1)
+
+    assert "p1 s2" not in wanted_of(sweep, {"p1 s1": evaluated["p1 s1"]})
+    found = report_of_sweep(sweep, evaluated, "file:///store")
+    assert found.rows[1] == ("p1", "0.01", "0 of 3", "", "", "failed")
+    assert found.sentences[0].startswith("best: p2")
+    assert "p1 s1 has no chatcore (humaneval: its examples are missing)" in found.sentences
+
+
 def test_without_a_base_there_are_no_differences() -> None:
     found = report({**TABLE, "base": (None, None, None)})
 
