@@ -385,13 +385,12 @@ class RunConfig(Section):
                 f"the task '{missing[0]}' is not among task_data.datasets",
                 hint=f"one of: {', '.join(sorted(datasets))}",
             )
-        for name, batch in (
-            ("pretrain", self.pretrain.total_batch_size),
-            ("midtrain", self.midtrain.total_batch_size),
-            ("sft", self.sft.total_batch_size),
-        ):
+        for name, chat in (("midtrain", self.midtrain), ("sft", self.sft)):
+            if chat.mixture and not chat.eval_examples:
+                raise ConfigError(f"{name}.eval_examples is 0, expected at least 1")
+        for name in ("pretrain", "midtrain", "sft"):
             # A step is a whole number of rows.
-            if batch % self.model.sequence_len:
+            if (batch := getattr(self, name).total_batch_size) % self.model.sequence_len:
                 raise ConfigError(
                     f"{name}.total_batch_size {batch} is not a multiple of "
                     f"sequence_len {self.model.sequence_len}"

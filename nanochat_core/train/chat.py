@@ -164,7 +164,8 @@ def make_rows(
     """Pack rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
 
     One rank of a node writes them below the job's directory, and all of them map the files.
-    `log` gets a line now and then. Raises DataError if a task has too few examples. Collective.
+    `log` gets a line now and then. Raises DataError if a task has too few examples, or if none is
+    held out. Collective.
     """
     directory = job.inputs["task_data"]
     tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
@@ -182,6 +183,11 @@ def make_rows(
     train = mixture(parts, seed)
     tests = [open_task(entry.task, directory, "test") for entry in config.mixture]
     held_out = mixture([(task, 1) for task in tests], seed)[: config.eval_examples]
+    if not len(held_out):
+        raise DataError(
+            "the mixture has no conversation to test with, for the validation loss",
+            hint='raise num_test of a task, or give lines of your own file "split": "test"',
+        )
     pack = partial(
         conversation_rows,
         tokenizer=job.model_input / "tokenizer",
