@@ -14,7 +14,10 @@ from nanochat_core.section import Section, check_bounds, check_counts, neutral, 
 
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
-_MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples")
+_MAY_BE_ZERO = (
+    *("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples"),
+    *("num_train", "num_test"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +154,7 @@ class DatasetConfig(Section):
                 hint="its files are stored under that name: small letters, digits, _ and -",
             )
         for name in ("num_train", "num_test"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
+            if (value := getattr(self, name)) is not None and value < 0:
                 raise ConfigError(
                     f"{name} of {self.name} is {value}, expected at least 0",
                     hint="null means all",
