@@ -30,7 +30,7 @@ class NumericsConfig(Section):
     rotary_base: float = within(1.0, 1e12)
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
-    softcap: float = within(1e-3, 1e6)  # logits = softcap * tanh(logits / softcap)
+    softcap: float = within(1e-3, 30.0)  # logits = softcap * tanh(logits / softcap)
     gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
     gate_channels: int = within(1, MOST_WIDTH)  # the gate reads so many, from the first on
     smear_channels: int = within(1, MOST_WIDTH)
