@@ -86,7 +86,7 @@ class JsonLines(Conversations):
             check_conversation(conversation)
         except TaskError as error:
             raise self._error(f"{where}: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"{where}: not JSON: {error}") from error
         return conversation
 

@@ -52,6 +52,7 @@ def test_lines_without_anything_and_a_last_line_without_its_end_are_no_matter(tm
     [
         (b'{"messages": [', "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        pytest.param(b"[" * 100_000, "not JSON", id="deep"),
         (b"[1, 2]", "a conversation needs a list of 'messages'"),
         (b'{"messages": [{"role": "user", "content": "a"}] * 2}', "not JSON"),
         (
