@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
 from nanochat_core.data.conversations.chat_rows import ChatRows, conversation_rows
@@ -239,6 +240,9 @@ def mean_loss(
     for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
         HEARTBEAT.beat("evaluating")
         tokens, mask = take(rows, ids, device)
+        missing = batch_size - len(ids)
+        if missing and model.is_compiled:  # kernels for another shape would take minutes to compile
+            tokens, mask = (F.pad(part, (0, 0, 0, missing)) for part in (tokens, mask))
         targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
         if below is not None:
             targets = targets.masked_fill(targets >= below, IGNORE)
