@@ -14,7 +14,10 @@ from nanochat_core.section import Section, check_bounds, check_counts, neutral, 
 
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
-_MAY_BE_ZERO = ("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples")
+_MAY_BE_ZERO = (
+    *("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples"),
+    *("num_train", "num_test"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,7 @@ class NumericsConfig(Section):
     rotary_base: float = within(1.0, 1e12)
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
-    softcap: float = within(1e-3, 1e6)  # logits = softcap * tanh(logits / softcap)
+    softcap: float = within(1e-3, 30.0)  # logits = softcap * tanh(logits / softcap)
     gate_scale: float = within(-1e6, 1e6)  # the value-embedding gate is gate_scale * sigmoid(...)
     gate_channels: int = within(1, MOST_WIDTH)  # the gate reads so many, from the first on
     smear_channels: int = within(1, MOST_WIDTH)
@@ -151,8 +154,7 @@ class DatasetConfig(Section):
                 hint="its files are stored under that name: small letters, digits, _ and -",
             )
         for name in ("num_train", "num_test"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
+            if (value := getattr(self, name)) is not None and value < 0:
                 raise ConfigError(
                     f"{name} of {self.name} is {value}, expected at least 0",
                     hint="null means all",
@@ -385,13 +387,12 @@ class RunConfig(Section):
                 f"the task '{missing[0]}' is not among task_data.datasets",
                 hint=f"one of: {', '.join(sorted(datasets))}",
             )
-        for name, batch in (
-            ("pretrain", self.pretrain.total_batch_size),
-            ("midtrain", self.midtrain.total_batch_size),
-            ("sft", self.sft.total_batch_size),
-        ):
+        for name, chat in (("midtrain", self.midtrain), ("sft", self.sft)):
+            if chat.mixture and not chat.eval_examples:
+                raise ConfigError(f"{name}.eval_examples is 0, expected at least 1")
+        for name in ("pretrain", "midtrain", "sft"):
             # A step is a whole number of rows.
-            if batch % self.model.sequence_len:
+            if (batch := getattr(self, name).total_batch_size) % self.model.sequence_len:
                 raise ConfigError(
                     f"{name}.total_batch_size {batch} is not a multiple of "
                     f"sequence_len {self.model.sequence_len}"

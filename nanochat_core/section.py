@@ -99,12 +99,16 @@ def check_bounds(where: str, section: Section) -> None:
 
 
 def check_counts(prefix: str, section: Section, *, may_be_zero: tuple[str, ...]) -> None:
-    """Raise ConfigError for a count below 1, or below 0 where it may be zero."""
+    """Raise ConfigError for a count below 1, or below 0 where it may be zero; also in lists."""
     for item in dataclasses.fields(typing.cast(Any, section)):
         value = getattr(section, item.name)
         name = f"{prefix}{item.name}"
         if isinstance(value, Section):
             check_counts(f"{name}.", value, may_be_zero=may_be_zero)
+        elif isinstance(value, tuple):
+            for i, entry in enumerate(typing.cast(tuple[Any, ...], value)):
+                if isinstance(entry, Section):
+                    check_counts(f"{name}[{i}].", entry, may_be_zero=may_be_zero)
         elif type(value) is int:
             least = 0 if item.name in may_be_zero else 1
             if value < least:

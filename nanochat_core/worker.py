@@ -70,6 +70,14 @@ def _run(job: Job, rank: int) -> int:
     try:
         with following(job, active=rank == 0):
             metrics = _load(job.entry).run(job)
+        if rank == 0:
+            versions = versions_in_use()  # before write_metrics, which loads pyarrow
+            write_metrics(job)
+            output = digests_of(job.output, beat=lambda: HEARTBEAT.beat("hashing the output"))
+            interrupt.ignore()
+            # Last: result.json means that everything else is written.
+            result = Result(status="finished", metrics=metrics, output=output, versions=versions)
+            result.write(job.directory)
     except interrupt.Interrupted:
         # The launcher may repeat the signal, which must not interrupt writing the result.
         interrupt.ignore()
@@ -79,16 +87,6 @@ def _run(job: Job, rank: int) -> int:
     except Exception as error:  # noqa: BLE001 - every failure is recorded, then reported
         _write_error(job, rank, error)
         return 1
-    if rank == 0:
-        versions = versions_in_use()  # before write_metrics loads pyarrow, which would be listed
-        write_metrics(job)
-        # Last: result.json means that everything else is written.
-        Result(
-            status="finished",
-            metrics=metrics,
-            output=digests_of(job.output, beat=lambda: HEARTBEAT.beat("hashing the output")),
-            versions=versions,
-        ).write(job.directory)
     return 0
 
 

@@ -86,7 +86,10 @@ def _results(items: Sequence[Any], pipes: list[Connection]) -> Iterator[Any]:
     while given < len(items):
         # Counted from the next result to yield, so that one slow item bounds what is stored.
         while free and sent < min(given + most, len(items)):
-            free.pop().send((sent, items[sent]))
+            try:
+                free.pop().send((sent, items[sent]))
+            except OSError as error:  # the process was killed while it was idle
+                raise _died() from error
             sent += 1
         if given in early:
             yield early.pop(given)
@@ -106,11 +109,15 @@ def _receive(pipe: Connection) -> tuple[int, Any, Exception | None]:
     try:
         return pipe.recv()
     except (EOFError, OSError) as error:
-        raise StageError(
-            "a worker process died",
-            hint="see its stderr for the reason; otherwise memory ran out (see dmesg): "
-            "run on fewer CPU cores",
-        ) from error
+        raise _died() from error
+
+
+def _died() -> StageError:
+    return StageError(
+        "a worker process died",
+        hint="see its stderr for the reason; otherwise memory ran out (see dmesg): "
+        "run on fewer CPU cores",
+    )
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any], heartbeat: Path | None) -> None:

@@ -28,7 +28,8 @@ from nanochat_core.runtime.hardware.compile import fused
 # are one fused kernel, and a block is one chunk, large enough to keep the GPU busy.
 CPU_ROWS, CPU_COLUMNS = 512, 1024
 GPU_ELEMENTS = 2**28
-SOFTCAP_LIMIT = 30.0  # exp(2 * 30) * V is far inside fp32, so the softmax needs no maximum
+# As in NumericsConfig. exp(2 * 30) * V is far inside fp32, so the softmax needs no maximum.
+SOFTCAP_LIMIT = 30.0
 
 
 def softcap_loss(

@@ -95,6 +95,11 @@ def open_port(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
+    except UnicodeError as error:  # a label of the name is empty or too long
+        raise ConfigError(
+            f"cannot listen on {host}: it is no name of a host",
+            hint="give an address or a name of this machine with --host",
+        ) from error
     except OSError as error:
         if listener is not None:
             listener.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from nanochat_core.config import ChatTrainConfig, OptimizerConfig
 from nanochat_core.data.conversations.chat_rows import ChatRows, conversation_rows
@@ -164,7 +165,8 @@ def make_rows(
     """Pack rows of sequence_len + 1 tokens: the training mixture, and held-out conversations.
 
     One rank of a node writes them below the job's directory, and all of them map the files.
-    `log` gets a line now and then. Raises DataError if a task has too few examples. Collective.
+    `log` gets a line now and then. Raises DataError if a task has too few examples, or if none is
+    held out. Collective.
     """
     directory = job.inputs["task_data"]
     tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
@@ -182,6 +184,11 @@ def make_rows(
     train = mixture(parts, seed)
     tests = [open_task(entry.task, directory, "test") for entry in config.mixture]
     held_out = mixture([(task, 1) for task in tests], seed)[: config.eval_examples]
+    if not len(held_out):
+        raise DataError(
+            "the mixture has no conversation to test with, for the validation loss",
+            hint='raise num_test of a task, or give lines of your own file "split": "test"',
+        )
     pack = partial(
         conversation_rows,
         tokenizer=job.model_input / "tokenizer",
@@ -233,6 +240,9 @@ def mean_loss(
     for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
         HEARTBEAT.beat("evaluating")
         tokens, mask = take(rows, ids, device)
+        missing = batch_size - len(ids)
+        if missing and model.is_compiled:  # kernels for another shape would take minutes to compile
+            tokens, mask = (F.pad(part, (0, 0, 0, missing)) for part in (tokens, mask))
         targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
         if below is not None:
             targets = targets.masked_fill(targets >= below, IGNORE)

@@ -116,6 +116,7 @@ def run(job: Job) -> dict[str, Any]:
                 config,
                 oom_retry=oom_retry,
                 world=world,
+                has_tokens=values["answer_tokens"] > 0,
                 learns=values["useful_share"] > 0,
                 lr_multiplier=1.0 - step / num_steps,
                 record=partial(metrics.record, done, **values),
@@ -232,19 +233,21 @@ def update(
     *,
     oom_retry: OomRetry,
     world: World,
+    has_tokens: bool,
     learns: bool,
     lr_multiplier: float,
     record: Callable[[torch.Tensor], None],
 ) -> None:
     """Update the model on a batch of answers; `record` takes the objective before the first update.
 
-    `learns`: whether the rewards of any group differ, on any rank. If none do, there is nothing to
-    learn, but from a reference model: its KL term has a gradient for every answer.
+    `has_tokens`: whether any answer has a token, on any rank; if all ended at once, none has a
+    gradient. `learns`: whether the rewards of any group differ, on any rank. If none do, there is
+    nothing to learn, but from a reference model: its KL term has a gradient for every token.
     """
     if config.drop_equal_groups:
         rollouts = drop_equal_groups(rollouts, config.samples_per_example)
-    # The same on all ranks, since `learns` is: none waits for another in the sums that follow.
-    if not learns and (reference is None or config.drop_equal_groups):
+    # The same on all ranks, since both are: none waits for another in the sums that follow.
+    if not has_tokens or (not learns and (reference is None or config.drop_equal_groups)):
         record(torch.zeros(()))
         return
     # One update without clip and KL needs no other log-probabilities: the ratio is 1.

@@ -18,6 +18,7 @@ from typing import Any
 
 from tasks.base import (
     Conversation,
+    TaskError,
     check_split,
     distinct,
     is_final_number,
@@ -56,6 +57,8 @@ def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterato
     "kind" and what grading it needs. Raises TaskError for an unknown split or grade.
     """
     check_split(split)
+    if grade not in spelling.GRADES:
+        raise TaskError(f"{NAME} has no grade {grade} (1 to {max(spelling.GRADES)})")
     what = f"{NAME} of grade {grade}, {split},"
     return distinct(_stream(split, grade, random.Random(seed)), num_examples, what=what)
 

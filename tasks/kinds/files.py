@@ -1,10 +1,10 @@
-"""Write and read examples as JSONL, one conversation per line, each parsed on access."""
+"""Examples as JSONL: one conversation per line, each parsed on access."""
 
 import functools
 import json
 import mmap
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -18,16 +18,6 @@ from tasks.base import (
 )
 
 Error: TypeAlias = Callable[[str], Exception]  # makes an error of its text
-
-
-def write_examples(path: Path, conversations: Iterable[Conversation]) -> int:
-    """Write one JSON object per line, ASCII, keys in the given order; return the number."""
-    count = 0
-    with path.open("w", encoding="ascii", newline="\n") as file:
-        for conversation in conversations:
-            file.write(line_of(conversation))
-            count += 1
-    return count
 
 
 def line_of(conversation: Conversation) -> str:
@@ -86,7 +76,7 @@ class JsonLines(Conversations):
             check_conversation(conversation)
         except TaskError as error:
             raise self._error(f"{where}: {error}") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._error(f"{where}: not JSON: {error}") from error
         return conversation
 

@@ -89,7 +89,7 @@ def _parse(line: bytes, *, where: str) -> tuple[Conversation, int]:
             raise TaskError(f"split is {split!r}, expected one of: {', '.join(SPLITS)}")
     except TaskError as error:
         raise DataError(f"{where}: {error}", hint=_HINT) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested too deep
         raise DataError(f"{where}: not JSON: {error}", hint=_HINT) from error
     return conversation, {None: _UNSAID, "train": _TRAIN, "test": _TEST}[split]
 

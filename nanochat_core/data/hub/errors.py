@@ -4,12 +4,13 @@ They come in layers: the exception names what could not be downloaded, its cause
 """
 
 import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nanochat_core.errors import DataError
 
 TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})  # HTTP statuses after which to retry
+MAX_WAIT = 60.0  # seconds, even if a Retry-After is longer: a job that is silent for long is ended
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_HUB = ("{endpoint} does not answer like a Hub: {line}", "check HF_ENDPOINT and the proxy")
@@ -52,13 +53,19 @@ def is_unreachable(error: Exception) -> bool:
     return is_transient(error) or any(isinstance(c, OfflineModeIsEnabled) for c in _causes(error))
 
 
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds to wait by the Retry-After header, at most MAX_WAIT; None if unknown."""
+    value = headers.get("Retry-After", "")
+    # It may also be a date, which is ignored.
+    return min(float(value), MAX_WAIT) if value.isdecimal() else None
+
+
 def seconds_to_wait(error: Exception, default: float) -> float:
     """Return the seconds of the server's Retry-After header, else `default`."""
     for cause in _causes(error):
-        value = getattr(getattr(cause, "response", None), "headers", {}).get("Retry-After", "")
-        # The header may also be a date, which is ignored.
-        if value.isdigit():
-            return float(value)
+        asked = retry_after(getattr(getattr(cause, "response", None), "headers", {}))
+        if asked is not None:
+            return asked
     return default
 
 

@@ -8,16 +8,15 @@ import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 
+from nanochat_core.data.hub.errors import retry_after
 from nanochat_core.data.hub.transfers import ByteProgress
 from nanochat_core.errors import DataError, reason_of
 from nanochat_core.job import move_into_place, write_json
 
 WAITS = (1.0, 4.0, 15.0)  # seconds before a retry; from the start after an attempt with progress
-MAX_WAIT = 60.0  # seconds, even if the server's Retry-After is longer
 _TIMEOUT = httpx.Timeout(30.0)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
@@ -37,8 +36,7 @@ def download_file(url: str, path: Path, *, sha256: str | None, log: Callable[[st
     same file. A file with another sha256 than the given one is downloaded once more. Raises
     DataError if it cannot be downloaded, or is not the expected one.
     """
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise DataError(f"{url} is no address of a file", hint="it begins with https://")
+    _check_address(url)
     found = _find_whole(path, sha256)
     if found is not None:
         return found
@@ -64,8 +62,10 @@ def download_file(url: str, path: Path, *, sha256: str | None, log: Callable[[st
 def ask_validator(url: str, *, seconds: float) -> str | None:
     """Ask the server, once, for the validator of its file: ETag or Last-Modified.
 
-    Raises ConnectionError if there is no answer, DataError if the server has no such file.
+    Raises ConnectionError if there is no answer, DataError if the server has no such file or the
+    address is none.
     """
+    _check_address(url)
     try:
         answer = httpx.head(url, timeout=seconds, follow_redirects=True)
     except httpx.HTTPError as error:
@@ -90,6 +90,18 @@ def find_recorded(path: Path) -> str | None:
     """Return the sha256 of the file that was downloaded to `path`, None if there is none."""
     tree = _read_tree(_record_of(path))
     return str(tree["sha256"]) if "sha256" in tree and path.is_file() else None
+
+
+def _check_address(url: str) -> None:
+    """Raise DataError for a URL to which no HTTP request can be made."""
+    try:
+        parts = httpx.URL(url)
+        parts.raw_host.decode().encode("idna")  # as a connection does
+        is_address = parts.scheme in ("http", "https") and parts.host
+    except (httpx.InvalidURL, UnicodeError):
+        is_address = False
+    if not is_address:
+        raise DataError(f"{url} is no address of a file", hint="it begins with https://")
 
 
 def _find_whole(path: Path, sha256: str | None) -> str | None:
@@ -127,7 +139,11 @@ def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
                         hint="the partial download is stored: run again to resume it",
                     ) from error
                 asked = error.wait if isinstance(error, _TryAgain) else 0.0
-                time.sleep(min(max(asked, WAITS[failures - 1]), MAX_WAIT))
+                time.sleep(max(asked, WAITS[failures - 1]))
+            except (httpx.RequestError, UnicodeError) as error:  # redirects to no end, or nowhere
+                raise DataError(
+                    f"{url} cannot be downloaded: {error}", hint="is the address right?"
+                ) from error
             except OSError as error:  # a full disk
                 raise DataError(
                     f"{part} cannot be written: {reason_of(error)}",
@@ -184,8 +200,7 @@ def _total(answer: httpx.Response, start: int) -> int | None:
 def _refuse(url: str, answer: httpx.Response) -> None:
     said = f"the server answers {answer.status_code} {answer.reason_phrase}".rstrip()
     if answer.status_code in _TRANSIENT:
-        asked = answer.headers.get("Retry-After", "")
-        raise _TryAgain(said, wait=float(asked) if asked.isdigit() else 0.0)
+        raise _TryAgain(said, wait=retry_after(answer.headers) or 0.0)
     raise DataError(f"{url} cannot be downloaded: {said}", hint="is the address right?")
 
 

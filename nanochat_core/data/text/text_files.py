@@ -38,7 +38,7 @@ def _read_jsonl(path: Path, column: str) -> Iterator[str]:
                 raise DataError(
                     f"{where} is not UTF-8: {error.reason}", hint="convert it: iconv -t utf-8"
                 ) from error
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:  # nested too deep
                 raise DataError(
                     f"{where} is not JSON: {error}", hint="each line is one object, none is empty"
                 ) from error

@@ -90,8 +90,12 @@ def _text_log_probs(tokens: Sequence[TextToken], tokenizer: Tokenizer) -> dict[s
     return {
         "tokens": [_name(token.id, tokenizer) for token in tokens],
         "token_logprobs": [max(token.log_probs.chosen, LEAST_LOG_PROB) for token in tokens],
+        # As OpenAI's, with the sampled token, even if all of the likeliest are others.
         "top_logprobs": [
-            {_name(t, tokenizer): max(p, LEAST_LOG_PROB) for t, p in token.log_probs.top}
+            {
+                _name(t, tokenizer): max(p, LEAST_LOG_PROB)
+                for t, p in (*token.log_probs.top, (token.id, token.log_probs.chosen))
+            }
             for token in tokens
         ],
         "text_offset": [token.offset for token in tokens],

@@ -5,8 +5,7 @@ effect (`echo: false`); all others are ignored. `top_k` is an addition that othe
 models have too.
 """
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -121,7 +120,6 @@ Stops = Annotated[
 ]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
 Tokens = Annotated[list[Annotated[int, INTEGER]], Field(min_length=1, max_length=MAX_TOTAL_CHARS)]
-Prompt: TypeAlias = str | Sequence[int]
 # A discriminated union: errors are of the kind that was sent, not of both.
 Prompts = Annotated[
     list[

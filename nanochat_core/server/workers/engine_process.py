@@ -40,6 +40,8 @@ def main(arguments: list[str]) -> int:
     if tree is None:
         return 0
     spec = Spec(**tree)
+    # Nothing reads the socket while the model loads.
+    threading.Thread(target=_end_with_peer, args=(connection,), daemon=True).start()
     module, _, name = spec.maker.partition(":")
     try:
         engine, facts = getattr(importlib.import_module(module), name)(spec)
@@ -87,6 +89,12 @@ def open_engine(spec: Spec) -> "tuple[Engine, ModelFacts]":
         runner=chosen[0].runner,
     )
     return engine, facts
+
+
+def _end_with_peer(connection: socket.socket) -> None:
+    """Exit if the HTTP process ends before its first request; return at that request."""
+    if not connection.recv(1, socket.MSG_PEEK):
+        os._exit(0)
 
 
 def _die(failed: threading.ExceptHookArgs) -> None:

@@ -91,6 +91,7 @@ def test_a_shape_that_no_model_has_is_refused_in_one_line(name, value):
     ("name", "value"),
     [
         *(("softcap", 0.0), ("rotary_base", 0.0), ("norm_eps", -1.0), ("smear_channels", 0)),
+        ("softcap", 30.5),
         *(("gate_channels", -12), ("qk_scale", 1e300), ("init_embedding_std", -0.8)),
     ],
 )

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from tasks.base import TaskError
-from tasks.kinds.files import open_task, write_examples
+from tasks.kinds.files import open_task
+from tests.support.tasks.example_files import write_examples
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
@@ -15,7 +16,7 @@ def numbered(number):
 def written(directory, examples, name="spelling", split="test"):
     path = directory / name / f"{split}.jsonl"
     path.parent.mkdir(exist_ok=True)
-    assert write_examples(path, examples) == len(examples)
+    write_examples(path, examples)
     return open_task(name, directory, split)
 
 
@@ -52,6 +53,7 @@ def test_lines_without_anything_and_a_last_line_without_its_end_are_no_matter(tm
     [
         (b'{"messages": [', "not JSON"),
         (b"\xff\xfe", "not JSON"),
+        pytest.param(b"[" * 100_000, "not JSON", id="deep"),
         (b"[1, 2]", "a conversation needs a list of 'messages'"),
         (b'{"messages": [{"role": "user", "content": "a"}] * 2}', "not JSON"),
         (

@@ -213,6 +213,18 @@ def test_a_worker_that_gets_sigterm_is_interrupted(make_job: Any) -> None:
     assert [type(error) for error in errors] == [StageInterrupted]
 
 
+def test_a_worker_that_is_stopped_while_it_hashes_the_output_is_interrupted(make_job: Any) -> None:
+    job = make_job("""
+    import os, signal
+    from nanochat_core.runtime.heartbeat import HEARTBEAT
+    (job.output / 'a.txt').write_text('a')
+    HEARTBEAT.beat = lambda doing: os.kill(os.getpid(), signal.SIGTERM)
+    return {}
+""")
+    with pytest.raises(StageInterrupted):
+        run_job(job, processes=1, on_event=ignore)
+
+
 def test_setting_stop_interrupts_the_job(make_job: Any) -> None:
     job = make_job(SLEEP)
     stop = threading.Event()

@@ -76,6 +76,17 @@ def test_a_killed_process_is_an_error_and_not_a_wait_for_ever():
     assert multiprocessing.active_children() == []
 
 
+def test_a_process_that_is_killed_while_it_is_idle_is_the_same_error():
+    def kill_all(result):
+        for process in multiprocessing.active_children():
+            process.kill()
+            process.join()
+
+    with pytest.raises(StageError, match="a worker process died"):
+        list(map(kill_all, map_in_processes(eval, ITEMS, processes=2)))
+    assert multiprocessing.active_children() == []
+
+
 def test_leaving_early_leaves_no_process():
     results = map_in_processes(eval, ITEMS, processes=2)
     next(results)

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from nanochat_core.data.hub import transfers, web_file
-from nanochat_core.data.hub.web_file import download_file
+from nanochat_core.data.hub.errors import MAX_WAIT, seconds_to_wait
+from nanochat_core.data.hub.web_file import ask_validator, download_file
 from nanochat_core.errors import DataError
 from tests.support.nanochat_core.data.web_server import Answer, WebServer
 
@@ -109,13 +110,30 @@ def test_errors_that_may_pass_are_waited_for_as_long_as_the_server_asks(web, tmp
         Answer(status=429, headers={"Retry-After": "7000"}),
     ]
     assert fetch(web, tmp_path) == SHA256
-    assert waits == [web_file.WAITS[0], 7.0, web_file.MAX_WAIT]
+    assert waits == [web_file.WAITS[0], 7.0, MAX_WAIT]
+
+
+@pytest.mark.parametrize(
+    ("asked", "seconds"), [("7", 7.0), ("86400", MAX_WAIT), ("\u00b2", 1.5), ("Fri, 1 Jan", 1.5)]
+)
+def test_the_hub_is_waited_for_no_longer_than_a_minute(asked, seconds):
+    error = Exception()
+    error.response = SimpleNamespace(headers={"Retry-After": asked})
+    assert seconds_to_wait(error, 1.5) == seconds
 
 
 @pytest.mark.parametrize("status", [403, 404, 410, 501])
 def test_errors_that_will_not_pass_are_reported_at_once(web, tmp_path, waits, status):
     web.answers = [Answer(status=status)] * 9
     with pytest.raises(DataError, match=f"/bundle.zip cannot be downloaded: the .* {status}"):
+        fetch(web, tmp_path)
+    assert waits == []
+
+
+@pytest.mark.parametrize("target", [None, "http://a..b/"])
+def test_redirects_without_an_end_or_to_no_host_are_reported_at_once(web, tmp_path, waits, target):
+    web.answers = [Answer(status=302, headers={"Location": target or web.url})] * 30
+    with pytest.raises(DataError, match="cannot be downloaded: "):
         fetch(web, tmp_path)
     assert waits == []
 
@@ -155,10 +173,18 @@ def test_a_refused_connection_is_a_named_error(tmp_path, waits):
     assert "run again" in (e.value.hint or "")
 
 
-@pytest.mark.parametrize("url", ["ftp://a/b.zip", "bundle.zip", "file:///etc/passwd", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://a/b.zip", "bundle.zip", "file:///etc/passwd", "", "http://host:abc/b.zip"),
+        *("https://a..b/b.zip", "https:///b.zip"),
+    ],
+)
 def test_an_address_is_one_of_the_web(url, tmp_path):
     with pytest.raises(DataError, match="is no address of a file"):
         download_file(url, tmp_path / "x", sha256=None, log=print)
+    with pytest.raises(DataError, match="is no address of a file"):
+        ask_validator(url, seconds=1.0)
 
 
 def test_how_far_it_is_is_reported(web, tmp_path, monkeypatch):

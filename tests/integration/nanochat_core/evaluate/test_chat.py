@@ -26,11 +26,12 @@ from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train import rl
 from tasks.base import Task, TaskError, text_of
 from tasks.kinds import multiple_choice
-from tasks.kinds.files import open_task, write_examples
+from tasks.kinds.files import open_task
 from tasks.kinds.sources import GeneratedTask
 from tasks.names import TASKS
 from tasks.registry import are_correct, generate, grader_of
 from tasks.sandbox import run
+from tests.support.tasks.example_files import write_examples
 
 pytestmark = pytest.mark.torch
 

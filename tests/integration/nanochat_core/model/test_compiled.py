@@ -15,6 +15,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
+from nanochat_core.train.chat import mean_loss
 from nanochat_core.train.loop.step import accumulate_gradients
 
 pytestmark = pytest.mark.torch
@@ -60,9 +61,10 @@ def test_only_autotune_has_products_timed(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked == [None, "max-autotune-no-cudagraphs"]
 
 
+@pytest.mark.parametrize("of_chat", [False, True])
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, of_chat: bool
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model = GPT(CONFIG, numerics("fp32"))
@@ -71,8 +73,12 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
         model.lm_head.weight.normal_(generator=torch.Generator().manual_seed(1))
     taken = np.random.default_rng(1).integers(256, size=(21, 17), dtype=np.int64)
     rows: Any = SimpleNamespace(num_rows=21, sequence_len=16, take=lambda at: taken[at])
+    masks = np.random.default_rng(2).integers(2, size=taken.shape, dtype=np.uint8)
+    talks: Any = SimpleNamespace(tokens=taken, take=lambda at: (taken[at], masks[at]))
 
     def losses() -> npt.NDArray[np.float64]:
+        if of_chat:
+            return np.array(mean_loss(model, talks, 8, ALONE))
         return row_losses(
             model, rows, np.ones(256, np.int32), num_tokens=21 * 16, batch_size=8, world=ALONE
         )

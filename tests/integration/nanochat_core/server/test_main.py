@@ -73,7 +73,10 @@ def test_a_taken_port_is_refused_before_the_model_is_read(tmp_path, capsys):
     assert "--port" in hint
 
 
-@pytest.mark.parametrize("where", [["--port", "70000"], ["--host", "192.0.2.1", "--port", "0"]])
+@pytest.mark.parametrize(
+    "where",
+    [["--port", "70000"], *(["--host", host, "--port", "0"] for host in ("192.0.2.1", "a..b"))],
+)
 def test_an_address_that_cannot_be_is_refused(tmp_path, capsys, where):
     assert main([str(tmp_path), *where]) == 1
     assert re.match("error: (cannot listen on|port is)", capsys.readouterr().err)

@@ -1,7 +1,10 @@
 import asyncio
+import dataclasses
 import os
 import signal
+import socket
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +16,14 @@ from nanochat_core.server.__main__ import Newer, follow_newer, serve
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.launch import Engines
 from nanochat_core.server.service import Service
-from nanochat_core.server.workers.ipc import pack_event, unpack_event
-from nanochat_core.server.workers.pool import AnswerStream, HangTimeouts, Pool, Worker
+from nanochat_core.server.workers.ipc import frame, pack_event, unpack_event
+from nanochat_core.server.workers.pool import (
+    ENGINE_PROCESS,
+    AnswerStream,
+    HangTimeouts,
+    Pool,
+    Worker,
+)
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     FAKE,
@@ -163,6 +172,19 @@ def test_an_engine_that_is_never_ready_is_given_up(live):
     with pytest.raises(ModelError, match=r"hangs: it was not ready within 0.5 seconds"):
         live.run(pool.start())
     assert pool.workers[0].pid is None
+
+
+def test_an_engine_that_loads_its_model_ends_with_the_http_process():
+    ours, theirs = socket.socketpair()
+    descriptor = theirs.fileno()
+    command = [sys.executable, "-m", ENGINE_PROCESS, str(descriptor)]
+    with ours, theirs, subprocess.Popen(command, pass_fds=[descriptor]) as process:
+        ours.sendall(frame(dataclasses.asdict(fake_pool("never").workers[0].spec)))
+        ours.close()
+        try:
+            assert process.wait(timeout=PATIENCE) == 0
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

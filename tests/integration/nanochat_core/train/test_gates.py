@@ -153,6 +153,17 @@ def test_a_mixture_without_a_supervised_token_is_refused(
         run_stage(job)
 
 
+def test_a_mixture_without_a_conversation_to_test_with_is_refused(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
+) -> None:
+    data = shutil.copytree(models["task_data"], tmp_path / "task_data")
+    (data / "arithmetic" / "test.jsonl").write_bytes(b"")
+    job = make_job("sft", tmp_path / "job", {**models, "task_data": data})
+    with pytest.raises(DataError, match="no conversation to test with") as error:
+        run_stage(job)
+    assert "num_test" in (error.value.hint or "")
+
+
 @pytest.mark.parametrize(("reward", "word"), [(0.0, "easier"), (1.0, "harder")])
 def test_rewards_that_are_all_alike_are_warned_of_once(
     models: dict[str, Path],

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -296,6 +297,25 @@ def test_a_strong_pull_of_the_reference_keeps_the_model_near_it(
         for w in (0.0, 20.0)
     )
     assert distance(held) < 0.9 * distance(free)  # the last bits differ in any case
+
+
+def test_a_step_whose_answers_are_all_empty_updates_nothing(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end_at_once(*given: Any) -> list[Rollout]:
+        empty: dict[str, Any] = {"answer": [], "mask": [], "reward": 0.0, "advantage": 0.0}
+        return [replace(rollout, **empty) for rollout in roll_out(*given)]
+
+    monkeypatch.setattr(rl, "roll_out", end_at_once)
+    job, _ = run_rl(make_job, run_stage, models, tmp_path, kl_weight=0.1, num_steps=2)
+    steps = last_by_step(read_events(job.events), "step")
+    assert [values["answer_tokens"] for values in steps.values()] == [0.0, 0.0]
+    before = load_state(models["sft"])
+    assert all(torch.equal(before[name], value) for name, value in weights(job).items())
 
 
 def test_dropped_groups_do_not_count_and_are_reported(

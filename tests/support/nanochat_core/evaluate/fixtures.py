@@ -10,9 +10,9 @@ import pytest
 from nanochat_core.data.row_files import write_index
 from nanochat_core.job import Job
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.kinds.files import write_examples
 from tasks.registry import generate
 from tests.support.small_job import one_thread, small_job
+from tests.support.tasks.example_files import write_examples
 
 
 @pytest.fixture(scope="session")

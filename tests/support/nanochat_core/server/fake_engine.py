@@ -137,7 +137,7 @@ class BriefEngine(FakeEngine):
         """End the process when its sender runs: it has reported by then that it is ready."""
 
         def end() -> None:
-            while threading.active_count() < 3:
+            while threading.active_count() < 4:
                 time.sleep(SECONDS_PER_STEP)
             os._exit(9)
 

@@ -6,10 +6,10 @@ import pytest
 
 from infra.storage.base import Store
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tasks.kinds.files import write_examples
 from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
+from tests.support.tasks.example_files import write_examples
 
 CALL = [
     {"type": "text", "text": "It is "},

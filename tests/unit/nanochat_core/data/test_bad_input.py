@@ -95,8 +95,22 @@ def test_a_tokenizer_of_another_vocabulary_is_named_with_both_numbers(tokenizer_
         ),
         ("model.vocab_size=4096", "model.vocab_size 4096 differs from tokenizer.vocab_size"),
         ("rows.sequence_len=256", "model.sequence_len .* differs from rows.sequence_len 256"),
+        ("sft.eval_examples=0", "sft.eval_examples is 0, expected at least 1"),
+        (
+            'sft.mixture=[{"task": "identity", "num_examples": null, "epochs": 0}]',
+            r"sft.mixture\[0\].epochs is 0, expected at least 1",
+        ),
+        (
+            'chat_eval.tasks=[{"name": "identity", "max_examples": -5, "max_new_tokens": 8}]',
+            r"chat_eval.tasks\[0\].max_examples is -5, expected at least 1",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_each_other_are_refused_before_anything_runs(override, complaint):
     with pytest.raises(ConfigError, match=complaint):
         open_profile("tiny", depth=2, overrides=[override])
+
+
+def test_a_stage_that_trains_on_no_conversation_needs_none_to_test_with():
+    overrides = ["midtrain.mixture=[]", "midtrain.eval_examples=0"]
+    assert open_profile("tiny", depth=2, overrides=overrides).run.midtrain.eval_examples == 0

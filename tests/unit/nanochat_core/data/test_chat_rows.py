@@ -21,8 +21,9 @@ from nanochat_core.data.conversations.examples import open_task as open_examples
 from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
-from tasks.kinds.files import open_task, write_examples
+from tasks.kinds.files import open_task
 from tasks.mixtures.mixture import mixture
+from tests.support.tasks.example_files import write_examples
 
 BOS = 0
 

@@ -83,6 +83,7 @@ def test_a_small_file_keeps_a_question_for_testing(tmp_path):
     ("line", "message"),
     [
         ("[{", "not JSON: "),
+        pytest.param("[" * 100_000, "not JSON: ", id="deep"),
         ('{"messages": NaN}', "not JSON: NaN is no number"),
         ("7", "a conversation needs a list of 'messages'"),
         ([], "a conversation needs a list of 'messages'"),

@@ -116,6 +116,7 @@ def test_progress_counts_the_files(make_job, folder):
     [
         ("x.jsonl", b'{"text": "ok"}\n{"text": \n', r"x\.jsonl:2 is not JSON"),
         ("x.jsonl", b'{"text": "ok"}\n\n', r"x\.jsonl:2 is not JSON"),
+        pytest.param("x.jsonl", b"[" * 100_000, r"x\.jsonl:1 is not JSON", id="deep"),
         ("x.jsonl", b'{"text": "ok"}\n{"txt": "a"}\n', r"x\.jsonl:2 has no text"),
         ("x.jsonl", b'["text"]\n', r"x\.jsonl:1 has no text"),
         ("x.jsonl", b'{"text": 5}\n', r"x\.jsonl:1 has a text that is a int"),

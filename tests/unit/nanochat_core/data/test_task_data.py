@@ -117,6 +117,7 @@ def test_every_written_example_is_right_by_its_own_answer_and_by_our_calculator(
     [
         ((("gsm9k", 1, 1, 1),), "there is no task 'gsm9k'"),
         ((("spelling", 9, 1, 1),), "spelling has no grade 9"),
+        ((("conversation", 4, 1, 1),), "conversation has no grade 4"),
         ((("spelling", 1, None, 1),), "spelling is synthetic: give num_train"),
     ],
 )

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat_core.server.text import AnswerText, StopStrings, TextPiece
+from nanochat_core.engine.requests import LogProbs
+from nanochat_core.server.api.openai_choices import TEXT
+from nanochat_core.server.text import AnswerText, StopStrings, TextPiece, TextToken
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 
 CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
@@ -89,3 +91,10 @@ def test_no_stop_string_is_ever_shown(text, stops):
     assert text.startswith(seen)
     assert not any(s in seen for s in stops)
     assert stop.found or seen == text
+
+
+@pytest.mark.parametrize("top", [(), ((97, -0.1),), ((97, -0.1), (99, -5.0))])
+def test_the_sampled_token_is_among_the_likeliest_of_a_completion(top):
+    token = TextToken(id=99, log_probs=LogProbs(-5.0, top), offset=0)
+    (found,) = TEXT.log_probs([token], TOKENIZER)["top_logprobs"]
+    assert found == {chr(id): p for id, p in (*top, (99, -5.0))}
