@@ -9,6 +9,7 @@ them; they never appear on a command line, in a record or in a log.
 
 import asyncio
 import base64
+import http.client
 import json
 import os
 import urllib.error
@@ -131,8 +132,11 @@ def ask(
             request.add_header(name, value)
     # urllib would use the proxy of the environment even for 127.0.0.1.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=seconds) as response:
-        return json.loads(response.read() or b"null")
+    try:
+        with opener.open(request, timeout=seconds) as response:
+            return json.loads(response.read() or b"null")
+    except http.client.HTTPException as error:  # cut, not HTTP, or an address with a wrong port
+        raise ConnectionError(" ".join(f"{type(error).__name__} {error}".split())) from error
 
 
 def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:

@@ -167,12 +167,19 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",
         # A proxy of the environment would otherwise be used for 127.0.0.1 too.
-        "NO_PROXY": ",".join(filter(None, (os.environ.get("NO_PROXY"), HOST, "localhost"))),
+        # In both spellings: where both are set, Python reads the lower one.
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), _without_proxy()),
     }
     if not console_logs:
         environment["PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL"] = "CRITICAL"
         environment["PREFECT_INTERNAL_LOGGING_LEVEL"] = "CRITICAL"  # a line for each unsent event
     return environment
+
+
+def _without_proxy() -> str:
+    """Return the hosts that no proxy is used for: those of the environment, and this machine."""
+    given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    return ",".join(filter(None, (given, HOST, "localhost")))
 
 
 def _settings(home: Path) -> dict[str, str]:

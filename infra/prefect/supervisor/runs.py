@@ -14,6 +14,7 @@ import urllib.error
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
+from urllib.parse import quote
 
 from infra.prefect.access import ask
 
@@ -72,7 +73,7 @@ def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) ->
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
     """Return whether the worker has polled its pool since `since`, in unix seconds."""
     try:
-        found = _ask(api_url, f"/work_pools/{pool}/workers/filter", body={})
+        found = _ask(api_url, f"/work_pools/{quote(pool, safe='')}/workers/filter", body={})
     except (OSError, ValueError):
         return False
     beats = (item["last_heartbeat_time"] for item in found if item["name"] == worker)

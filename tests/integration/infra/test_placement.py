@@ -14,6 +14,7 @@ from infra.placement import (
     Placement,
     count_gpus,
     default_cache_limit,
+    default_home,
     default_sinks,
     gpu_name,
     with_settings,
@@ -233,3 +234,9 @@ def test_a_job_file_keeps_every_resource(tmp_path: Path):
     resources = with_settings(RESOURCES, ["sinks=trackio", "keep_checkpoints=3"])
     job = small_job(tmp_path, resources=resources)
     assert Job.read(job.write()).resources == resources
+
+
+def test_a_home_in_the_environment_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("NANOCHAT_HOME", "~/nc")
+    assert default_home() == Path("/home/me/nc")

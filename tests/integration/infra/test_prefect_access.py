@@ -148,3 +148,30 @@ def test_a_database_that_is_not_there_is_one_line_with_a_hint(
 
     assert "\n" not in str(caught.value)
     assert "hidden" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "answer", [b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_what_is_no_answer_or_half_of_one_is_none(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(4096)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+        assert not access.answers(url)
+        with pytest.raises(ConnectionError):
+            access.ask(url, "/admin/version")
+        thread.join()
+
+
+def test_a_port_that_is_no_number_is_no_address_of_a_server() -> None:
+    with pytest.raises(ServerError, match="no Prefect server answers"):
+        access.check_answers("http://127.0.0.1:42o0/api")

@@ -217,7 +217,11 @@ def test_a_url_opens_the_directory_it_names(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "url", ["gs://bucket/prefix", "/tmp/store", "", "file://host/x", "file:relative", "file:///a?b"]
+    "url",
+    [
+        *("gs://bucket/prefix", "/tmp/store", "", "file://host/x", "file:relative", "file:///a?b"),
+        *("s3://[bucket]/x", "file://[/data", "file:///tmp/a%00b"),
+    ],
 )
 def test_a_url_that_is_no_store_says_what_one_looks_like(url: str):
     with pytest.raises(StoreError, match="unsupported store URL") as caught:

@@ -1,6 +1,7 @@
 """A supervisor reports the runs that it lost, and no others."""
 
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -41,3 +42,14 @@ def test_when_the_stack_stops_it_waits_for_the_next_worker(told: list[dict[str, 
 def test_a_run_that_went_on_elsewhere_is_left_alone(told: list[dict[str, Any]]) -> None:
     assert not runs.report_lost("api", "run", "gone", until=BEGAN - 5, resume=True)
     assert told == []
+
+
+@pytest.mark.parametrize("pool", ["gpu", "gpu#1", "größe", "gpu?a"])
+def test_a_worker_polls_a_pool_of_any_name(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(api_url: str, path: str, **options: Any) -> Any:
+        assert path == f"/work_pools/{quote(pool)}/workers/filter"
+        return [{"name": "here", "last_heartbeat_time": SHOWN}]
+
+    monkeypatch.setattr(runs, "ask", ask)
+    assert runs.is_polling("api", pool, "here", since=BEGAN - 1)
+    assert not runs.is_polling("api", pool, "there", since=BEGAN - 1)
