@@ -12,8 +12,8 @@ from nanochat_core.errors import DataError, StageError
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.seeding import seed_for
-from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from tasks.base import Conversation, Task, TaskError, parts_of
+from nanochat_core.tokenizer.chat import parse_answer, parse_parts, render_for_completion
+from tasks.base import Conversation, Part, Task, TaskError, text_of
 from tasks.registry import are_correct, find_grader, is_gradable
 
 # A program may take 5 s, so this many on one CPU take less than the default `hang_seconds`.
@@ -28,13 +28,20 @@ def greedy_answers(
     An answer has at most `max_new_tokens` tokens; calculator calls appear in the format that the
     graders of `tasks` read. The answer to a conversation that fills the model's context is "".
     """
+    return list(map(text_of, _greedy_parts(engine, conversations, max_new_tokens=max_new_tokens)))
+
+
+def _greedy_parts(
+    engine: Engine, conversations: Sequence[Conversation], *, max_new_tokens: int
+) -> list[list[Part]]:
+    """Return `greedy_answers` as parts, which keep a call apart from text that looks like one."""
     prompts = [render_for_completion(engine.tokenizer, c) for c in conversations]
-    answers = [""] * len(prompts)
+    answers: list[list[Part]] = [[] for _ in prompts]
     context = engine.model.config.sequence_len
     readable = [i for i, prompt in enumerate(prompts) if len(prompt) < context]
     found = complete_greedily(engine, [prompts[i] for i in readable], max_tokens=max_new_tokens)
     for i, ids in zip(readable, found, strict=True):
-        answers[i] = parse_answer(engine.tokenizer, ids)
+        answers[i] = parse_parts(engine.tokenizer, ids)
     return answers
 
 
@@ -55,10 +62,10 @@ def converse(
         asked = [
             {**conversations[i]["turns"][turn], "messages": list(history[i])} for i in open_ids
         ]
-        answers = greedy_answers(engine, asked, max_new_tokens=max_new_tokens)
-        for i, question, answer in zip(open_ids, asked, answers, strict=True):
-            answered[i].append((question, answer))
-            history[i].append({"role": "assistant", "content": parts_of(answer)})
+        answers = _greedy_parts(engine, asked, max_new_tokens=max_new_tokens)
+        for i, question, parts in zip(open_ids, asked, answers, strict=True):
+            answered[i].append((question, text_of(parts)))
+            history[i].append({"role": "assistant", "content": parts})
     return answered
 
 

@@ -75,7 +75,7 @@ def parse_answer(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     A call and its result become `<<7+5=12>>`. The answer ends at <|assistant_end|> or <|bos|>;
     misplaced special tokens are dropped. Takes any ids of the vocabulary.
     """
-    return text_of(_parse_parts(tokenizer, ids))
+    return text_of(parse_parts(tokenizer, ids))
 
 
 _NO_LIMIT = 2**62
@@ -102,7 +102,8 @@ def _render_part(tokenizer: Tokenizer, part: Part) -> tuple[list[int], int]:
     return [tokenizer.special(start), *ids, tokenizer.special(end)], learnt
 
 
-def _parse_parts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Part]:
+def parse_parts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[Part]:
+    """Return the parts of an answer, see `parse_answer`."""
     ends = {tokenizer.special(ASSISTANT[1]), tokenizer.special(BOS)}
     starts = {tokenizer.special(start): kind for kind, (start, _, _) in WRAPPED.items()}
     first_special = min(ends)  # special tokens have the last ids, bos is the first of them

@@ -114,7 +114,7 @@ function stop() {
 function answerAgain(id) {
   if (runs.has(current.id)) return;
   const message = messageOf(current, id), question = messageOf(current, message.parent);
-  if (!message.parts.length) removeLeaf(current, message);
+  if (!message.parts.length && isLeaf(current, message)) removeLeaf(current, message);
   answer(current, question);
   focusText();
 }

@@ -52,7 +52,9 @@ function mergeMessages(conversation, stored) {
   const ours = new Map(conversation.messages.map((message) => [message.id, message]));
   // An answer only grows until it has ended.
   const progress = (message) => (message.state === "writing" ? 0 : 1e9) + JSON.stringify(message.parts ?? "").length;
-  const merged = stored.messages.filter((message) => !removed.has(message.id)).map((message) => {
+  // What another tab has put below a message that was taken out here keeps it.
+  const stays = (message) => !removed.has(message.id) || !isLeaf(stored, message);
+  const merged = stored.messages.filter(stays).map((message) => {
     const own = ours.get(message.id);
     ours.delete(message.id);
     return own && progress(message) > progress(own) ? Object.assign(own, message) : own ?? message;
@@ -82,6 +84,7 @@ function deleteConversation(id) {
   } catch {
     // It was in `held` only.
   }
+  for (const conversation of held.values()) writeConversation(conversation);   // there is room now
 }
 
 /** Add a message below `parent` and show its branch. */
@@ -119,6 +122,9 @@ function showBranch(conversation, message) {
   for (let child = leaf; child; child = conversation.messages.findLast((other) => other.parent === leaf.id)) leaf = child;
   conversation.leaf = leaf.id;
 }
+
+/** Whether nothing stands below a message. */
+const isLeaf = (conversation, message) => !conversation.messages.some((other) => other.parent === message.id);
 
 /** Take a message without children out again. */
 function removeLeaf(conversation, message) {

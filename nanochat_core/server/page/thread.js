@@ -13,19 +13,20 @@ function answerSource(message) {
       source += part.text.replace(/[\uE000\uE001]/g, "\uFFFD");
       continue;
     }
-    // Another mark once the result is there, so that the text around it is drawn anew.
-    const mark = 2 * i + (part.result === undefined ? 0 : 1);
-    marks[mark] = () => callNode(part);
+    // Another mark once the result is there or cannot come, so that the text around it is drawn anew.
+    const waits = part.result === undefined && message.state === "writing" && part === message.parts.at(-1);
+    const mark = 3 * i + (waits ? 0 : part.result === undefined ? 1 : 2);
+    marks[mark] = () => callNode(part, waits);
     source += `\uE000${mark}\uE001`;
   }
   return {source, marks};
 }
 
-function callNode({call, result}) {
+function callNode({call, result}, waits) {
   const node = make("span", {class: "call", title: "The model used its calculator"},
     make("span", {class: "unseen"}, "calculator: "), make("span", {}, call));
   if (result !== undefined) node.append(" = ", make("b", {}, result));
-  else node.append(make("span", {class: "pending"}, " = \u2026"));
+  else if (waits) node.append(make("span", {class: "pending"}, " = \u2026"));
   return node;
 }
 
@@ -79,7 +80,7 @@ function drawProblem(element, conversation, message, writing) {
 
 /** The buttons and numbers below a message. The buttons stay the same nodes, so focus stays too. */
 function drawFoot(element, conversation, message) {
-  const foot = element.querySelector(".foot");
+  const foot = element.querySelector(":scope > .foot");   // an open editor has one too
   const running = runs.get(conversation.id), writing = running?.message === message;
   if (!foot.childNodes.length) foot.append(...footButtons(message), make("span", {class: "versions"}), make("span", {class: "meta"}));
   for (const button of foot.querySelectorAll(":scope > button")) button.hidden = writing;
@@ -138,7 +139,8 @@ function drawEditor(message, {done, cancel}) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const text = wellFormed(area.value).trim();
-    if (!text || text.length > limits.message) warning.textContent = lengthProblem(text);
+    if (runs.has(current.id)) warning.textContent = "The model is still writing; Escape stops it.";
+    else if (!text || text.length > limits.message) warning.textContent = lengthProblem(text);
     else close(() => done(text));
   });
   area.addEventListener("keydown", (event) => {

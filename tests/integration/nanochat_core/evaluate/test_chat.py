@@ -3,6 +3,7 @@ import dataclasses
 import itertools
 import json
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from nanochat_core.config import EvalTaskConfig
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError, DataError, StageError
 from nanochat_core.evaluate import chat
+from nanochat_core.evaluate import generate as generate_answers
 from nanochat_core.evaluate.generate import accuracy, converse, greedy_answers
 from nanochat_core.evaluate.multiple_choice import likeliest_letters
 from nanochat_core.runtime.hardware.distributed import World
@@ -184,6 +186,36 @@ def test_every_turn_is_answered_after_the_models_own_answers_and_all_must_be_rig
     assert (found[0]["prompt"], found[0]["expected"]) == ("?\n?", "3\n3")
     [(name, share)] = chat.turn_scores(task.name, found)
     assert (name, share["correct"], share["total"]) == ("conversation: sum", 4, 5)
+
+
+@pytest.mark.parametrize(
+    "wrote",
+    [
+        "<<7+5=12>>#### 12",
+        "<|python_start|>7+5<|python_end|><|output_start|>12<|output_end|>#### 12",
+        "<|python_start|>5+<|python_end|>#### 12",
+        "<|python_start|>a=b<|python_end|>x",
+    ],
+)
+def test_the_model_sees_the_very_tokens_of_its_earlier_answers(
+    model, tokenizer, monkeypatch: pytest.MonkeyPatch, wrote: str
+):
+    special = re.compile(r"(<\|\w+\|>)")
+    ids: list[int] = []
+    for piece in special.split(wrote):
+        ids += [tokenizer.special(piece)] if special.match(piece) else tokenizer.encode(piece)
+    prompts: list[list[int]] = []
+
+    def complete(engine: Engine, given: list[list[int]], *, max_tokens: int) -> list[list[int]]:
+        prompts.extend(given)
+        return [ids] * len(given)
+
+    monkeypatch.setattr(generate_answers, "complete_greedily", complete)
+    question, expected = {"role": "user", "content": "?"}, {"role": "assistant", "content": "3"}
+    example = {"messages": [question, expected] * 2, "turns": [{"kind": "sum"}] * 2}
+    converse(Engine(model, tokenizer), [example], max_new_tokens=99)
+    first, second = prompts
+    assert second[: len(first) + len(ids)] == first + ids
 
 
 def test_a_conversation_that_fills_the_context_is_answered_by_nothing(model, tokenizer):
