@@ -156,6 +156,22 @@ def test_what_was_given_is_what_it_was_at_the_time(
     assert told.endswith(f"resume with: {command}\n")
 
 
+def test_a_run_keeps_its_default_name_when_what_was_given_moved(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = given(home, "sft@theirs")
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    name = default_name("tiny", use=run.uses)
+    write_run(store_of(home), replace(run, name=name))
+    assert main(["status", "tiny-1"]) == 0
+    assert capsys.readouterr().out.endswith("with: nanochat run tiny --use sft@theirs\n")
+    store_of(home).delete("runs/theirs-1.json")
+    assert main(["status", "tiny-1"]) == 0
+    words = f"--use sft/{short(model.fingerprint)} --name {name}"
+    assert capsys.readouterr().out.endswith(f"resume with: nanochat run tiny {words}\n")
+
+
 def test_a_name_that_stands_for_nothing_any_more_is_no_error(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
