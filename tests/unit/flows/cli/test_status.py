@@ -81,7 +81,7 @@ def test_the_command_that_resumes_is_at_the_runs_own_place_and_pace(
 def test_the_newest_run_of_a_name_is_shown_with_the_command_that_keeps_its_name(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_run(store_of(home), "tiny-0")  # finished, but older
+    put_run(store_of(home), "tiny-20260101t000000z-0a1b")  # finished, but older
     assert said(capsys).startswith("run tiny-1: interrupted\n")
     own = default_name("tiny", overrides=("seed=2",))
     for name, option in (("mine", " --name mine"), (own, "")):
