@@ -172,12 +172,17 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
     """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
-    # The prefix d12- also lists d12-long-...; an id that a person chose may belong to any name, so
-    # its record is read too.
-    entries = reversed(list(store.list(f"runs/{name}-")))
+
+    def find(run: str) -> Run | None:
+        # The damaged record of another id, which may be of any name, must not hide all names.
+        return find_run(store, run) if run.startswith(f"{name}-") else _find_whole(store, run, [])
+
+    # An id that a person or a script chose, such as slurm-17, may belong to any name, so its record
+    # is read too.
+    entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
     ids = [run for run in map(_id_of, entries) if name_in(run) in (name, None)]
     for start, end in _batches(len(ids)):
-        for run in _read_lazily(lambda run: find_run(store, run), ids[start:end]):
+        for run in _read_lazily(find, ids[start:end]):
             if run is not None and run.name == name:
                 yield run
 
@@ -308,10 +313,11 @@ def name_in(run: str) -> str | None:
     return match[1] if match else None
 
 
-def _time_of(entry: ObjectInfo) -> tuple[str, float]:
+def _time_of(entry: ObjectInfo) -> tuple[str, float, str]:
     """Return a sort key: the start time in a run's id, else the time of its record's last write."""
     match = _ID.fullmatch(_id_of(entry))
-    return match[2] if match else _stamp(timestamp(entry.modified)), entry.modified
+    stamp = match[2] if match else _stamp(timestamp(entry.modified))
+    return stamp, entry.modified, entry.key
 
 
 def _stamp(time: str) -> str:

@@ -33,9 +33,13 @@ def read_recipe(profile: str, what: _Recipe) -> tuple[str, _Recipe]:
     return file.profile, replace(what, **changes)
 
 
-def options_of_run(run: Run) -> NamedOptions:
-    """Return the options with which a command has the settings and the name of a recorded run."""
-    what = NamedOptions(**shared(NamedOptions, run), use=run.uses)
+def options_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> NamedOptions:
+    """Return the options with which a command has the settings and the name of a recorded run.
+
+    `use` replaces the names of the artifacts that were given to it.
+    """
+    # Before the name: the default one follows from these words.
+    what = NamedOptions(**shared(NamedOptions, run), use=run.uses if use is None else use)
     try:
         is_default = name_of(run.profile, what) == run.name
     except ConfigError:  # an imported run, or a setting or profile that was removed

@@ -85,7 +85,8 @@ def schedule(
         check_gpu_pool(pool)
     # Before `_connect`, which may start a server: wrong options must cost nothing.
     suite = evaluation.check(where, model)
-    api_url = _connect(where)
+    worker = _worker_command(where)  # before `_connect`, which sets PREFECT_API_URL
+    _connect(where)
     from deployments.evals import Recurring, apply
 
     # Defaults are resolved here: the worker that evaluates has its own environment.
@@ -106,7 +107,7 @@ def schedule(
     )
     apply(recurring)
     command = _run_command(model, evaluation, where)
-    print_lines(_scheduled(recurring, suite, api_url, command))
+    print_lines(_scheduled(recurring, suite, worker, command))
     return 0
 
 
@@ -183,11 +184,11 @@ def _remove(model: str, place: StoreOptions) -> int:
     return 0
 
 
-def _connect(place: StoreOptions) -> str:
-    """Point Prefect at its server, started if needed, and return the address of its API."""
+def _connect(place: StoreOptions) -> None:
+    """Point Prefect at its server, started if needed."""
     from flows.orchestration.local_run import connect
 
-    return connect(place.home_path, screen().print)
+    connect(place.home_path, screen().print)
 
 
 def _environment(where: PlacementOptions) -> dict[str, str]:
@@ -217,12 +218,22 @@ def _run_command(model: str, evaluation: EvalOptions, where: PlacementOptions) -
     return shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
 
 
-def _scheduled(recurring: "Recurring", suite: Suite, api_url: str, command: str) -> Iterator[str]:
+def _worker_command(where: PlacementOptions) -> str:
+    """Return the command that starts a worker for the schedule."""
+    from infra.prefect.access import configured_api_url
+
+    # Not `prefect worker start`: it does not know the password of the home's server.
+    words = ["nanochat", "up", "--pool", "cpu", *StoreOptions(home=where.home).argv]
+    shared = configured_api_url()
+    return shlex.join([*([f"PREFECT_API_URL={shared}"] if shared else []), *words])
+
+
+def _scheduled(recurring: "Recurring", suite: Suite, worker: str, command: str) -> Iterator[str]:
     """Yield the lines printed after a schedule is made."""
     state = "paused" if recurring.paused else f"{recurring.cron} ({recurring.timezone})"
     yield f"{recurring.model} is evaluated by {suite.stage.name}: {state}"
     yield f"model   {suite.model.name}; looked up again each time"
-    yield f"worker  PREFECT_API_URL={api_url} prefect worker start --pool cpu --limit 1"
+    yield f"worker  {worker}"
     yield f"at once {command}"
 
 

@@ -1,5 +1,6 @@
 """`nanochat deploy`: register our deployments, work pools and automations with a Prefect server."""
 
+import shlex
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -40,7 +41,7 @@ def deploy(
     from deployments.deploy import deploy_all, summary
 
     print_lines(summary(deploy_all(webhook=configured_webhook(), pools=pool)))
-    screen().print(
-        f"next         PREFECT_API_URL={api_url} nanochat up, on each machine that works"
-    )
+    # With the home, which has the password of its server.
+    up = shlex.join(["nanochat", "up", *place.argv])
+    screen().print(f"next         PREFECT_API_URL={api_url} {up}, on each machine that works")
     return 0

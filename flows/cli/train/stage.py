@@ -151,6 +151,9 @@ def stage(
     again = f"nanochat stage {stage} {words}"
     if gang.nodes > 1:
         again += f" --node {gang.node} --nodes {gang.nodes}"
+        again += f" --address {shlex.quote(address)}" if address else ""
+        again += f" --wait {wait:g}" if wait != _TERMS.meet else ""
+    again += " --strict" if strict else ""
     if run_id is not None:
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
     try:

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -74,7 +74,7 @@ def _row(run: Run) -> tuple[str, ...]:
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    what = replace(options_of_run(run), use=tuple(_names(store, run)))
+    what = options_of_run(run, use=tuple(_names(store, run)))
     # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
     # which trains nothing.
     is_known = run.profile in PROFILES

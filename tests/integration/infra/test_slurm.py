@@ -80,6 +80,21 @@ def test_without_a_store_that_outlives_the_node_nothing_starts(name: str, tmp_pa
     assert "started" not in out
 
 
+@pytest.mark.parametrize("option", ["--force", "--force=sft", "--from-stage", "--from-stage=sft"])
+def test_a_run_that_would_rebuild_after_every_requeue_is_refused(
+    option: str, tmp_path: Path
+) -> None:
+    with job("run", tmp_path, "exit 0", words=("tiny", option)) as script:
+        out, err = script.communicate(timeout=SECONDS)
+    error, hint = err.splitlines()
+    word = option.partition("=")[0]
+    assert error == f"error: {word} would rebuild from step 0 after every requeue"
+    command = ["nanochat", *re.findall(r"(stage)\.sbatch (STAGE) (PROFILE) (--force)$", hint)[0]]
+    filled = {"STAGE": "sft", "PROFILE": "d32"}
+    assert mistake([filled.get(word, word) for word in command]) is None
+    assert (script.returncode, out) == (1, "")
+
+
 @BOTH
 def test_a_run_that_saved_when_asked_to_is_put_back_in_the_queue(name: str, tmp_path: Path) -> None:
     assert end_of(name, tmp_path, code=130, state="RUNNING") == (130, ["requeue 7"])

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -168,13 +169,13 @@ def prefect_terminal(
 
 
 def test_a_schedule_given_twice_is_one_and_is_changed(
-    prefect_terminal: Terminal, store: Store
+    prefect_terminal: Terminal, store: Store, server: Server
 ) -> None:
     terminal = prefect_terminal
     assert terminal.said("evals") == ["nothing is scheduled: nanochat evals schedule MODEL"]
     lines = terminal.said("evals", "schedule", "main")
     assert lines[0] == "main is evaluated by chat_eval_sft: 0 3 * * * (UTC)"
-    assert any("prefect worker start --pool cpu" in line for line in lines)
+    assert lines[2] == f"worker  PREFECT_API_URL={server.api_url} nanochat up --pool cpu"
     changed = ("--cron", "30 4 * * *", "--timezone", "Europe/Berlin", "--pause")
     rule = ("--metric", "spelling", "--drop", "0.1")
     *_, at_once = terminal.said("evals", "schedule", "main", *changed, *rule)
@@ -200,6 +201,25 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
         "main is not evaluated on a schedule"
     ]
     assert terminal.read("evals") == []
+
+
+def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
+    prefect_terminal: Terminal,
+    server: Server,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def connect(home: Path, say: object) -> str:
+        monkeypatch.setenv("PREFECT_API_URL", server.api_url)
+        return server.api_url
+
+    monkeypatch.delenv("PREFECT_API_URL")
+    monkeypatch.setattr("flows.orchestration.local_run.connect", connect)
+    home = tmp_path / "other home"
+    place = ("--home", str(home), "--store", store.url)
+    lines = prefect_terminal.said("evals", "schedule", "main", *place)
+    assert lines[2] == f"worker  nanochat up --pool cpu --home '{home}'"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,14 +73,27 @@ def test_ids_of_runs_sort_by_time_and_never_collide():
 
 
 def test_runs_of_a_name_come_newest_first_and_without_those_of_longer_names(store: LocalStore):
-    for run, name in (
-        ("tiny-1-a", "tiny"),
-        ("tiny-3-a", "tiny"),
-        ("tiny-2-a", "tiny"),
-        ("tiny-2-9-a", "tiny-2"),
-    ):
-        put_run(store, run, name=name)
-    assert [run.run for run in newest_runs(store, "tiny")] == ["tiny-3-a", "tiny-2-a", "tiny-1-a"]
+    for number, name in ((1, "tiny"), (3, "tiny"), (2, "tiny"), (9, "tiny-2")):
+        put_run(store, run_id(name, number), name=name)
+    found = [run.run for run in newest_runs(store, "tiny")]
+    assert found == [run_id("tiny", number) for number in (3, 2, 1)]
+
+
+def test_a_run_whose_id_was_chosen_is_found_by_its_name(store: LocalStore):
+    """Such as the number of a Slurm job, which does not begin with the name of the run."""
+    put_run(store, "slurm-17", name="d12")
+    store.put("runs/slurm-18.json", b"damaged")
+    assert [run.run for run in newest_runs(store, "d12")] == ["slurm-17"]
+    assert list(newest_runs(store, "tiny")) == []
+
+
+def test_a_run_whose_id_was_chosen_is_newest_only_until_another_starts(store: LocalStore):
+    put_run(store, "tiny-again")
+    later = new_run_id("tiny", timestamp(time.time() + 60))
+    put_run(store, later)
+    put_run(store, run_id("tiny", 1))
+    found = [run.run for run in newest_runs(store, "tiny")]
+    assert found == [later, "tiny-again", run_id("tiny", 1)]
 
 
 def test_of_many_runs_only_those_asked_for_are_read(tmp_path: Path):
@@ -87,9 +101,11 @@ def test_of_many_runs_only_those_asked_for_are_read(tmp_path: Path):
     for number in range(40):
         put_run(store, run_id("tiny", number))
         put_run(store, run_id("tiny-wide", number), name="tiny-wide")
+        put_run(store, run_id("d12", number), name="d12")
 
     assert next(newest_runs(store, "tiny")).run == run_id("tiny", 39)
     assert store.gets == [f"runs/{run_id('tiny', 39)}.json"]
+    assert store.lists == ["runs/"]
     store.gets.clear()
     assert len(list(newest_runs(store, "tiny"))) == 40
     assert len(store.gets) == 40
@@ -135,25 +151,26 @@ def test_a_record_that_was_moved_is_refused(store: LocalStore):
 
 
 def test_a_name_is_a_tag_then_an_id_then_what_runs_are_called(store: LocalStore):
+    tiny = [run_id("tiny", number) for number in range(4)]
     for number in (1, 2):
-        put_run(store, f"tiny-{number}-a")
+        put_run(store, tiny[number])
     put_run(store, "main", name="other")
 
     def called(name: str) -> list[str]:
         return [run.run for run in runs_called(store, name)]
 
-    assert called("tiny") == ["tiny-2-a", "tiny-1-a"]
-    assert called("tiny-1-a") == ["tiny-1-a"]
+    assert called("tiny") == [tiny[2], tiny[1]]
+    assert called(tiny[1]) == [tiny[1]]
     assert called("main") == ["main"]
     assert called("tin") == []
-    put_run(store, "tiny-3-a", status="failed")
-    put_run(store, "tiny-0-a")
-    assert called("tiny") == ["tiny-2-a", "tiny-1-a", "tiny-0-a"]
-    put_run(store, "new-1-a", name="new", status="failed")
-    put_run(store, "new-2-a", name="new", status="running")
-    assert called("new") == ["new-2-a", "new-1-a"]
-    point(store, "main", "tiny-1-a")
-    assert called("main") == ["tiny-1-a"]
+    put_run(store, tiny[3], status="failed")
+    put_run(store, tiny[0])
+    assert called("tiny") == [tiny[2], tiny[1], tiny[0]]
+    put_run(store, run_id("new", 1), name="new", status="failed")
+    put_run(store, run_id("new", 2), name="new", status="running")
+    assert called("new") == [run_id("new", 2), run_id("new", 1)]
+    point(store, "main", tiny[1])
+    assert called("main") == [tiny[1]]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flows.overrides import default_name
 from infra.storage.base import Store
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.flows.rows import publish_directory
@@ -22,6 +23,8 @@ EXAMPLES = [
     {"messages": [{"role": "user", "content": "7+5?"}, {"role": "assistant", "content": CALL}]},
     {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "no"}]},
 ]
+USES = ("task_data@tiny",)
+GIVEN = default_name("tiny", use=USES)
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,7 @@ def runs_with_examples(store: Store, tmp_path: Path) -> None:
     )
     put_run(store, "tiny-1", *made)
     put_run(store, "mine-1", *made, name="mine", profile="d12", depth=6, overrides=("seed=2",))
+    put_run(store, f"{GIVEN}-1", *made, name=GIVEN, uses=USES)
 
 
 def test_what_is_learnt_is_marked(terminal: Terminal):
@@ -64,6 +68,7 @@ def test_text_of_a_dataset_is_shown_whole_and_cannot_move_the_cursor(terminal: T
     [
         ("tiny", "nanochat run tiny --force task_data"),
         ("mine", "nanochat run d12 --depth 6 --set seed=2 --name mine --force task_data"),
+        (GIVEN, f"nanochat run tiny --name {GIVEN} --force task_data"),
     ],
 )
 def test_a_broken_example_names_the_command_that_makes_its_run_again(

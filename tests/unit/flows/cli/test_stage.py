@@ -8,6 +8,7 @@ import pytest
 
 from flows.build.retry import TransientStageError
 from flows.cli.app import main
+from infra.launch.torchrun import StageInterrupted
 from tests.support.flows.terminal import Terminal
 
 SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
@@ -46,6 +47,31 @@ def test_what_was_lost_has_an_exit_code_of_its_own(
         "error: node 1 heard nothing of node 0",
         "hint: start node 0",
     ]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--node 1 --nodes 2 --address 10.0.0.7 --wait 500 --strict --run again-1 --force",
+        "--strict",
+        "",
+    ],
+)
+def test_the_command_that_resumes_has_the_options_of_the_one_that_was_interrupted(
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+) -> None:
+    def stop(*args: object, **kwargs: object) -> None:
+        raise StageInterrupted("asked to stop")
+
+    monkeypatch.setattr("flows.cli.train.stage._find_inputs", lambda *_: {})
+    monkeypatch.setattr("flows.cli.train.stage.build_share", stop)
+    words = ("stage", "pretrain", "tiny", "--gpus", "0", *options.split())
+    assert main(words) == 130
+    hint = capsys.readouterr().err.splitlines()[-1]
+    assert hint == f"hint: resume with: nanochat {' '.join(words)}"
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_command_that_resumes_is_at_the_runs_own_place_and_pace(
 def test_the_newest_run_of_a_name_is_shown_with_the_command_that_keeps_its_name(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    put_run(store_of(home), "tiny-0")  # finished, but older
+    put_run(store_of(home), "tiny-20260101t000000z-0a1b")  # finished, but older
     assert said(capsys).startswith("run tiny-1: interrupted\n")
     own = default_name("tiny", overrides=("seed=2",))
     for name, option in (("mine", " --name mine"), (own, "")):
@@ -154,6 +154,22 @@ def test_what_was_given_is_what_it_was_at_the_time(
     assert f"= sft                 done         {short(model.fingerprint)}\n" in told
     command = f"nanochat run tiny --use sft/{short(model.fingerprint)} --name tiny"
     assert told.endswith(f"resume with: {command}\n")
+
+
+def test_a_run_keeps_its_default_name_when_what_was_given_moved(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = given(home, "sft@theirs")
+    run = find_run(store_of(home), "tiny-1")
+    assert run is not None
+    name = default_name("tiny", use=run.uses)
+    write_run(store_of(home), replace(run, name=name))
+    assert main(["status", "tiny-1"]) == 0
+    assert capsys.readouterr().out.endswith("with: nanochat run tiny --use sft@theirs\n")
+    store_of(home).delete("runs/theirs-1.json")
+    assert main(["status", "tiny-1"]) == 0
+    words = f"--use sft/{short(model.fingerprint)} --name {name}"
+    assert capsys.readouterr().out.endswith(f"resume with: nanochat run tiny {words}\n")
 
 
 def test_a_name_that_stands_for_nothing_any_more_is_no_error(
