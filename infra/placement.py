@@ -206,8 +206,8 @@ def default_sinks() -> tuple[str, ...]:
 def default_home() -> Path:
     """Return NANOCHAT_HOME, else ~/.nanochat-flows."""
     # A file of variables, or quotes, leave the ~ to us: it must not become a folder of that name.
-    given = os.path.expanduser(os.environ.get("NANOCHAT_HOME", ""))
-    return Path(given or Path.home() / ".nanochat-flows").absolute()
+    given = Path(os.environ.get("NANOCHAT_HOME") or "~/.nanochat-flows")
+    return given.expanduser().absolute()
 
 
 def default_store(home: Path) -> str:

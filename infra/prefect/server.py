@@ -179,6 +179,8 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
 def _without_proxy() -> str:
     """Return the hosts that no proxy is used for: those of the environment, and this machine."""
     given = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    if given == "*":  # no proxy at all; beside another name it would mean nothing
+        return given
     return ",".join(filter(None, (given, HOST, "localhost")))
 
 

@@ -18,6 +18,8 @@ from nanochat_core.job import move_into_place, write_json
 
 WAITS = (1.0, 4.0, 15.0)  # seconds before a retry; from the start after an attempt with progress
 _TIMEOUT = httpx.Timeout(30.0)
+# Redirects without an end, or to what is no address.
+_WRONG = (httpx.TooManyRedirects, httpx.UnsupportedProtocol, httpx.InvalidURL, UnicodeError)
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -68,6 +70,8 @@ def ask_validator(url: str, *, seconds: float) -> str | None:
     _check_address(url)
     try:
         answer = httpx.head(url, timeout=seconds, follow_redirects=True)
+    except _WRONG as error:
+        raise _wrong_address(url, error) from error
     except httpx.HTTPError as error:
         raise ConnectionError(f"no answer: {str(error) or type(error).__name__}") from error
     if answer.status_code in _TRANSIENT:
@@ -104,6 +108,10 @@ def _check_address(url: str) -> None:
         raise DataError(f"{url} is no address of a file", hint="it begins with https://")
 
 
+def _wrong_address(url: str, error: Exception) -> DataError:
+    return DataError(f"{url} cannot be downloaded: {error}", hint="is the address right?")
+
+
 def _find_whole(path: Path, sha256: str | None) -> str | None:
     """Return the sha256 of the file at `path` if it is intact and the wanted one, else None."""
     recorded = find_recorded(path)
@@ -130,6 +138,8 @@ def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
             before = _size(part)
             try:
                 return _fetch_rest(client, url, part, log)
+            except _WRONG as error:
+                raise _wrong_address(url, error) from error
             except (_TryAgain, httpx.TransportError) as error:
                 # Only failures without progress count, so a slow line cannot exhaust the retries.
                 failures = 1 if _size(part) > before else failures + 1
@@ -140,10 +150,6 @@ def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
                     ) from error
                 asked = error.wait if isinstance(error, _TryAgain) else 0.0
                 time.sleep(max(asked, WAITS[failures - 1]))
-            except (httpx.RequestError, UnicodeError) as error:  # redirects to no end, or nowhere
-                raise DataError(
-                    f"{url} cannot be downloaded: {error}", hint="is the address right?"
-                ) from error
             except OSError as error:  # a full disk
                 raise DataError(
                     f"{part} cannot be written: {reason_of(error)}",

@@ -144,7 +144,11 @@ function drawEditor(message, {done, cancel}) {
     else close(() => done(text));
   });
   area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { event.stopPropagation(); close(cancel); }
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      if (runs.has(current.id)) stop();   // the edit stays
+      else close(cancel);
+    }
     if (isEnter(event)) { event.preventDefault(); form.requestSubmit(); }
   });
   area.addEventListener("input", () => fitHeight(area));

@@ -92,8 +92,12 @@ def open_engine(spec: Spec) -> "tuple[Engine, ModelFacts]":
 
 
 def _end_with_peer(connection: socket.socket) -> None:
-    """Exit if the HTTP process ends before its first request; return at that request."""
-    if not connection.recv(1, socket.MSG_PEEK):
+    """Exit if the HTTP process ends before it has sent anything more; else return."""
+    try:
+        is_over = not connection.recv(1, socket.MSG_PEEK)
+    except ConnectionError:  # it left something unread
+        is_over = True
+    if is_over:
         os._exit(0)
 
 

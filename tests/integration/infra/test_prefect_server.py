@@ -234,3 +234,6 @@ def test_a_proxy_is_never_asked_for_the_local_server(
     # Where both are set, Python reads the lower one.
     wanted = dict.fromkeys(("NO_PROXY", "no_proxy"), "example.org,127.0.0.1,localhost")
     assert wanted.items() <= environment.items()
+    monkeypatch.setenv(given, "*")
+    environment = client_environment(tmp_path, "http://127.0.0.1:4200/api", console_logs=False)
+    assert environment["no_proxy"] == "*"

@@ -174,8 +174,9 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
         assert waiting.wait(60)
         time.sleep(0.2)  # the main thread blocks by then; if it does not, nothing is shown
         signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # wakes this thread alone
-        assert stop.wait(60)
+        is_noticed = stop.wait(60)
         built.set_result(Completed())
+        assert is_noticed
 
     def handler(number: int, frame: object) -> None:
         raise TerminationSignal(signal=number)

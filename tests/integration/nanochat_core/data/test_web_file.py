@@ -130,11 +130,13 @@ def test_errors_that_will_not_pass_are_reported_at_once(web, tmp_path, waits, st
     assert waits == []
 
 
-@pytest.mark.parametrize("target", [None, "http://a..b/"])
+@pytest.mark.parametrize("target", [None, "http://a..b/", "ftp://127.0.0.1/x"])
 def test_redirects_without_an_end_or_to_no_host_are_reported_at_once(web, tmp_path, waits, target):
-    web.answers = [Answer(status=302, headers={"Location": target or web.url})] * 30
+    web.answers = [Answer(status=302, headers={"Location": target or web.url})] * 60
     with pytest.raises(DataError, match="cannot be downloaded: "):
         fetch(web, tmp_path)
+    with pytest.raises(DataError, match="cannot be downloaded: "):
+        ask_validator(web.url, seconds=60)
     assert waits == []
 
 

@@ -174,12 +174,16 @@ def test_an_engine_that_is_never_ready_is_given_up(live):
     assert pool.workers[0].pid is None
 
 
-def test_an_engine_that_loads_its_model_ends_with_the_http_process():
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_an_engine_without_a_request_ends_with_the_http_process(is_ready: bool):
     ours, theirs = socket.socketpair()
     descriptor = theirs.fileno()
     command = [sys.executable, "-m", ENGINE_PROCESS, str(descriptor)]
     with ours, theirs, subprocess.Popen(command, pass_fds=[descriptor]) as process:
-        ours.sendall(frame(dataclasses.asdict(fake_pool("never").workers[0].spec)))
+        spec = fake_pool("fake" if is_ready else "never").workers[0].spec
+        ours.sendall(frame(dataclasses.asdict(spec)))
+        if is_ready:
+            ours.recv(1, socket.MSG_PEEK)  # it stays unread, which resets the connection
         ours.close()
         try:
             assert process.wait(timeout=PATIENCE) == 0
