@@ -6,14 +6,12 @@ environment. HOME/prefect/server.json records its process and port.
 """
 
 import contextlib
-import fcntl
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import psutil
 from filelock import FileLock
@@ -46,7 +44,6 @@ from infra.prefect.records import (
 )
 from infra.storage.files import writing
 from nanochat_core.runtime.process_start import start_of
-from nanochat_core.runtime.user_cache import user_cache
 
 FIRST_PORT = 4200
 PORTS = 100
@@ -231,48 +228,40 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
 
 
 def _spawn_on_free_port(home: Path, first: int) -> Server:
-    """Start on the first port that no program and no other home of this user has.
+    """Start on the first port that no program and no other home has.
 
-    A server opens its port after seconds; until then only its lock on a file shows that it has it.
+    A server opens its port after seconds; until then only its reservation shows that it has it.
     """
-    directory = _locks_directory(home)
     for port in range(first, min(first + PORTS, 1 << 16)):
-        with (directory / f"port-{port}.lock").open("a") as lock:
-            if _take_port(port, lock):
-                return _spawn(home, port, lock=lock.fileno())
+        if (reservation := _reserve_port(port)) is not None:
+            with reservation:
+                return _spawn(home, port, reservation=reservation.fileno())
     raise ServerError(
         f"none of the ports {first} to {first + PORTS - 1} is free for the Prefect server",
         hint="close a program that listens there",
     )
 
 
-def _take_port(port: int, lock: IO[str]) -> bool:
-    """Lock the file of the port; return False if the lock or the port is taken."""
+def _reserve_port(port: int) -> socket.socket | None:
+    """Return a socket that reserves the port for as long as a process has it; None if taken.
+
+    Other programs may still take it.
+    """
+    reservation = socket.socket(socket.AF_UNIX)
     try:
-        # The server inherits the lock, so the kernel releases it when the server ends.
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A name without a file, which all users and containers with the same ports see.
+        if sys.platform == "linux":
+            reservation.bind(f"\0nanochat-flows-port-{port}")
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
     except OSError:
-        return False
-    return True
+        reservation.close()
+        return None
+    return reservation
 
 
-def _locks_directory(home: Path) -> Path:
-    """Return the directory of the ports' locks, shared by the homes of this user and no other user.
-
-    If the user has no writable cache, as in a container, it is the home's own directory.
-    """
-    cache = user_cache()
-    with contextlib.suppress(OSError):
-        cache.mkdir(parents=True, exist_ok=True)
-        if os.access(cache, os.W_OK):
-            return cache
-    return _directory(home)
-
-
-def _spawn(home: Path, port: int, *, lock: int) -> Server:
+def _spawn(home: Path, port: int, *, reservation: int) -> Server:
     process = spawn(
         [
             *(sys.executable, "-m", "prefect", "server", "start"),
@@ -281,7 +270,7 @@ def _spawn(home: Path, port: int, *, lock: int) -> Server:
         log=log_path(home),
         environment=_server_environment(home, port),
         cwd=_directory(home),  # not the caller's: its prefect.toml or .env would configure it
-        pass_fds=[lock],
+        pass_fds=[reservation],  # the kernel ends it with the server
     )
     process.returncode = 0  # else Popen warns that the process outlives this command
     server = Server(

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,56 +100,33 @@ def test_a_live_process_whose_port_another_one_serves_is_no_server(
 
 @pytest.fixture
 def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's cache; servers that are started never open their port."""
+    """A directory of homes; servers that are started never open their port."""
     program = tmp_path / "silent"
     program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield tmp_path / "cache" / "nanochat-flows"
+    yield tmp_path
     for home in filter(Path.is_dir, tmp_path.iterdir()):
         stop_server(home)
 
 
-def test_homes_get_different_ports_before_their_servers_open_them(
-    tmp_path: Path, silent: Path
+def test_homes_of_all_users_get_different_ports_before_their_servers_open_them(
+    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def start(name: str, port: int) -> int:
+        monkeypatch.setenv("HOME", str(tmp_path / name))
+        return start_server(tmp_path / name, port=port).port
+
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
 
-        ports = [start_server(tmp_path / name, port=port).port for name in ("a", "b")]
+        ports = [start(name, port) for name in ("a", "b")]
 
     assert port < ports[0] < ports[1]
     stop_server(tmp_path / "a")
-    assert start_server(tmp_path / "c", port=ports[0]).port == ports[0]
-
-
-def test_ports_are_locked_where_no_other_user_can_write(
-    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    victim, shared = tmp_path / "victim", tmp_path / "tmp"
-    victim.mkdir()
-    shared.mkdir()
-    (shared / f"nanochat-flows-{os.getuid()}").symlink_to(victim)  # by another user
-    monkeypatch.setattr(tempfile, "tempdir", str(shared))
-
-    server = start_server(tmp_path / "home")
-
-    assert list(victim.iterdir()) == []
-    assert (silent / f"port-{server.port}.lock").exists()
-
-
-def test_without_a_cache_ports_are_locked_in_the_home(
-    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-
-    server = start_server(tmp_path / "home")
-
-    assert (tmp_path / "home" / "prefect" / f"port-{server.port}.lock").exists()
+    assert start("c", ports[0]) == ports[0]
 
 
 def test_a_server_without_a_password_is_had_by_asking_for_it(tmp_path: Path, silent: Path) -> None:
