@@ -123,7 +123,7 @@ function showBranch(conversation, message) {
   conversation.leaf = leaf.id;
 }
 
-/** Whether nothing stands below a message. */
+/** Return whether nothing stands below a message. */
 const isLeaf = (conversation, message) => !conversation.messages.some((other) => other.parent === message.id);
 
 /** Take a message without children out again. */

@@ -4,7 +4,7 @@ import threading
 
 from playwright.sync_api import Page, expect
 
-from tests.support.browser.chat import answers, ask, questions, send, titles
+from tests.support.browser.chat import answers, ask, fill_storage, questions, send, titles
 from tests.support.browser.fixtures import NOT_LOADED, Complaints
 from tests.support.browser.scripted_server import ScriptedServer, event, refusal
 
@@ -45,13 +45,7 @@ def test_regenerate_of_an_empty_answer_keeps_the_conversation(page: Page, server
 def test_room_made_is_used(page: Page, server: ScriptedServer):
     ask(page, "old")
     page.keyboard.press("Control+Shift+N")
-    page.evaluate("""() => {
-        let text = "x".repeat(4 * 1024 * 1024);
-        for (let i = 0; text; i++) {
-            try { localStorage.setItem("fill" + i, text); }
-            catch { text = text.slice(text.length / 2 + 1); }
-        }
-    }""")
+    fill_storage(page)
     ask(page, "new")
     expect(page.get_by_role("alert").get_by_text("no room left")).to_be_visible()
     page.evaluate("() => { for (let i = 0; i < 4; i++) localStorage.removeItem('fill' + i); }")

@@ -4,7 +4,7 @@ import threading
 
 from playwright.sync_api import Page, expect
 
-from tests.support.browser.chat import answers, ask, questions, send
+from tests.support.browser.chat import answers, ask, fill_storage, questions, send
 from tests.support.browser.fixtures import NOT_LOADED, Complaints
 from tests.support.browser.scripted_server import CUT, ScriptedServer, answer, event, refusal
 
@@ -120,13 +120,7 @@ def test_a_message_that_is_too_long_stays_in_the_box(page: Page, server: Scripte
 
 
 def test_a_full_storage_is_said_once_and_the_page_keeps_working(page: Page, server: ScriptedServer):
-    page.evaluate("""() => {
-        let text = "x".repeat(4 * 1024 * 1024);
-        for (let i = 0; text; i++) {
-            try { localStorage.setItem("fill" + i, text); }
-            catch { text = text.slice(text.length / 2 + 1); }
-        }
-    }""")
+    fill_storage(page)
     ask(page, "hello")
     expect(page.get_by_role("alert").get_by_text("no room left")).to_be_visible()
     page.get_by_role("button", name="Close", exact=True).click()

@@ -29,3 +29,14 @@ def questions(page: Page) -> Locator:
 def titles(page: Page) -> list[str]:
     """The conversations in the list, from the top."""
     return page.locator("#list .title").all_inner_texts()
+
+
+def fill_storage(page: Page) -> None:
+    """Fill the browser's storage to the last byte, under keys that begin with `fill`."""
+    page.evaluate("""() => {
+        let text = "x".repeat(4 * 1024 * 1024);
+        for (let i = 0; text; i++) {
+            try { localStorage.setItem("fill" + i, text); }
+            catch { text = text.slice(text.length / 2 + 1); }
+        }
+    }""")

@@ -197,7 +197,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
         thread.join()
 
 
-def test_an_order_that_was_deleted_meanwhile_does_not_keep_the_others_from_being_cancelled(
+def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_being_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from flows.orchestration import stage_runs
