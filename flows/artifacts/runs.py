@@ -179,8 +179,7 @@ def newest_runs(store: Store, name: str) -> Iterator[Run]:
 
     # An id that a person or a script chose, such as slurm-17, may belong to any name, so its record
     # is read too.
-    entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
-    ids = [run for run in map(_id_of, entries) if name_in(run) in (name, None)]
+    ids = [run for run in newest_first(store.list("runs/")) if name_in(run) in (name, None)]
     for start, end in _batches(len(ids)):
         for run in _read_lazily(find, ids[start:end]):
             if run is not None and run.name == name:
@@ -192,8 +191,7 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
 
     A record that cannot be read is left out; the reason is appended to `unread`.
     """
-    entries = sorted(store.list("runs/"), key=_time_of, reverse=True)
-    ids = [_id_of(entry) for entry in entries[:count]]
+    ids = newest_first(store.list("runs/"))[:count]
     found = read_all(lambda run: _find_whole(store, run, unread), ids)
     return [run for run in found if run is not None]
 
@@ -311,6 +309,11 @@ def name_in(run: str) -> str | None:
     """Return the name in a run's id. None means that a person chose the id."""
     match = _ID.fullmatch(run)
     return match[1] if match else None
+
+
+def newest_first(records: Iterable[ObjectInfo]) -> list[str]:
+    """Return the ids of runs by their listed records, in the order in which a name means them."""
+    return [_id_of(entry) for entry in sorted(records, key=_time_of, reverse=True)]
 
 
 def _time_of(entry: ObjectInfo) -> tuple[str, float, str]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
-from flows.artifacts.runs import Run, find_run, find_tag, tag_names
+from flows.artifacts.runs import Run, find_run, find_tag, newest_first, tag_names
 from flows.artifacts.transfer import in_parallel
 from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
 from flows.identity.manifest import EARLIER, FORMAT, Manifest
@@ -55,7 +55,7 @@ class Edges:
 class Referrers:
     """All records that name artifacts, including those that have expired."""
 
-    runs: Mapping[str, Run]
+    runs: Mapping[str, Run]  # by id, newest first
     tagged: frozenset[str]  # ids of runs
     pins: Mapping[
         str, tuple[float, tuple[ArtifactRef, ...]]
@@ -155,11 +155,9 @@ def read_referrers(records: Records) -> Referrers:
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
     pins = records.read(find_pin, written)
-    listed = [
-        entry.key.removeprefix("runs/").removesuffix(".json") for entry in store.list("runs/")
-    ]
+    listed = newest_first(store.list("runs/"))
     tagged = frozenset(records.read(find_tag, tag_names(store)).values())
-    runs = records.read(find_run, sorted({*listed, *tagged}))
+    runs = records.read(find_run, dict.fromkeys([*listed, *sorted(tagged)]))
     found = Referrers(
         runs=runs,
         tagged=tagged,
@@ -214,14 +212,12 @@ def find_roots(
 
 
 def _newest_finished(runs: Iterable[Run]) -> set[str]:
-    """Return for each name the run that it stands for: the newest finished one."""
-    newest: dict[str, Run] = {}
+    """Return for each name the run that it stands for: the first finished one."""
+    newest: dict[str, str] = {}
     for run in runs:
         if run.status == "finished":
-            other = newest.setdefault(run.name, run)
-            if (run.started, run.run) > (other.started, other.run):
-                newest[run.name] = run
-    return {run.run for run in newest.values()}
+            newest.setdefault(run.name, run.run)
+    return set(newest.values())
 
 
 def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:

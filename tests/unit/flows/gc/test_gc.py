@@ -7,7 +7,7 @@ import pytest
 from flows.artifacts.pins import PINS, SWEEP, pin
 from flows.artifacts.publish import supersede
 from flows.artifacts.revocations import revoke
-from flows.artifacts.runs import point
+from flows.artifacts.runs import point, runs_called
 from flows.gc.collect import MARK
 from flows.identity.records import encode_record
 from flows.leases import lease
@@ -58,6 +58,15 @@ def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemorySto
     assert store.names("runs/") == {"runs/tiny-2.json", "runs/d12-1.json"}
     manifests = {key for key in store.names() if key.endswith("manifest.json")}
     assert manifests == {f"{place(new)}/manifest.json", f"{place(other)}/manifest.json"}
+
+
+def test_the_run_that_a_name_stands_for_stays_though_its_id_has_no_time(store: MemoryStore):
+    put_run(store, "tiny-19700101t000000z-1a2b", make(store), started="2026-01-02T00:00:00Z")
+    put_run(store, "slurm-17", make(store, seed=1), started="2026-01-01T00:00:00Z")
+    named = next(runs_called(store, "tiny")).run
+    store.now += 300 * DAY
+    gc_until_clean(store)
+    assert store.names("runs/") == {f"runs/{named}.json"}
 
 
 def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
