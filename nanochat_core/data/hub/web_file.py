@@ -172,14 +172,16 @@ def _fetch_rest(client: httpx.Client, url: str, part: Path, log: Callable[[str],
         if answer.status_code not in (200, 206, 416):
             _refuse(url, answer)
         total = _total(answer, start)
-        # 416: the server's file is shorter than the part; another total: it is another file.
-        if answer.status_code == 416 or (answer.status_code == 206 and total != expected):
+        # 416: the server's file is shorter than the part. 206 from a server that ignores If-Range:
+        # another total or validator shows that it is another file.
+        is_same = total == expected and _validator(answer) in (validator, None)
+        if answer.status_code == 416 or (answer.status_code == 206 and not is_same):
             part.unlink(missing_ok=True)
             raise _TryAgain("the file there is another one than before")
         if answer.status_code == 200:
             start = 0
-        # Before the bytes, so that a partial file always has the validator to resume with.
-        write_json(mark, {"validator": _validator(answer), "size": total})
+            # Before the bytes, so that a partial file always has the validator to resume with.
+            write_json(mark, {"validator": _validator(answer), "size": total})
         with part.open("r+b" if start else "wb") as file:
             file.seek(start)
             file.truncate()
