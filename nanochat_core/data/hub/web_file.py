@@ -51,7 +51,8 @@ def download_file(url: str, path: Path, *, sha256: str | None, log: Callable[[st
         if sha256 in (None, digest):
             # The record first: a file without one would be downloaded again, a record without its
             # file does no harm.
-            write_json(_record_of(path), {"sha256": digest})
+            validator, _ = _read_mark(_record_of(part))
+            write_json(_record_of(path), {"sha256": digest, "validator": validator})
             move_into_place(part, path)
             return digest
         part.unlink()
@@ -86,8 +87,7 @@ def ask_validator(url: str, *, seconds: float) -> str | None:
 
 def downloaded_validator(path: Path) -> str | None:
     """Return the validator of the file that was downloaded to `path`, None if unknown."""
-    part = path.with_name(f"{path.name}.part")
-    return _read_mark(part.with_name(f"{part.name}.json"))[0]
+    return _read_tree(_record_of(path)).get("validator")
 
 
 def find_recorded(path: Path) -> str | None:
@@ -159,7 +159,7 @@ def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
 
 def _fetch_rest(client: httpx.Client, url: str, part: Path, log: Callable[[str], None]) -> None:
     """Request the missing bytes once. Raises DataError if a retry cannot help, else _TryAgain."""
-    mark = part.with_name(f"{part.name}.json")
+    mark = _record_of(part)
     start, (validator, expected) = _size(part), _read_mark(mark)
     if start and start == expected:
         return

@@ -7,7 +7,7 @@ import pytest
 
 from nanochat_core.data.hub import transfers, web_file
 from nanochat_core.data.hub.errors import MAX_WAIT, seconds_to_wait
-from nanochat_core.data.hub.web_file import ask_validator, download_file
+from nanochat_core.data.hub.web_file import ask_validator, download_file, downloaded_validator
 from nanochat_core.errors import DataError
 from tests.support.nanochat_core.data.web_server import Answer, WebServer
 
@@ -164,6 +164,15 @@ def test_a_kept_file_of_another_sha256_than_the_one_wanted_is_fetched_again(web,
     assert fetch(web, tmp_path) == SHA256  # nothing else was asked for
     sha256 = hashlib.sha256(web.data).hexdigest()
     assert fetch(web, tmp_path, sha256=sha256) == sha256
+
+
+def test_the_validator_is_that_of_the_file_not_of_a_later_attempt(web, tmp_path):
+    fetch(web, tmp_path)
+    validator = web.validator
+    web.data = DATA[::-1]
+    with pytest.raises(DataError):
+        fetch(web, tmp_path, sha256="0" * 64)
+    assert downloaded_validator(tmp_path / "b.zip") == validator
 
 
 def test_a_refused_connection_is_a_named_error(tmp_path, waits):
