@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from nanochat_core.config import ChatEvalConfig, EvalTaskConfig
-from nanochat_core.data.conversations.examples import open_task
+from nanochat_core.data.conversations.examples import open_examples
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import DataError
 from nanochat_core.evaluate.generate import (
@@ -272,9 +272,9 @@ def _share_tree(right: Sequence[bool]) -> dict[str, float]:
 
 
 def _open(job: Job, entry: EvalTaskConfig) -> Task:
-    task = open_task(entry.name, job.inputs["task_data"], "test")
+    task = open_examples(entry.name, job.inputs["task_data"], "test")
     check_gradable(task)
     # ChatCORE's scale needs the score of guessing, which is above 0 if there are choices.
-    asks_letters = len(task) > 0 and has_letters(task[0])
-    assert grader_of(entry.name).baseline > 0 or not asks_letters, f"{entry.name} can be guessed"
+    is_open = grader_of(entry.name).baseline > 0 or not has_letters(task[0])
+    assert is_open, f"{entry.name} can be guessed"
     return task.first(entry.max_examples)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from nanochat_core.config import OptimizerConfig, RLConfig
-from nanochat_core.data.conversations.examples import open_task
+from nanochat_core.data.conversations.examples import open_examples, open_task
 from nanochat_core.engine.engine import Engine
 from nanochat_core.evaluate.generate import accuracy, check_machine, sampled_pass_at
 from nanochat_core.evaluate.records import write_records
@@ -144,10 +144,11 @@ def run(job: Job) -> dict[str, Any]:
 def open_questions(job: Job, config: RLConfig) -> tuple[Task, Task]:
     """Open the questions to train on and those to evaluate with.
 
-    Raises StageError if this machine cannot grade answers to them.
+    Raises StageError if this machine cannot grade answers to them, DataError if there are none.
     """
     check_machine(config.task)
-    train, test = (open_task(config.task, job.inputs["task_data"], s) for s in ("train", "test"))
+    train = open_examples(config.task, job.inputs["task_data"], "train")
+    test = open_task(config.task, job.inputs["task_data"], "test")
     return train, test.first(config.eval_examples)
 
 

@@ -308,6 +308,21 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
     assert sum(" in fp32 (" in text for text in told) == 1  # which runner answers, and why it
 
 
+def test_a_task_without_examples_has_no_score_and_teaches_nothing(make, task_data_dir, tmp_path):
+    folder = tmp_path / "with_bee"
+    shutil.copytree(task_data_dir, folder)
+    (folder / "spelling_bee").mkdir()
+    for split in ("train", "test"):
+        (folder / "spelling_bee" / f"{split}.jsonl").touch()
+    job = make(("spelling", 5), ("spelling_bee", 5), task_data=folder)
+    assert "chatcore" not in chat.run(job)
+    failed = json.loads((job.output / "scores.json").read_text())["failed"]
+    assert "no examples of split 'test'" in failed["spelling_bee"]
+    config = dataclasses.replace(open_profile("tiny").run.rl, task="spelling_bee")
+    with pytest.raises(DataError, match="no examples of split 'train'"):
+        rl.open_questions(job, config)
+
+
 @pytest.fixture
 def no_sandbox(monkeypatch):
     """A machine where no wall can be put up: not one of the programs, and a kernel without any."""
