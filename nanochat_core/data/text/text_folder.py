@@ -38,14 +38,23 @@ def check_snapshot(where: object, found: tuple[str, ...], planned: tuple[str, ..
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return every file below `folder`. Raises DataError for a folder that cannot be read."""
+    """Return every file below `folder`, also behind links to other folders.
+
+    A folder to which several names lead is read once. Raises DataError for one that cannot be read.
+    """
 
     # Not rglob, which silently skips a folder without read permission.
     def refuse(error: OSError) -> None:
         raise unreadable(error.filename, error)
 
     found: list[Path] = []
-    for directory, _, names in os.walk(folder, onerror=refuse):
+    seen: set[str] = set()  # a link may lead to a folder above it
+    for directory, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders.sort()  # which of several names comes first must not depend on the disk
+        if (real := os.path.realpath(directory)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         found += [path for name in names if (path := Path(directory, name)).is_file()]
     return found
 

@@ -167,6 +167,15 @@ def test_a_folder_without_text_is_refused(make_job, tmp_path):
         shards.run(make_job("shards", {}, shards=config(path=str(tmp_path / "empty"))))
 
 
+def test_text_behind_a_link_to_a_folder_is_read_once(folder, tmp_path):
+    (folder / "deep").rename(tmp_path / "elsewhere")
+    for link, target in (("x", tmp_path / "elsewhere"), ("y", folder / "x"), ("loop", folder)):
+        (folder / link).symlink_to(target)
+    progress = Progress(tmp_path / "events.jsonl")
+    found = list(local_text.documents(config(path=str(folder)), progress, tmp_path))
+    assert sorted(document.text for document in found) == sorted(DOCUMENTS)
+
+
 def test_a_folder_that_cannot_be_listed_is_not_passed_over(make_job, folder, monkeypatch):
     def refuse(path, *, scandir=os.scandir):
         if str(path).endswith("deep"):
