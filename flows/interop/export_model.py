@@ -32,9 +32,12 @@ class Export:
 
 
 def check_export(to: Path, *, dtype: str) -> None:
-    """Raise ConfigError if `to` exists, or no model can be exported in this precision."""
-    if to.exists():
+    """Raise ConfigError if `to` exists or cannot, or no model is exported in this precision."""
+    if os.path.lexists(to):  # also a link to nothing, which no directory could replace
         raise ConfigError(f"{to} exists already", hint="name a directory that does not")
+    above = next(path for path in to.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise ConfigError(f"{above} is a file", hint="name a directory that is not below it")
     if dtype not in _DTYPES:
         why = ": relu^2 and the residual stream leave the range of fp16" if dtype == "fp16" else ""
         raise ConfigError(

@@ -99,6 +99,11 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
     # Found before the model is looked up.
     assert "fp16" in terminal.fails("export", "sft@unknown", str(out), "--dtype", "fp16")[0]
     assert "exists already" in terminal.fails("export", "sft@unknown", str(tmp_path))[0]
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nothing")
+    assert "exists already" in terminal.fails("export", "sft@unknown", str(link))[0]
+    below = model / "config.json" / "out"
+    assert "config.json is a file" in terminal.fails("export", "sft@unknown", str(below))[0]
     assert (
         "--dtype is 'int3'" in terminal.fails("export", str(model), str(out), "--dtype", "int3")[0]
     )
