@@ -121,8 +121,9 @@ def list_artifact(store: Store, ref: ArtifactRef) -> Listing:
 def names_of(store: Store, *, unread: list[str]) -> Names:
     """Return the names of artifacts: every tag, and the names of the latest runs.
 
-    Of several runs of one name the latest that has a stage counts, as for STAGE@NAME. A record that
-    cannot be read names nothing; the reason is appended to `unread`.
+    Of several runs of one name the latest that has a stage counts, of finished ones if there are
+    any, as for STAGE@NAME. A record that cannot be read names nothing; the reason is appended to
+    `unread`.
     """
     found: dict[ArtifactRef, dict[str, None]] = {}
     tags = list_tags(store)
@@ -132,9 +133,13 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
             found.setdefault(ref, {})[tag.name] = None
     hidden = {tag.name for tag in tags}  # a tag comes before a run's name
     taken: set[tuple[str, str]] = set()
-    for run in latest_runs(store, _RUNS, unread=unread):
+    latest = latest_runs(store, _RUNS, unread=unread)
+    finished = {run.name for run in latest if run.status == "finished"}
+    for run in latest:
+        if run.name in hidden or (run.name in finished and run.status != "finished"):
+            continue
         for ref in run.refs:
-            if run.name not in hidden and (ref.stage, run.name) not in taken:
+            if (ref.stage, run.name) not in taken:
                 taken.add((ref.stage, run.name))
                 found.setdefault(ref, {})[run.name] = None
     return {ref: tuple(names) for ref, names in found.items()}

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.listing import list_newest
+from flows.artifacts.names import open_artifact
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, timestamp
 from flows.stages import STAGES
@@ -117,6 +118,15 @@ def test_a_tag_hides_runs_of_its_name(store: Store, terminal: Terminal):
     point(store, "main", "tiny-1")
     names = {item["fingerprint"]: item["names"] for item in terminal.read("ls")}
     assert names == {old.fingerprint: ["main", "tiny"], new.fingerprint: []}
+
+
+def test_a_name_is_shown_at_what_it_stands_for(store: Store, terminal: Terminal):
+    made, failed = put(store, "sft", 1), put(store, "sft", 2)
+    put_run(store, "tiny-1", made)
+    put_run(store, "tiny-2", failed, status="failed")
+    names = {item["fingerprint"]: item["names"] for item in terminal.read("ls")}
+    assert names == {made.fingerprint: ["tiny"], failed.fingerprint: []}
+    assert open_artifact(store, "sft@tiny") == made
 
 
 def test_a_run_is_listed_in_the_order_of_the_table(store: Store, terminal: Terminal):
