@@ -212,11 +212,12 @@ def find_roots(
 
 
 def _newest_finished(runs: Iterable[Run]) -> set[str]:
-    """Return for each name the run that it stands for: the first finished one."""
-    newest: dict[str, str] = {}
+    """Return the runs that NAME and STAGE@NAME stand for: the first finished ones that have it."""
+    newest: dict[tuple[str, str | None], str] = {}
     for run in runs:
         if run.status == "finished":
-            newest.setdefault(run.name, run.run)
+            for stage in (None, *run.stages):
+                newest.setdefault((run.name, stage), run.run)
     return set(newest.values())
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from flows.artifacts.names import open_artifact
 from flows.artifacts.pins import PINS, SWEEP, pin
 from flows.artifacts.publish import supersede
 from flows.artifacts.revocations import revoke
@@ -67,6 +68,17 @@ def test_the_run_that_a_name_stands_for_stays_though_its_id_has_no_time(store: M
     store.now += 300 * DAY
     gc_until_clean(store)
     assert store.names("runs/") == {f"runs/{named}.json"}
+
+
+def test_what_a_later_run_of_the_name_did_not_make_stays(store: MemoryStore):
+    pretrain, sft, older = make(store, "pretrain"), make(store, "sft"), make(store, "sft", seed=1)
+    put_run(store, "tiny-1", pretrain, older)
+    put_run(store, "tiny-2", pretrain, sft)
+    put_run(store, "tiny-3", pretrain)  # of a miniseries, say
+    store.now += 300 * DAY
+    gc_until_clean(store)
+    assert open_artifact(store, "sft@tiny") == sft
+    assert store.names("runs/") == {"runs/tiny-2.json", "runs/tiny-3.json"}
 
 
 def test_a_run_that_holds_a_lease_stays_however_old(store: MemoryStore):
