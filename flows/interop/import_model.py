@@ -18,7 +18,15 @@ import psutil
 
 from flows.artifacts.pins import Log, pin
 from flows.artifacts.publish import publish
-from flows.artifacts.runs import Run, check_name, new_run, new_run_id, timestamp, write_run
+from flows.artifacts.runs import (
+    Run,
+    check_name,
+    find_tag,
+    new_run,
+    new_run_id,
+    timestamp,
+    write_run,
+)
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
 from flows.stages import MODELS, TOKENIZER
@@ -96,6 +104,11 @@ def import_checkpoint(
     from nanochat_core.interop import nanochat_files as theirs
 
     check_name(name)
+    if find_tag(store, name) is not None:  # it wins over a run's name
+        raise ConfigError(
+            f"{name} is a tag: a model called so could not be found by its name",
+            hint="choose another name with --name",
+        )
     log("reading the checkpoint")
     checkpoint = theirs.read_checkpoint(path, step=step, era=era)
     pickled = tokenizer or theirs.find_tokenizer(path)

@@ -11,6 +11,7 @@ from flows.artifacts.cache import Cache
 from flows.artifacts.names import open_model, open_run
 from flows.artifacts.pins import PINS
 from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import point
 from flows.cli.app import main
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import Store
@@ -104,7 +105,7 @@ def test_the_same_files_again_are_the_same_artifact(
 
 
 def test_what_a_person_has_to_say_is_asked_for(
-    nanochats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    nanochats: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     elsewhere = tmp_path / "d4"
     shutil.copytree(nanochats / "base_checkpoints" / "d4", elsewhere)
@@ -116,6 +117,8 @@ def test_what_a_person_has_to_say_is_asked_for(
         capsys, path, "--kind", "base", "--name", "tiny"
     )
     assert "a/b" in failed(capsys, path, "--kind", "base", "--name", "a/b")
+    point(store, "main", "tiny-1")
+    assert "main is a tag" in failed(capsys, path, "--kind", "base", "--name", "main")
     odd = tmp_path / "my d20 [x]"
     odd.mkdir()
     assert "--name" in failed(capsys, str(odd), "--kind", "base")
