@@ -13,20 +13,23 @@ TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})  # HTTP statuses after whi
 MAX_WAIT = 60.0  # seconds, even if a Retry-After is longer: a job that is silent for long is ended
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+PROXY = "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (SOCKS needs the package socksio), SSL_CERT_FILE"
 _NO_HUB = ("{endpoint} does not answer like a Hub: {line}", "check HF_ENDPOINT and the proxy")
 
 
 def catchable() -> tuple[type[Exception], ...]:
     """Return the types of all exceptions by which the Hub's client reports a failure.
 
-    Most are OSErrors; ValueError and KeyError come from an answer that is not the Hub's.
+    Most are OSErrors; ValueError and KeyError come from an answer that is not the Hub's,
+    ImportError from a proxy of a kind for which the client needs another package.
     """
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - the HTTP client's own
         RevisionResolutionError,
     )
 
-    return (OSError, HTTPError, RevisionResolutionError, RuntimeError, ValueError, KeyError)
+    answers = (HTTPError, RevisionResolutionError, RuntimeError, ValueError, KeyError)
+    return (OSError, ImportError, *answers)
 
 
 def is_transient(error: Exception) -> bool:
@@ -164,6 +167,11 @@ def _explanations() -> Sequence[tuple[Callable[[BaseException], object], str, st
             "{endpoint} cannot be reached for {what} of {repository}: {line}",
             "check the network, the proxy and HF_ENDPOINT, then run again: finished downloads are "
             "cached; or train on local text with --set shards.source=local",
+        ),
+        (
+            of_type(ImportError),
+            "no request can be sent to {endpoint} for {what} of {repository}: {line}",
+            f"check {PROXY}",
         ),
         (of_type(ValueError, KeyError), *_NO_HUB),
     )

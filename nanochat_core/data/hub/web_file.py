@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from nanochat_core.data.hub.errors import retry_after
+from nanochat_core.data.hub.errors import PROXY, retry_after
 from nanochat_core.data.hub.transfers import ByteProgress
 from nanochat_core.errors import DataError, reason_of
 from nanochat_core.job import move_into_place, write_json
@@ -65,12 +65,13 @@ def download_file(url: str, path: Path, *, sha256: str | None, log: Callable[[st
 def ask_validator(url: str, *, seconds: float) -> str | None:
     """Ask the server, once, for the validator of its file: ETag or Last-Modified.
 
-    Raises ConnectionError if there is no answer, DataError if the server has no such file or the
-    address is none.
+    Raises ConnectionError if there is no answer, DataError if the server has no such file, the
+    address is none or the proxy cannot be used.
     """
     _check_address(url)
     try:
-        answer = httpx.head(url, timeout=seconds, follow_redirects=True)
+        with _open_client() as client:
+            answer = client.head(url, timeout=seconds)
     except _WRONG as error:
         raise _wrong_address(url, error) from error
     except httpx.HTTPError as error:
@@ -108,6 +109,13 @@ def _check_address(url: str) -> None:
         raise DataError(f"{url} is no address of a file", hint="it begins with https://")
 
 
+def _open_client() -> httpx.Client:
+    try:
+        return httpx.Client(timeout=_TIMEOUT, follow_redirects=True)
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise DataError(f"no request can be sent: {error}", hint=f"check {PROXY}") from error
+
+
 def _wrong_address(url: str, error: Exception) -> DataError:
     return DataError(f"{url} cannot be downloaded: {error}", hint="is the address right?")
 
@@ -133,7 +141,7 @@ def _digest(path: Path) -> str:
 def _complete(url: str, part: Path, log: Callable[[str], None]) -> None:
     """Download until the file is complete, retrying transient failures. Raises DataError."""
     failures = 0
-    with httpx.Client(timeout=_TIMEOUT, follow_redirects=True) as client:
+    with _open_client() as client:
         while True:
             before = _size(part)
             try:

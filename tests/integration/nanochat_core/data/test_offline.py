@@ -5,12 +5,14 @@ import socket
 
 import numpy as np
 import pytest
+from huggingface_hub.utils import _http
 
 from flows.datasets import with_snapshots
 from nanochat_core.config import DatasetConfig, TaskDataConfig
 from nanochat_core.data.conversations import task_data
 from nanochat_core.data.conversations.chat_rows import conversation_rows
 from nanochat_core.data.conversations.examples import open_task
+from nanochat_core.data.hub.client import list_files
 from nanochat_core.errors import DataError
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
@@ -109,3 +111,11 @@ def test_a_bad_line_in_task_data_is_an_error_of_data(tmp_path):
         assert "--force task_data" in (error.value.hint or "")
     with pytest.raises(DataError, match=r"test\.jsonl cannot be read"):
         open_task("mmlu", tmp_path, "test")
+
+
+def test_a_proxy_that_the_hubs_client_cannot_use_is_named(hub, monkeypatch):
+    _http.close_session()  # the next one reads the environment
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with pytest.raises(DataError, match="no request can be sent to http") as error:
+        list_files("me/data", "main", ["*"])
+    assert "ALL_PROXY" in (error.value.hint or "")

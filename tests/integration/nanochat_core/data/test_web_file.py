@@ -199,6 +199,23 @@ def test_an_address_is_one_of_the_web(url, tmp_path):
         ask_validator(url, seconds=1.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:9"),
+        *(("HTTP_PROXY", f"{kind}:port") for kind in ("http://host", "other://host")),
+        ("SSL_CERT_FILE", "/nothing"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_one_line(web, tmp_path, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(DataError, match="no request can be sent: ") as error:
+        fetch(web, tmp_path)
+    assert name in (error.value.hint or "")
+    with pytest.raises(DataError, match="no request can be sent: "):
+        ask_validator(web.url, seconds=1.0)
+
+
 def test_how_far_it_is_is_reported(web, tmp_path, monkeypatch):
     monkeypatch.setattr(transfers, "SECONDS_BETWEEN_LINES", 0.0)
     told = []
