@@ -25,6 +25,7 @@ FORMAT = 1
 INDEX_FILE = "shards.json"
 ROW_GROUP_DOCUMENTS = 1024
 _HINT = "it is damaged: get it again from where it came, or make the shards again"
+_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # the last: a name of a column
 _TEXT_TYPES = (pa.string(), pa.large_string())
 TEXT = "text"  # the column of a shard
 _SCHEMA = pa.schema([(TEXT, pa.string())])
@@ -179,7 +180,7 @@ def find_text_digest(path: Path) -> str | None:
     """
     try:
         opened = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException):
+    except _UNREADABLE:
         return None
     with opened as file:
         schema = file.schema_arrow
@@ -218,7 +219,7 @@ def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _open(path: Path, column: str = TEXT) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise DataError(
             f"{path} cannot be read as parquet: {_first_line(error)}", hint=_HINT
         ) from error
@@ -246,7 +247,7 @@ def _read_group(file: pq.ParquetFile, group: int, path: Path, name: str = TEXT) 
     HEARTBEAT.beat("reading documents")
     try:
         column = file.read_row_group(group, columns=[name], use_threads=False)[name]
-    except (OSError, pa.ArrowException) as error:
+    except _UNREADABLE as error:
         raise DataError(
             f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT
         ) from error

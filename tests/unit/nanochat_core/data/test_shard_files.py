@@ -114,6 +114,14 @@ def test_a_truncated_shard_is_named(tmp_path, part):
     assert "get it again" in (error.value.hint or "")
 
 
+def test_a_shard_whose_column_has_a_damaged_name_is_named(tmp_path):
+    path = write(tmp_path / "shard.parquet", ["a"])
+    path.write_bytes(path.read_bytes().replace(b"text", b"te\xffx"))
+    with pytest.raises(DataError, match=f"{path} cannot be read as parquet"):
+        inspect(path)
+    assert find_text_digest(path) is None
+
+
 def test_a_shard_that_is_damaged_inside_is_named_with_its_row_group(tmp_path):
     path = write(tmp_path / "shard.parquet", DOCUMENTS, row_group_size=200)
     whole = path.read_bytes()
