@@ -89,6 +89,9 @@ def _open_task(
     label, kind = str(entry["label"]), str(entry["icl_task_type"])
     if label not in baselines:
         raise DataError(f"eval_meta_data.csv has no baseline of '{label}'", hint=_HINT)
+    # At 100 no score is above guessing; NaN is refused too.
+    if not 0 <= baselines[label] < 100:
+        raise DataError(f"the baseline of '{label}' is {baselines[label]:g} percent", hint=_HINT)
     if kind not in KINDS:
         raise DataError(
             f"core.yaml: '{label}' is of type '{kind}'", hint=f"known are {', '.join(KINDS)}"
@@ -114,7 +117,8 @@ def _read_entries(path: Path, digest: Any) -> list[dict[str, Any]]:
         for entry in entries:
             if missing := {"label", "dataset_uri", "icl_task_type"} - entry.keys():
                 raise KeyError(*sorted(missing))
-            int(entry["num_fewshot"][0])
+            if int(entry["num_fewshot"][0]) < 0:
+                raise ValueError(f"num_fewshot is {entry['num_fewshot']}")
     except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path} is no list of CORE tasks: {error!r}", hint=_HINT) from error
     return entries

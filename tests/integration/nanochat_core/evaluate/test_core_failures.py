@@ -22,6 +22,11 @@ pytestmark = pytest.mark.torch
         ("core.yaml", "icl_tasks: 3", "no list of CORE tasks"),
         ("core.yaml", "icl_tasks: [", "no list of CORE tasks"),
         ("core.yaml", "icl_tasks: []", "names no task"),
+        (
+            "core.yaml",
+            "icl_tasks: [{label: far, dataset_uri: x, icl_task_type: schema, num_fewshot: [-1]}]",
+            "num_fewshot is .-1.",
+        ),
         ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,x\n", "no table of baselines"),
     ],
 )
@@ -36,6 +41,8 @@ def test_what_is_no_bundle_is_named(tmp_path, name, text, message):
     ("name", "text", "message"),
     [
         ("eval_meta_data.csv", "Eval Task,Random baseline\n", "no baseline of 'far'"),
+        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,100\n", "'far' is 100 percent"),
+        ("eval_meta_data.csv", "Eval Task,Random baseline\nfar,nan\n", "'far' is nan percent"),
         ("eval_data/multiple_choice/far.jsonl", "{}\n", "line 1 is no example"),
         ("eval_data/multiple_choice/far.jsonl", "\n", "has no examples"),
         (
