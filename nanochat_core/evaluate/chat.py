@@ -79,6 +79,9 @@ def run(job: Job) -> dict[str, Any]:
         on_choice=lambda choice: progress.message(f"answers: {choice}"),
     )
     records, failed = evaluate_tasks(engine, tasks, failed, config, world, progress)
+    # Paths of this machine are cut out, so that equal failures give equal artifacts.
+    place = f"{job.inputs['task_data']}/"
+    failed = {name: reason.replace(place, "") for name, reason in failed.items()}
     for name, reason in failed.items():
         progress.message(f"{name} could not be evaluated: {reason}")
     if config.tasks and not records:

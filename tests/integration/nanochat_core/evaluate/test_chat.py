@@ -302,6 +302,7 @@ def test_one_task_whose_data_is_of_no_use_leaves_the_others(make, many_tasks_dir
     assert scores["chatcore"] is None
     assert list(scores["failed"]) == ["mmlu", "identity"]
     assert "mmlu" in scores["failed"]["mmlu"] == metrics["mmlu_failed"]
+    assert str(many_tasks_dir) not in scores["failed"]["mmlu"]
     assert "chatcore" not in metrics
     told = [e["text"] for e in read_events(job.events) if e["kind"] == "message"]
     assert f"mmlu could not be evaluated: {scores['failed']['mmlu']}" in told
