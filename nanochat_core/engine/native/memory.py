@@ -7,6 +7,7 @@ every page boundary and each page costs a TLB miss; this asks for pages of 2 MB.
 import math
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ class Arena:
                 -1, max(BLOCK, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             )
             if hasattr(mmap, "MADV_HUGEPAGE"):
-                self._block.madvise(mmap.MADV_HUGEPAGE)
+                with suppress(OSError):  # a kernel that was built without large pages
+                    self._block.madvise(mmap.MADV_HUGEPAGE)
             self._used = 0
         found = torch.frombuffer(self._block, dtype=dtype, count=count, offset=self._used)
         self._used += -(-size // ALIGNMENT) * ALIGNMENT

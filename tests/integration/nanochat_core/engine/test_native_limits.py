@@ -1,5 +1,8 @@
 """Where the system gives no more threads or memory the kernels say so, or do with what there is."""
 
+import errno
+import mmap
+import os
 import subprocess
 import sys
 
@@ -70,3 +73,14 @@ def test_the_bandwidth_is_measured_where_weights_lie(
     monkeypatch.setattr(Arena, "zeros", lambda self, *a: (arenas.append(self), zeros(self, *a))[1])
     assert speed.read_bandwidth(torch.device("cpu"), threads=threads) > 0
     assert len(arenas) == 1
+
+
+def test_where_the_system_has_no_large_pages_memory_lies_on_small_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class SmallPages(mmap.mmap):
+        def madvise(self, *advice: int) -> None:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(mmap, "mmap", SmallPages)
+    assert Arena().zeros((3, 5), torch.float32).fill_(2).sum() == 30
