@@ -115,7 +115,8 @@ def choose_runner(
         layer = size * 2 * config.num_kv_heads * head_dim(config) * kept
         return sum(g.num_pages * len(g.layers) * layer for g in groups)
 
-    weights = weight_bytes(model, precision)
+    # The torch runners read the model's own tables where these are in their dtype.
+    weights = weight_bytes(model, precision, copies_tables=name == "native")
     # cos and sin in fp32, twice: building the table takes as much again for a moment.
     rotary = 2 * longest * head_dim(config) * BYTES["fp32"]
     room = (available_memory(device) if memory is None else memory) - weights - rotary
@@ -230,14 +231,17 @@ def page_groups(config: ModelConfig, *, num_pages: int) -> tuple[PageGroup, ...]
     )
 
 
-def weight_bytes(model: GPT, precision: str) -> int:
-    """Return the bytes that a runner allocates for weights, beside the model's own."""
+def weight_bytes(model: GPT, precision: str, *, copies_tables: bool = False) -> int:
+    """Return the bytes that a runner allocates for weights, beside the model's own.
+
+    `copies_tables`: also of value embeddings that are in its dtype already.
+    """
     config = model.config
     matrices = num_matrix_params(config, model.numerics) + num_lm_head_params(config)
     kept = 2 if precision == "int8" else BYTES[precision]  # of a number in a table
     rows, kv_width = padded_vocab_size(config), config.num_kv_heads * head_dim(config)
     tables = rows * config.width
-    if model.dtype.itemsize != kept:  # else the runner uses the model's own tables
+    if copies_tables or model.dtype.itemsize != kept:
         tables += rows * kv_width * len(value_embed_layers(config))
     return matrices * BYTES[precision] + tables * kept
 

@@ -85,6 +85,27 @@ def test_a_large_models_weights_are_reported_within_two_percent():
         assert choice.weight_bytes == pytest.approx(taken, rel=0.02)
 
 
+@needs_kernels
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_native_runners_own_copies_of_tables_are_reported(precision):
+    model = GPT(model_for_depth(2), numerics(precision))  # in its own precision no table is cast
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    choice = choose_runner(model, precision=precision, num_slots=1)
+    runner = open_runner(model, stop_tokens=[], precision=precision, num_slots=1, max_len=16)
+    assert isinstance(runner, NativeRunner)
+    weights = runner._weights
+    matrices = [
+        matrix.data
+        for layer in weights.layers
+        for matrix in (layer.qkv, layer.attention_out, layer.fc, layer.mlp_out)
+    ]
+    tables = [layer.value_embed for layer in weights.layers if layer.value_embed is not None]
+    stored = (*matrices, weights.lm_head.data, weights.embedding, *tables)
+    assert choice.weight_bytes == pytest.approx(sum(t.nbytes for t in stored), rel=0.02)
+
+
 def test_tables_of_positions_that_do_not_fit_are_refused_before_they_are_made():
     shape = model_for_depth(4)
     long = dataclasses.replace(shape, sequence_len=2**20, windows=(16,) * shape.depth)
