@@ -65,7 +65,7 @@ def sample(
     through; None: there is none left.
     """
     if params.temperature == 0.0:  # whatever the softcap: it does not change which is the largest
-        return logits.argmax(dim=-1)
+        return _finite(logits).argmax(dim=-1)
     top_k, top_p, penalty = candidates_of(params, logits.size(-1)), params.top_p, None
     if seen is not None and params.repetition_penalty != 1.0:
         penalty = params.repetition_penalty
@@ -78,7 +78,9 @@ def sample(
         logits = _penalised(logits, seen, penalty)
     candidates = None
     if is_ranked:
-        logits, candidates = torch.topk(logits, top_k, dim=-1)  # (B, K), (B, K)
+        # Of numbers alone: to topk NaN is the largest.
+        candidates = torch.topk(_finite(logits), top_k, dim=-1).indices  # (B, K)
+        logits = logits.gather(-1, candidates)
     # Stable, so that of equal logits the lower id comes first.
     elif top_p < 1.0:
         logits, candidates = torch.sort(logits, dim=-1, descending=True, stable=True)
@@ -181,7 +183,7 @@ def sample_rows(
     # A graph cannot branch: the token is computed in all three ways (greedy, over the whole
     # vocabulary, over ranked candidates), and each row selects one.
     vocab = logits.size(-1)
-    greedy = logits.argmax(dim=-1)
+    greedy = _finite(logits).argmax(dim=-1)
     if seen is not None:
         logits = _penalised(logits, seen, params.repetition_penalty[:, None])
     logits, numbers = _finite(logits), uniforms(keys, positions)
