@@ -56,13 +56,14 @@ class Scheduler:
         self._ends = ends
         self._context = context
         self._waiting: list[tuple[tuple[int, int, int], TokenSequence]] = []  # a heap
-        # Shared with other threads. `_changed` guards the count and wakes `wait`; the deques are
-        # atomic. `_stepping` serialises steps, and is reentrant because `refresh` calls `forget`.
+        # Shared with other threads. `_changed` guards count and flag and wakes `wait`; the deques
+        # are atomic. `_stepping` serialises steps, reentrant because `refresh` calls `forget`.
         self._changed = threading.Condition()
         self._stepping = threading.RLock()
         self._arrived: deque[RequestHandle] = deque()
         self._cancelled: deque[RequestHandle] = deque()
         self._num_requests = 0
+        self._is_woken = False
 
     # ---- for any thread
 
@@ -109,14 +110,16 @@ class Scheduler:
         return room if max_tokens is None else min(max_tokens, room)
 
     def wait(self, seconds: float) -> None:
-        """Sleep until a request comes or is cancelled, at most `seconds`."""
+        """Sleep until a request comes, one is cancelled or `wake` is called, at most `seconds`."""
         with self._changed:
-            if not self._arrived and not self._cancelled:
+            if not self._arrived and not self._cancelled and not self._is_woken:
                 self._changed.wait(seconds)
+            self._is_woken = False
 
     def wake(self) -> None:
-        """End a `wait`."""
+        """End the `wait` under way, or the next one: the steps' thread may be about to call it."""
         with self._changed:
+            self._is_woken = True
             self._changed.notify_all()
 
     # ---- for the thread that runs the steps

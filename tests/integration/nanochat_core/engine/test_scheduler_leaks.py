@@ -199,6 +199,15 @@ def test_any_thread_may_ask_and_call_off_while_another_works():
     case.check_empty()
 
 
+def test_a_wake_up_that_comes_before_the_wait_ends_it(monkeypatch):
+    case, slept = Case(), list[float]()
+    monkeypatch.setattr(case.scheduler._changed, "wait", slept.append)
+    case.scheduler.wake()
+    for seconds in (1.0, 2.0):
+        case.scheduler.wait(seconds)
+    assert slept == [2.0]
+
+
 def test_memory_does_not_grow_with_the_number_of_requests():
     """Eight hundred of random lengths leave less than a pointer each."""
     case = Case(num_slots=8, page_size=16, windows=(8, 64), num_pages=(12, 30), ends=0.4, calls=0)
