@@ -83,8 +83,10 @@ class Library:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder):
                 for left in folder.glob("build-*"):  # by a process that was killed
-                    if left.stat().st_mtime < time.time() - TIMEOUT:  # where locks do not work
-                        shutil.rmtree(left, ignore_errors=True)
+                    # Where locks do not work, others build now: theirs are young, or gone by now.
+                    with suppress(FileNotFoundError):
+                        if left.stat().st_mtime < time.time() - TIMEOUT:
+                            shutil.rmtree(left, ignore_errors=True)
                 return self._find(path) or self.build(compiler, path, sources)
         except (OSError, RuntimeError) as error:
             raise Unavailable(f"the kernels cannot be stored in {folder}: {error}") from error

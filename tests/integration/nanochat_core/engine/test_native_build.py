@@ -94,6 +94,15 @@ def test_what_a_killed_build_left_is_removed_by_a_later_one(
     assert [path.name for path in libraries(tmp_path) if path.is_dir()] == [new.name]
 
 
+def test_a_build_that_ends_in_another_process_just_now_does_no_harm(
+    tmp_path: Path, library: Library
+) -> None:
+    ended = tmp_path / "kernels" / "build-ended"
+    ended.parent.mkdir()
+    ended.symlink_to("gone")  # is listed, and is no longer there when it is looked at
+    assert library.load(tmp_path).nf_open(1, 2) == 3
+
+
 def test_of_processes_that_start_together_one_builds_and_all_load(
     tmp_path: Path, sources: Path, library: Library
 ) -> None:
