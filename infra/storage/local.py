@@ -391,8 +391,10 @@ def _link(source: Path, target: Path, opened: os.stat_result) -> bool:
         os.link(source, temporary)
     except OSError:  # another file system, or one without hard links
         return False
-    if not os.path.samestat(temporary.lstat(), opened):
-        temporary.unlink()
-        return False
-    temporary.replace(target)
-    return True
+    try:
+        if is_same := os.path.samestat(temporary.lstat(), opened):
+            temporary.replace(target)
+        return is_same
+    finally:
+        # A rename to another name of the same file does nothing.
+        temporary.unlink(missing_ok=True)

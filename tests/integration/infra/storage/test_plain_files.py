@@ -190,3 +190,16 @@ def test_a_fetch_shares_bytes_only_with_an_object_of_the_same_user(
     store.fetch("a", tmp_path / "target", size=6)
     assert (tmp_path / "target").read_bytes() == b"object"
     assert (tmp_path / "target").samefile(path) == is_ours
+
+
+def test_a_second_fetch_to_a_path_that_shares_the_object_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    store.put("a", b"object")
+    own_as_user(tmp_path / "store", monkeypatch)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for _ in range(2):
+        store.fetch("a", folder / "target", size=6)
+    assert [path.name for path in folder.iterdir()] == ["target"]
