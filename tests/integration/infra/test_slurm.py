@@ -170,6 +170,12 @@ def test_the_run_of_a_stage_has_the_number_of_the_job(tmp_path: Path) -> None:
     assert "started stage pretrain tiny --run slurm-7 --place grace_seconds=90\n" in out
 
 
+def test_each_node_is_asked_for_the_cpus_of_the_smallest(tmp_path: Path) -> None:
+    with job("stage", tmp_path, "", srun='echo asked "$@"') as script:
+        out, _ = script.communicate(timeout=SECONDS)
+    assert "asked --cpus-per-task=64 " in out
+
+
 def test_a_request_is_handed_on_as_it_is(tmp_path: Path) -> None:
     request = '{"stage": "pretrain", "place": ["a=\\"b c\\"", "$HOME"]}'
     with job("stage", tmp_path, "exit 0", words=("node", request)) as script:
@@ -227,7 +233,8 @@ def job(
             "NANOCHAT_STORE": "s3://bucket/prefix",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "n1",
-            "SLURM_CPUS_ON_NODE": "2",
+            "SLURM_CPUS_ON_NODE": "96",  # of this node alone
+            "SLURM_JOB_CPUS_PER_NODE": "96(x3),64,128(x2)",
             "SLURM_NNODES": "2",
             "SLURM_NODEID": "1",
             **environment,
