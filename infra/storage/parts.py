@@ -173,6 +173,8 @@ def _open_alone(final: Path, tag: str) -> tuple[int, Path]:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             except PermissionError:
+                if not path.exists():  # it is the directory that refuses
+                    raise
                 path.unlink()  # its process died when it was read-only already, but not renamed
                 continue
             # The lock ends with its process, so a killed fetch never blocks the next one.

@@ -158,6 +158,20 @@ def test_a_full_disk_is_a_store_error_that_says_so(
     assert "free some space" in (caught.value.hint or "")
 
 
+def test_a_directory_that_takes_no_file_is_named_as_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object) -> int:
+        raise PermissionError(13, os.strerror(13), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)  # root may write anywhere
+    with (
+        pytest.raises(PermissionError),
+        open_part_file(tmp_path / "model", source="s", version="1", size=35),
+    ):
+        pass
+
+
 def test_work_is_done_on_every_item_a_few_at_a_time() -> None:
     running, most, done = 0, 0, set[int]()
     lock, three = threading.Lock(), threading.Barrier(3)
