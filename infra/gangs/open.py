@@ -21,6 +21,7 @@ def open_gangs(home: Path) -> Gangs | None:
         case "slurm":
             return Slurm(home / "gangs")
         case "kubernetes" if host := os.environ.get("KUBERNETES_SERVICE_HOST"):
+            host = f"[{host}]" if ":" in host else host  # IPv6
             return Kubernetes(
                 f"https://{host}:{os.environ['KUBERNETES_SERVICE_PORT']}",
                 template=Path(os.environ.get("NANOCHAT_JOBSET") or TEMPLATE),
