@@ -231,10 +231,15 @@ def test_workers_read_the_templates_that_kustomize_gives_them() -> None:
     generated = documents("kustomization.yaml")[0]["configMapGenerator"][0]
     files = dict(item.split("=") for item in generated["files"])
     for worker, pool in zip(WORKERS, POOLS, strict=True):
-        make = worker["spec"]["template"]["spec"]["initContainers"][0]["args"]
+        shell, option, line = worker["spec"]["template"]["spec"]["initContainers"][0]["args"]
         start = worker["spec"]["template"]["spec"]["containers"][0]["args"]
-        assert make[:4] == ["prefect", "work-pool", "create", pool]
-        assert (HERE / files[make[make.index("--base-job-template") + 1].split("/")[-1]]).exists()
+        assert (shell, option) == ("sh", "-c")
+        for command, verb in zip(line.split("||"), ("create", "update"), strict=True):
+            make = command.split()
+            assert make[:4] == ["prefect", "work-pool", verb, pool]
+            assert "--overwrite" not in make  # resumes a paused pool
+            template = make[make.index("--base-job-template") + 1]
+            assert (HERE / files[Path(template).name]).exists()
         assert start[:5] == ["prefect", "worker", "start", "--pool", pool]
         assert generated["name"] in json.dumps(worker)
 
