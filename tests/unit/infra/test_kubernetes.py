@@ -12,7 +12,7 @@ import yaml
 from infra.gangs.kubernetes import TEMPLATE
 from infra.launch.rendezvous import Gang, find_gang
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
-from tests.support.infra.deployed import INFRA, LEAST_GRACE, SECRET, UID, mistake
+from tests.support.infra.deployed import INFRA, LEAST_GRACE, ROOT, SECRET, UID, mistake
 
 HERE = INFRA / "kubernetes"
 SECONDS_OF_PREFECT = 30  # that `prefect flow-run execute` gives a run which it was told to stop
@@ -242,6 +242,16 @@ def test_workers_read_the_templates_that_kustomize_gives_them() -> None:
             assert (HERE / files[Path(template).name]).exists()
         assert start[:5] == ["prefect", "worker", "start", "--pool", pool]
         assert generated["name"] in json.dumps(worker)
+
+
+@pytest.mark.parametrize(
+    "path", [HERE / "kustomization.yaml", ROOT / "docs" / "guides" / "kubernetes.md"]
+)
+def test_deployments_are_registered_after_the_workers_have_made_their_pools(path: Path) -> None:
+    found = re.findall(
+        r"kubectl .*(--kustomize \.|wait deployment|register\.yaml)", path.read_text()
+    )
+    assert found[:3] == ["--kustomize .", "wait deployment", "register.yaml"]
 
 
 def test_workers_may_make_jobs_and_runs_may_do_nothing() -> None:
