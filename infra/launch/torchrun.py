@@ -175,7 +175,9 @@ def _environment(
     """Return the worker's environment: ours, with what makes runs repeatable and logs complete."""
     threads = str(job.resources.threads)
     environment = {
-        **os.environ,
+        # Without torchrun's options: PET_MAX_RESTARTS, say, of Kubeflow would have ours start ranks
+        # again, after one has written the job's error.
+        **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         # A waiting OpenMP thread spins this often before it sleeps. By default it spins for long,

@@ -135,6 +135,14 @@ def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(make_job: Any) -> Non
     assert metrics == {"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "0"}
 
 
+def test_a_job_gets_no_option_that_is_meant_for_a_torchrun_around_it(
+    make_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_MAX_RESTARTS", "3")
+    job = make_job("    import os\n    return {n: 1 for n in os.environ if n.startswith('PET_')}")
+    assert run_job(job, processes=1, on_event=ignore).metrics == {}
+
+
 def test_every_event_of_this_attempt_arrives_in_order_and_none_of_an_earlier_one(
     make_job: Any,
 ) -> None:
