@@ -38,6 +38,11 @@ def test_only_the_supervisor_is_asked_to_end_and_a_run_has_the_time_to_save(unit
     assert found["User"] != "root"
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_a_process_that_is_killed_for_memory_does_not_end_the_others(unit: Path) -> None:
+    assert settings(unit)["OOMPolicy"] == "continue"
+
+
 def test_the_example_has_no_secret() -> None:
     values = dict(re.findall(r"(?m)^#?(\w+)=(.*)$", EXAMPLE))
     assert {name for name in values if SECRET.search(name)} >= {"NANOCHAT_PREFECT_AUTH"}
