@@ -1,6 +1,7 @@
 """The GPU as its driver's library, NVML, reports it: without torch or any of its memory."""
 
 import ctypes
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ class _Memory(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Gpu:
-    """The machine's first GPU."""
+    """The first GPU that CUDA shows to a process."""
 
     _library: Any
     _handle: ctypes.c_void_p
@@ -44,20 +45,26 @@ class Gpu:
         self._library.nvmlDeviceGetMemoryInfo(self._handle, ctypes.byref(memory))
         return memory.total
 
-    def joules(self) -> float:
-        """Return the energy that it has used since the driver was loaded."""
+    def joules(self) -> float | None:
+        """Return the energy it has used since the driver was loaded; None if it does not count."""
         millijoules = ctypes.c_ulonglong()
-        self._library.nvmlDeviceGetTotalEnergyConsumption(self._handle, ctypes.byref(millijoules))
-        return millijoules.value / 1000
+        count = self._library.nvmlDeviceGetTotalEnergyConsumption
+        return None if count(self._handle, ctypes.byref(millijoules)) else millijoules.value / 1000
 
 
 def find_gpu() -> Gpu | None:
-    """Return the machine's first GPU; None without one, or without NVIDIA's driver."""
+    """Return the first GPU that CUDA shows; None without one, or without NVIDIA's driver."""
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError:
         return None
-    handle = ctypes.c_void_p()
-    if library.nvmlInit_v2() or library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)):
+    if library.nvmlInit_v2():
         return None
-    return Gpu(library, handle)
+    # NVML has all GPUs of the machine, also those that the variable hides.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    handle = ctypes.c_void_p()
+    if first.isdecimal():
+        is_missing = library.nvmlDeviceGetHandleByIndex_v2(int(first), ctypes.byref(handle))
+    else:
+        is_missing = library.nvmlDeviceGetHandleByUUID(first.encode(), ctypes.byref(handle))
+    return None if is_missing else Gpu(library, handle)

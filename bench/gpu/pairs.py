@@ -184,11 +184,11 @@ def measure(
 def alone(side: Side, steps: int, gpu: Gpu | None) -> Round:
     """Return a round of one side, the others being held; it is held again after it."""
     side.release()
-    began = gpu.joules() if gpu else 0.0
+    began = gpu.joules() if gpu else None
     timed = side.run(steps)
-    joules = gpu.joules() - began if gpu else None
+    ended = gpu.joules() if gpu else None
     side.hold()
-    return timed | {"joules": joules}
+    return timed | {"joules": None if began is None or ended is None else ended - began}
 
 
 @contextlib.contextmanager

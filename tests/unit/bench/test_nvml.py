@@ -1,0 +1,66 @@
+"""The GPU whose memory and energy a bench reports is the one on which it measures."""
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from bench.gpu.nvml import find_gpu
+
+
+class Library:
+    """NVML of a machine with eight GPUs that count no energy."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def nvmlInit_v2(self) -> int:
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: object) -> int:
+        self.asked.append(index)
+        return int(index >= 8)
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: object) -> int:
+        self.asked.append(uuid.decode())
+        return int(not uuid)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, *_: object) -> int:
+        return 3  # NVML_ERROR_NOT_SUPPORTED
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    library = Library()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("shown", "asked"), [(None, 0), ("3", 3), ("5,4", 5), ("GPU-1a2b,GPU-3c4d", "GPU-1a2b")]
+)
+def test_the_gpu_is_the_first_that_cuda_shows(
+    shown: str | None, asked: int | str, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert find_gpu() is not None
+    assert library.asked == [asked]
+
+
+@pytest.mark.parametrize("shown", ["", "8"])
+def test_there_is_no_gpu_if_cuda_shows_none(
+    shown: str, library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert find_gpu() is None
+
+
+def test_a_gpu_that_does_not_count_its_energy_has_used_none_that_is_known(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = find_gpu()
+    assert gpu is not None
+    assert gpu.joules() is None
