@@ -6,8 +6,9 @@ another, its engine's `generate_batch` with so many samples at a time. Of a rand
 ever ends: those are the even lengths. For the ragged ones a direction that every hidden state
 shares, and the end token's row along it, make an answer end with about `--end-chance` at each
 token; where the draws fall differs, so answers are many and rates are per token. Tokens are those
-of answers, without their end. On a busy machine believe the ratio of CPU seconds; on a GPU
-(--device cuda, where both sides compute in bf16) that of the clock. Not run on a GPU yet.
+of answers, without their end. Both sides compute in fp32 on a CPU and in bf16 on a GPU, unless
+--precision (ours) or NANOCHAT_DTYPE (the peer's) says otherwise. On a busy machine believe the
+ratio of CPU seconds; on a GPU (--device cuda) that of the clock. Not run on a GPU yet.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
 VOCAB = 32768
+PEER_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}
 TOP_K = 50
 SHARED = 2.0  # of every embedding along one direction, over what is random in it
 SINGLE, PAIRS = 256, VOCAB - 256 - len(SPECIAL_TOKENS)
@@ -51,20 +53,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--precision", default="bf16", help="our weights': model, bf16 or int8")
+    parser.add_argument("--precision", default="model", help="our weights': model, bf16 or int8")
     parser.add_argument(
         "--cases", nargs="+", choices=("even", "ragged"), default=("even", "ragged")
     )
     parser.add_argument("--at-least", type=float, help="exit 1 when a ratio is smaller")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.device == "cuda":  # before the peer is imported
-        os.environ.setdefault("NANOCHAT_DTYPE", "bfloat16")
     checkout = os.environ.get("NANOCHAT_DIR")
     if checkout is None:
         print("NANOCHAT_DIR is not set: there is no peer to compare with", file=sys.stderr)
+    else:  # before the peer is imported
+        os.environ.setdefault("NANOCHAT_DTYPE", PEER_DTYPE[options.device])
     settings = {name: value for name, value in vars(options).items() if value is not None}
-    found: dict[str, Any] = {"settings": settings, "torch": torch.__version__}
+    found: dict[str, Any] = {
+        "settings": settings,
+        "torch": torch.__version__,
+        "peer_dtype": os.environ.get("NANOCHAT_DTYPE"),
+    }
     for case in options.cases:
         found[case] = measure(options, case, checkout)
         for name, of in found[case].items():

@@ -26,3 +26,4 @@ def test_even_answers_never_end_and_ragged_ones_end_by_chance(
     # Of 128 answers the mean has a standard error of 0.7.
     assert rates["ragged"]["ours"]["answer_tokens"] == pytest.approx(expected, rel=0.25)
     assert "peer" not in rates["even"]
+    assert rates["settings"]["precision"] == "model"  # as the peer's: fp32 on a CPU
