@@ -19,6 +19,9 @@ _UNAVAILABLE = re.compile(
 )
 # Jobs inherit the environment. A supervisor on a node would kill one with these as its own orphan.
 _OF_THIS_PROCESS = ("NANOCHAT_STACK", "PREFECT__FLOW_RUN_ID")
+# If this process is in a job itself, Slurm's variables have that job's limits, which srun would set
+# for the processes of the other one. These three say where the cluster is.
+_OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
 # Of Slurm's states; in any other, such as COMPLETING or STAGE_OUT, the job has not ended.
 _QUEUED = "PENDING CONFIGURING REQUEUED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT"
 _FAILED = "FAILED TIMEOUT NODE_FAIL OUT_OF_MEMORY BOOT_FAIL DEADLINE PREEMPTED REVOKED"
@@ -112,9 +115,15 @@ def _look_up(*words: str) -> str:
         return ""
 
 
+def _is_inherited(name: str) -> bool:
+    """Return whether jobs get this variable of ours."""
+    is_of_our_job = "SLURM_JOB_ID" in os.environ and name.startswith("SLURM_")
+    return name in _OF_THE_CLUSTER or not (is_of_our_job or name in _OF_THIS_PROCESS)
+
+
 def _run(*words: str, environment: dict[str, str] | None = None) -> str:
     """Return the output of a command of Slurm."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_THIS_PROCESS}
+    inherited = {name: value for name, value in os.environ.items() if _is_inherited(name)}
     try:
         done = subprocess.run(
             words,

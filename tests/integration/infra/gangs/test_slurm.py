@@ -64,6 +64,21 @@ def test_a_job_is_no_process_of_this_machines_supervisor(
     assert "SBATCH_PARTITION=h100" in lines
 
 
+@pytest.mark.parametrize("is_in_job", [False, True])
+def test_a_job_has_no_limit_of_the_job_in_which_it_is_requested(
+    is_in_job: bool, play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_in_job:
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "500")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    slurm = play(sbatch=f"env > {tmp_path}/environment; echo 12")
+    slurm.submit(GangSpec(name="sft-1a2b", nodes=1, gpus=None, words=("node",), store="s3://b/p"))
+    lines = (tmp_path / "environment").read_text().splitlines()
+    assert ("SLURM_MEM_PER_NODE=500" in lines) == (not is_in_job)  # then a person has set it
+    assert "SLURM_CONF=/etc/slurm.conf" in lines
+
+
 @pytest.mark.parametrize(
     ("record", "phase", "text", "code"),
     [
