@@ -39,6 +39,13 @@ def test_only_the_supervisor_is_asked_to_end_and_a_run_has_the_time_to_save(unit
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_the_home_of_the_example_is_created_for_the_user(unit: Path) -> None:
+    home = re.search(r"(?m)^NANOCHAT_HOME=(.+)$", EXAMPLE)
+    assert home
+    assert f"/var/lib/{settings(unit)['StateDirectory']}" == home[1]
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_a_process_that_is_killed_for_memory_does_not_end_the_others(unit: Path) -> None:
     assert settings(unit)["OOMPolicy"] == "continue"
 
