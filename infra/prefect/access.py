@@ -12,6 +12,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 import uuid
@@ -26,6 +27,7 @@ SQLITE = "sqlite"  # a file in the home: the default when no database is named
 _DRIVER = "postgresql+asyncpg"
 _ANSWER_SECONDS = 2.0
 _CONNECT_SECONDS = 10.0
+_THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?")  # host and port of a URL
 
 
 class ServerError(NanochatError):
@@ -131,7 +133,8 @@ def ask(
         for name, value in _csrf_headers(api_url, seconds=seconds).items():
             request.add_header(name, value)
     # urllib would use the proxy of the environment even for 127.0.0.1.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    proxies: dict[str, str] | None = {} if _THIS_MACHINE.fullmatch(request.host or "") else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     try:
         with opener.open(request, timeout=seconds) as response:
             return json.loads(response.read() or b"null")

@@ -56,6 +56,18 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def test_a_server_elsewhere_is_asked_through_a_proxy_and_one_of_this_machine_is_not(
+    guarded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", guarded.removesuffix("/api"))
+    assert check_admitted("http://prefect.example.org/api")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert check_admitted(guarded)
+
+
 def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
 
