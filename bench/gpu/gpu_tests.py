@@ -36,8 +36,9 @@ def main() -> None:
         check=False,
     )
     print(done.stdout, done.stderr, file=sys.stderr)
-    counts = {kind: int(number) for number, kind in COUNT.findall(done.stdout.splitlines()[-1])}
-    skips = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    lines = done.stdout.splitlines() or [""]  # pytest or a plugin is missing: stderr says which
+    counts = {kind: int(number) for number, kind in COUNT.findall(lines[-1])}
+    skips = [line for line in lines if line.startswith("SKIPPED")]
     wrong = [line for line in skips if not RIGHTLY.search(line)]
     result("tests", counts=counts, skips=skips)
     say(", ".join(f"{number} {kind}" for kind, number in counts.items()))
