@@ -48,7 +48,7 @@ def make_client(settings: Settings, *, seconds: float) -> tuple[Any, bool]:
     # Only a client knows the endpoint that variables, profile and region lead to.
     client = _make_client(settings, seconds=seconds, is_aws=False)
     host = re.sub(r"^https?://|[:/].*$", "", client.meta.endpoint_url)
-    if not host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+    if not host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".amazonaws.eu")):
         return client, False
     client.close()
     return _make_client(settings, seconds=seconds, is_aws=True), True

@@ -82,6 +82,7 @@ def test_the_endpoint_of_all_services_is_honoured_too(
     [
         ("", True),
         ("https://s3.eu-west-1.amazonaws.com", True),
+        ("https://s3.eusc-de-east-1.amazonaws.eu", True),
         ("https://storage.example.com", False),
         ("http://amazonaws.com.example.com:9000/x", False),
     ],
