@@ -45,6 +45,12 @@ def test_the_home_of_the_example_is_created_for_the_user(unit: Path) -> None:
     assert f"/var/lib/{settings(unit)['StateDirectory']}" == home[1]
 
 
+def test_workers_of_two_pools_on_one_machine_can_have_a_home_each() -> None:
+    unit = (HERE / "nanochat-worker@.service").read_text()
+    files = re.findall(r"(?m)^EnvironmentFile=(.+)$", unit)
+    assert files == ["/etc/nanochat.env", "-/etc/nanochat-%i.env"]  # the later one wins
+
+
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_a_process_that_is_killed_for_memory_does_not_end_the_others(unit: Path) -> None:
     assert settings(unit)["OOMPolicy"] == "continue"
