@@ -16,6 +16,7 @@ import re
 import urllib.error
 import urllib.request
 import uuid
+from http import HTTPStatus
 from typing import Any
 
 from nanochat_core.errors import NanochatError
@@ -140,6 +141,12 @@ def ask(
             return json.loads(response.read() or b"null")
     except http.client.HTTPException as error:  # cut, not HTTP, or an address with a wrong port
         raise ConnectionError(" ".join(f"{type(error).__name__} {error}".split())) from error
+
+
+def may_pass(error: urllib.error.HTTPError) -> bool:
+    """Return whether the same request may succeed later: the server has failed, or is busy."""
+    busy = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+    return error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in busy
 
 
 def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:

@@ -19,6 +19,7 @@ from infra.prefect.access import (
     ask,
     check_answers,
     configured_api_url,
+    may_pass,
     refused_password,
 )
 from infra.prefect.records import find_process_of_server
@@ -32,7 +33,6 @@ _MOST = 200  # flow runs in an answer
 _PAUSES = (1.0, 2.0, 4.0)  # seconds before each repetition of a request that creates a run
 # No JSON, or JSON of another form, is the answer of a proxy.
 _NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
-_MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)  # beside 5xx
 
 
 class NoAnswerError(ServerError):
@@ -191,7 +191,7 @@ def _explain(
             what = f"its answer is not Prefect's ({what})"
         return NoAnswerError(f"no answer of the Prefect server at {api_url}: {what}", hint=hint)
     detail = _detail(error)
-    if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _MAY_PASS:
+    if may_pass(error):
         return NoAnswerError(f"the Prefect server at {api_url} has failed: {detail}", hint=hint)
     if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return refused_password(api_url)

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from infra.prefect.access import ask
+from infra.prefect.access import ask, may_pass
 
 AUTO_RESUME = "auto-resume"  # tag of runs that are resumed automatically after a crash
 AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
@@ -47,7 +47,7 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
             _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", why, force=True)
             is_changed = True
     except urllib.error.HTTPError as error:
-        if error.code >= 500:
+        if may_pass(error):
             raise
         # The run was deleted, or we lack the right: no retry helps.
     return is_changed

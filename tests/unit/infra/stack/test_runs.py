@@ -1,6 +1,9 @@
 """A supervisor reports the runs that it lost, and no others."""
 
+import contextlib
+from email.message import Message
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
 
 import pytest
@@ -42,6 +45,18 @@ def test_when_the_stack_stops_it_waits_for_the_next_worker(told: list[dict[str, 
 def test_a_run_that_went_on_elsewhere_is_left_alone(told: list[dict[str, Any]]) -> None:
     assert not runs.report_lost("api", "run", "gone", until=BEGAN - 5, resume=True)
     assert told == []
+
+
+@pytest.mark.parametrize(("code", "is_repeated"), [(404, False), (429, True), (503, True)])
+def test_a_report_that_a_busy_server_refuses_is_repeated(
+    code: int, monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool
+) -> None:
+    def ask(*_: object, **__: object) -> Any:
+        raise HTTPError("api", code, "", Message(), None)
+
+    monkeypatch.setattr(runs, "ask", ask)
+    with pytest.raises(HTTPError) if is_repeated else contextlib.nullcontext():
+        runs.report_lost("api", "run", "gone", until=BEGAN + 5, resume=False)
 
 
 @pytest.mark.parametrize("pool", ["gpu", "gpu#1", "größe", "gpu?a"])
