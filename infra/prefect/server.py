@@ -133,14 +133,19 @@ def stop_server(home: Path) -> bool:
 
 
 def end_process(process: psutil.Process, seconds: float) -> None:
-    """Send SIGTERM to a process, and kill it if it lives `seconds` later."""
+    """Send SIGTERM to a process, and kill it if it lives `seconds` later.
+
+    A zombie has ended; psutil's `wait` would wait until its parent, a run perhaps, collects it.
+    """
+    start = start_of(process.pid)
     with contextlib.suppress(psutil.NoSuchProcess):
-        process.terminate()
-        try:
-            process.wait(seconds)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(seconds)
+        for end in (process.terminate, process.kill):
+            end()
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                if start is None or start_of(process.pid) != start:
+                    return
+                time.sleep(0.02)
 
 
 def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:

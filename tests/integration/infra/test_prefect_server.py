@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from infra.prefect.access import ServerError, check_answers
@@ -17,6 +18,7 @@ from infra.prefect.password import ensure_password, find_password
 from infra.prefect.records import FORMAT, Server
 from infra.prefect.server import (
     client_environment,
+    end_process,
     find_server,
     start_server,
     stop_server,
@@ -86,6 +88,20 @@ def test_a_process_that_took_over_the_number_is_no_server_and_is_not_stopped(
 
     assert find_server(tmp_path) is None
     assert stop_server(tmp_path) is False
+
+
+def test_a_process_has_ended_although_its_parent_has_not_collected_it() -> None:
+    child = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); "
+    command = [sys.executable, "-c", child + "sys.stdin.read()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdout is not None
+        process = psutil.Process(int(parent.stdout.readline()))
+
+        end_process(process, 60)
+
+        assert process.status() == psutil.STATUS_ZOMBIE
+        parent.kill()
 
 
 def test_a_live_process_whose_port_another_one_serves_is_no_server(
