@@ -20,6 +20,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled
 
 from flows.build.context import Watch
+from flows.orchestration.client import NOT_ANSWERING
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.upstream import Pins
 from infra.launch.background import Work, run_in_background
@@ -28,9 +29,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS_BETWEEN_LOOKS = 5.0  # between polls for a pressed Cancel; each costs a request
-# Time for Prefect's client to report that the run was stopped. By itself it retries for eight
-# minutes, far longer than a person waits after Ctrl-C.
+# Time for Prefect's client to report that the run was stopped, after which the process exits.
 SECONDS_TO_REPORT = 30.0
+SECONDS_OF_SILENCE = 5.0  # while the end is reported, after which a line says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class LocalRun:
     pins: Pins = field(default_factory=dict[str, str])  # upstream names it has resolved already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
     over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
+    ends: list[Any] = field(default_factory=list[Any])  # what the flow's body returned or raised
 
 
 LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
@@ -60,6 +62,26 @@ def running_locally(caller: LocalRun) -> Generator[None]:
     finally:
         caller.over.set()
         LOCAL_RUN.reset(token)
+
+
+def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) -> R:
+    """Call a flow in its local run; return or raise what its body does.
+
+    Prefect's engine would raise an error of its own if it cannot report the end, because its server
+    is gone or the run was deleted there. Here that is a warning: the work is done and recorded.
+    """
+    try:
+        return flow(*arguments, **parameters)
+    except NOT_ANSWERING as error:
+        caller = LOCAL_RUN.get()
+        if caller is None or not caller.ends or caller.ends[-1] is error:
+            raise
+        why = str(error) or type(error).__name__
+        text = f"Prefect does not know that the run has ended: {why}"
+        caller.watch("run", {"kind": "warning", "text": text})
+        if isinstance(end := caller.ends[-1], BaseException):
+            raise end from None
+        return end
 
 
 def cancellable(function: Callable[P, R]) -> Callable[P, R]:
@@ -82,7 +104,11 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
                 made = function(*arguments, **parameters)
             # Cancel may have been pressed after the last poll, when all stages were built.
             if not is_cancelled(run):
+                _note_end(caller, made)
                 return made
+        except Exception as error:
+            _note_end(caller, error)
+            raise
         except (KeyboardInterrupt, TerminationSignal):
             # Prefect reports the final state after this body returns, and may block for minutes.
             threading.Thread(target=_leave, args=(caller,), daemon=True).start()
@@ -113,6 +139,18 @@ def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Eve
                 return
 
     return press_ctrl_c
+
+
+def _note_end(caller: LocalRun, end: Any) -> None:
+    """Keep what the body returned or raised; say so if reporting it takes long."""
+
+    def say() -> None:
+        if not caller.over.wait(SECONDS_OF_SILENCE):
+            text = "the run has ended; waiting for Prefect's server, which does not answer"
+            caller.watch("run", {"kind": "warning", "text": text})
+
+    caller.ends.append(end)
+    threading.Thread(target=say, daemon=True).start()
 
 
 def _leave(caller: LocalRun) -> None:

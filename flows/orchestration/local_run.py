@@ -7,6 +7,7 @@ environment is set.
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import signal
 import threading
@@ -43,9 +44,10 @@ def run_flow(
     Prefect's pages, after the workers have saved; a second Ctrl-C does not wait for them.
     """
     with ready(home, display, pins):
+        from flows.orchestration.caller import call_flow
         from flows.orchestration.pipeline import nanochat
 
-        return nanochat(**asdict(request))
+        return call_flow(nanochat, **asdict(request))
 
 
 @contextlib.contextmanager
@@ -78,6 +80,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
 
     Returns the URL of the server's API. Raises ServerError if no server responds.
     """
+    logging.raiseExceptions = False  # Prefect writes into the display that logs were not sent
     configured = configured_api_url()
     if configured is not None:
         prefect_server.adopt_password(home)

@@ -134,8 +134,11 @@ def run(
     ):
         # Imported here: `ready` first points Prefect at its server.
         from flows.evals.flow import nanochat_eval
+        from flows.orchestration.caller import call_flow
 
-        evaluated = nanochat_eval(model=model, **shared(EvalRequest, evaluation, where.resolved))
+        evaluated = call_flow(
+            nanochat_eval, model=model, **shared(EvalRequest, evaluation, where.resolved)
+        )
     print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
     return 2 if evaluated.verdict.regressed else 0
 

@@ -76,8 +76,10 @@ def miniseries(
     def start() -> Any:
         from flows.miniseries.flow import MiniseriesRequest
         from flows.miniseries.flow import miniseries as flow
+        from flows.orchestration.caller import call_flow
 
-        return flow(
+        return call_flow(
+            flow,
             profile=series.profile,
             depths=tuple(member.depth for member in series.members),
             overrides=tuple(overrides),

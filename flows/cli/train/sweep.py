@@ -86,10 +86,11 @@ def sweep(
     )
 
     def start() -> Any:
+        from flows.orchestration.caller import call_flow
         from flows.sweep.flow import SweepRequest
         from flows.sweep.flow import sweep as flow
 
-        return flow(**shared(SweepRequest, grid, where.resolved, workers))
+        return call_flow(flow, **shared(SweepRequest, grid, where.resolved, workers))
 
     command = shlex.join([*again, *where.argv, *workers.argv])
     return run_group(open_sweep(grid), command, start, where, workers, plan=plan, as_json=as_json)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
+
 from flows.orchestration import caller
 
 
@@ -25,7 +28,9 @@ def leave(why):
 
 
 caller.SECONDS_TO_REPORT = 4
-called = caller.LocalRun(home=Path(), watch=lambda stage, event: None, leave=leave)
+called = caller.LocalRun(
+    home=Path(), watch=lambda stage, event: print(event["text"], flush=True), leave=leave
+)
 
 
 @caller.cancellable
@@ -37,7 +42,32 @@ def stopped(error):
         print("saved", flush=True)
 
 
+@caller.cancellable
+def ended(end):
+    if isinstance(end, Exception):
+        raise end
+    return end
+
+
+def unreported(end):
+    try:
+        ended(end)
+    finally:  # Prefect's engine, when its server is gone
+        raise httpx.ConnectError("refused")
+
+
+def run_unreported(end):
+    caller.is_cancelled = lambda run: False
+    with caller.running_locally(called):
+        try:
+            print(caller.call_flow(unreported, end), flush=True)
+        except ValueError as error:
+            print("raised", error, flush=True)
+
+
 def run(error, engine):
+    if engine is None:
+        return run_unreported(error)
     try:
         with caller.running_locally(called):
             try:
@@ -64,6 +94,8 @@ cases = {
     "termination, no server": (caller.TerminationSignal(15), 600),
     "interrupt": (KeyboardInterrupt(), 0),
     "mistake": (ValueError(), 6),
+    "finished, no server": ("made", None),
+    "failed, no server": (ValueError("why"), None),
 }
 children = {name: fork(*case) for name, case in cases.items()}
 ends = {}
@@ -74,14 +106,30 @@ json.dump(ends, sys.stdout)
 """
 
 
-def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone() -> None:
+@pytest.fixture(scope="module")
+def ends() -> dict[str, list[Any]]:
+    """Exit status and lines of each case."""
     command = [sys.executable, "-c", SCRIPT]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    ends = json.loads(ended.stdout)
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
+
+def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(
+    ends: dict[str, list[Any]],
+) -> None:
     for case in ("interrupt, no server", "termination, no server"):
         code, (saved, why) = ends[case]
         assert (code, saved) == (130, "saved")
         assert "Prefect's server does not answer" in why
     # What was reported, or failed, ends as ever.
-    assert ends["interrupt"] == ends["mistake"] == [0, ["saved", "ended"]]
+    assert ends["interrupt"] == [0, ["saved", "ended"]]
+    waiting = "the run has ended; waiting for Prefect's server, which does not answer"
+    assert ends["mistake"] == [0, ["saved", waiting, "ended"]]
+
+
+def test_a_run_that_ended_counts_although_prefect_does_not_know(
+    ends: dict[str, list[Any]],
+) -> None:
+    warning = "Prefect does not know that the run has ended: refused"
+
+    assert ends["finished, no server"] == [0, [warning, "made"]]
+    assert ends["failed, no server"] == [0, [warning, "raised why"]]
