@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from flows.cli.app import main
@@ -98,4 +97,4 @@ def test_the_server_starts_once_survives_its_starter_and_stops(
 
     assert stop_server(home) is True
     assert find_server(home) is None
-    assert not psutil.pid_exists(server.pid)
+    assert server.process is None
