@@ -114,6 +114,7 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
             threading.Thread(target=_leave, args=(caller,), daemon=True).start()
             # A real Ctrl-C is raised on; one from _pressing_ctrl_c becomes the state Cancelled.
             if not cancelled.is_set():
+                caller.ends.append(KeyboardInterrupt())
                 raise
         state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
         return state

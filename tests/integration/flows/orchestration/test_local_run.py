@@ -44,7 +44,7 @@ def stopped(error):
 
 @caller.cancellable
 def ended(end):
-    if isinstance(end, Exception):
+    if isinstance(end, BaseException):
         raise end
     return end
 
@@ -61,8 +61,8 @@ def run_unreported(end):
     with caller.running_locally(called):
         try:
             print(caller.call_flow(unreported, end), flush=True)
-        except ValueError as error:
-            print("raised", error, flush=True)
+        except (ValueError, KeyboardInterrupt) as error:
+            print("raised", repr(error), flush=True)
 
 
 def run(error, engine):
@@ -96,6 +96,8 @@ cases = {
     "mistake": (ValueError(), 6),
     "finished, no server": ("made", None),
     "failed, no server": (ValueError("why"), None),
+    "stopped, no server": (KeyboardInterrupt(), None),
+    "terminated, no server": (caller.TerminationSignal(15), None),
 }
 children = {name: fork(*case) for name, case in cases.items()}
 ends = {}
@@ -132,4 +134,6 @@ def test_a_run_that_ended_counts_although_prefect_does_not_know(
     warning = "Prefect does not know that the run has ended: refused"
 
     assert ends["finished, no server"] == [0, [warning, "made"]]
-    assert ends["failed, no server"] == [0, [warning, "raised why"]]
+    assert ends["failed, no server"] == [0, [warning, "raised ValueError('why')"]]
+    for case in ("stopped, no server", "terminated, no server"):
+        assert ends[case] == [0, [warning, "raised KeyboardInterrupt()"]]
