@@ -4,6 +4,7 @@ They come in layers: the exception names what could not be downloaded, its cause
 """
 
 import errno
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ def catchable() -> tuple[type[Exception], ...]:
     """Return the types of all exceptions by which the Hub's client reports a failure.
 
     Most are OSErrors; ValueError and KeyError come from an answer that is not the Hub's,
-    ImportError from a proxy of a kind for which the client needs another package.
+    ImportError from a proxy of a kind for which the client needs another package, the last from
+    one whose address is none.
     """
     from huggingface_hub.errors import (
         HTTPError,  # pyright: ignore[reportPrivateImportUsage] - the HTTP client's own
@@ -29,7 +31,7 @@ def catchable() -> tuple[type[Exception], ...]:
     )
 
     answers = (HTTPError, RevisionResolutionError, RuntimeError, ValueError, KeyError)
-    return (OSError, ImportError, *answers)
+    return (OSError, ImportError, *answers, _invalid_url())
 
 
 def is_transient(error: Exception) -> bool:
@@ -169,12 +171,22 @@ def _explanations() -> Sequence[tuple[Callable[[BaseException], object], str, st
             "cached; or train on local text with --set shards.source=local",
         ),
         (
-            of_type(ImportError),
+            of_type(ImportError, _invalid_url()),
             "no request can be sent to {endpoint} for {what} of {repository}: {line}",
             f"check {PROXY}",
         ),
         (of_type(ValueError, KeyError), *_NO_HUB),
     )
+
+
+def _invalid_url() -> type[Exception]:
+    """Return the type of the HTTP client's error on an address, which is not an HTTPError."""
+    from huggingface_hub.errors import (
+        HTTPError,  # pyright: ignore[reportPrivateImportUsage] - the HTTP client's own
+    )
+
+    # The client is httpx or httpx2, depending on the version of huggingface_hub.
+    return sys.modules[HTTPError.__module__].InvalidURL
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
