@@ -4,26 +4,28 @@ A Prefect worker stops its flow run when the user presses Cancel, and kills a pr
 exit. A flow that runs inside `nanochat run` has no worker, so this module does both.
 """
 
+import contextlib
 import functools
 import os
 import signal
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
 
 from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
-from prefect.states import Cancelled
+from prefect.states import Cancelled, Completed
 
 from flows.build.context import Watch
-from flows.orchestration.client import NOT_ANSWERING
+from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.upstream import Pins
 from infra.launch.background import Work, run_in_background
+from nanochat_core.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,13 +46,14 @@ class LocalRun:
     pins: Pins = field(default_factory=dict[str, str])  # upstream names it has resolved already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
     over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
-    ends: list[Any] = field(default_factory=list[Any])  # what the flow's body returned or raised
+    # Id of the flow run, and what its body returned or raised.
+    ends: list[tuple[str | None, Any]] = field(default_factory=list[tuple[str | None, Any]])
 
 
 LOCAL_RUN: ContextVar[LocalRun | None] = ContextVar("caller", default=None)
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_locally(caller: LocalRun) -> Generator[None]:
     """Make `caller` the context's local run. Raises KeyboardInterrupt if the flow was cancelled."""
     # A context variable, since Prefect calls the flow and passes on only the form's parameters.
@@ -74,12 +77,15 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
         return flow(*arguments, **parameters)
     except NOT_ANSWERING as error:
         caller = LOCAL_RUN.get()
-        if caller is None or not caller.ends or caller.ends[-1] is error:
+        run, end = caller.ends[-1] if caller is not None and caller.ends else (None, error)
+        if caller is None or end is error:
             raise
-        why = str(error) or type(error).__name__
-        text = f"Prefect does not know that the run has ended: {why}"
-        caller.watch("run", {"kind": "warning", "text": text})
-        if isinstance(end := caller.ends[-1], BaseException):
+        is_error = isinstance(end, BaseException)
+        if is_error or not _complete(run):
+            why = str(error) or type(error).__name__
+            text = f"Prefect does not know that the run has ended: {why}"
+            caller.watch("run", {"kind": "warning", "text": text})
+        if is_error:
             raise end from None
         return end
 
@@ -104,17 +110,17 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
                 made = function(*arguments, **parameters)
             # Cancel may have been pressed after the last poll, when all stages were built.
             if not is_cancelled(run):
-                _note_end(caller, made)
+                _note_end(caller, run, made)
                 return made
         except Exception as error:
-            _note_end(caller, error)
+            _note_end(caller, run, error)
             raise
         except (KeyboardInterrupt, TerminationSignal):
             # Prefect reports the final state after this body returns, and may block for minutes.
             threading.Thread(target=_leave, args=(caller,), daemon=True).start()
             # A real Ctrl-C is raised on; one from _pressing_ctrl_c becomes the state Cancelled.
             if not cancelled.is_set():
-                caller.ends.append(KeyboardInterrupt())
+                caller.ends.append((run, KeyboardInterrupt()))
                 raise
         state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
         return state
@@ -142,7 +148,7 @@ def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Eve
     return press_ctrl_c
 
 
-def _note_end(caller: LocalRun, end: Any) -> None:
+def _note_end(caller: LocalRun, run: str | None, end: Any) -> None:
     """Keep what the body returned or raised; say so if reporting it takes long."""
 
     def say() -> None:
@@ -150,8 +156,20 @@ def _note_end(caller: LocalRun, end: Any) -> None:
             text = "the run has ended; waiting for Prefect's server, which does not answer"
             caller.watch("run", {"kind": "warning", "text": text})
 
-    caller.ends.append(end)
+    caller.ends.append((run, end))
     threading.Thread(target=say, daemon=True).start()
+
+
+def _complete(run: str | None) -> bool:
+    """Make a flow run Completed; return whether it is.
+
+    If its server comes back late, Prefect's engine has made it Failed: it could not report before.
+    """
+    if run is not None:
+        with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
+            client.set_flow_run_state(UUID(run), Completed(), force=True)
+            return True
+    return False
 
 
 def _leave(caller: LocalRun) -> None:

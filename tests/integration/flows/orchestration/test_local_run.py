@@ -11,11 +11,13 @@ pytestmark = pytest.mark.prefect
 
 # Each case is a process of its own, forked from one that has imported Prefect.
 SCRIPT = """
+import contextlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 
@@ -27,6 +29,7 @@ def leave(why):
     os._exit(130)
 
 
+RUN = "0" * 8 + 3 * "-0000" + "-" + 12 * "0"
 caller.SECONDS_TO_REPORT = 4
 called = caller.LocalRun(
     home=Path(), watch=lambda stage, event: print(event["text"], flush=True), leave=leave
@@ -56,8 +59,18 @@ def unreported(end):
         raise httpx.ConnectError("refused")
 
 
-def run_unreported(end):
+@contextlib.contextmanager
+def quick_client():
+    yield SimpleNamespace(
+        set_flow_run_state=lambda run, state, *, force: print(run, state.type.name, force)
+    )
+
+
+def run_unreported(end, server):
     caller.is_cancelled = lambda run: False
+    if server == "back":
+        caller.flow_run = SimpleNamespace(get_id=lambda: RUN)
+        caller.quick_client = quick_client
     with caller.running_locally(called):
         try:
             print(caller.call_flow(unreported, end), flush=True)
@@ -66,8 +79,8 @@ def run_unreported(end):
 
 
 def run(error, engine):
-    if engine is None:
-        return run_unreported(error)
+    if engine in (None, "back"):
+        return run_unreported(error, engine)
     try:
         with caller.running_locally(called):
             try:
@@ -95,6 +108,7 @@ cases = {
     "interrupt": (KeyboardInterrupt(), 0),
     "mistake": (ValueError(), 6),
     "finished, no server": ("made", None),
+    "finished, server back": ("made", "back"),
     "failed, no server": (ValueError("why"), None),
     "stopped, no server": (KeyboardInterrupt(), None),
     "terminated, no server": (caller.TerminationSignal(15), None),
@@ -137,3 +151,12 @@ def test_a_run_that_ended_counts_although_prefect_does_not_know(
     assert ends["failed, no server"] == [0, [warning, "raised ValueError('why')"]]
     for case in ("stopped, no server", "terminated, no server"):
         assert ends[case] == [0, [warning, "raised KeyboardInterrupt()"]]
+
+
+def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
+    ends: dict[str, list[Any]],
+) -> None:
+    code, (reported, made) = ends["finished, server back"]
+
+    assert (code, made) == (0, "made")
+    assert reported.endswith(" COMPLETED True")  # not Failed, as by Prefect's engine
