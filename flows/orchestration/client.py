@@ -1,7 +1,7 @@
 """Prefect's client for callers that must not block: one try, a short timeout, clear refusals.
 
-Prefect's own client of a run retries for eight minutes, so that the end of the run is reported
-through an outage. Code that polls tries again soon anyway, and can ask the store in between.
+Prefect's own client of a run retries for minutes, so that the end of the run is reported through an
+outage. Code that polls tries again soon anyway, and can ask the store in between.
 """
 
 import contextlib
