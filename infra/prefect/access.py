@@ -134,13 +134,21 @@ def ask(
         for name, value in _csrf_headers(api_url, seconds=seconds).items():
             request.add_header(name, value)
     # urllib would use the proxy of the environment even for 127.0.0.1.
-    proxies: dict[str, str] | None = {} if _THIS_MACHINE.fullmatch(request.host or "") else None
+    proxies = {} if _THIS_MACHINE.fullmatch(request.host or "") else _proxies()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     try:
         with opener.open(request, timeout=seconds) as response:
             return json.loads(response.read() or b"null")
     except http.client.HTTPException as error:  # cut, not HTTP, or an address with a wrong port
         raise ConnectionError(" ".join(f"{type(error).__name__} {error}".split())) from error
+
+
+def _proxies() -> dict[str, str]:
+    """Return the proxies of the environment, by scheme; urllib itself does not know ALL_PROXY."""
+    found = urllib.request.getproxies()
+    if (proxy := found.get("all", "")).startswith("http"):  # urllib cannot use another kind
+        return dict.fromkeys(("http", "https"), proxy) | found
+    return found
 
 
 def may_pass(error: urllib.error.HTTPError) -> bool:

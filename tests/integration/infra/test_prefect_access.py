@@ -56,15 +56,17 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
 def test_a_server_elsewhere_is_asked_through_a_proxy_and_one_of_this_machine_is_not(
-    guarded: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
-    for name in ("no_proxy", "NO_PROXY"):
+    for name in ("no_proxy", "http_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("http_proxy", guarded.removesuffix("/api"))
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv(variable, guarded.removesuffix("/api"))
     assert check_admitted("http://prefect.example.org/api")
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(variable, "http://127.0.0.1:9")
     assert check_admitted(guarded)
 
 
