@@ -5,12 +5,12 @@ late runs ends as Cached. Each run is recorded in the store as eval-{name}; the 
 history that a new evaluation is compared with.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prefect import flow
-from prefect.artifacts import create_table_artifact
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
@@ -27,6 +27,7 @@ from flows.orchestration.pipeline import (
     Outcome,
     run_pipeline,
 )
+from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_task import failing_in_a_line
 from flows.render.text import key_of
 from flows.run_request import RETRIES, shared
@@ -115,11 +116,10 @@ def evaluate(
     verdict = wait(lambda: assess(context.store, newest, history, rule))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
-    create_table_artifact(
-        history_rows(history[:MOST_ROWS], verdict.metric),
-        key=key_of(f"{run.name} {stage}"),
-        description=f"Evaluations of {model}, latest first. Latest: {verdict.text}.",
-    )
+    rows = history_rows(history[:MOST_ROWS], verdict.metric)
+    about = f"Evaluations of {model}, latest first. Latest: {verdict.text}."
+    with contextlib.closing(BackgroundWriter(run.name)) as pages:
+        pages.show(stage, "table", rows, about=about)
     # Last, so that an automation that reads the run's page or record finds both complete.
     _emit_events(model, newest, built, verdict)
     return Evaluated(outcome=outcome, evaluation=built, verdict=verdict)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from flows.evals.suite import Rule
@@ -166,6 +167,18 @@ def prefect_terminal(
     terminal.run("evals", "schedule", "main", "--remove")
     os.environ.clear()
     os.environ.update(before)
+
+
+def test_a_table_that_prefect_does_not_take_does_not_fail_the_evaluation(
+    judge_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.client.orchestration import SyncPrefectClient
+
+    def refuse(*_: object, **__: object) -> None:
+        raise httpx.ConnectError("refused")
+
+    monkeypatch.setattr(SyncPrefectClient, "create_artifact", refuse)
+    assert not judge_model(0.8, name="refused").verdict.regressed
 
 
 def test_a_schedule_given_twice_is_one_and_is_changed(
