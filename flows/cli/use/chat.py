@@ -60,7 +60,8 @@ def chat(
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
-    _take_any_text()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # question marks for invalid bytes
     device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     # On a terminal: compiling takes half a minute, once on a machine.
@@ -167,13 +168,6 @@ def _setting(session: ChatSession, command: str, value: str | None = None) -> st
         if name == "seed":  # a new seed also starts the count of answers again
             session.num_answers = 0
     return f"{name} {getattr(session.sampling, name)}"
-
-
-def _take_any_text() -> None:
-    """Replace invalid bytes of input, and letters that the terminal lacks, with question marks."""
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def _say(text: str) -> None:

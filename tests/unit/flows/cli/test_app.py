@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import io
 import json
 import os
 import re
@@ -227,6 +228,16 @@ def test_the_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> Non
     assert "fetch (pull)" in said
     assert places == sorted(places)
     assert list(commands_of(make_app())) == COMMANDS
+
+
+def test_a_terminal_without_some_letters_shows_question_marks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+
+    assert main(["--help"]) == 0
+    assert b"nanochat" in written.getvalue()
 
 
 @pytest.mark.parametrize("columns", ["40", "72", "80", "120"])
