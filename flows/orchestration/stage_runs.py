@@ -6,13 +6,14 @@ finds what it has to cancel.
 """
 
 import contextlib
+import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict
-from types import FrameType
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -26,7 +27,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
+from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
@@ -51,6 +52,11 @@ LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CAN
 # and the new builder waits for the lease of the old one.
 _TO_GO_ON_WITH = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
+# What the handlers of signals raise: Prefect's within a flow, and Python's.
+_RAISED = {
+    signal.SIGTERM: partial(TerminationSignal, signal=signal.SIGTERM),
+    signal.SIGINT: KeyboardInterrupt,
+}
 
 
 def check_pool(pool: str) -> None:
@@ -137,7 +143,7 @@ def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> 
 
 @contextlib.contextmanager
 def keeping_signals(stop: threading.Event) -> Generator[None]:
-    """Set `stop` when SIGTERM or Ctrl-C arrives, and raise at the end what its handler raised.
+    """Set `stop` when SIGTERM or Ctrl-C arrives, and raise at the end what their handlers raise.
 
     Handlers raise wherever the main thread is, and code there may swallow that: the run would
     continue, and its process would be killed at the end of its grace. In another thread than the
@@ -146,31 +152,32 @@ def keeping_signals(stop: threading.Event) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    raised: list[BaseException] = []
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = {number: signal.getsignal(number) for number in numbers}
+    # The interpreter writes each signal's number there, as it arrives. The handlers stay: Prefect
+    # reports a cancelled run as Crashed unless the handler of SIGTERM is its own.
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    arrived: list[int] = []
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        # In a thread: this one may be inside the event, whose lock would then never be released.
-        threading.Thread(target=stop.set).start()
-        handler = before[signal.Signals(number)]
-        assert callable(handler)
-        try:
-            handler(number, frame)
-        except BaseException as error:
-            raised.append(error)
-            raise
+    def note() -> None:
+        while numbers := os.read(read, 64):
+            if kept := [number for number in numbers if number in _RAISED]:
+                arrived.extend(kept)
+                stop.set()
+        os.close(read)
 
-    kept = [number for number in numbers if callable(before[number])]
-    for number in kept:
-        signal.signal(number, on_signal)
+    thread = threading.Thread(target=note, name="signals")
+    thread.start()
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     try:
         yield
     finally:
-        for number in kept:
-            signal.signal(number, before[number])
-        if raised:
-            raise raised[0]
+        try:
+            signal.set_wakeup_fd(before)
+        finally:
+            os.close(write)
+            thread.join()
+        if arrived:
+            raise _RAISED[arrived[0]]()
 
 
 def wait_all(futures: Sequence[PrefectFuture[Built]]) -> None:

@@ -17,6 +17,7 @@ import pytest
 from prefect.exceptions import ObjectNotFound, TerminationSignal
 from prefect.futures import PrefectConcurrentFuture
 from prefect.states import Completed
+from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
 from flows.build.retry import TransientStageError
 from flows.orchestration.stage_runs import keeping_signals, wait_all
@@ -163,6 +164,11 @@ def test_a_signal_that_code_swallows_stops_the_run_all_the_same(swallows: bool) 
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_prefect_s_handler_stays_or_it_would_report_a_cancelled_run_as_crashed() -> None:
+    with capture_sigterm(), keeping_signals(threading.Event()):
+        assert can_ack_control_intent()
 
 
 def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same() -> None:
