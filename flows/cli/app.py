@@ -137,8 +137,8 @@ _NO_HOME = "Could not determine home directory."  # by Path.expanduser, as a Run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` default to those of the process."""
-    if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # question marks for what the terminal lacks
+    if isinstance(output := sys.stdout, TextIOWrapper):
+        output.reconfigure(errors="replace")  # question marks for what the terminal lacks
     try:
         code = _call(sys.argv[1:] if arguments is None else arguments)
         # Flush inside the try: a full disk or a closed pipe must raise here. At interpreter exit it

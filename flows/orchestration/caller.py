@@ -118,9 +118,9 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
         except (KeyboardInterrupt, TerminationSignal):
             # Prefect reports the final state after this body returns, and may block for minutes.
             threading.Thread(target=_leave, args=(caller,), daemon=True).start()
+            caller.ends.append((run, KeyboardInterrupt()))
             # A real Ctrl-C is raised on; one from _pressing_ctrl_c becomes the state Cancelled.
             if not cancelled.is_set():
-                caller.ends.append((run, KeyboardInterrupt()))
                 raise
         state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
         return state

@@ -11,7 +11,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TypeVar
@@ -53,7 +53,7 @@ LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CAN
 _TO_GO_ON_WITH = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
 # What the handlers of signals raise: Prefect's within a flow, and Python's.
-_RAISED = {
+_RAISED: dict[int, Callable[[], BaseException]] = {
     signal.SIGTERM: partial(TerminationSignal, signal=signal.SIGTERM),
     signal.SIGINT: KeyboardInterrupt,
 }

@@ -60,8 +60,8 @@ def chat(
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
-    if isinstance(sys.stdin, TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")  # question marks for invalid bytes
+    if isinstance(lines := sys.stdin, TextIOWrapper):
+        lines.reconfigure(errors="replace")  # question marks for invalid bytes
     device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     # On a terminal: compiling takes half a minute, once on a machine.
