@@ -13,11 +13,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import print_error, print_mistake, terminal_width
+from flows.cli.output import print_error, print_mistake, replace_unknown, terminal_width
 from flows.cli.overview import overview
 from flows.frozen import frozen
 from nanochat_core.errors import NanochatError, reason_of
@@ -137,8 +136,7 @@ _NO_HOME = "Could not determine home directory."  # by Path.expanduser, as a Run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` default to those of the process."""
-    if isinstance(output := sys.stdout, TextIOWrapper):
-        output.reconfigure(errors="replace")  # question marks for what the terminal lacks
+    replace_unknown(sys.stdout)
     try:
         code = _call(sys.argv[1:] if arguments is None else arguments)
         # Flush inside the try: a full disk or a closed pipe must raise here. At interpreter exit it

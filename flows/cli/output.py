@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flows.render.text import escaped, one_line, visible
@@ -43,6 +44,12 @@ def screen(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
     from flows.cli.screen import Screen
 
     return Screen(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+
+
+def replace_unknown(stream: TextIO) -> None:
+    """Have a stream take question marks for letters or bytes that its encoding lacks."""
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="replace")
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.names import open_model
 from flows.cli.options import DeviceOptions, ModelName
-from flows.cli.output import print_mistake, print_warning, screen
+from flows.cli.output import print_mistake, print_warning, replace_unknown, screen
 from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.errors import ConfigError, NanochatError
 
@@ -60,8 +59,7 @@ def chat(
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
-    if isinstance(lines := sys.stdin, TextIOWrapper):
-        lines.reconfigure(errors="replace")  # question marks for invalid bytes
+    replace_unknown(sys.stdin)
     device = where.device()
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     # On a terminal: compiling takes half a minute, once on a machine.
