@@ -165,7 +165,8 @@ def keeping_signals(stop: threading.Event) -> Generator[None]:
                 stop.set()
         os.close(read)
 
-    thread = threading.Thread(target=note, name="signals")
+    # A daemon: a handler may raise before the wakeup file is set, and nothing would end the thread.
+    thread = threading.Thread(target=note, name="signals", daemon=True)
     thread.start()
     before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
     try:
