@@ -91,19 +91,26 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
 
 
 def cancellable(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a flow's body so that Cancel stops it in a command; under a worker change nothing.
+    """Wrap a flow's body so that Cancel in Prefect's pages ends its run as Cancelled.
 
-    Cancel in Prefect's pages stops the flow as Ctrl-C does; the run ends as Cancelled, and the
-    caller of the flow gets Prefect's CancelledRun. However the flow was stopped, the process exits
-    within SECONDS_TO_REPORT of the body's end, even if Prefect's server is gone too.
+    In a command Cancel stops the flow as Ctrl-C does, and the caller of the flow gets Prefect's
+    CancelledRun. However the flow was stopped, the process exits within SECONDS_TO_REPORT of the
+    body's end, even if Prefect's server is gone too.
     """
 
     @functools.wraps(function)
     def body(*arguments: P.args, **parameters: P.kwargs) -> R:
-        caller = LOCAL_RUN.get()
+        run, caller = flow_run.get_id(), LOCAL_RUN.get()
+        state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
         if caller is None:
-            return function(*arguments, **parameters)
-        run = flow_run.get_id()
+            try:
+                return function(*arguments, **parameters)
+            except TerminationSignal:
+                # A process that is too busy to acknowledge a Cancel within a second would be
+                # reported as Crashed, and resumed.
+                if not is_cancelled(run):
+                    raise
+                return state
         cancelled = threading.Event()
         try:
             with run_in_background(_pressing_ctrl_c(run, caller, cancelled)):
@@ -122,7 +129,6 @@ def cancellable(function: Callable[P, R]) -> Callable[P, R]:
             # A real Ctrl-C is raised on; one from _pressing_ctrl_c becomes the state Cancelled.
             if not cancelled.is_set():
                 raise
-        state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
         return state
 
     return body

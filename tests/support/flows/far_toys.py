@@ -21,6 +21,7 @@ import flows.orchestration.one_stage
 from flows.build.context import BuildContext, Watch
 from flows.build.stage_request import StageRequest
 from flows.identity.manifest import Manifest
+from flows.orchestration.caller import cancellable
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import run_pipeline
 from flows.orchestration.stage_task import failing_in_a_line
@@ -97,6 +98,7 @@ if DIRECTORY in os.environ:  # in a worker; the test itself imports this module 
 
 @flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)
 @failing_in_a_line
+@cancellable
 def toy_flow(run_id: str, pool: str | None = None, retries: int = 3, gpus: int = 0) -> Any:
     """Run the test's table of stages, those for GPUs on a pool."""
     directory = Path(os.environ[DIRECTORY])

@@ -160,3 +160,23 @@ def test_a_finished_run_is_completed_also_if_its_server_comes_back_late(
 
     assert (code, made) == (0, "made")
     assert reported.endswith(" COMPLETED True")  # not Failed, as by Prefect's engine
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge(
+    cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prefect.exceptions import TerminationSignal
+
+    from flows.orchestration import caller
+
+    @caller.cancellable
+    def stopped() -> Any:
+        raise TerminationSignal(signal=15)
+
+    monkeypatch.setattr(caller, "is_cancelled", lambda run: cancelled)
+    if cancelled:
+        assert stopped().is_cancelled()
+    else:
+        with pytest.raises(TerminationSignal):
+            stopped()
