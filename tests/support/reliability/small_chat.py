@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flows.stages import CHAT_MODELS
+from flows.stages import CHAT_MODELS, stage_named
 from nanochat_core import scaling
 from nanochat_core.config import ModelConfig
 from nanochat_core.job import Job
@@ -63,10 +63,10 @@ def make_chat_inputs(directory: Path) -> dict[str, Path]:
         for name, count in EXAMPLES.items()
     ]
     sections: dict[str, Any] = {"task_data": {"datasets": datasets}}
-    inputs["task_data"] = _run("task_data", directory, inputs, sections, "nanochat_core.data.")
+    inputs["task_data"] = _run("task_data", directory, inputs, sections)
     for stage in STAGES[:-1]:
         sections = {"optimizer": rates.tree(), stage: section_of(stage, long=False)}
-        inputs[stage] = _run(stage, directory, inputs, sections, "nanochat_core.train.")
+        inputs[stage] = _run(stage, directory, inputs, sections)
     (directory / "optimizer.json").write_text(json.dumps(rates.tree()), encoding="utf-8")
     return inputs
 
@@ -75,7 +75,7 @@ def make_chat_job(directory: Path, stage: str, inputs: dict[str, Path]) -> Job:
     """A job of a chat stage that saves after every fifth step."""
     rates = json.loads((inputs["pretrain"].parent / "optimizer.json").read_text(encoding="utf-8"))
     sections = {"optimizer": rates, stage: section_of(stage, long=True)}
-    return _job(stage, directory, inputs, sections, "nanochat_core.train.")
+    return _job(stage, directory, inputs, sections)
 
 
 def section_of(stage: str, *, long: bool) -> dict[str, Any]:
@@ -105,23 +105,19 @@ def section_of(stage: str, *, long: bool) -> dict[str, Any]:
     }
 
 
-def _run(
-    name: str, root: Path, inputs: dict[str, Path], sections: dict[str, Any], package: str
-) -> Path:
+def _run(name: str, root: Path, inputs: dict[str, Path], sections: dict[str, Any]) -> Path:
     """Run a stage in this process; returns its output."""
-    job = _job(name, root / name, inputs, sections, package)
+    job = _job(name, root / name, inputs, sections)
     importlib.import_module(job.entry).run(job)
     return job.output
 
 
-def _job(
-    stage: str, directory: Path, inputs: dict[str, Path], sections: dict[str, Any], package: str
-) -> Job:
+def _job(stage: str, directory: Path, inputs: dict[str, Path], sections: dict[str, Any]) -> Job:
     needed = () if stage == "task_data" else (INPUT[stage], "task_data")
     job = Job(
         directory=directory,
         stage=stage,
-        entry=package + stage,
+        entry=stage_named(stage).entry,
         fingerprint="0" * 12,
         config={"seed": SEED, **sections},
         inputs={name: inputs[name] for name in needed},
