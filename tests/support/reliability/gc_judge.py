@@ -190,12 +190,13 @@ class Judge:
         """Runs whose record has to be there: heard of lately, tagged, newest finished of a name."""
         records = {k: r for k, r in self._records.items() if k.startswith("runs/")}
         tagged = set(self._tagged.values())
-        newest: dict[str, tuple[str, str]] = {}
-        for record in records.values():
+        newest: dict[str, tuple[str, float, str]] = {}
+        for key, record in records.items():
             if record["status"] == "finished":
-                mine = (record["started"], record["run"])
+                # As a name means it: by the time in the id, then by the record's last write.
+                mine = (record["run"].split("-")[1], self._written[key], record["run"])
                 newest[record["name"]] = max(newest.get(record["name"], mine), mine)
-        latest = {run for _, run in newest.values()}
+        latest = {run for _, _, run in newest.values()}
         now = self.objects.world.now
         return {
             record["run"]
