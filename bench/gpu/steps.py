@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-HEAD = "NANOCHAT_DIR"
+HEAD, JANUARY = "NANOCHAT_DIR", "NANOCHAT_JAN_DIR"
 
 
 @dataclass(frozen=True, kw_only=True)

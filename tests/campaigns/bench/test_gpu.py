@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.main import NEEDS_GPU
-from bench.gpu.steps import HEAD, PARTS
+from bench.gpu.steps import HEAD, JANUARY, PARTS
 from tests.integration.bench.test_gpu import DryRun, dry_run
 
-JANUARY = "NANOCHAT_JAN_DIR"  # names the checkout that bench/serve.py measures beside
 NAMES = [step.name for steps in PARTS.values() for step in steps]
 PEERLESS = {s.name for steps in PARTS.values() for s in steps if s.peer is not None}
 ON_A_CPU = {"checkpoint", "serving", "core", "rollouts"}  # their dry run leaves nothing out
