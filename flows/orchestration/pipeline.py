@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.futures import PrefectFuture
+from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
@@ -19,7 +19,7 @@ from flows.orchestration.caller import cancellable
 from flows.orchestration.flow_setup import flow_run_name, open_flow, typed_name, wait_of_run
 from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
-from flows.orchestration.stage_runs import keeping_signals, stop_stages, wait_all
+from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import failing_in_a_line, submit
 from flows.overrides import name_of, open_name
 from flows.plan.pinned import open_pinned, sections_of, stages_with
@@ -125,7 +125,7 @@ def run_pipeline(
                 futures[stage.name] = submit(
                     stage, context, run, inputs, force=stage.name in redo, retries=retries
                 )
-            wait_all(list(futures.values()))
+            wait(list(futures.values()))
         built = there | _results(futures)
         pages.show_artifacts(built)
         report = _show_report(context, built.get(REPORT.name), pages, store_wait)

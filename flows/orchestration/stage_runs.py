@@ -7,14 +7,12 @@ finds what it has to cancel.
 
 import contextlib
 import os
-import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -45,8 +43,6 @@ from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
 
-R = TypeVar("R")
-SECONDS_TO_NOTICE = 1.0  # a signal, see `take`
 LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 # A run that is being cancelled will not build: a caller that wants the stage requests it again,
 # and the new builder waits for the lease of the old one.
@@ -152,8 +148,9 @@ def keeping_signals(stop: threading.Event) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # The interpreter writes each signal's number there, as it arrives. The handlers stay: Prefect
-    # reports a cancelled run as Crashed unless the handler of SIGTERM is its own.
+    # The interpreter writes each signal's number there as it arrives, also if the main thread is
+    # blocked and its handler has to wait. The handlers stay: Prefect reports a cancelled run as
+    # Crashed unless the handler of SIGTERM is its own.
     read, write = os.pipe()
     os.set_blocking(write, False)
     arrived: list[int] = []
@@ -181,27 +178,6 @@ def keeping_signals(stop: threading.Event) -> Generator[None]:
             raise _RAISED[arrived[0]]()
 
 
-def wait_all(futures: Sequence[PrefectFuture[Built]]) -> None:
-    """Wait until all have ended; signals are handled within SECONDS_TO_NOTICE."""
-    ended: queue.SimpleQueue[PrefectFuture[Built]] = queue.SimpleQueue()
-    for future in futures:
-        future.add_done_callback(ended.put)
-    for _ in futures:
-        take(ended)
-    wait(list(futures))  # they have ended: this only reads their states
-
-
-def take(items: "queue.SimpleQueue[R]") -> R:
-    """Return the next item, once there is one; signals are handled within SECONDS_TO_NOTICE.
-
-    A wait without a limit could miss a stop for ever: a signal that comes just before the main
-    thread blocks does not wake it, and its handler runs only when the thread does.
-    """
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return items.get(timeout=SECONDS_TO_NOTICE)
-
-
 def stop_stages(
     error: BaseException,
     context: BuildContext,
@@ -226,7 +202,7 @@ def stop_stages(
     if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
         wait_saved(context.store, cancelled, seconds=grace)
     if is_interrupted:
-        wait_all(futures)  # without a limit: a checkpoint may be being uploaded
+        wait(futures)  # without a limit: a checkpoint may be being uploaded
     return is_interrupted
 
 

@@ -21,7 +21,7 @@ from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.orchestration.flow_setup import open_flow, wait_of_run
-from flows.orchestration.stage_runs import keeping_signals, stop_stages, take
+from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
 from flows.run_request import (
     OVERRIDES,
@@ -215,7 +215,7 @@ class _Work:
 
     def wait(self) -> None:
         """Wait until another unit has ended."""
-        label = take(self.ended)
+        label = self.ended.get()
         future = self.futures[label]
         future.wait()  # it has ended: this only reads its state
         self.built[label] = future.result() if future.state.is_completed() else None

@@ -15,12 +15,12 @@ from uuid import uuid4
 
 import pytest
 from prefect.exceptions import ObjectNotFound, TerminationSignal
-from prefect.futures import PrefectConcurrentFuture
+from prefect.futures import PrefectConcurrentFuture, wait
 from prefect.states import Completed
 from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
 from flows.build.retry import TransientStageError
-from flows.orchestration.stage_runs import keeping_signals, wait_all
+from flows.orchestration.stage_runs import keeping_signals
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.integration.flows.orchestration.test_dispatch import (
@@ -190,7 +190,7 @@ def test_a_signal_that_does_not_wake_the_main_thread_stops_the_run_all_the_same(
     def build() -> None:
         with keeping_signals(stop):
             waiting.set()
-            wait_all([PrefectConcurrentFuture(uuid4(), built)])
+            wait([PrefectConcurrentFuture(uuid4(), built)])
 
     before = signal.signal(signal.SIGTERM, handler)
     thread = threading.Thread(target=stop_and_end)
