@@ -201,7 +201,7 @@ class OnGpus:
         int | None,
         Option(
             label="GPUs per machine",
-            help="GPUs of each machine, 0 for the CPU; by default all that the profile can use.",
+            help="GPUs of each machine; 0 for the CPU, default all.",
             group="placement",
             rules={"minimum": 0, "maximum": MOST_GPUS},
         ),
@@ -216,8 +216,8 @@ class OnMachine(OnGpus):
         tuple[str, ...],
         Option(
             label="Placement settings",
-            help="Changed placement settings, each as name=value, such as device_batch_size=8.",
-            more=f"Names: {', '.join(SETTINGS)}; docs/reference/placement.md says what each does.",
+            help="Changed placement settings, such as device_batch_size=8.",
+            more="Names: docs/reference/placement.md.",
             group="placement",
             rules=list_of(pattern=rf"^({'|'.join(SETTINGS)})=", examples=["device_batch_size=8"]),
         ),
@@ -232,7 +232,7 @@ class InStore:
         str | None,
         Option(
             label="Store",
-            help="URL of the artifact store; by default NANOCHAT_STORE, else HOME/store.",
+            help="URL of the artifact store; default NANOCHAT_STORE, else HOME/store.",
             group="placement",
             rules={
                 "pattern": r"^(file:///|s3://[^/@]+(/|$))",
@@ -250,8 +250,8 @@ class OnPool:
         str | None,
         Option(
             label="Work pool for GPU stages",
-            help="Work pool whose workers run the GPU stages, such as gpu; by default, or with "
-            "none, the run's own process does.",
+            help="Work pool whose workers run the GPU stages, such as gpu; with none the run's own "
+            "process does.",
             group="placement",
             # See check_gpu_pool.
             rules={"pattern": rf"^(?!{CPU_POOL}$){POOL_NAME}$"},
@@ -261,8 +261,7 @@ class OnPool:
         int,
         Option(
             label="Retries per stage",
-            help="How often a stage is retried after its process or machine was lost.",
-            more="Errors of the code or the settings are not retried.",
+            help="Retries of a stage that lost its process or machine; errors are not retried.",
             group="run",
             rules={"minimum": 0, "maximum": MOST_RETRIES},
         ),

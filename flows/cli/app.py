@@ -191,7 +191,8 @@ def make_app(asked: str | None = None) -> "App":
         version=_version,
         help_format="plaintext",
         group_commands=Group("Options", sort_key=9),
-        group_parameters=Group("Options", sort_key=9),
+        # A command's own options come before those that it shares with others (WHAT, WHERE).
+        group_parameters=Group("Options", sort_key=0),
         # By default cyclopts prints errors in a box of its own and exits. Here they are raised, and
         # `main` shows them in the form of all other errors.
         exit_on_error=False,

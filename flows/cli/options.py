@@ -133,7 +133,7 @@ AsJson: TypeAlias = Annotated[
 
 def make_group(name: str, *commands: Callable[..., int], about: str, **place: Any) -> App:
     """Return a group of commands, in this order, for `flows.cli.app`."""
-    app = App(name=name, help=about, group_commands=Group("Commands"), **place)
+    app = App(name=name, help=about, group_commands=Group("Commands", sort_key=-1), **place)
     for number, command in enumerate(commands):
         app.command(command, sort_key=number)
     return app
@@ -173,7 +173,7 @@ class _InHome:
         Path | None,
         Option(
             label="Home",
-            help="Directory of unfinished work; by default NANOCHAT_HOME, else ~/.nanochat-flows.",
+            help="Directory of work and history; default NANOCHAT_HOME, else ~/.nanochat-flows.",
             group="placement",
         ),
     ] = None
@@ -265,14 +265,14 @@ class PlacementOptions(OnMachine, DeviceOptions):
 
     device_batch_size: Annotated[
         int | None,
-        Parameter(help="Rows per device at a time; fewer need less memory. Default the profile's."),
+        Parameter(help="Rows per device at a time; lower to save memory."),
     ] = None
     attention: Annotated[
-        Attention | None, Parameter(help="Attention backend; default the best one the device has.")
+        Attention | None, Parameter(help="Attention backend; default the best one of the device.")
     ] = None
     compile: Annotated[
         bool | None,
-        Parameter(help="Let torch.compile make kernels for a GPU; default, but not for tiny."),
+        Parameter(help="Compile kernels for a GPU; default except for tiny."),
     ] = None
 
     @property

@@ -49,7 +49,7 @@ from nanochat_core.errors import ConfigError, NanochatError, StoreError
 # EX_TEMPFAIL of sysexits.h: the machine, another node or the store failed, and a retry may succeed.
 # Batch scripts and pods requeue on it; infra/slurm/stage.sbatch reads the number.
 LOST = 75
-_NODES = Group("Several machines", sort_key=3)
+_NODES = Group("Several machines", sort_key=1)
 _TERMS = LeaseTimings()
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from flows.cli.app import main, make_app
 from infra.placement import SETTINGS
+from tests.support.flows.terminal import Terminal
 
 APP = make_app()
 NAMES = [name for name in APP if not name.startswith("-")]
@@ -59,7 +60,48 @@ def test_talking_to_a_model_offers_nothing_that_only_training_reads() -> None:
     assert {"--home", "--store", "--gpus"} <= options_of("chat")
 
 
-def test_the_help_says_what_the_placement_is_made_of(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--help"]) == 0
-    words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
-    assert set(SETTINGS) <= set(words)
+def boxes_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """Return the lines of each box of a command's help at 80 columns, by title, in order."""
+    assert main([*command, "--help"]) == 0
+    found: dict[str, list[str]] = {}
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith("\u256d"):
+            found[line.strip("\u256d\u256e\u2500 ")] = []
+        elif line.startswith("\u2502"):
+            found[[*found][-1]].append(line.strip("\u2502").strip())
+    return found
+
+
+WORDS = [[name] for name in NAMES] + [
+    [name, inner] for name in NAMES for inner in APP[name] if not inner.startswith("-")
+]
+SHARED = ("What is trained", "Where (never changes a result)")
+
+
+@pytest.mark.parametrize("command", WORDS, ids=" ".join)
+def test_the_options_of_a_command_stand_above_those_that_it_shares(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    titles = [*boxes_of(command, capsys)]
+    assert titles[0] in ("Commands", "Arguments", "Options", *SHARED, "Evaluation")
+    own = [title for title in titles if title not in SHARED]
+    assert titles == own + [title for title in SHARED if title in titles]
+
+
+def test_the_box_of_the_placement_is_short(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ("run", "sweep", "plan", "ls"):
+        box = boxes_of([command], capsys)[SHARED[1]]
+        options = sum(line.startswith("-") for line in box)
+        assert len(box) <= 2 * options
+
+
+def test_a_setting_of_the_placement_that_is_like_no_other_is_answered_with_all(
+    terminal: Terminal,
+) -> None:
+    error, hint = terminal.fails("plan", "tiny", "--place", "zzz=1")
+    assert "zzz=1" in error
+    assert set(SETTINGS) <= set(hint.replace(",", " ").split())
