@@ -1,5 +1,7 @@
-"""Estimate the time and cost of a stage: from its last build, else from what was measured."""
+"""Estimate the time and cost of a stage: from its nearest builds, else from what was measured."""
 
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -31,7 +33,8 @@ MEASURED = {
     "chat_eval_rl": 9.0,
     "report": 2.4,
 }
-MOST_SCALED = 4.0  # times more or less work than was measured
+MOST_SCALED = 4.0  # times more or less work than was measured; overheads do not scale
+_EQUAL = 1.01  # amounts of work whose ratio is below that are the same
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
 
@@ -51,18 +54,23 @@ def estimate(
 ) -> Estimate | None:
     """Return an estimate of the whole stage. None means nothing is known.
 
-    `history` are artifacts of the stage, the most similar first. One of another kind of work
-    (see work.py) or device is ignored.
+    `history` are artifacts of the stage, in any order. One of another kind of work (see work.py) or
+    device is ignored, and of the others only those with the nearest amount of work count. If that
+    is more than MOST_SCALED times off, the measured times or the roofline come before them.
     """
     work, device = measure_work(stage, run), _device_for(stage, placement)
-    past = [past for m in history if (past := _past(m, work.kind, placement, device))]
+    past = _nearest(
+        [past for m in history if (past := _past(m, work.kind, placement, device))], work
+    )
+    measured = _measured(stage, work) if device == "cpu" else None
+    is_far = not past or past[0].distance(work) > MOST_SCALED
     seconds, source = None, ""
-    if past:
-        seconds, source = _by_past(past[0], work, placement, device)
-    elif device == "cpu" and (measured := _measured(stage, work)):
+    if is_far and measured is not None:
         seconds, source = measured, "as measured on two cores"
-    elif stage is PRETRAIN:
+    elif is_far and stage is PRETRAIN and (device == "cuda" or not past):
         seconds, source = _by_roofline(run, work.amount, placement)
+    if seconds is None and past:
+        seconds, source = _by_past(past, work, placement, device)
     if seconds is None:
         return None
     price, assumed = _price(stage, placement)
@@ -91,6 +99,17 @@ class _Past:
     seconds: float
     processes: int
 
+    def distance(self, work: Work) -> float:
+        """Return how many times more or less work it was, 1 or more."""
+        less, more = sorted((work.amount, self.amount))
+        return more / less if less > 0 else math.inf
+
+
+def _nearest(past: Sequence[_Past], work: Work) -> list[_Past]:
+    """Return the builds whose amount of work is the nearest; several if theirs is the same."""
+    least = min((each.distance(work) for each in past), default=0.0)
+    return [each for each in past if each.distance(work) <= least * _EQUAL]
+
 
 def _past(manifest: Manifest, kind: str, placement: Placement, device: str) -> _Past | None:
     """Return the build of an artifact, if it is of this kind, on such a machine, and has its times.
@@ -117,10 +136,16 @@ def _past(manifest: Manifest, kind: str, placement: Placement, device: str) -> _
     )
 
 
-def _by_past(past: _Past, work: Work, placement: Placement, device: str) -> tuple[float, str]:
+def _by_past(
+    past: Sequence[_Past], work: Work, placement: Placement, device: str
+) -> tuple[float, str]:
+    """Return the median of the builds scaled to the work, and what they are."""
     processes = _processes(placement) if device == "cuda" else 1
-    seconds = past.seconds * (work.amount / past.amount) * (past.processes / processes)
-    return seconds, "last time" if seconds == past.seconds else f"at the pace of {past.name}"
+    found = [each.seconds * work.amount / each.amount * each.processes / processes for each in past]
+    if past[0].distance(work) > _EQUAL or any(each.processes != processes for each in past):
+        return statistics.median(found), f"at the pace of {past[0].name}"
+    builds = "last time" if len(past) == 1 else f"median of {len(past)} builds"
+    return statistics.median(found), builds
 
 
 def _measured(stage: Stage, work: Work) -> float | None:

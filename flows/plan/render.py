@@ -8,7 +8,7 @@ from typing import Any
 from flows.artifacts.revocations import Revoked
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
-from flows.render.text import duration, money, visible
+from flows.render.text import duration, money, not_timed, visible
 
 _FORMAT = 1  # of the JSON
 _TOO_LONG = 30 * 86400.0  # seconds
@@ -110,8 +110,8 @@ def totals(plan: Plan) -> dict[str, Any]:
     elif known:
         summary += "; at least " if unknown else "; about "
         summary += duration(seconds) + (f", {money(dollars)}" if dollars else "")
-        stages = "stage" if unknown == 1 else "stages"
-        summary += f" ({unknown} {stages} not timed yet)" if unknown else ""
+    if unknown:
+        summary += f" ({not_timed(unknown)})"
     return {
         "summary": summary,
         "seconds": seconds,

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from flows.render.events import Loop, describe
-from flows.render.text import duration
+from flows.render.text import duration, not_timed
 
 SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {
@@ -41,7 +41,8 @@ class Display:
         console: Console,
         *,
         stages: Iterable[str],
-        expected: Mapping[str, float] | None = None,  # seconds of the stages that will be built
+        # Seconds of each stage that will be built; None is not known.
+        expected: Mapping[str, float | None] | None = None,
         offer: Callable[[str, Mapping[str, Any]], str | None] = lambda stage, event: None,
         on_leave: Callable[[], None] = lambda: None,  # see `leave`
     ) -> None:
@@ -50,6 +51,7 @@ class Display:
         With `expected`, the time that is left of the whole run is shown too.
         """
         self._width = max(map(len, stages), default=0)
+        self._shows_run = bool(expected)
         self._expected = dict(expected or {})  # of stages that have not ended
         self._began: dict[str, float] = {}  # when each stage that is being built was started
         self._started = time.monotonic()
@@ -96,6 +98,7 @@ class Display:
             kind = event["kind"]
             if kind == "building":
                 self._began[stage] = time.monotonic()
+                self._expected.setdefault(stage, None)  # it was not going to be built
             if kind == "start":
                 self._loops[stage] = Loop.of(event)
                 self._printed[stage] = time.monotonic()
@@ -139,24 +142,42 @@ class Display:
     def left(self) -> str:
         """The estimated time left of the whole run as text; "" without estimates.
 
-        Stages count one after the other, though some are built at the same time.
+        Stages count one after the other, though some are built at the same time. A stage of which
+        no time is known, or that takes longer than expected, makes the sum "at least".
         """
-        if not self._expected:
+        if not (self._shows_run and self._expected):
             return ""
-        return f"about {duration(sum(map(self._seconds_left, self._expected)))} left"
+        known, unknown = self._sum_left()
+        if not unknown:
+            return f"about {duration(known)} left"
+        if unknown == len(self._expected):
+            return f"time left not known: {not_timed(unknown)}"
+        return f"at least {duration(known)} left, {not_timed(unknown)}"
 
-    def _seconds_left(self, stage: str) -> float:
+    def _sum_left(self) -> tuple[float, int]:
+        """Return the known seconds left, and of how many stages they are not known."""
+        left = [self._seconds_left(stage) for stage in self._expected]
+        known = [seconds for seconds in left if seconds is not None]
+        return sum(known), len(left) - len(known)
+
+    def _seconds_left(self, stage: str) -> float | None:
         loop = self._loops.get(stage)
         if loop is not None and loop.seconds_left is not None:
             return loop.seconds_left
-        ran = time.monotonic() - self._began[stage] if stage in self._began else 0.0
-        return max(0.0, self._expected[stage] - ran)
+        expected = self._expected[stage]
+        if expected is None or stage not in self._began:
+            return expected
+        left = expected - (time.monotonic() - self._began[stage])
+        return left if left > 0 else None
 
     def _move_run_bar(self) -> None:
         if self._progress is not None and self._run_bar is not None:
+            known, unknown = self._sum_left()
             spent = time.monotonic() - self._started
-            total = spent + sum(map(self._seconds_left, self._expected))
-            self._progress.update(self._run_bar, completed=spent, total=total, line=self.left)
+            for task in self._progress.tasks:
+                if task.id == self._run_bar:  # `update` would keep the total that was known before
+                    task.total = None if unknown else spent + known
+            self._progress.update(self._run_bar, completed=spent, line=self.left)
 
     def _move_bar(self, stage: str) -> None:
         if self._progress is None:

@@ -80,6 +80,11 @@ def duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def not_timed(stages: int) -> str:
+    """2 -> "2 stages not timed yet"."""
+    return f"{stages} stage{'' if stages == 1 else 's'} not timed yet"
+
+
 def percent(share: float) -> str:
     """0.1234 -> "12.3 %"."""
     return f"{100 * share:.1f} %"

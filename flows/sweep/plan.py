@@ -91,10 +91,11 @@ def _shared_row(unit: Unit, item: StagePlan) -> list[str]:
 
 def _row(member: Member, mine: Mapping[str, StagePlan], stages: Sequence[str]) -> list[str]:
     known = [item.estimate.seconds for item in mine.values() if item.estimate]
+    is_partial = any(item.estimate is None and item.state != "=" for item in mine.values())
     return [
         *member.cells,
         *(_state(mine.get(stage)) for stage in stages),
-        duration(sum(known)) if known else "",
+        f"{'at least ' if is_partial else ''}{duration(sum(known))}" if known else "",
     ]
 
 

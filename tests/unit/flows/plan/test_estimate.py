@@ -5,12 +5,15 @@ from typing import Any
 
 import pytest
 
-from flows.plan.estimate import MEASURED, estimate
+from flows.identity.manifest import Manifest
+from flows.identity.work import measure_work
+from flows.plan.estimate import MEASURED, MOST_SCALED, estimate
 from flows.plan.render import render
 from flows.profiles import open_profile
-from flows.stages import STAGES, stage_named
+from flows.stages import SFT, STAGES, stage_named
 from infra.placement import Placement
 from nanochat_core import scaling
+from nanochat_core.config import RunConfig
 from nanochat_core.roofline import named_gpu, pretraining
 from tests.support.flows.house import PLACEMENT, RUN, House, on_gpus
 
@@ -137,3 +140,77 @@ def test_a_build_with_other_threads_or_on_another_gpu_is_passed_over(
     assert found(on_gpus(1), "cuda", {"device": "NVIDIA H100 80GB HBM3"})
     assert found(on_gpus(1), "cuda", {})
     assert not found(on_gpus(1), "cuda", {"device": "NVIDIA A100-SXM4-80GB"})
+
+
+def took(built: House, stage: str, run: RunConfig, seconds: float, **changes: Any) -> Manifest:
+    """The record of a build of a stage with these settings, which took so long."""
+    manifest = built.plan().of(stage).manifest
+    assert manifest is not None
+    segments = ({"started": 0.0, "ended": seconds, "device": "cpu", **changes},)
+    work = measure_work(stage_named(stage), run)
+    made = dataclasses.replace(manifest.provenance, segments=segments, work=work)
+    return dataclasses.replace(manifest, provenance=made)
+
+
+TINY = open_profile("tiny").run
+SMALL = open_profile("tiny", depth=1).run
+_TRAINED = ("pretrain", "midtrain", "sft", "rl", "chat_eval_rl")
+
+
+@pytest.mark.parametrize("stage", _TRAINED)
+def test_the_build_of_the_same_model_counts_and_not_the_newest(built: House, stage: str) -> None:
+    history = [took(built, stage, SMALL, 500.0), took(built, stage, TINY, 30.0)]
+    for past in (history, history[::-1]):
+        found = estimate(stage_named(stage), TINY, past, PLACEMENT)
+        assert found is not None
+        assert (found.seconds, found.source) == (30.0, "last time")
+
+
+@pytest.mark.parametrize("stage", _TRAINED)
+def test_of_several_builds_of_the_same_model_the_median_counts(built: House, stage: str) -> None:
+    times = (31.0, 900.0, 29.0, 30.0, 33.0)  # once the machine was busy
+    history = [took(built, stage, SMALL, 1.0), *(took(built, stage, TINY, t) for t in times)]
+    found = estimate(stage_named(stage), TINY, history, PLACEMENT)
+    assert found is not None
+    assert (found.seconds, found.source) == (31.0, "median of 5 builds")
+
+
+@pytest.mark.parametrize(("depth", "nearest"), [(2, 1), (4, 3), (6, 3)])
+def test_without_a_build_of_this_model_the_nearest_is_scaled(
+    built: House, depth: int, nearest: int
+) -> None:
+    run = open_profile("tiny", depth=depth).run
+    history = [took(built, "sft", open_profile("tiny", depth=d).run, 100.0 * d) for d in (1, 3, 30)]
+    found = estimate(stage_named("sft"), run, history, PLACEMENT)
+    assert found is not None
+    other = open_profile("tiny", depth=nearest).run
+    ratio = measure_work(SFT, run).amount / measure_work(SFT, other).amount
+    near = estimate(stage_named("sft"), other, history, PLACEMENT)
+    assert near is not None
+    assert near.seconds == 100.0 * nearest
+    assert found.seconds == pytest.approx(ratio * near.seconds)
+    assert found.source.startswith("at the pace of sft/")
+
+
+def test_a_build_that_is_far_from_it_does_not_replace_what_was_measured(built: House) -> None:
+    tiny = open_profile("tiny", depth=1).run
+    ratio = measure_work(SFT, TINY).amount / measure_work(SFT, tiny).amount
+    assert ratio > MOST_SCALED
+    found = estimate(SFT, TINY, [took(built, "sft", tiny, 500.0)], PLACEMENT)
+    assert found is not None
+    assert (found.seconds, found.source) == (MEASURED["sft"], "as measured on two cores")
+
+
+def test_pretraining_on_gpus_is_not_scaled_from_a_toy_but_by_the_roofline(built: House) -> None:
+    large, gpu = scaling.run_for_depth(20), on_gpus(8)
+    toy = took(built, "pretrain", SMALL, 500.0, device="cuda")
+    alone = estimate(stage_named("pretrain"), large, [], gpu)
+    assert alone is not None
+    kind = measure_work(stage_named("pretrain"), large).kind
+    made = dataclasses.replace(toy.provenance.work, kind=kind)  # pyright: ignore
+    toy = dataclasses.replace(toy, provenance=dataclasses.replace(toy.provenance, work=made))
+    assert estimate(stage_named("pretrain"), large, [toy], gpu) == alone
+    twin = took(built, "pretrain", large, 4000.0, device="cuda", processes=4)
+    found = estimate(stage_named("pretrain"), large, [toy, twin], gpu)
+    assert found is not None
+    assert found.seconds == 2000.0  # on twice as many

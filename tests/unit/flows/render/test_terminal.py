@@ -1,7 +1,9 @@
 """What a person sees of the events of stages that are built."""
 
 import io
+import re
 import threading
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -188,3 +190,101 @@ def test_an_offer_follows_the_end_of_its_stage() -> None:
         shown.watch("rows", finished)
 
     assert out.getvalue().splitlines()[-1] == "rows  see rows file:///x/rows/ab/m"
+
+
+BUILDING = {"kind": "building", "fingerprint": "f", "processes": 1}
+
+
+class Clock:
+    """A monotonic clock that a test moves."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the display and its loops; each step is due as a line."""
+    clock = Clock()
+    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(display, "time", clock)
+    monkeypatch.setattr(events, "time", clock)
+    return clock
+
+
+def test_a_stage_of_unknown_time_never_counts_as_no_time(clock: Clock) -> None:
+    out = io.StringIO()
+    expected = {"rows": 60.0, "midtrain": None, "sft": None}
+    with Display(Console(file=out, width=200), stages=expected, expected=expected) as shown:
+        assert shown.left == "at least 1 min left, 2 stages not timed yet"
+        shown.watch("rows", {"kind": "finished", "uri": "", "seconds": 4.0, "metrics": {}})
+        assert shown.left == "time left not known: 2 stages not timed yet"
+        shown.watch("midtrain", BUILDING)
+        shown.watch("midtrain", START)
+        clock.now += 60
+        shown.watch("midtrain", step(20))  # from here on its pace is known
+        line = out.getvalue().splitlines()[-1]
+        assert line.endswith("4 min left; run at least 4 min left, 1 stage not timed yet")
+        shown.watch("sft", BUILDING)
+        shown.watch("sft", START)
+        clock.now += 30
+        shown.watch("sft", step(50))
+        line = out.getvalue().splitlines()[-1]
+        assert line.endswith("30 s left; run about 6 min 30 s left")
+
+
+def test_a_stage_that_takes_longer_than_expected_makes_the_sum_a_lower_bound(clock: Clock) -> None:
+    expected = {"rows": 10.0, "pretrain": 100.0}
+    with Display(Console(file=io.StringIO()), stages=expected, expected=expected) as shown:
+        shown.watch("rows", BUILDING)
+        clock.now += 9
+        assert shown.left == "about 1 min 41 s left"
+        clock.now += 9
+        assert shown.left == "at least 1 min 40 s left, 1 stage not timed yet"
+
+
+def test_a_stage_that_was_not_going_to_be_built_counts_once_it_is(clock: Clock) -> None:
+    out = io.StringIO()
+    with Display(Console(file=out, width=200), stages=["rows"], expected={"sft": 5.0}) as shown:
+        shown.watch("rows", BUILDING)
+        assert shown.left == "at least 5 s left, 1 stage not timed yet"
+        shown.watch("rows", START)
+        clock.now += 100
+        shown.watch("rows", step(25))
+        assert out.getvalue().splitlines()[-1].endswith("5 min left; run about 5 min 5 s left")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_run_has_never_less_time_left_than_a_stage_of_it(clock: Clock, seed: int) -> None:
+    random = Random(seed)
+    names = [f"s{number}" for number in range(6)]
+    expected = {name: random.choice([None, 0.5, 30.0, 500.0]) for name in names[1:]}
+    out = io.StringIO()
+    with Display(Console(file=out, width=200), stages=names, expected=expected) as shown:
+        steps = dict.fromkeys(names, 0)
+        for name in names[:4]:
+            shown.watch(name, BUILDING)
+            shown.watch(name, START)
+        for _ in range(50):
+            clock.now += random.expovariate(0.1)
+            name = random.choice(names[:4])
+            steps[name] = min(100, steps[name] + random.randint(1, 9))
+            shown.watch(name, step(steps[name]))
+    lines = [line for line in out.getvalue().splitlines() if " step " in line]
+    assert lines
+    for line in lines:
+        stage, run = line.split("; run ")
+        unknown = run.endswith("not timed yet")
+        assert unknown == run.startswith("at least")
+        assert seconds_in(run.partition(" left")[0]) >= seconds_in(stage.removesuffix(" left"))
+
+
+def seconds_in(text: str) -> float:
+    """The duration at the end of a text."""
+    units = {"s": 1, "min": 60, "h": 3600, "days": 86400}
+    found = re.search(r"(?:[\d.]+ (?:s|min|h|days) ?)+$", text)
+    assert found is not None
+    words = found[0].split()
+    return sum(float(n) * units[unit] for n, unit in zip(words[::2], words[1::2], strict=True))
