@@ -210,9 +210,8 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     there_are_runs = False
     for run in runs_called(store, name):
         there_are_runs = True
-        # A run may name an artifact that is not published yet, or was collected: look further.
-        if (ref := run.find_ref(stage)) and (manifest := find_manifest(store, ref)):
-            return run, manifest
+        if ref := run.find_ref(stage):
+            return run, _open_of(store, run, ref)
     if there_are_runs:
         hint = f"`nanochat ls {name}` shows what it has made"
     elif name in PROFILES:
@@ -220,6 +219,17 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     else:
         hint = _suggest_name(store, name)
     raise ArtifactError(f"there is no {reference} in {store.url}", hint=hint)
+
+
+def _open_of(store: Store, run: Run, ref: ArtifactRef) -> Manifest:
+    """Return an artifact that a run names. Raises ArtifactError if it is gone."""
+    # Never another one instead: a user would take it for the model that the name stands for.
+    if (manifest := find_manifest(store, ref)) is not None:
+        return manifest
+    raise ArtifactError(
+        f"{ref.name} of run {run.run} is not in {store.url}: it was deleted",
+        hint=f"build it again: `nanochat status {run.run}` shows how; or name another run",
+    )
 
 
 def _by_fingerprint(store: Store, reference: str) -> Manifest:
@@ -297,9 +307,9 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
     for run in runs_called(store, name):
         there_are_runs = True
         for rank, stage in enumerate(better):
-            if (ref := run.find_ref(stage)) and (found := find_manifest(store, ref)):
+            if ref := run.find_ref(stage):
                 # Only a model of a later stage replaces it: the runs come newest first.
-                best, better = found, better[:rank]
+                best, better = _open_of(store, run, ref), better[:rank]
                 break
         if not better:
             break

@@ -5,9 +5,9 @@ keys:
 
 {stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt under its own prefix
 {stage}/{fingerprint}/logs/{attempt}/...
-{stage}/{fingerprint}/manifest.json         put-if-absent, last: from then on the artifact exists
+{stage}/{fingerprint}/manifest.json         last, if absent, or if it is still the one to replace
 {stage}/{fingerprint}/divergences/{attempt}.json   manifest of one that was second and differed
-{stage}/{fingerprint}/superseded/{digest}.json     manifest of one that was rebuilt on purpose
+{stage}/{fingerprint}/superseded/{digest}.json     manifest of one that a rebuild replaced
 index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, decides nothing
 """
 
@@ -26,14 +26,13 @@ from flows.frozen import frozen
 from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
-from flows.identity.records import encode_record, find_document, find_stored, repair_hint
+from flows.identity.records import find_document, find_stored, repair_hint
 from flows.identity.ref import ArtifactRef, short
 from infra.storage.base import OnBytes, Retry, Store, VersionedObject, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
 
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
-_PUT_ASIDE = "superseded"  # in a note that replaces a manifest: that manifest's digest
 
 
 @frozen
@@ -52,7 +51,7 @@ def find_manifest(store: Store, ref: ArtifactRef) -> Manifest | None:
     """
     key = ref.manifest_key
     tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
-    if tree is None or _PUT_ASIDE in tree:
+    if tree is None:
         return None
     manifest = Manifest.from_tree(tree, where=f"{store.url}/{key}")
     # Its own checks pass: a whole manifest under another key was copied or moved there.
@@ -73,13 +72,15 @@ def publish(
     inputs: Mapping[str, Manifest],
     provenance: Provenance,
     check_lease: Callable[[], None],
+    replaces: Manifest | None = None,
     on_bytes: OnBytes = ignore_bytes,
     retry: Retry = call_once,
 ) -> Published:
     """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
 
-    `check_lease` is called right before the manifest is written, and raises if this attempt has
-    lost its lease (flows/leases/lease.py). If another attempt was first, its artifact is adopted.
+    `check_lease` is called before the first upload and right before the manifest is written, and
+    raises if this attempt has lost its lease (flows/leases/lease.py). The artifact that this one
+    `replaces` stays until then. If another attempt was first, its artifact is adopted.
     `retry` repeats each file's upload, and the commit with its check, while the store does not
     answer. Raises StoreError, and ArtifactError if `output` is empty, cannot be read, or holds
     something that is not a plain file.
@@ -87,6 +88,7 @@ def publish(
     # Random: an upload of another attempt, however late, writes to other keys.
     attempt = uuid.uuid4().hex[:12]
     ref = identity.ref
+    retry(check_lease)
     with contextlib.ExitStack() as stack:
         with _reading_output(identity.stage):
             found = _files_of(identity.stage, output)
@@ -95,7 +97,8 @@ def publish(
             def share() -> Shared:
                 # On the outer stack: the pin must hold until the manifest is written, which from
                 # then on keeps the shared files from being collected.
-                earlier = newest_manifests(store, identity.stage, LOOKED_AT)
+                # A rebuild stores its files again: those of the store may be damaged.
+                earlier = () if replaces else newest_manifests(store, identity.stage, LOOKED_AT)
                 return stack.enter_context(sharing(store, identity, sizes, earlier))
 
             upload = partial(_upload, store, on_bytes=on_bytes, retry=retry)
@@ -114,9 +117,16 @@ def publish(
                 n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
             },
             provenance=provenance,
-            divergences=tuple(retry(lambda: _other_contents(store, ref, digest))),
+            divergences=tuple(retry(lambda: _other_contents(store, ref, digest, replaces))),
         )
-        return commit(store, manifest, attempt=attempt, check_lease=check_lease, retry=retry)
+        return commit(
+            store,
+            manifest,
+            attempt=attempt,
+            check_lease=check_lease,
+            replaces=replaces,
+            retry=retry,
+        )
 
 
 def commit(
@@ -125,21 +135,21 @@ def commit(
     *,
     attempt: str,
     check_lease: Callable[[], None],
+    replaces: Manifest | None = None,
     retry: Retry = call_once,
 ) -> Published:
     """Write the manifest of files that the store has: from then on the artifact exists.
 
-    If another attempt was first, its artifact is adopted. `check_lease` and `retry` as for
-    `publish`.
+    If another attempt was first, its artifact is adopted. The other arguments as for `publish`.
     """
     # Read it as others will: a manifest that readers refuse would block its key.
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
     key = manifest.ref.manifest_key
-    # Read once, outside the retried write: a retry after a lost answer must not overwrite the note
-    # of a rebuild that began meanwhile, so its condition stays the same.
+    # Read once, outside the retried write: a retry after a lost answer must not overwrite what
+    # replaced our own manifest meanwhile, so its condition stays the same.
     found = retry(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
-    if retry(lambda: _put_manifest(store, key, data, found, check_lease)):
+    if retry(lambda: _put_manifest(store, manifest.ref, data, found, replaces, check_lease)):
         # After the manifest: the index decides nothing, and may lack an artifact after a crash.
         retry(lambda: _add_to_index(store, manifest))
         return Published(manifest=manifest, adopted=False, divergence=None)
@@ -164,50 +174,33 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner, adopted=True, divergence=divergence)
 
 
-def supersede(store: Store, manifest: Manifest, *, check_lease: Callable[[], None]) -> None:
-    """Put this artifact aside so that its stage is built again; its files and manifest stay.
-
-    A note replaces the manifest, and the next manifest the note. `check_lease` as for `publish`.
-    Idempotent, also after a crash: no-op if the artifact is put aside already. Raises ArtifactError
-    if another manifest is there.
-    """
-    key = manifest.ref.manifest_key
-    found = find_stored(store, key, format=FORMAT, earlier=EARLIER)
-    if found is None or _PUT_ASIDE in found[0]:
-        return
-    tree, stored = found
-    check_lease()
-    if Manifest.from_tree(tree, where=f"{store.url}/{key}") == manifest:
-        # The copy before the note, or a crash in between would lose the manifest.
-        copy = f"{manifest.ref.superseded_prefix}/{short(manifest.digest)}.json"
-        store.put(copy, stored.data)
-        # A conditional replacement, never a deletion: a deletion that a network delivers late would
-        # remove the next artifact. The random part gives no two notes the same version.
-        note = {_PUT_ASIDE: manifest.digest, "by": uuid.uuid4().hex}
-        if store.put_if_same(key, encode_record(note, format=FORMAT), version=stored.version):
-            return
-    raise ArtifactError(
-        f"the manifest of {manifest.name} was replaced while it was being superseded",
-        hint="run the same command again",
-    )
-
-
 def _put_manifest(
     store: Store,
-    key: str,
+    ref: ArtifactRef,
     data: bytes,
     found: tuple[dict[str, Any], VersionedObject] | None,
+    replaces: Manifest | None,
     check_lease: Callable[[], None],
 ) -> bool:
-    """Write a manifest where there is none, or over the note of one that was put aside.
+    """Write a manifest where there is none, or over the one that it replaces.
 
     `found` is what the key held before the first try. Returns False if another attempt was first.
     """
-    check_lease()  # last: in the gap before the write, put-if-absent alone decides
+    key = ref.manifest_key
+    if found is not None:
+        tree, stored = found
+        if replaces is None or Manifest.from_tree(tree, where=f"{store.url}/{key}") != replaces:
+            return False
+        # The copy before the replacement, or a crash in between would lose the old manifest.
+        store.put(_superseded_key(replaces), stored.data)
+    check_lease()  # last: in the gap before the write, the store's condition alone decides
     if found is None:
         return store.put_if_absent(key, data)
-    tree, stored = found
-    return _PUT_ASIDE in tree and store.put_if_same(key, data, version=stored.version)
+    return store.put_if_same(key, data, version=found[1].version)
+
+
+def _superseded_key(manifest: Manifest) -> str:
+    return f"{manifest.ref.superseded_prefix}/{short(manifest.digest)}.json"
 
 
 def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
@@ -302,10 +295,16 @@ def _upload(
     return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
 
 
-def _other_contents(store: Store, ref: ArtifactRef, digest: str) -> list[str]:
-    """Return keys of superseded manifests of this fingerprint with other contents."""
-    keys = [entry.key for entry in store.list(f"{ref.superseded_prefix}/")]
-    return [key for key in keys if not key.endswith(f"/{short(digest)}.json")]
+def _other_contents(
+    store: Store, ref: ArtifactRef, digest: str, replaces: Manifest | None
+) -> list[str]:
+    """Return keys of superseded manifests of this fingerprint with other contents.
+
+    That of the manifest it `replaces` is one of them, although it is written later.
+    """
+    keys = {entry.key for entry in store.list(f"{ref.superseded_prefix}/")}
+    keys |= {_superseded_key(replaces)} if replaces else set()
+    return sorted(key for key in keys if not key.endswith(f"/{short(digest)}.json"))
 
 
 def _add_to_index(store: Store, manifest: Manifest) -> None:

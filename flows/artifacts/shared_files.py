@@ -27,12 +27,11 @@ def sharing(
 ) -> Generator[Shared]:
     """Yield objects of `earlier` artifacts with one of these `sizes`, pinned while the block runs.
 
-    Yields none while garbage is collected, and none if this artifact was put aside to be rebuilt.
+    Yields none while garbage is collected.
     """
-    # A rebuild must store its files again: a person asks for one when the store's are damaged.
     large = {size for size in sizes if size >= LEAST_SIZE}
     shared: Shared = {}
-    if large and not _was_put_aside(store, identity):
+    if large:
         for manifest in earlier:
             for file in manifest.files:
                 if file.size in large:
@@ -67,8 +66,3 @@ class _Collecting(Exception):
 
 def _do_not_wait(seconds: float) -> None:
     raise _Collecting
-
-
-def _was_put_aside(store: Store, identity: Identity) -> bool:
-    older = store.list(f"{identity.ref.superseded_prefix}/")
-    return next(iter(older), None) is not None

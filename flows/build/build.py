@@ -15,7 +15,7 @@ from functools import partial
 
 from flows.artifacts import checkpoints
 from flows.artifacts.pins import reserve
-from flows.artifacts.publish import Published, find_manifest, publish, supersede
+from flows.artifacts.publish import Published, find_manifest, publish
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import timestamp
 from flows.build.code_check import CodeChanged
@@ -24,7 +24,7 @@ from flows.build.executions import find_commit, read_segments
 from flows.build.job import fetch_inputs, make_check, make_job, run_stage, work_of
 from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import Manifest, Provenance, identify_from
-from flows.identity.rebuilds import NONE, find_rebuild_mark, mark_rebuild, open_work
+from flows.identity.rebuilds import NONE, find_rebuild_mark, is_rebuilt, mark_rebuild, open_work
 from flows.identity.ref import ArtifactRef
 from flows.identity.work import measure_work
 from flows.leases import file_lock
@@ -45,7 +45,8 @@ def build(
 ) -> Built:
     """Return the artifact of `stage` made from `inputs`; build it unless the store has it.
 
-    With `force` an existing one is superseded and built again, unless this very run built it.
+    With `force` an existing one is built again, unless this very run built it. It stays in place
+    until the new one is stored, also if that never happens.
 
     Raises StageError (StageInterrupted, JobFailed, LeaseLost) if the job does not finish; its work
     directory stays, and the next attempt resumes there. Waits while the store does not answer;
@@ -102,7 +103,7 @@ def look_up(
     code = Code(context.root, cache=context.work / "code.json")
     identity = identify_from(stage, context.run, inputs, code=code)
     wait = context.wait_for_store(stage.name)
-    found = wait(lambda: find_result(context, identity, force=force))
+    found = wait(lambda: find_result(context, identity.ref, force=force))
     reserved = wait(lambda: _reserve_existing(context, identity)) if found is not None else None
     return Lookup(identity=identity, code=code, redo=force and found is None, manifest=reserved)
 
@@ -118,19 +119,15 @@ def _reuse_or_build(
         with acquire(_make_claim(stage, context, identity, redo=redo)) as held:
             wait = _wait_under(context, stage, held)
             # Look again, under the lease: the owner before us may have published meanwhile.
-            found, unwanted = wait(lambda: _find_unwanted(context, identity, redo=redo))
-            if (
-                found is not None
-                and not unwanted
-                and (reserved := wait(lambda: _reserve_existing(context, identity)))
-            ):
+            found, is_wanted = wait(lambda: _find_wanted(context, identity.ref, redo=redo))
+            if is_wanted and (reserved := wait(lambda: _reserve_existing(context, identity))):
                 return reuse(context, reserved)
             # Another process built it, so we hold no lease, but a garbage collection deleted it
             # before our record could reserve it: claim again.
             if isinstance(held, Manifest):
                 continue
-            wait(partial(_make_room, context, identity, found, redo=redo, check_lease=held.check))
-            built = _build(stage, context, lookup, inputs, lease=held)
+            wait(partial(_begin, context, identity, found, redo=redo, check_lease=held.check))
+            built = _build(stage, context, lookup, inputs, replaces=found, lease=held)
             # Checkpoints go after the manifest is in the store: a crash in between must be able to
             # resume. Still under the lease, so that they are not those of another builder.
             wait(lambda: checkpoints.forget(context.store, identity.ref))
@@ -144,28 +141,28 @@ def _wait_under(context: BuildContext, stage: Stage, held: HeldLease | Manifest)
     return context.wait_for_store(stage.name, check=held.raise_if_lost)
 
 
-def _find_unwanted(
-    context: BuildContext, identity: Identity, *, redo: bool
+def _find_wanted(
+    context: BuildContext, ref: ArtifactRef, *, redo: bool
 ) -> tuple[Manifest | None, bool]:
-    """Return the artifact, if it exists, and whether it has to be built all the same."""
-    found = find_manifest(context.store, identity.ref)
-    is_revoked = found is not None and find_revoked(context.store, found) is not None
-    return found, redo or is_revoked
+    """Return the artifact, if it exists, and whether it makes a build unnecessary."""
+    # By one read: an artifact that another process publishes after it is not one to replace.
+    found = find_manifest(context.store, ref)
+    if found is None or redo or find_revoked(context.store, found) is not None:
+        return found, False
+    return found, not is_rebuilt(context.store, found)
 
 
-def find_usable(context: BuildContext, identity: Identity) -> Manifest | None:
-    """Return the artifact. None if it does not exist or was revoked."""
-    manifest = find_manifest(context.store, identity.ref)
-    if manifest is None or find_revoked(context.store, manifest) is not None:
-        return None
-    return manifest
+def find_usable(context: BuildContext, ref: ArtifactRef) -> Manifest | None:
+    """Return the artifact. None if it does not exist, was revoked, or its rebuild has begun."""
+    found, is_wanted = _find_wanted(context, ref, redo=False)
+    return found if is_wanted else None
 
 
-def find_result(context: BuildContext, identity: Identity, *, force: bool) -> Manifest | None:
+def find_result(context: BuildContext, ref: ArtifactRef, *, force: bool) -> Manifest | None:
     """Return the artifact that makes a build unnecessary: with `force`, one that this run built."""
     # The artifact that a forced build replaces exists all the time. A retry of a forced run finds
     # what its earlier attempt built: that is the rebuild.
-    found = find_usable(context, identity)
+    found = find_usable(context, ref)
     is_old = force and found is not None and found.provenance.run != context.run_id
     return None if is_old else found
 
@@ -174,7 +171,7 @@ def _reserve_existing(context: BuildContext, identity: Identity) -> Manifest | N
     """Reserve the artifact for this run and return it. None if it is gone or was revoked."""
     # Record first, look second: a collection either sees the record, or we see the deletion.
     _reserve(context, identity.ref)
-    return find_usable(context, identity)
+    return find_usable(context, identity.ref)
 
 
 def reserve_found(context: BuildContext, manifests: Iterable[Manifest]) -> None:
@@ -223,34 +220,32 @@ def _make_claim(
         terms=context.terms,
         stop=context.stop,
         # With `redo` the artifact that exists is the one to replace: it must not end the wait.
-        find=lambda: None if redo else find_usable(context, identity),
+        find=lambda: None if redo else find_usable(context, identity.ref),
         log=context.log(stage.name, "waiting"),
     )
 
 
-def _make_room(
+def _begin(
     context: BuildContext,
     identity: Identity,
-    unwanted: Manifest | None,
+    replaces: Manifest | None,
     *,
     redo: bool,
     check_lease: Callable[[], None],
 ) -> None:
-    """Supersede an unwanted artifact and void its checkpoints before a rebuild. Idempotent.
+    """Open the work directory of a build, which replaces an artifact if there is one. Idempotent.
 
-    A run begins a rebuild once: its later attempts, on any machine, resume what the first of them
-    saved. Work directories and checkpoints without the rebuild's mark are never resumed.
+    A rebuild is marked once, and its earlier jobs' checkpoints are void from then on: all runs, on
+    any machine, resume what has been saved since. A run with `redo` begins its own.
     """
     mark = find_rebuild_mark(context.store, identity.ref)
-    has_begun = redo and mark is not None and mark.run == context.run_id
-    if (redo or unwanted is not None) and not has_begun:
+    has_begun = mark is not None and (replaces is None or mark.is_of(replaces))
+    if redo and mark is not None and mark.run != context.run_id:
+        has_begun = False
+    if (redo or replaces is not None) and not has_begun:
         check_lease()
         checkpoints.forget(context.store, identity.ref)  # first: it would delete the mark too
-        mark = mark_rebuild(context.store, identity.ref, run=context.run_id)
-    # After the mark: a crash in between would otherwise leave a stage that looks never built, and
-    # work directories from before the rebuild would be resumed.
-    if unwanted is not None:
-        supersede(context.store, unwanted, check_lease=check_lease)
+        mark = mark_rebuild(context.store, identity.ref, run=context.run_id, replaces=replaces)
     open_work(work_of(context, identity), mark.id if mark else NONE)
 
 
@@ -280,6 +275,7 @@ def _build(
     lookup: Lookup,
     inputs: Mapping[str, Manifest],
     *,
+    replaces: Manifest | None,
     lease: HeldLease,
 ) -> Built:
     began = time.time()
@@ -296,7 +292,7 @@ def _build(
         except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
-    published = _publish(stage, context, identity, job, inputs, result, lease, wait)
+    published = _publish(stage, context, identity, job, inputs, result, replaces, lease, wait)
     wait(lambda: context.record(identity.ref))
     # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
@@ -310,6 +306,7 @@ def _publish(
     job: Job,
     inputs: Mapping[str, Manifest],
     result: Result,
+    replaces: Manifest | None,
     lease: HeldLease,
     wait: StoreWait,
 ) -> Published:
@@ -332,6 +329,7 @@ def _publish(
             work=measure_work(stage, context.run),
         ),
         check_lease=lease.check,
+        replaces=replaces,
         retry=wait,
     )
     # Either another builder was first with other contents, or an earlier build of this fingerprint,

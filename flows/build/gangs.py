@@ -61,12 +61,12 @@ def build_on_gang(
 def _build(request: StageRequest, following: "_Following", watch: Watch) -> Built:
     stage, context, inputs = open_request(request, watch=watch)
     with reporting_failure(stage, context):
-        identity = check_same(request, stage, context, inputs)
+        check_same(request, stage, context, inputs)
         wait = context.wait_for_store(stage.name)
         began = time.time()
 
         def find() -> Manifest | None:
-            return wait(lambda: find_result(context, identity, force=request.force))
+            return wait(lambda: find_result(context, request.ref, force=request.force))
 
         if (found := find()) is not None:
             return reuse(context, found)

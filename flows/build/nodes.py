@@ -174,7 +174,7 @@ class _Follower:
         waiting = WaitLog(context.log(self.stage.name, "waiting"), every=terms.say)
         while True:
             try:
-                if manifest := find_result(context, self.identity, force=self.lookup.redo):
+                if manifest := find_result(context, self.identity.ref, force=self.lookup.redo):
                     return manifest
                 holder = self._find_holder()
                 if holder is not None:

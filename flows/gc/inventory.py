@@ -50,6 +50,7 @@ class Piece:
     place: ArtifactRef | None  # the artifact it belongs to; None: to none
     objects: int = 0
     size: int = 0  # bytes
+    has_rebuild: bool = False  # of checkpoints: a rebuild began, which an artifact does not end
     newest: float = 0.0  # when one of them was last written; unix seconds by the store's clock
 
     @property
@@ -87,6 +88,8 @@ def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
             # The index has keys of its own; `places` has what lies under a fingerprint's prefix.
             if piece.place is not None and piece.kind != "index entry":
                 found.places.setdefault(piece.place, []).append(piece)
+        if piece.kind == "checkpoints" and piece.place and entry.key == piece.place.rebuild_key:
+            known.has_rebuild = True
         known.objects += 1
         known.size += entry.size
         known.newest = max(known.newest, entry.modified)

@@ -96,7 +96,7 @@ class Records:
         self.store = store
         self._threads = threads
         self._beat = beat  # called again and again: reading takes long in a large store
-        # Of manifests that were found. Not read again: a manifest that is put aside during the
+        # Of manifests that were found. Not read again: a manifest that is replaced during the
         # collection still counts as it was.
         self._edges: dict[ArtifactRef, Edges] = {}
 

@@ -86,7 +86,7 @@ def _reached_by_waiting(
 
 
 def _is_needed(piece: Piece, roots: Roots, rules: Rules, *, now: float) -> bool:
-    """Return whether a manifest that was put aside may still be read."""
+    """Return whether a manifest that was replaced may still be read."""
     is_young = now - piece.newest <= rules.grace
     return is_young or piece.place in roots.whole or piece.place in roots.unfinished
 
@@ -129,8 +129,9 @@ def _liveness(
                 return now - piece.newest <= rules.keep
             case "superseded" | "divergent":
                 return _is_needed(piece, roots, rules, now=now)
-            case "checkpoints":  # of a job without an artifact, which may be resumed
-                return piece.place not in done and now - piece.newest <= rules.keep
+            case "checkpoints":  # of an unfinished job, which may be resumed
+                is_done = piece.place in done and not piece.has_rebuild
+                return not is_done and now - piece.newest <= rules.keep
             case "lease":
                 # The next owner's fencing token follows from the record. Without it tokens begin at
                 # 1 again, which is harmless only where nothing else names one.

@@ -1,8 +1,10 @@
 """Mark rebuilds, so that state of an unfinished job from before a rebuild is never resumed.
 
 When an artifact is to be built again (`--force`, or it was revoked), a mark is put in the store
-before anything else. Every checkpoint in the store and every work directory names the mark under
-which it was begun; a machine removes its own work directory if that names another mark, or none.
+before anything else. The artifact stays in place until the new one replaces it; as long as the mark
+names its build, the stage is unfinished work: a plan and every run build it. Every checkpoint in
+the store and every work directory names the mark under which it was begun; a machine removes its
+own work directory if that names another mark, or none.
 
 {stage}/{fingerprint}/checkpoints/anew/run.json    the mark; removed with the checkpoints
 {home}/work/{stage}/{fingerprint}/rebuild.json     the mark of a work directory
@@ -15,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from flows.frozen import frozen
+from flows.identity.manifest import Manifest
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
@@ -22,7 +25,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import write_json
 
-FORMAT = 2
+FORMAT = 3
 NONE = ""  # the id for state of a job that was never rebuilt
 _NOTE = "rebuild.json"
 
@@ -33,11 +36,20 @@ class RebuildMark:
 
     run: str  # id of the run that asked for it; its later attempts resume what it saved
     id: str
+    replaces: str  # owner of the lease of the build that it replaces; "": there was no artifact
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Return whether this build is to be replaced, and was not replaced yet."""
+        # Owner, not digest: the new build may have the same bytes.
+        return self.replaces == manifest.provenance.owner
 
 
-def mark_rebuild(store: Store, ref: ArtifactRef, *, run: str) -> RebuildMark:
+def mark_rebuild(
+    store: Store, ref: ArtifactRef, *, run: str, replaces: Manifest | None
+) -> RebuildMark:
     """Make the state of earlier jobs of a fingerprint stale on every machine. Raises StoreError."""
-    mark = RebuildMark(run=run, id=uuid.uuid4().hex)
+    owner = replaces.provenance.owner if replaces else ""
+    mark = RebuildMark(run=run, id=uuid.uuid4().hex, replaces=owner)
     store.put(ref.rebuild_key, encode_record(asdict(mark), format=FORMAT))
     return mark
 
@@ -49,6 +61,12 @@ def find_rebuild_mark(store: Store, ref: ArtifactRef) -> RebuildMark | None:
         return None if note is None else read_record(RebuildMark, note, where="it", what="a mark")
     except ArtifactError:
         return None
+
+
+def is_rebuilt(store: Store, manifest: Manifest) -> bool:
+    """Return whether a rebuild of this artifact began and has not replaced it yet."""
+    mark = find_rebuild_mark(store, manifest.ref)
+    return mark is not None and mark.is_of(manifest)
 
 
 def rebuild_of(directory: Path) -> str:

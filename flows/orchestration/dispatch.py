@@ -16,9 +16,16 @@ from typing import Any
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 
-from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
-from flows.build.build import BuildContext, Built, finish, look_up, reporting_failure, reuse
+from flows.build.build import (
+    BuildContext,
+    Built,
+    find_result,
+    finish,
+    look_up,
+    reporting_failure,
+    reuse,
+)
 from flows.build.retry import TransientStageError
 from flows.build.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
@@ -120,9 +127,7 @@ def _follow(
 def _is_there(context: BuildContext, request: StageRequest) -> bool:
     """Return whether the store has an artifact of the request; `look_up` checks it afterwards."""
     with contextlib.suppress(StoreError):
-        # A forced request ends with an artifact of its own run: the old one exists all the time.
-        found = find_manifest(context.store, request.ref)
-        return found is not None and (not request.force or found.provenance.run == request.run)
+        return find_result(context, request.ref, force=request.force) is not None
     return False
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from flows.artifacts.publish import commit, newest_manifests, supersede
+from flows.artifacts.publish import commit, newest_manifests
 from flows.artifacts.revocations import accepted_from, find_revoked, one_line
 from flows.artifacts.transfer import in_parallel
 from flows.identity.diff import PASSED_ON, Change, compare, nearest
@@ -167,17 +167,9 @@ def accept(
             "proof": asdict(proof) if proof else None,
         },
     )
-    # The pin may have expired under a slow command, so check the files before the commit and after
-    # it: a manifest whose files were collected in between is withdrawn.
-    _check_there(store, old)
+    _check_there(store, old)  # the pin may have expired under a slow command
     # No lease, so nothing to check: put-if-absent lets one of several writers win.
     published = commit(store, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None)
-    if not published.adopted:
-        try:
-            _check_there(store, manifest)
-        except ArtifactError:
-            supersede(store, manifest, check_lease=lambda: None)
-            raise
     return Acceptance(
         manifest=published.manifest, adopted=published.adopted, divergence=published.divergence
     )

@@ -53,8 +53,8 @@ class StagePlan:
     stage: Stage
     state: State
     identity: Identity | None = None  # None: it depends on artifacts that do not exist yet
-    # The artifact that is up to date, to be redone, or revoked; or, if provisional, the one that
-    # will be up to date if its inputs are rebuilt with the same contents.
+    # The artifact that is up to date, to be redone, being rebuilt, or revoked; or, if provisional,
+    # the one that will be up to date if its inputs are rebuilt with the same contents.
     manifest: Manifest | None = None
     reason: str = ""  # "" when up to date
     changes: tuple[Change, ...] = ()  # against the nearest artifact of this stage
@@ -174,8 +174,8 @@ class _Planner:
             return self._after(stage, inputs, made, is_wanted=is_wanted)
         identity = identify_from(stage, self._run, made, code=self._code)
         manifest, revoked = self._find(identity)
-        if manifest is None:
-            return self._to_build(stage, identity, is_wanted=is_wanted)
+        if manifest is None or self._reads.is_rebuilt(manifest):
+            return self._to_build(stage, identity, manifest, is_wanted=is_wanted)
         if revoked is not None:
             return self._revoked(stage, identity, manifest, revoked)
         return StagePlan(
@@ -200,12 +200,14 @@ class _Planner:
         # Only an accepted artifact can be revoked by way of another one, whose files it shares.
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
-    def _to_build(self, stage: Stage, identity: Identity, *, is_wanted: bool) -> StagePlan:
+    def _to_build(
+        self, stage: Stage, identity: Identity, replaces: Manifest | None, *, is_wanted: bool
+    ) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
         builder = find_builder(self._store, self._work, identity)
         # A rebuild that is asked for starts at step 0.
         resume = None if is_wanted else find_resume(self._store, self._work, identity)
-        state, reason = _why(history, changes)
+        state, reason = _why(history, changes) if replaces is None else ("~", "rebuild has begun")
         whole = self._estimate(stage, history)
         if resume is not None:
             whole = remaining(whole, step=resume.step, total=resume.total)
@@ -216,6 +218,7 @@ class _Planner:
             stage=stage,
             state=state,
             identity=identity,
+            manifest=replaces,
             reason=reason,
             changes=tuple(changes),
             builder=builder,

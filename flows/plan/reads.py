@@ -14,6 +14,7 @@ from typing import TypeVar
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
 from flows.identity.manifest import Manifest
+from flows.identity.rebuilds import find_rebuild_mark
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -35,13 +36,19 @@ class PlanReads:
         self._index = pool.submit(self._list)
 
     def find(self, ref: ArtifactRef) -> Manifest | None:
-        """Return an artifact. Starts reading its revocation, which is needed next."""
+        """Return an artifact. Starts reading what may make it stale, which is needed next."""
         self._ask(find_revocation, ref)
+        self._ask(find_rebuild_mark, ref)
         return self._read(find_manifest, ref)
 
     def find_revocation(self, ref: ArtifactRef) -> Revocation | None:
         """Return the revocation of an artifact, or None."""
         return self._read(find_revocation, ref)
+
+    def is_rebuilt(self, manifest: Manifest) -> bool:
+        """Return whether a rebuild of this artifact began and has not replaced it yet."""
+        mark = self._read(find_rebuild_mark, manifest.ref)
+        return mark is not None and mark.is_of(manifest)
 
     def newest(
         self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
@@ -91,4 +98,5 @@ class PlanReads:
                 ref = ArtifactRef(stage.name, name)
                 self._ask(find_manifest, ref)
                 self._ask(find_revocation, ref)
+                self._ask(find_rebuild_mark, ref)
         return index

@@ -63,13 +63,15 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     reserve(
         store, lambda: before.append(point(store, name, run.run)), log=print_note, pause=time.sleep
     )
+    old = before[0]
     # Look again after the tag is written: a collection that began earlier may have deleted the run.
     if find_run(store, run.run) is None:
+        if find_tag(store, name) == run.run:  # not of another process, which set it meanwhile
+            point(store, name, old) if old else remove_tag(store, name)
         raise ArtifactError(
             f"run {run.run} was forgotten while it was tagged",
             hint=f"point it at another one: nanochat tag {name} RUN",
         )
-    old = before[0]
     what = f"{run.run} ({_progress(run)})"
     if old == run.run:
         line = f"{name} -> {what}, as before"

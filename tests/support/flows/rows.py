@@ -84,6 +84,7 @@ def publish_rows(
     check_lease: Callable[[], None] = no_fence,
     retry: Retry = call_once,
     on_bytes: OnBytes = ignore_bytes,
+    replaces: Manifest | None = None,
 ) -> Published:
     output = write_output(tmp_path, train=train)
     return publish(
@@ -96,4 +97,5 @@ def publish_rows(
         check_lease=check_lease,
         retry=retry,
         on_bytes=on_bytes,
+        replaces=replaces,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from flows.artifacts.publish import publish, supersede
+from flows.artifacts.publish import publish
 from flows.artifacts.runs import point
 from flows.identity.manifest import Manifest
 from infra.storage.local import LocalStore
@@ -68,7 +68,7 @@ def make_world(directory: Path, *, seed: int) -> World:
     store = LocalStore(directory / "store")
     contents: dict[str, Contents] = {}
 
-    def make(stage: str, number: int, run: str) -> Manifest:
+    def make(stage: str, number: int, run: str, replaces: Manifest | None = None) -> Manifest:
         files = {name: _bytes_of(name, generator) for name in FILES[stage]}
         output = directory / "output" / f"{stage}-{number}-{run}"
         for name, data in files.items():
@@ -84,6 +84,7 @@ def make_world(directory: Path, *, seed: int) -> World:
             inputs={},
             provenance=dataclasses.replace(PROVENANCE, run=run),
             check_lease=no_fence,
+            replaces=replaces,
         ).manifest
         contents[manifest.digest] = files
         return manifest
@@ -91,9 +92,7 @@ def make_world(directory: Path, *, seed: int) -> World:
     old = {stage: make(stage, 0, OLD_RUN) for stage in FILES}
     superseded = {stage: make(stage, 1, OLD_RUN) for stage in FILES}
     earlier = {key: store.get(key) for key in map(manifest_key, superseded.values())}
-    for manifest in superseded.values():
-        supersede(store, manifest, check_lease=lambda: None)
-    new = {stage: make(stage, 1, RUN) for stage in FILES}
+    new = {stage: make(stage, 1, RUN, superseded[stage]) for stage in FILES}
     for stage, manifest in new.items():
         for file, before in zip(manifest.files, superseded[stage].files, strict=True):
             earlier[file.key] = store.get(before.key)

@@ -194,7 +194,13 @@ class Runner(Actor):
         self.world.note(self.process, f"{stage}: {event}")
 
     def build_under(
-        self, stage: Stage, identity: Identity, inputs: Mapping[str, Manifest], *, lease: HeldLease
+        self,
+        stage: Stage,
+        identity: Identity,
+        inputs: Mapping[str, Manifest],
+        *,
+        replaces: Manifest | None,
+        lease: HeldLease,
     ) -> Built:
         """What flows.build.build does when it is its turn: a job, then publishing."""
         rng = self.world.rng
@@ -221,6 +227,7 @@ class Runner(Actor):
                 segments=(),
             ),
             check_lease=lease.check,
+            replaces=replaces,
         )
         self.judge.on_made(published.manifest)
         return Built(manifest=published.manifest, uri="", cached=False)

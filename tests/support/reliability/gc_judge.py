@@ -44,7 +44,6 @@ class Judge:
         self._named_by: dict[str, set[str]] = defaultdict(set)  # file's key -> manifests
         self._promised: dict[str, set[Place]] = defaultdict(set)  # by run
         self._tagged: dict[str, str] = {}  # tags that were set with all care, and their runs
-        self._put_aside: set[Place] = set()  # by somebody who builds it again
         objects.on_effect = self._on_effect
 
     def on_started(self, run: str) -> None:
@@ -57,7 +56,7 @@ class Judge:
         self._promised[run].add(place)
         for found in self._whole(place):
             self._check_files(found)
-        if _manifest(place) not in self._records and place not in self._put_aside:
+        if _manifest(place) not in self._records:
             raise Broken(f"{run} was given {manifest.name}, which does not exist")
 
     def on_made(self, manifest: Manifest) -> None:
@@ -117,16 +116,17 @@ class Judge:
         if new is None and process in self.collectors:
             self.deleted += 1
             self._check_deletion(key, old)
+        if new is None and key.endswith("/manifest.json") and process not in self.collectors:
+            raise Broken(f"{process.name} removed {key}")
         if _is_record(key):
-            self._note(process, key, new)
+            self._note(key, new)
 
-    def _note(self, process: Process, key: str, new: Object | None) -> None:
+    def _note(self, key: str, new: Object | None) -> None:
         """Keep account of a record that was written or removed."""
         for name in _names(self._records.pop(key, {})):
             self._named_by[name].discard(key)
         record = json.loads(new.data) if new else None
-        is_manifest = key.endswith("/manifest.json")
-        if record is not None and not (is_manifest and "superseded" in record):
+        if record is not None:
             assert new is not None
             self._records[key] = record
             self._written[key] = new.written
@@ -134,10 +134,6 @@ class Judge:
                 self._named_by[name].add(key)
         if key.startswith("refs/"):  # from now on it is somebody else's promise
             self._tagged.pop(key.removeprefix("refs/").removesuffix(".json"), None)
-        if is_manifest:
-            is_aside = key not in self._records and process not in self.collectors
-            change = self._put_aside.add if is_aside else self._put_aside.discard
-            change(_place(key))
 
     def _check_deletion(self, key: str, old: Object | None) -> None:
         assert old is not None, key
@@ -247,7 +243,7 @@ class Judge:
         for other in self._closure([place]):
             if _manifest(other) in self._records:
                 manifests.append(_manifest(other))
-            elif other not in self._put_aside:
+            else:
                 raise Broken(f"{other}, which {place} was made from, does not exist")
         return manifests
 
@@ -274,7 +270,8 @@ class Judge:
         stored = self.objects.stored
         newest = max(o.written for k, o in stored.items() if k.startswith(prefix))
         age = self.objects.world.now - newest
-        return age <= within and _manifest(_place(key)) not in self._records
+        is_rebuilt = f"{prefix}anew/run.json" in stored
+        return age <= within and (is_rebuilt or _manifest(_place(key)) not in self._records)
 
     def _has_company(self, key: str) -> bool:
         place = key.rpartition("/")[0]

@@ -158,14 +158,20 @@ class Builder(Actor):
         built = build(_STAGE, context, {}, force=self.force)
         self.judge.on_used(built.manifest, revoked)
 
-    def build_under(self, context: BuildContext, lease: HeldLease) -> Built:
+    def build_under(
+        self, context: BuildContext, replaces: Manifest | None, lease: HeldLease
+    ) -> Built:
         """Run a job and publish, as flows.build.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
-            check_lease=lease.check, owner=lease.owner, epoch=lease.fencing_token, retry=wait
+            check_lease=lease.check,
+            owner=lease.owner,
+            epoch=lease.fencing_token,
+            replaces=replaces,
+            retry=wait,
         )
         return Built(manifest=manifest, uri="", cached=False)
 
@@ -173,14 +179,22 @@ class Builder(Actor):
         """Without a lease."""
         if self.find() is None:
             self.world.sleep(self.process, self.seconds_of_job())
-            self.publish(check_lease=lambda: None, owner="nobody", epoch=0, retry=call_once)
+            self.publish(
+                check_lease=lambda: None, owner="nobody", epoch=0, replaces=None, retry=call_once
+            )
 
     def seconds_of_job(self) -> float:
         """Some take longer than a lease lasts without renewals."""
         return self.world.rng.choice((10.0, 60.0, 200.0)) * self.world.rng.random()
 
     def publish(
-        self, *, check_lease: Callable[[], None], owner: str, epoch: int, retry: Retry
+        self,
+        *,
+        check_lease: Callable[[], None],
+        owner: str,
+        epoch: int,
+        replaces: Manifest | None,
+        retry: Retry,
     ) -> Manifest:
         """Under a name of this attempt, so that the judge can tell who won."""
         self.attempts += 1
@@ -198,6 +212,7 @@ class Builder(Actor):
                 metrics={"process": self.process.name, "attempt": self.attempts},
             ),
             check_lease=check_lease,
+            replaces=replaces,
             retry=retry,
         )
         self.judge.on_published(published, self.process, self.attempts)
@@ -265,12 +280,13 @@ def _build_simulated(
     identity: Identity,
     inputs: Mapping[str, Manifest],
     *,
+    replaces: Manifest | None,
     lease: HeldLease,
 ) -> Built:
     """In place of flows.build.build._build, in the process that calls it."""
     builder = cast("AnyStore", context.store).process.program
     assert isinstance(builder, Builder)
-    return builder.build_under(context, lease)
+    return builder.build_under(context, replaces, lease)
 
 
 @contextlib.contextmanager

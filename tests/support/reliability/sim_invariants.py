@@ -28,13 +28,13 @@ class Judge:
     place: str  # {stage}/{fingerprint}
     ttl: float  # of its leases
     contents: set[bytes]  # what stages make, all of it right
-    strict: bool  # whether it judges how artifacts are put aside
-    forced: set[str] = field(default_factory=set)  # runs that may put one aside
+    strict: bool  # whether it judges how artifacts are replaced
+    forced: set[str] = field(default_factory=set)  # runs that may replace one
     owners: dict[Process, str] = field(default_factory=dict)  # of the lease each builds under
     # A manifest is called by the key of its first file, which no other attempt's manifest has.
     canonical: str | None = None  # the visible one
     acknowledged: set[str] = field(default_factory=set)  # publishing it returned to somebody
-    put_aside: dict[str, str] = field(default_factory=dict)  # superseded -> where it is kept
+    replaced: dict[str, str] = field(default_factory=dict)  # superseded -> where it is kept
     revoked: set[str] = field(default_factory=set)
     _files: dict[str, bytes] = field(default_factory=dict)  # of manifests that ever were visible
     _manifest_read: dict[Process, bytes] = field(default_factory=dict)
@@ -49,11 +49,7 @@ class Judge:
 
     def on_send(self, request: Request) -> None:
         """Told of every request when a process sends it."""
-        if (
-            request.key == self._manifest_key
-            and request.verb in ("create", "swap")
-            and not _is_note(request.data)
-        ):
+        if request.key == self._manifest_key and request.verb in ("create", "swap"):
             self._judge_fence(request)
 
     def on_effect(self, request: Request, old: Object | None, new: Object | None) -> None:
@@ -109,31 +105,28 @@ class Judge:
 
     def at_end(self) -> None:
         """Nothing that was acknowledged is lost."""
-        for key in self.acknowledged - self.put_aside.keys():
+        for key in self.acknowledged - self.replaced.keys():
             if key != self.canonical:
                 raise Broken(f"the acknowledged manifest of {key} is gone")
-        for key, kept in self.put_aside.items() if self.strict else ():
+        for key, kept in self.replaced.items() if self.strict else ():
             if kept not in self.objects.stored:
-                raise Broken(f"the manifest of {key} was put aside and not kept")
+                raise Broken(f"the manifest of {key} was replaced and not kept")
 
     def _judge_manifest(self, process: Process, old: Object | None, new: Object | None) -> None:
-        if old is not None and not _is_note(old.data) and (new is None or _is_note(new.data)):
-            self._judge_supersede(process, old.data)
-            self.canonical = None
-        elif new is None or _is_note(new.data):
-            raise Broken(f"{process.name} put aside a manifest where none was")
-        elif old is not None and not _is_note(old.data):
-            if old.data != new.data:
-                raise Broken(f"{process.name} changed the visible manifest")
-        else:
-            self._judge_first(process, new.data)
+        if new is None:
+            raise Broken(f"{process.name} removed the visible manifest")
+        if old is None:
+            self._judge_new(process, new.data)
+        elif old.data != new.data:
+            self._judge_replacement(process, old.data)
+            self._judge_new(process, new.data)
 
-    def _judge_first(self, process: Process, data: bytes) -> None:
+    def _judge_new(self, process: Process, data: bytes) -> None:
         """An artifact comes into being."""
         files = json.loads(data)["files"]
         self.canonical = files[0]["key"]
-        if self.canonical in self.put_aside and self.strict:
-            raise Broken(f"{process.name} brought back a manifest that was put aside")
+        if self.canonical in self.replaced and self.strict:
+            raise Broken(f"{process.name} brought back a manifest that was replaced")
         for file in files:
             stored = self.objects.stored.get(file["key"])
             if stored is None:
@@ -142,18 +135,20 @@ class Judge:
                 raise Broken(f"{process.name} published a manifest of a damaged {file['key']}")
             self._files[file["key"]] = stored.data
 
-    def _judge_supersede(self, process: Process, data: bytes) -> None:
+    def _judge_replacement(self, process: Process, data: bytes) -> None:
         tree = json.loads(data)
         kept = f"{self.place}/superseded/{short(tree['digest'])}.json"
-        if self.strict:
-            if self._manifest_read.get(process) != data:
-                raise Broken(f"{process.name} put aside a manifest that it never saw")
-            if kept not in self.objects.stored:
-                raise Broken(f"{process.name} removed a manifest without keeping it")
-            if process.name.rstrip("'") not in self.forced and not self._is_revoked():
-                raise Broken(f"{process.name} put aside an artifact that nobody wants built again")
-        self.put_aside[tree["files"][0]["key"]] = kept
-        self.met["put aside"] += 1
+        if not self.strict:
+            raise Broken(f"{process.name} changed the visible manifest")
+        if self._manifest_read.get(process) != data:
+            raise Broken(f"{process.name} replaced a manifest that it never saw")
+        if kept not in self.objects.stored:
+            raise Broken(f"{process.name} replaced a manifest without keeping it")
+        # Any run finishes a rebuild that a forced one began.
+        if not self.forced and not self._is_revoked():
+            raise Broken(f"{process.name} replaced an artifact that no run is to build again")
+        self.replaced[tree["files"][0]["key"]] = kept
+        self.met["replaced"] += 1
 
     def _is_revoked(self) -> bool:
         """Whether somebody has asked, perhaps without an answer yet, for this to be taken back."""
@@ -189,8 +184,3 @@ class Judge:
         age = self.objects.world.now - old.written
         if not before["released"] and before["home"] != after["home"] and age <= self.ttl:
             raise Broken(f"{process.name} took over a lease that was renewed {age:.0f} s before")
-
-
-def _is_note(data: bytes) -> bool:
-    """Whether this stands in a manifest's place and says that the artifact was put aside."""
-    return b'"files"' not in data

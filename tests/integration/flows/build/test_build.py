@@ -140,20 +140,25 @@ def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
 
 def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys: Any) -> None:
     first = toys.stage("first")
-    build(first, toys.context("run-1"), {}, force=False)
+    old = build(first, toys.context("run-1"), {}, force=False).manifest
     toys.set_broken("first")
 
-    def attempt(run: str) -> Path:
+    def attempt(run: str, *, force: bool = True) -> Path:
         with pytest.raises(JobFailed):
-            build(first, toys.context(run), {}, force=True)
+            build(first, toys.context(run), {}, force=force)
+        assert find_manifest(toys.context().store, old.ref) == old
         (job,) = (toys.home / "work" / "first").glob("*/job.json")
         return job.parent / "checkpoints" / "state"
 
     attempt("run-2").write_text("saved")
     assert attempt("run-2").exists()
     assert not attempt("run-3").exists()  # another run that wants it made anew
+    attempt("run-3").write_text("saved")
+    assert attempt("run-4", force=False).exists()  # one that only wants it
     toys.set_broken("first", False)
-    build(first, toys.context("run-3"), {}, force=True)
+    new = build(first, toys.context("run-5"), {}, force=False)
+    assert (new.cached, new.manifest.provenance.run) == (False, "run-5")
+    assert build(first, toys.context("run-6"), {}, force=False).manifest == new.manifest
     assert not [e for e in toys.context().store.list("first/") if "/checkpoints/" in e.key]
 
 

@@ -192,7 +192,7 @@ def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage, force: bool)
     identity = look_up(stage, context, {}, force=False).identity
     job = make_job(stage, context, identity, {})
     if force:
-        mark = mark_rebuild(context.store, identity.ref, run=context.run_id)
+        mark = mark_rebuild(context.store, identity.ref, run=context.run_id, replaces=None)
         open_work(job.directory, mark.id)
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 2\n")

@@ -10,6 +10,7 @@ import pytest
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
+from flows.artifacts.publish import find_manifest
 from flows.build.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.rebuilds import mark_rebuild
@@ -221,9 +222,9 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
 
 def forced_mark(context: BuildContext, stage: Any, run: str) -> None:
     """Begin a rebuild, and nothing more: the machine vanishes."""
-    fingerprint = identify(stage, context.run, {}, code=Code(context.root)).fingerprint
-    checkpoints.forget(context.store, ArtifactRef(stage.name, fingerprint))
-    mark_rebuild(context.store, ArtifactRef(stage.name, fingerprint), run=run)
+    ref = identify(stage, context.run, {}, code=Code(context.root)).ref
+    checkpoints.forget(context.store, ref)
+    mark_rebuild(context.store, ref, run=run, replaces=find_manifest(context.store, ref))
 
 
 def resume_of(context: BuildContext, stage: Any) -> Any:

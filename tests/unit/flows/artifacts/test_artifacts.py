@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish, supersede
+from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import StoreUnavailable
@@ -111,9 +111,9 @@ def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path
     assert sum(sizes) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
 
 
-def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_path: Path):
+def test_a_commit_that_is_repeated_brings_back_nothing_that_was_replaced(tmp_path: Path):
     class Silent(LocalStore):
-        """Writes the first manifest without an answer, after which the manifest is superseded."""
+        """Writes the first manifest without an answer, after which the manifest is replaced."""
 
         is_silent = True
 
@@ -121,7 +121,8 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_pa
             is_ours = super().put_if_absent(key, data)
             if key.endswith("/manifest.json") and self.is_silent:
                 self.is_silent = False
-                supersede(self, Manifest.from_json(data, where=""), check_lease=no_fence)
+                ours = Manifest.from_json(data, where="")
+                publish_rows(self, tmp_path / "later", train=b"other!", replaces=ours)
                 raise StoreUnavailable("no answer", hint="wait")
             return is_ours
 
@@ -132,39 +133,64 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_put_aside(tmp_pa
             return action()
 
     store = Silent(tmp_path / "store")
-    with pytest.raises(ArtifactError, match="was removed while it was being published"):
-        publish_rows(store, tmp_path, retry=retry)
-    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
+    published = publish_rows(store, tmp_path, retry=retry)
+    assert published.adopted
+    assert published.manifest.digest != published.manifest.divergences
+    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) == published.manifest
 
 
-def test_a_superseded_artifact_makes_room_and_is_remembered_if_it_differed(
+def test_an_artifact_stays_until_the_one_that_replaces_it_is_stored(
     store: LocalStore, tmp_path: Path, cache: Cache
 ):
     old = publish_rows(store, tmp_path).manifest
-    supersede(store, old, check_lease=no_fence)
-    supersede(store, old, check_lease=no_fence)
-    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) is None
-    new = publish_rows(store, tmp_path, train=b"other!").manifest
+    there: list[Manifest | None] = []
+    new = publish_rows(
+        store,
+        tmp_path,
+        train=b"other!",
+        replaces=old,
+        on_bytes=lambda size: there.append(find_manifest(store, old.ref)),
+    ).manifest
+    assert there == [old] * len(there) != []
+    assert find_manifest(store, old.ref) == new
     (key,) = new.divergences
     assert Manifest.from_json(store.get(key), where="") == old
     assert fetch(store, old, cache) != fetch(store, new, Cache(tmp_path / "cache", GIGABYTE))
 
 
-def test_an_owner_that_lost_its_right_puts_nothing_aside(store: LocalStore, tmp_path: Path):
+@pytest.mark.parametrize("checks", [0, 1])
+def test_an_owner_that_lost_its_lease_replaces_nothing_and_does_not_begin_to_upload(
+    store: LocalStore, tmp_path: Path, checks: int
+):
     old = publish_rows(store, tmp_path).manifest
+    there = {entry.key for entry in store.list("")}
+    left = iter(range(checks))
 
     def check_lease() -> None:
-        raise StageError("another process builds it")
+        if next(left, None) is None:
+            raise StageError("another process builds it")
 
     with pytest.raises(StageError):
-        supersede(store, old, check_lease=check_lease)
+        publish_rows(store, tmp_path, train=b"other!", replaces=old, check_lease=check_lease)
     assert find_manifest(store, old.ref) == old
+    uploaded = {entry.key for entry in store.list("")} - there
+    assert bool(uploaded) == bool(checks)
+
+
+def test_an_artifact_that_another_process_replaced_first_is_adopted(
+    store: LocalStore, tmp_path: Path
+):
+    old = publish_rows(store, tmp_path).manifest
+    first = publish_rows(store, tmp_path, train=b"other!", replaces=old).manifest
+    second = publish_rows(store, tmp_path, train=b"third!", replaces=old)
+    assert second.adopted
+    assert second.manifest == first
+    assert second.divergence is not None
 
 
 def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
-    supersede(store, old, check_lease=no_fence)
-    new = publish_rows(store, tmp_path).manifest
+    new = publish_rows(store, tmp_path, replaces=old).manifest
     assert new.digest == old.digest
     assert new.divergences == ()
 

@@ -3,6 +3,7 @@
 The records in this file were written by the code of the version before.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -13,7 +14,7 @@ import pytest
 
 from flows.artifacts import checkpoint_records, runs
 from flows.artifacts.checkpoints import find_steps
-from flows.artifacts.publish import find_manifest, supersede
+from flows.artifacts.publish import commit, find_manifest
 from flows.identity import manifest, rebuilds
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
@@ -99,13 +100,14 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def test_an_artifact_of_the_format_before_is_found_and_can_be_put_aside(store: LocalStore) -> None:
+def test_an_artifact_of_the_format_before_is_found_and_can_be_replaced(store: LocalStore) -> None:
     found = find_manifest(store, ArtifactRef("eval", FINGERPRINT))
 
     assert found is not None
     assert found.files[0].content is None
-    supersede(store, found, check_lease=lambda: None)
-    assert find_manifest(store, ArtifactRef("eval", FINGERPRINT)) is None
+    new = dataclasses.replace(found, provenance=dataclasses.replace(found.provenance, run="two"))
+    commit(store, new, attempt="two", check_lease=lambda: None, replaces=found)
+    assert find_manifest(store, ArtifactRef("eval", FINGERPRINT)) == new
     (aside,) = (entry.key for entry in store.list(f"eval/{FINGERPRINT}/superseded/"))
     assert json.loads(store.get(aside)) == MANIFEST
 
@@ -167,14 +169,15 @@ def test_a_record_of_the_next_format_is_refused_by_its_number(
 def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put_run(store, "tiny-2")
-    mark = rebuilds.mark_rebuild(store, ArtifactRef("eval", FINGERPRINT), run="tiny-2")
+    ref = ArtifactRef("eval", FINGERPRINT)
+    mark = rebuilds.mark_rebuild(store, ref, run="tiny-2", replaces=None)
     records = [
         make_manifest("eval").to_json(),
         store.get("runs/tiny-2.json"),
         store.get(f"eval/{FINGERPRINT}/checkpoints/anew/run.json"),
     ]
 
-    assert [json.loads(data)["format"] for data in records] == [4, 5, 2]
+    assert [json.loads(data)["format"] for data in records] == [4, 5, 3]
     assert (checkpoint_records.FORMAT, lease.FORMAT) == (2, 2)
     assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) == mark
 

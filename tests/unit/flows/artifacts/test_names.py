@@ -74,6 +74,19 @@ def test_an_unfinished_run_takes_no_name_from_a_finished_one(store: Counting, st
     assert open_run(store, "tiny") == last
 
 
+@pytest.mark.parametrize("name", ["tiny", "main", "tiny-2-a", "rl@tiny", "rl@main", "rl@tiny-2-a"])
+def test_a_name_whose_artifact_is_gone_stands_for_no_other_model(store: Counting, name: str):
+    put_run(store, "tiny-1-a", put(store, "sft", 1), put(store, "rl", 1))
+    gone = put(store, "rl", 2)
+    put_run(store, "tiny-2-a", put(store, "sft", 2), gone)
+    point(store, "main", "tiny-2-a")
+    store.delete(f"rl/{gone.fingerprint}/manifest.json")
+    said, hint = refusal(lambda: open_artifact(store, name))
+    assert said == f"{gone.name} of run tiny-2-a is not in {store.url}: it was deleted"
+    assert "nanochat status tiny-2-a" in hint
+    assert open_artifact(store, "sft@main").stage == "sft"
+
+
 def test_a_profile_that_ran_with_other_settings_only_says_how_these_runs_are_called(
     store: Counting,
 ):

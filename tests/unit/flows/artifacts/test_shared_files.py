@@ -9,7 +9,7 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.pins import PINS, SWEEP, find_pin
-from flows.artifacts.publish import find_manifest, publish, supersede
+from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.shared_files import LEAST_SIZE
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import Identity
@@ -43,6 +43,7 @@ def publish_shards(
     check_lease=no_fence,
     files=None,
     on_bytes=lambda n: None,
+    replaces=None,
 ) -> Manifest:
     """The first `count` shards and their index, or these files, as an artifact."""
     output = directory / f"output-{count}"
@@ -59,6 +60,7 @@ def publish_shards(
         provenance=dataclasses.replace(PROVENANCE, run=f"tiny-{count}"),
         check_lease=check_lease,
         on_bytes=on_bytes,
+        replaces=replaces,
     ).manifest
 
 
@@ -146,8 +148,7 @@ def test_building_again_mends_what_was_damaged_in_the_store(store: MemoryStore, 
     with Cache(tmp_path / "cache", GIGABYTE) as cache:
         with pytest.raises(ArtifactError, match="shard_0 of shards/"):
             fetch(store, new, cache)
-        supersede(store, new, check_lease=no_fence)
-        mended = publish_shards(store, tmp_path, 3)
+        mended = publish_shards(store, tmp_path, 3, replaces=new)
         assert find_manifest(store, ArtifactRef("shards", new.fingerprint)) == mended
         files = fetch(store, mended, cache) / "files"
         assert (files / "shard_0").read_bytes() == SHARDS["shard_0"]
@@ -170,6 +171,8 @@ def test_shared_files_are_pinned_until_the_manifest_names_them(store: MemoryStor
     places: list[tuple[str, str]] = []
 
     def check_lease() -> None:
+        if not store.names(PINS):  # before the first upload
+            return
         (key,) = store.names(PINS)
         found = find_pin(store, key)
         assert found is not None
@@ -198,6 +201,8 @@ def test_garbage_that_is_shared_again_just_before_it_goes_stays(store: MemorySto
     store.now += DAY
 
     def check_lease() -> None:
+        if not store.names(PINS):  # before the first upload
+            return
         gc(store)  # would delete
         assert set(keys(old).values()) <= store.names()
 

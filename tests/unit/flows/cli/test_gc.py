@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.pins import SWEEP
+from flows.artifacts.runs import find_tag, point
 from flows.cli.app import main
 from flows.gc.collect import FORMAT, MARK, make_claim
 from flows.identity.manifest import Manifest
@@ -196,6 +197,7 @@ def test_a_record_that_cannot_be_read_ends_it_with_its_name(
     assert "delete it" in said.partition("on another machine")[2]
 
 
+@pytest.mark.parametrize("before", [None, "tiny-0", "damaged"])
 @pytest.mark.parametrize("forgotten", [False, True])
 def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
     store: LocalStore,
@@ -203,8 +205,14 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     forgotten: bool,
+    before: str | None,
 ):
     put_run(store, "tiny-1", put_old(store, 1, days=3))
+    if before is not None:
+        put_run(store, "tiny-0")
+        point(store, "main", "tiny-0")
+    if before == "damaged":
+        store.put("refs/main.json", b"rotten")
     held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(held, lease.LeaseGrant)
 
@@ -220,5 +228,6 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
     assert "waiting: garbage is being collected by run gc" in said.err
     if forgotten:
         assert "error: run tiny-1 was forgotten while it was tagged" in said.err
+        assert find_tag(store, "main") == (before if before == "tiny-0" else None)
     else:
-        assert "main -> tiny-1" in said.out
+        assert f"{'main' if before != 'tiny-0' else 'main: tiny-0'} -> tiny-1" in said.out

@@ -200,7 +200,7 @@ def test_that_what_was_given_is_revoked_or_gone_is_reported(
     run = find_run(store_of(home), "tiny-1")
     assert run is not None
     write_run(store_of(home), replace(run, stages={}))  # it ended before it said what it was given
-    assert "what is left is unknown: there is no sft@theirs" in said(capsys)
+    assert f"what is left is unknown: {model.name} of run theirs" in said(capsys)
 
 
 def test_a_setting_that_is_no_more_is_no_error(

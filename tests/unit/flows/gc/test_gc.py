@@ -6,10 +6,10 @@ import pytest
 
 from flows.artifacts.names import open_artifact
 from flows.artifacts.pins import PINS, SWEEP, pin
-from flows.artifacts.publish import supersede
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, runs_called
 from flows.gc.collect import MARK
+from flows.identity.rebuilds import mark_rebuild
 from flows.identity.records import encode_record
 from flows.leases import lease
 from nanochat_core.errors import ArtifactError
@@ -103,7 +103,7 @@ def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
 
 
 @pytest.mark.parametrize("folder", ["superseded", "divergences"])
-def test_a_manifest_that_was_put_aside_goes_with_its_files(store: MemoryStore, folder: str):
+def test_a_manifest_that_was_replaced_goes_with_its_files(store: MemoryStore, folder: str):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
     aside = f"{place(manifest)}/{folder}/other.json"
@@ -142,6 +142,21 @@ def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
     store.now += HOUR
     gc_until_clean(store)
     assert store.deleted == [f"{root}/COMMIT.json", f"{root}/0-1/model"]
+
+
+def test_checkpoints_of_a_rebuild_stay_beside_the_artifact_that_it_replaces(store: MemoryStore):
+    manifest = make(store)
+    put_run(store, "tiny-1", manifest)
+    mark_rebuild(store, manifest.ref, run="tiny-2", replaces=manifest)
+    store.put(f"{place(manifest)}/checkpoints/step-0000010/0-1/COMMIT.json", b"x")
+    store.now += 29 * DAY
+    put_run(store, "tiny-1", manifest)
+    assert look(store).survey.garbage == {}
+    store.now += 2 * DAY
+    put_run(store, "tiny-1", manifest)
+    gc_until_clean(store)
+    assert not store.names(f"{place(manifest)}/checkpoints/")
+    assert manifest.files[0].key in store.names()
 
 
 def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: MemoryStore):
@@ -296,16 +311,6 @@ def test_a_damaged_manifest_that_nothing_reaches_is_no_garbage_either(store: Mem
     store.now += 2 * DAY
     with pytest.raises(ArtifactError, match="cannot be distinguished from what is in use"):
         look(store)
-
-
-def test_a_note_in_a_manifests_place_is_no_artifact(store: MemoryStore):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest)
-    supersede(store, manifest, check_lease=lambda: None)
-    store.put(f"{place(manifest)}/checkpoints/step-1/COMMIT.json", b"x")
-    store.now += 2 * DAY
-    left = look(store).survey.garbage.values()
-    assert {piece.kind for piece in left} == {"superseded", "files", "logs", "index entry"}
 
 
 def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store: MemoryStore):

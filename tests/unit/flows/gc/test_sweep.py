@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.pins import PINS, SWEEP
-from flows.artifacts.publish import supersede
+from flows.artifacts.publish import commit
 from flows.artifacts.revocations import revoke
 from flows.gc.collect import make_claim
 from flows.identity.manifest import Manifest
@@ -15,7 +15,16 @@ from flows.identity.records import encode_record
 from flows.leases import lease
 from infra.storage.base import ObjectInfo
 from nanochat_core.errors import StageError
-from tests.support.flows.rubbish import acquire, gc, look, make, make_grown, place, put_whole
+from tests.support.flows.rubbish import (
+    acquire,
+    gc,
+    look,
+    make,
+    make_grown,
+    make_other,
+    place,
+    put_whole,
+)
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
 from tests.support.reliability.memory_store import DAY, HOUR, MemoryStore
 
@@ -229,7 +238,7 @@ def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> No
 
 
 @pytest.mark.parametrize("is_pinned", [False, True])
-def test_what_is_put_aside_after_the_list_was_read_before_it(is_pinned: bool) -> None:
+def test_what_is_replaced_after_the_list_was_read_before_it(is_pinned: bool) -> None:
     store = Interrupting()
     old = make(store, "shards")
     grown = make_grown(store, old)
@@ -241,7 +250,10 @@ def test_what_is_put_aside_after_the_list_was_read_before_it(is_pinned: bool) ->
         store.put(f"{PINS}1.json", encode_record(record, format=1))
     else:
         put_run(store, "tiny-1", grown, status="running")
-    store.after_list = lambda: supersede(store, grown, check_lease=lambda: None)
+    new = dataclasses.replace(grown, files=make_other(grown).files)
+    store.after_list = lambda: commit(
+        store, new, attempt="new", check_lease=lambda: None, replaces=grown
+    )
     gc(store)
     assert grown.files[0].key in store.names()
 

@@ -15,8 +15,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.plan.accept import Acceptance, Offer, accept, find_offer
 from flows.stages import stage_named
-from infra.storage.base import ObjectInfo, ObjectNotFound, Store
-from infra.storage.local import LocalStore
+from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from tests.support.flows.house import RUN, House, after, without
 from tests.support.flows.shelf import put_run
@@ -218,35 +217,6 @@ def test_files_that_are_cut_short_or_gone_are_not_accepted(full_house: House):
     with pytest.raises(ArtifactError, match=r"are not in file:///.*: data is gone"):
         accept(full_house.store, offer, why="why", who="ann", when=WHEN, proof=None)
     assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
-
-
-def test_files_that_go_while_they_are_accepted_take_the_manifest_with_them(full_house: House):
-    """As a collector of garbage would do that did not know of it."""
-
-    class Losing(LocalStore):
-        lost = False
-
-        def put_if_absent(self, key: str, data: bytes) -> bool:
-            done = super().put_if_absent(key, data)
-            self.lost = True
-            return done
-
-        def head(self, key: str) -> ObjectInfo:
-            if self.lost:
-                raise ObjectNotFound(key)
-            return super().head(key)
-
-    store = Losing(full_house.root.parent / "store")
-    refactor(full_house, "sft")
-    offer = offered(full_house, "sft")
-    with pytest.raises(ArtifactError, match="data is gone"):
-        accept(store, offer, why="why", who="ann", when=WHEN, proof=None)
-    assert store.lost
-    assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
-    assert (
-        find_manifest(full_house.store, ArtifactRef("sft", offer.manifest.fingerprint))
-        == offer.manifest
-    )
 
 
 def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from flows.artifacts import checkpoints
+from flows.artifacts.publish import commit
 from flows.identity.manifest import Manifest
+from flows.identity.rebuilds import mark_rebuild, open_work
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.lease import Claimant, LeaseGrant, release, renew, try_acquire
@@ -108,6 +110,25 @@ def test_a_forced_run_resumes_nothing(house: House):
     checkpoint(house, "pretrain", 100, total=400)
     send_checkpoint(house, "pretrain", 200, total=400)
     assert house.plan(force=frozenset({"pretrain"})).of("pretrain").resume is None
+
+
+def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_is_replaced(house: House):
+    house.build()
+    pretrain = house.plan().of("pretrain").manifest
+    assert pretrain
+    mark = mark_rebuild(house.store, pretrain.ref, run="r", replaces=pretrain)
+    plan = house.plan()
+    assert plan.exit_code == 2
+    assert (plan.of("pretrain").state, plan.of("pretrain").reason) == ("~", "rebuild has begun")
+    assert plan.of("pretrain").manifest == pretrain
+    assert plan.of("sft").state == "?"
+    open_work(file_lock.work_directory(house.work, pretrain.ref), mark.id)
+    checkpoint(house, "pretrain", 100, total=400)
+    assert house.plan().of("pretrain").reason == "step 100/400"
+    made = dataclasses.replace(pretrain.provenance, owner="another")
+    new = dataclasses.replace(pretrain, provenance=made)
+    commit(house.store, new, attempt="b", check_lease=lambda: None, replaces=pretrain)
+    assert house.plan().exit_code == 0  # although a crash left the mark
 
 
 def test_what_is_being_built_says_by_whom(house: House):

@@ -21,6 +21,7 @@ def test_a_plan_with_nothing_to_run_asks_two_questions_a_stage(built: House):
     assert Counter(key.rpartition("/")[2] for key in store.gets) == {
         "manifest.json": len(STAGES),
         "revoked.json": len(STAGES),
+        "run.json": len(STAGES),
     }
 
 
@@ -46,7 +47,7 @@ def test_questions_are_asked_together(built: House, seed: int):
 def test_of_many_old_artifacts_only_the_latest_are_read(house: House):
     for seed in range(8):
         house.build(run=dataclasses.replace(RUN, seed=seed), until="shards")
-    for number in range(40):  # of artifacts that were put aside
+    for number in range(40):  # of artifacts that are gone
         house.store.put(f"index/shards/20300101t000000z-{number:064d}", b"")
     store = Counting(house.root.parent / "store")
     make_plan(RUN, store, house.work, root=house.root)

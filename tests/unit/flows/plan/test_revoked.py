@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from flows.artifacts.publish import supersede
 from flows.artifacts.revocations import revoke, undo_revocation
 from flows.identity.manifest import Manifest
 from flows.plan.render import render, to_json
@@ -75,15 +74,6 @@ def test_what_was_accepted_is_revoked_with_the_artifact_it_came_from(full_house:
     item = full_house.plan().of("sft")
     assert item.state == "x"
     assert item.reason == "the same as sft/aaaaaaaaaaaa, revoked 2026-11-21T07:00:00Z: rude"
-
-
-def test_a_revoked_artifact_that_was_put_aside_is_one_that_was_never_built(full_house: House):
-    manifest = take_back(full_house, "sft")
-    supersede(full_house.store, manifest, check_lease=lambda: None)
-    plan = full_house.plan()
-    assert plan.of("sft").state == "+"
-    assert without(plan, "=") == after({"sft"})
-    assert plan.of("rl").reason == "after sft"
 
 
 def test_a_damaged_revocation_makes_no_plan(full_house: House):
