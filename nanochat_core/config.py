@@ -1,16 +1,16 @@
 """The configuration of a run: one tree of plain values that decide what it produces.
 
 Every value is resolved (no -1, no "auto"): the plan, the fingerprints and the cost are computed
-from this tree alone. Values come from `scaling.run_for_depth` and the profiles. Only a neutral
-field has a default (see `Section`), so a value cannot be forgotten. Where and how fast a run
-executes is `infra.placement`.
+from this tree alone. Values come from `scaling.run_for_depth` and the profiles. Only a field that
+was added later has a default (see `Section`), so a value cannot be forgotten. Where and how fast a
+run executes is `infra.placement`.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section, check_bounds, check_counts, neutral, shown, within
+from nanochat_core.section import Section, check_bounds, check_counts, shown, within
 
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
@@ -25,8 +25,8 @@ class NumericsConfig(Section):
     """Every constant of the arithmetic that changed between nanochat's eras, and the precision."""
 
     precision: str  # "fp32", "bf16" or "fp8": the dtype of activations and matrix products
-    fp8_scales: str = neutral("amax")  # "amax", or "bound" where one is known: see model/fp8.py
-    fp8_sums: str = neutral("exact")  # of gradients' products in fp32; "fast": in fewer bits
+    fp8_scales: str = "amax"  # "amax", or "bound" where one is known: see model/fp8.py
+    fp8_sums: str = "exact"  # of gradients' products in fp32; "fast": in fewer bits
     rotary_base: float = within(1.0, 1e12)
     rotary_precision: str  # "compute" (as `precision`) or "bf16": the dtype of the rotary tables
     qk_scale: float = within(1e-6, 1e6)  # both q and k are multiplied by it after QK-norm
@@ -37,12 +37,12 @@ class NumericsConfig(Section):
     norm_eps: float = within(0.0, 1.0)
     # Initial weights: the embedding's standard deviation, c_fc's bound as a share of the other
     # matrices', and the per-layer scalars, evenly spaced from the first layer to the last.
-    init_embedding_std: float = within(0.0, 1e3, neutral=0.8)
-    init_c_fc_bound: float = within(0.0, 1e3, neutral=0.4)
-    init_resid_first: float = within(-1e3, 1e3, neutral=1.15)
-    init_resid_last: float = within(-1e3, 1e3, neutral=1.05)
-    init_x0_first: float = within(-1e3, 1e3, neutral=0.20)
-    init_x0_last: float = within(-1e3, 1e3, neutral=0.05)
+    init_embedding_std: float = within(0.0, 1e3, default=0.8)
+    init_c_fc_bound: float = within(0.0, 1e3, default=0.4)
+    init_resid_first: float = within(-1e3, 1e3, default=1.15)
+    init_resid_last: float = within(-1e3, 1e3, default=1.05)
+    init_x0_first: float = within(-1e3, 1e3, default=0.20)
+    init_x0_last: float = within(-1e3, 1e3, default=0.05)
 
     def __post_init__(self) -> None:
         check_bounds("numerics", self)
@@ -77,10 +77,10 @@ class ModelConfig(Section):
     vocab_size: int = within(1, 2**20)
     windows: tuple[int, ...] = within(0, 2**21)  # per layer: keys left of a query that it sees
     # Parts that came with nanochat's eras; one that is absent has no parameters.
-    residual_scalars: bool = neutral(True)  # resid_lambdas and x0_lambdas
-    value_embeds: bool = neutral(True)  # and their gates, on every second layer
-    smear: bool = neutral(True)
-    backout: bool = neutral(True)
+    residual_scalars: bool = True  # resid_lambdas and x0_lambdas
+    value_embeds: bool = True  # and their gates, on every second layer
+    smear: bool = True
+    backout: bool = True
 
     def __post_init__(self) -> None:
         check_bounds("model", self)
@@ -123,7 +123,7 @@ class ShardsConfig(Section):
     num_shards: int  # training shards, without the validation shard
     snapshot: tuple[str, ...]  # pydocs: "python==VERSION"; a folder or bucket: its state
     revision: str | None  # of a hub dataset
-    column: str | None = neutral(None)  # of the text in .parquet and .jsonl; None means "text"
+    column: str | None = None  # of the text in .parquet and .jsonl; None means "text"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +143,9 @@ class DatasetConfig(Section):
     grade: int  # difficulty if the task has several; 1 is the easiest
     num_train: int | None  # the first so many examples; None means all
     num_test: int | None
-    path: str | None = neutral(None, identity=False)  # JSONL of messages
-    snapshot: str | None = neutral(None)  # sha256 of the file at `path`
-    revision: str | None = neutral(None)  # None means the one in tasks/
+    path: str | None = field(default=None, metadata={"identity": False})  # JSONL of messages
+    snapshot: str | None = None  # sha256 of the file at `path`
+    revision: str | None = None  # None means the one in tasks/
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", self.name):
@@ -166,8 +166,8 @@ class TaskDataConfig(Section):
     """Every dataset that a later stage reads."""
 
     datasets: tuple[DatasetConfig, ...]
-    core_bundle: str | None = neutral(None)  # URL of the CORE metric's data
-    core_bundle_sha256: str | None = neutral(None)  # None means unknown
+    core_bundle: str | None = None  # URL of the CORE metric's data
+    core_bundle_sha256: str | None = None  # None means unknown
 
     def __post_init__(self) -> None:
         names = [dataset.name for dataset in self.datasets]
@@ -212,12 +212,12 @@ class OptimizerConfig(Section):
     residual_lr: float
     x0_lr: float
     smear_lr: float
-    muon: str = neutral("polar_express")  # or January's "newton_schulz"
-    grad_clip: float | None = neutral(None)  # of the global norm; pretrain only
-    lm_head_beta2: float = neutral(0.96)
-    lm_head_weight_decay: float = neutral(0.01)
-    embedding_beta2: float = neutral(0.995)
-    embedding_weight_decay: float = neutral(0.001)
+    muon: str = "polar_express"  # or January's "newton_schulz"
+    grad_clip: float | None = None  # of the global norm; pretrain only
+    lm_head_beta2: float = 0.96
+    lm_head_weight_decay: float = 0.01
+    embedding_beta2: float = 0.995
+    embedding_weight_decay: float = 0.001
 
     def __post_init__(self) -> None:
         if self.muon not in ("polar_express", "newton_schulz"):
@@ -245,7 +245,7 @@ class PretrainConfig(Section):
     total_batch_size: int  # tokens per step over all devices
     schedule: ScheduleConfig
     eval_tokens: int  # of the validation shard, for bits per byte
-    lr_fraction: float = neutral(1.0)  # of the optimizer section's learning rates
+    lr_fraction: float = 1.0  # of the optimizer section's learning rates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +255,7 @@ class BaseEvalConfig(Section):
     eval_tokens: int
     prompts: tuple[str, ...]  # each is continued greedily
     max_new_tokens: int
-    core_max_per_task: int | None = neutral(None)  # examples; None means all
+    core_max_per_task: int | None = None  # examples; None means all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,13 +293,13 @@ class RLConfig(Section):
     lr_fraction: float
     eval_examples: int
     # Options that nanochat lacks; their objective is in train/policy.py.
-    updates_per_batch: int = neutral(1)  # optimizer steps per batch of answers
-    clip: float | None = neutral(None)  # PPO's: limits the ratio to 1 +- clip
-    kl_weight: float = neutral(0.0)  # of the divergence from the SFT model
-    baseline: str = neutral("group_mean")  # or "leave_one_out"
-    drop_equal_groups: bool = neutral(False)  # skip groups of equal rewards
-    eval_samples: int = neutral(1)  # 1: greedy accuracy; else pass@1..n
-    rollout_precision: str = neutral("model")  # or "bf16", "int8"
+    updates_per_batch: int = 1  # optimizer steps per batch of answers
+    clip: float | None = None  # PPO's: limits the ratio to 1 +- clip
+    kl_weight: float = 0.0  # of the divergence from the SFT model
+    baseline: str = "group_mean"  # or "leave_one_out"
+    drop_equal_groups: bool = False  # skip groups of equal rewards
+    eval_samples: int = 1  # 1: greedy accuracy; else pass@1..n
+    rollout_precision: str = "model"  # or "bf16", "int8"
 
     def __post_init__(self) -> None:
         if self.baseline not in (known := ("group_mean", "leave_one_out")):

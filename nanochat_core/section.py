@@ -11,14 +11,56 @@ from typing import Any, Self, TypeAlias
 from nanochat_core.errors import ConfigError
 
 Tree: TypeAlias = "dict[str, Tree] | list[Tree] | str | int | float | bool | None"
+_NO_ENTRY = object()
+
+
+# The value of each field that was added later which reproduces the behaviour from before the field
+# existed. Append only: with a changed entry, results of other settings get an old fingerprint. The
+# default of a field may change; its entry may not.
+NEUTRAL: dict[str, "Tree"] = {
+    "NumericsConfig.fp8_scales": "amax",
+    "NumericsConfig.fp8_sums": "exact",
+    "NumericsConfig.init_embedding_std": 0.8,
+    "NumericsConfig.init_c_fc_bound": 0.4,
+    "NumericsConfig.init_resid_first": 1.15,
+    "NumericsConfig.init_resid_last": 1.05,
+    "NumericsConfig.init_x0_first": 0.2,
+    "NumericsConfig.init_x0_last": 0.05,
+    "ModelConfig.residual_scalars": True,
+    "ModelConfig.value_embeds": True,
+    "ModelConfig.smear": True,
+    "ModelConfig.backout": True,
+    "ShardsConfig.column": None,
+    "DatasetConfig.path": None,
+    "DatasetConfig.snapshot": None,
+    "DatasetConfig.revision": None,
+    "TaskDataConfig.core_bundle": None,
+    "TaskDataConfig.core_bundle_sha256": None,
+    "OptimizerConfig.muon": "polar_express",
+    "OptimizerConfig.grad_clip": None,
+    "OptimizerConfig.lm_head_beta2": 0.96,
+    "OptimizerConfig.lm_head_weight_decay": 0.01,
+    "OptimizerConfig.embedding_beta2": 0.995,
+    "OptimizerConfig.embedding_weight_decay": 0.001,
+    "PretrainConfig.lr_fraction": 1.0,
+    "BaseEvalConfig.core_max_per_task": None,
+    "RLConfig.updates_per_batch": 1,
+    "RLConfig.clip": None,
+    "RLConfig.kl_weight": 0.0,
+    "RLConfig.baseline": "group_mean",
+    "RLConfig.drop_equal_groups": False,
+    "RLConfig.eval_samples": 1,
+    "RLConfig.rollout_precision": "model",
+}
 
 
 class Section:
     """A group of settings. Subclasses are frozen, keyword-only dataclasses.
 
-    A field has no default, unless it was added later: then it is `neutral(v)`, where `v` reproduces
-    behaviour from before the field existed. It is left out of the canonical form when equal to `v`,
-    so old artifacts stay valid, and a tree that lacks it means `v`.
+    A field has no default, unless it was added later. A field at its `NEUTRAL` value is left out of
+    the canonical form, so old artifacts stay valid, and a tree that lacks the field means that
+    value. A field without an entry always counts. `metadata={"identity": False}`: the field is a
+    location whose content another field identifies, and is in no canonical form.
     """
 
     def tree(self) -> dict[str, Tree]:
@@ -33,10 +75,10 @@ class Section:
             value = getattr(self, field.name)
             if not field.metadata.get("identity", True):
                 continue
+            tree = _to_tree(value, canonical=True)
             # So that adding a field keeps the identity of artifacts from before it.
-            if "neutral" in field.metadata and value == field.metadata["neutral"]:
-                continue
-            result[field.name] = _to_tree(value, canonical=True)
+            if tree != NEUTRAL.get(neutral_key(type(self), field.name), _NO_ENTRY):
+                result[field.name] = tree
         return result
 
     @classmethod
@@ -52,7 +94,11 @@ class Section:
                     f"{where} has no setting {shown(name)}", hint=f"one of: {', '.join(names)}"
                 )
         for field in fields:
-            if field.name not in tree and "neutral" not in field.metadata:
+            if field.name in tree:
+                continue
+            if (key := neutral_key(cls, field.name)) in NEUTRAL:
+                tree = {**tree, field.name: NEUTRAL[key]}
+            elif field.default is dataclasses.MISSING:
                 raise ConfigError(f"{where} needs a value for '{field.name}'")
         return cls(**{n: from_json(types_by_name[n], tree[n], where=f"{where}.{n}") for n in tree})
 
@@ -68,21 +114,14 @@ def shown(value: object) -> str:
     return reprlib.repr(value)
 
 
-def neutral(value: Any, **metadata: Any) -> Any:
-    """Declare a field that was added later, with the value that changes nothing.
-
-    `identity=False`: it is a location whose content another field identifies, and is in no
-    canonical form.
-    """
-    return dataclasses.field(default=value, metadata={**metadata, "neutral": value})
+def neutral_key(section: type[Any], name: str) -> str:
+    """Return the key in `NEUTRAL` of the field `name` of a section."""
+    return f"{section.__name__}.{name}"
 
 
-def within(least: float, most: float, **metadata: Any) -> Any:
+def within(least: float, most: float, *, default: Any = dataclasses.MISSING) -> Any:
     """Declare a field whose numbers are from `least` to `most`, see `check_bounds`."""
-    metadata["bounds"] = (least, most)
-    if "neutral" in metadata:
-        return neutral(metadata.pop("neutral"), **metadata)
-    return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata={"bounds": (least, most)})
 
 
 def check_bounds(where: str, section: Section) -> None:

@@ -25,7 +25,7 @@ from flows.identity.manifest import Manifest
 from flows.profiles import PROFILES
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section, Tree, types_of
+from nanochat_core.section import NEUTRAL, Section, Tree, neutral_key, types_of
 
 SNAPSHOT = "shards.snapshot"  # identity of the text that was read; cannot be set by a command
 FILE = "FILE"  # stands for the path of a dataset of the user's own
@@ -104,10 +104,8 @@ def _leaves(prefix: str, kind: Any, tree: Any) -> Iterator[tuple[str, Tree]]:
             yield name, tree[field.name]
         # Fields added later have a neutral value, which canonical form leaves out so that older
         # fingerprints stay the same. Fields with identity=False are never in a pre-image.
-        elif "neutral" in field.metadata and field.metadata.get("identity", True):
-            yield name, field.metadata["neutral"]
         elif field.metadata.get("identity", True):
-            yield name, _ABSENT
+            yield name, NEUTRAL.get(neutral_key(kind, field.name), _ABSENT)
 
 
 def _names(prefix: str, tree: Mapping[str, Tree]) -> set[str]:

@@ -7,7 +7,7 @@ from nanochat_core.config import DatasetConfig, ModelConfig, NumericsConfig, Tas
 from nanochat_core.eras import numerics
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import model_for_depth
-from nanochat_core.section import Section, neutral
+from nanochat_core.section import NEUTRAL, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class Text(Section):
 
     place: str = field(metadata={"identity": False})
     content: str
-    later: int | None = neutral(None)
+    later: int | None = 7  # its default was changed since it was added
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,12 @@ class Texts(Section):
     """Several of them."""
 
     texts: tuple[Text, ...]
+
+
+@pytest.fixture(autouse=True)
+def entry(monkeypatch: pytest.MonkeyPatch):
+    """The table has the field of the test's own section."""
+    monkeypatch.setitem(NEUTRAL, "Text.later", None)
 
 
 HERE = Text(place="/here", content="x", later=None)
@@ -43,6 +49,8 @@ def test_where_something_lies_is_no_part_of_what_it_is():
 def test_a_tree_from_before_a_field_existed_means_its_neutral_value():
     assert Text.from_tree({"place": "/here", "content": "x"}) == HERE
     assert Text.from_tree(HERE.tree()) == HERE
+    assert "later" not in HERE.canonical()
+    assert Text(place="/here", content="x").canonical() == {"content": "x", "later": 7}
     with pytest.raises(ConfigError, match="Text needs a value for 'content'"):
         Text.from_tree({"place": "/here", "later": 1})
     with pytest.raises(ConfigError, match="Text has no setting 'other'"):

@@ -22,7 +22,7 @@ from flows.stages import PRETRAIN, REPORT, STAGES, TASK_DATA, stage_named
 from nanochat_core import scaling
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
-from nanochat_core.section import Section
+from nanochat_core.section import NEUTRAL, Section
 
 RUN = scaling.run_for_depth(4)
 
@@ -219,11 +219,13 @@ def test_a_value_without_a_stable_form_has_no_canonical_json(value: object):
         canonical_json({"a": [value]})
 
 
-def test_a_field_at_its_neutral_value_is_left_out():
+def test_a_field_at_its_neutral_value_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(NEUTRAL, "Newer.new", 0.0)
+
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Newer(Section):
         old: int
-        new: float = dataclasses.field(metadata={"neutral": 0.0})
+        new: float
 
     @dataclasses.dataclass(frozen=True)
     class Run:
