@@ -13,6 +13,7 @@ collector saw the record, or the process sees that the artifact is gone.
 import contextlib
 import uuid
 from collections.abc import Callable, Generator, Iterable
+from math import inf
 from typing import TypeAlias
 
 from flows.frozen import frozen
@@ -94,11 +95,20 @@ def find_pin(store: Store, key: str) -> Pin | None:
 
 
 def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:
-    """Wait until no process collects garbage. Returns whether it had to wait. One GET if not."""
+    """Wait until no process collects garbage. Returns whether it had to wait. One GET if not.
+
+    The lease of a collector that was killed is ended when it has expired.
+    """
     reported: str | None = None
-    while (holder := lease.find_holder(store, SWEEP)) is not None:
+    slept = 0.0
+    observer = lease.Observer(lambda: slept)  # a sleep takes at least as long
+    while (holder := lease.find_holder(store, SWEEP, ttl=inf, observer=observer)) is not None:
+        if holder.silence > lease.TTL:
+            lease.end_abandoned(store, SWEEP, holder.record)
+            continue
         if reported != holder.record.owner:  # once for each collector
             reported = holder.record.owner
             log(f"waiting: garbage is being collected by {holder}")
         pause(SECONDS_BETWEEN_LOOKS)
+        slept += SECONDS_BETWEEN_LOOKS
     return reported is not None

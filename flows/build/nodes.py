@@ -39,7 +39,7 @@ from flows.build.retry import TransientStageError, is_retryable
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock
-from flows.leases.lease import LeaseHolder, find_holder
+from flows.leases.lease import LeaseHolder, Observer, find_holder
 from flows.leases.outage import WaitLog
 from flows.render.text import duration
 from flows.stages import Stage
@@ -113,6 +113,7 @@ class _Follower:
     node: int
     _seen: int = field(default=0, init=False)  # epoch of the last attempt that was joined
     _began: float = field(default_factory=time.time, init=False)
+    _observer: Observer = field(default_factory=lambda: Observer(time.monotonic), init=False)
 
     @property
     def identity(self) -> Identity:
@@ -156,7 +157,8 @@ class _Follower:
         return fetch_inputs(self.stage, self.context, self.inputs, cache, check=lambda: None)
 
     def _find_holder(self) -> LeaseHolder | None:
-        return find_holder(self.context.store, self.identity.ref, ttl=self.context.terms.ttl)
+        context, ref = self.context, self.identity.ref
+        return find_holder(context.store, ref, ttl=context.terms.ttl, observer=self._observer)
 
     def pause(self) -> None:
         """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""

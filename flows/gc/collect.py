@@ -94,6 +94,7 @@ def collect(
     claim: Callable[[], lease.Claimant] = make_claim,
     threads: int = THREADS,
     clock: Callable[[], float] = clock,
+    pause: Callable[[float], None] = time.sleep,
     watch: Watch,
 ) -> Collected:
     """Mark garbage, and delete what was marked `rules.grace` seconds ago or longer.
@@ -103,7 +104,7 @@ def collect(
     """
     # The lease comes before anything is read. A process that records a use and finds no lease was
     # early enough to be seen; one that finds the lease waits (flows/artifacts/pins.py).
-    sweeper = Sweeper(store, claim(), clock=clock)
+    sweeper = Sweeper(store, claim(), clock=clock, pause=pause)
     try:
         marks = _find_marks(store)
         now = _store_time(store, SWEEP.lease_key)

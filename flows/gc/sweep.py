@@ -27,6 +27,8 @@ from nanochat_core.errors import StageError, StoreError
 
 _UNDER_LEASE: tuple[Kind, ...] = ("artifact", "superseded", "divergent", "revocation")
 _COMMIT = "COMMIT.json"
+_FORGOTTEN = 3600.0  # seconds since the last renewal of a lease on garbage; the grace is as long
+_SECONDS_BETWEEN_LOOKS = 1.0
 
 _Item = TypeVar("_Item")
 
@@ -55,18 +57,27 @@ class Sweeper:
         clock: Callable[[], float] = clock,
         ttl: float = lease.TTL,
         beat: float = lease.BEAT,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.clock = clock
         self._store = store
         self._ttl = ttl
         self._seconds_between = beat
-        self._renewed = clock()  # before the request, as in `renew`
-        held = lease.try_acquire(store, SWEEP, me, ttl=ttl)
-        if isinstance(held, lease.LeaseHolder):
-            raise StageError(
-                f"garbage is being collected already by {held}",
-                hint="one collection at a time is enough",
-            )
+        observer = lease.Observer(clock)
+        found: lease.LeaseHolder | None = None
+        while True:
+            self._renewed = clock()  # before the request, as in `renew`
+            held = lease.try_acquire(store, SWEEP, me, ttl=ttl, observer=observer)
+            if isinstance(held, lease.LeaseGrant):
+                break
+            # Another collector renews its lease soon; the lease of a dead one expires.
+            if found is not None and held.record != found.record:
+                raise StageError(
+                    f"garbage is being collected already by {held}",
+                    hint="one collection at a time is enough",
+                )
+            found = held
+            pause(_SECONDS_BETWEEN_LOOKS)
         self._held = held
 
     def beat(self) -> None:
@@ -176,10 +187,15 @@ class _Sweep:
             if edges := self.survey.edges.get(place):
                 self.spared.update(edges.leads_to)
 
+    def _acquire(self, place: ArtifactRef) -> lease.LeaseGrant | lease.LeaseHolder:
+        return lease.try_acquire(
+            self.store, place, self.claim(), ttl=lease.TTL, forgotten=_FORGOTTEN
+        )
+
     def _clear(self, place: ArtifactRef, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""
         # A new claimant for each acquisition: no two write records with the same bytes.
-        held = lease.try_acquire(self.store, place, self.claim(), ttl=lease.TTL)
+        held = self._acquire(place)
         if isinstance(held, lease.LeaseHolder):
             return False
         try:
@@ -206,7 +222,7 @@ class _Sweep:
     def _delete_lease(self, piece: Piece) -> None:
         """Delete a lease if nothing else lies under its fingerprint, while holding it."""
         assert piece.place is not None
-        held = lease.try_acquire(self.store, piece.place, self.claim(), ttl=lease.TTL)
+        held = self._acquire(piece.place)
         if isinstance(held, lease.LeaseHolder):
             return
         # Listed under the lease: from here on no process that obeys leases adds anything.

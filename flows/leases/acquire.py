@@ -16,7 +16,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
-from flows.leases.lease import Claimant, LeaseHolder, find_holder
+from flows.leases.lease import Claimant, LeaseHolder, Observer, find_holder
 from flows.leases.outage import WaitLog, not_reached
 from flows.leases.queue import DeviceSlot
 from flows.render.text import duration
@@ -58,6 +58,7 @@ def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
 
 def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
     waiting = WaitLog(claim.log, every=claim.terms.say)
+    observer = Observer(time.monotonic)
     pause = claim.terms.look
     next_look = time.monotonic()
     reached: float | None = None  # when the store last answered
@@ -72,7 +73,7 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
             if not is_free_here and time.monotonic() < next_look:
                 continue
             try:
-                found = _ask_store(claim, mine, waiting, is_free_here=is_free_here)
+                found = _ask_store(claim, mine, waiting, observer, is_free_here=is_free_here)
                 reached, away_since = time.monotonic(), None
             except StoreUnavailable as error:
                 away_since = away_since or time.monotonic()
@@ -108,7 +109,12 @@ def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
 
 
 def _ask_store(
-    claim: BuildClaim, held: contextlib.ExitStack, waiting: WaitLog, *, is_free_here: bool
+    claim: BuildClaim,
+    held: contextlib.ExitStack,
+    waiting: WaitLog,
+    observer: Observer,
+    *,
+    is_free_here: bool,
 ) -> HeldLease | Manifest | None:
     """Return the lease if it is free, else the artifact if it exists; else report who builds."""
     store, ref, terms = claim.store, claim.ref, claim.terms
@@ -116,7 +122,7 @@ def _ask_store(
         # The file lock comes before the lease: try_acquire takes over a lease of this home at once
         # because the lock proves that its owner is dead.
         found = held.enter_context(
-            hold_lease(store, ref, claim.claimant, stop=claim.stop, terms=terms)
+            hold_lease(store, ref, claim.claimant, stop=claim.stop, terms=terms, observer=observer)
         )
         if isinstance(found, HeldLease):
             return found
@@ -125,7 +131,7 @@ def _ask_store(
         owner = file_lock.find_owner(claim.lock_path)
         # No owner means that only the device is missing: a lease of this home is a dead process's.
         dead = None if owner else claim.claimant.home
-        builder = find_holder(store, ref, ttl=terms.ttl, dead=dead) or owner
+        builder = find_holder(store, ref, ttl=terms.ttl, dead=dead, observer=observer) or owner
     if manifest := claim.find():
         return manifest
     if builder is not None:  # else this waits for the device alone
@@ -139,6 +145,6 @@ def _describe(
     """Return who builds and whether it is silent, and the line that says so."""
     # Step and age change with each look, so they are no part of the subject.
     process = builder.record.owner if isinstance(builder, LeaseHolder) else builder
-    is_silent = isinstance(builder, LeaseHolder) and builder.age > terms.ttl / 2
-    expiry = f"; its lease expires {duration(terms.ttl)} after the last" if is_silent else ""
+    is_silent = isinstance(builder, LeaseHolder) and builder.silence > terms.ttl / 2
+    expiry = f"; its lease expires after {duration(terms.ttl)} without one" if is_silent else ""
     return (process, is_silent), f"waiting: built by {builder}{expiry}"

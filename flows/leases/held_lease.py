@@ -19,6 +19,7 @@ from flows.leases.lease import (
     LeaseGrant,
     LeaseHolder,
     LeaseLost,
+    Observer,
     check,
     release,
     renew,
@@ -150,13 +151,14 @@ def hold_lease(
     *,
     stop: threading.Event,
     terms: LeaseTimings,
+    observer: Observer | None = None,
 ) -> Generator[HeldLease | LeaseHolder]:
     """Hold the lease of a fingerprint while the block runs, or yield its holder if it is taken.
 
-    Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock. The lease
-    is released when the block ends, however it ends.
+    Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock, and passes
+    the same `observer` to each try. The lease is released when the block ends, however it ends.
     """
-    found = try_acquire(store, ref, me, ttl=terms.ttl)
+    found = try_acquire(store, ref, me, ttl=terms.ttl, observer=observer)
     if isinstance(found, LeaseHolder):
         yield found
         return

@@ -1,19 +1,23 @@
 """The lease on a fingerprint, the right to build it: {stage}/{fingerprint}/lease.json in the store.
 
 Its owner renews it while it builds, and others wait. Another process may acquire it after it was
-released, after it expired (no renewal for `ttl` seconds), or at once if its owner is known to be
-dead. Each owner has an epoch, a fencing token, one more than that of the owner before: a process
-that continues after it lost the lease (its machine slept, its network was away) finds another epoch
-and stops. The record stays as long as anything of the fingerprint does, so epochs only grow.
+released, after it expired, or at once if its owner is known to be dead. It expires for an observer
+that saw the same owner, epoch and beat for `ttl` seconds of its own monotonic clock: a clock that
+is wrong or was set, here or at the store, neither keeps a lease nor ends one. Each owner has an
+epoch, a fencing token, one more than that of the owner before: a process that continues after it
+lost the lease (its machine slept, its network was away) finds another epoch and stops. The record
+stays as long as anything of the fingerprint does, so epochs only grow.
 
 Leases avoid duplicate work. That there is only one artifact is guaranteed by put-if-absent of its
 manifest; `check` right before it keeps an owner that lost its lease from publishing.
 
-This module has no clock, threads or randomness: ages are by the store's clock, and the claimant is
-an argument. flows/leases/held_lease.py adds the threads.
+This module has no clock, threads or randomness: the clock and the claimant are arguments, and ages
+by the store's clock are for people. flows/leases/held_lease.py adds the threads.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from math import inf
 
 from flows.frozen import frozen
 from flows.identity.record_types import Count, read_record
@@ -73,7 +77,8 @@ class LeaseHolder:
     """Another process that builds, as far as its record says."""
 
     record: LeaseRecord
-    age: float  # seconds since its last renewal
+    age: float  # seconds since its last renewal, by the store's clock: for people
+    silence: float = 0.0  # seconds for which the observer saw no renewal
 
     def __str__(self) -> str:
         record = self.record
@@ -82,18 +87,48 @@ class LeaseHolder:
         return f"run {record.run} on host {record.host}, {step}heartbeat {age} ago"
 
 
+class Observer:
+    """Since when each lease's record is unchanged, as one process has seen it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock  # monotonic seconds
+        self._seen: dict[ArtifactRef, tuple[tuple[str, int, int], float]] = {}
+
+    def silence(self, ref: ArtifactRef, record: LeaseRecord, *, asked: float) -> float:
+        """Return the seconds without a renewal, given a record that was asked for at `asked`.
+
+        From the first answer with this record to the last request: shorter than the truth.
+        """
+        beat = (record.owner, record.epoch, record.beat)
+        if ref not in self._seen or self._seen[ref][0] != beat:
+            self._seen[ref] = beat, self.clock()
+        return max(0.0, asked - self._seen[ref][1])
+
+
 def try_acquire(
-    store: Store, ref: ArtifactRef, me: Claimant, *, ttl: float
+    store: Store,
+    ref: ArtifactRef,
+    me: Claimant,
+    *,
+    ttl: float,
+    observer: Observer | None = None,
+    forgotten: float = inf,
 ) -> LeaseGrant | LeaseHolder:
     """Return the lease if it could be acquired, else its holder. Does not wait.
+
+    A caller that tries repeatedly passes the same `observer` each time; without one, a lease of
+    another home is acquired only after its release. `forgotten` is an age by the store's clock,
+    for a caller that cannot observe: an hour at least, so that a live lease is hardly taken for it.
 
     The caller holds the kernel lock of this fingerprint in its home, so another owner in the same
     home is dead, and its lease is taken over at once. Idempotent: after an error it may be repeated
     with the same claim, and finds a lease whose grant got no answer. Raises StoreError.
     """
     key = ref.lease_key
+    observer = observer or _first_sight()
     seen = None
     for _ in range(_TRIES):
+        asked = observer.clock()
         found = _find(store, ref)
         if found is None:
             mine = _first(me)
@@ -101,8 +136,9 @@ def try_acquire(
                 return LeaseGrant(ref=ref, record=mine)
             continue  # another process was first: read its record
         record, stored = found
-        seen = LeaseHolder(record=record, age=stored.age)
-        if not _may_take(seen, me, ttl=ttl):
+        silence = observer.silence(ref, record, asked=asked)
+        seen = LeaseHolder(record=record, age=stored.age, silence=silence)
+        if not _may_take(seen, me, ttl=ttl) and stored.age <= forgotten:
             return seen
         mine = _next(record, me)
         # On the version that was just read: of two processes that take over, one succeeds.
@@ -148,26 +184,50 @@ def release(store: Store, held: LeaseGrant) -> None:
 
 
 def find_holder(
-    store: Store, ref: ArtifactRef, *, ttl: float = TTL, dead: str | None = None
+    store: Store,
+    ref: ArtifactRef,
+    *,
+    ttl: float = TTL,
+    dead: str | None = None,
+    observer: Observer | None = None,
 ) -> LeaseHolder | None:
     """Return the process that builds. None means no process: the lease is absent, free or expired.
 
     `dead` is a home in which no process holds the fingerprint's kernel lock: its leases do not
-    count.
+    count. Without an `observer` a lease has expired by the store's clock: for displays, which
+    decide nothing.
     """
+    asked = observer.clock() if observer else 0.0
     found = _find(store, ref)
     if found is None:
         return None
     record, stored = found
-    if record.released or record.home == dead or stored.age > ttl:
+    silence = observer.silence(ref, record, asked=asked) if observer else 0.0
+    if record.released or record.home == dead or (silence if observer else stored.age) > ttl:
         return None
-    return LeaseHolder(record=record, age=stored.age)
+    return LeaseHolder(record=record, age=stored.age, silence=silence)
+
+
+def end_abandoned(store: Store, ref: ArtifactRef, found: LeaseRecord) -> None:
+    """Release a lease that an observer saw expire, so that no other process waits for it.
+
+    No-op if it was renewed or acquired meanwhile; its owner, if it lives, finds it lost.
+    """
+    stored = _find(store, ref)
+    if stored is not None and stored[0] == found:
+        ended = replace(found, beat=found.beat + 1, released=True)
+        store.put_if_same(ref.lease_key, _to_json(ended), version=stored[1].version)
+
+
+def _first_sight() -> Observer:
+    """Return an observer for which no lease is silent."""
+    return Observer(lambda: 0.0)
 
 
 def _may_take(holder: LeaseHolder, me: Claimant, *, ttl: float) -> bool:
     record = holder.record
     # The same home: the caller holds its kernel lock, so the owner is dead, or is this very claim.
-    return record.released or record.home == me.home or holder.age > ttl
+    return record.released or record.home == me.home or holder.silence > ttl
 
 
 def _first(me: Claimant) -> LeaseRecord:

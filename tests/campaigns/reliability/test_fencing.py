@@ -19,7 +19,7 @@ import pytest
 
 from flows.artifacts.publish import find_manifest, publish
 from flows.identity.fingerprint import Code, Identity, identify
-from flows.leases.lease import LeaseGrant, check, try_acquire
+from flows.leases.lease import LeaseGrant, Observer, check, try_acquire
 from infra.storage.base import ObjectNotFound, Store
 from tests.support.campaigns import Campaign
 from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
@@ -127,11 +127,11 @@ def _make_toys(place: Path) -> Toys:
 
 def _take_over(store: Store, identity: Identity) -> LeaseGrant:
     """The lease, as soon as it can be had."""
-    me = claim("new")
+    me, observer = claim("new"), Observer(time.monotonic)
     taken: list[LeaseGrant] = []
 
     def ask() -> bool:
-        found = try_acquire(store, identity.ref, me, ttl=TTL)
+        found = try_acquire(store, identity.ref, me, ttl=TTL, observer=observer)
         taken.extend([found] if isinstance(found, LeaseGrant) else [])
         return bool(taken)
 

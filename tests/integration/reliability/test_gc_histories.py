@@ -75,7 +75,7 @@ AT_ONCE = Rules(keep=RULES.keep, grace=0.0)
 CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
     "runs do not wait": (flows.build.build, "reserve", only_record, RULES, 12),
     "tags do not wait": (gc_actors, "reserve", only_record, RULES, 5),
-    "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 1),
+    "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 29),
     "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 14),
     "inputs are ignored": (flows.gc.reach, "_edges_of", no_inputs, RULES, 72),
     "there is no grace": (flows.gc.collect, "make_survey", all_is_ripe, AT_ONCE, 7),
@@ -84,9 +84,9 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
         "_reached_by_waiting",
         lambda *arguments: Reachable(),
         RULES,
-        21,
+        28,
     ),
-    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 31),
+    "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 214),
 }
 
 

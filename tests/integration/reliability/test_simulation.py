@@ -9,7 +9,7 @@ import pytest
 from tests.support.reliability.sim_mutations import MUTATIONS
 from tests.support.reliability.simulation import PLAIN, Kind, Tally, simulate, simulate_many
 
-NORMAL = 300  # histories of each kind; tests/campaigns has more
+NORMAL = 600  # histories of each kind; tests/campaigns has more
 UNTIL_FOUND = 2000  # seeds within which a missing protection shows; most need five
 FORCED, REVISED = Kind(forced=True), Kind(revised=True)
 HAPPENS = (
@@ -25,6 +25,7 @@ HAPPENS = (
         "damaged",
     ),
     *("crash before", "crash after", "started again", "pause before", "pause after", "cut off"),
+    "clock set",
     *("lease taken up", "lease taken over", "LeaseLost", "StoreUnavailable"),
     *("published", "adopted", "divergent", "read"),
 )

@@ -19,7 +19,11 @@ def ignore(what: str, count: int) -> None:
 
 def gc(store: MemoryStore, **options: Any) -> Collected:
     """One collection."""
-    facts = {"clock": lambda: store.now, "threads": 1, "watch": ignore}
+
+    def pause(seconds: float) -> None:
+        store.now += seconds
+
+    facts = {"clock": lambda: store.now, "pause": pause, "threads": 1, "watch": ignore}
     return collect(store, RULES, **{**facts, **options})
 
 

@@ -244,6 +244,7 @@ class Collector(Actor):
             self.judge.rules,
             threads=1,
             clock=lambda: self.world.now,
+            pause=self.pause,
             watch=lambda what, count: None,
         )
 

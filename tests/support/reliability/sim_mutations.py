@@ -1,18 +1,22 @@
 """Protections taken out, one at a time: the simulation must find every one of these faults."""
 
 import contextlib
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from greenlet import getcurrent
+
 import flows.artifacts.publish
+import flows.leases.acquire
 import flows.leases.held_lease
 import flows.leases.lease
 from flows.artifacts.publish import Published, find_manifest
 from flows.identity.manifest import Manifest
-from flows.leases.lease import LeaseGrant
-from infra.storage.base import OnBytes, Store, VersionedObject, ignore_bytes
+from flows.identity.ref import ArtifactRef
+from flows.leases.lease import Claimant, LeaseGrant, LeaseHolder, LeaseRecord, Observer
+from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.s3 import conditional
 from tests.support.reliability.sim_actors import AnyStore, Reader
 from tests.support.reliability.sim_s3 import SimS3Store
@@ -75,15 +79,6 @@ class _ManifestFirst(SimStore):
         return self.__dict__.setdefault("_uploads", [])
 
 
-class _LocalClock(SimStore):
-    """How old a record is, is told by the clock of whoever asks."""
-
-    def get_stored(self, key: str) -> VersionedObject:
-        stored = super().get_stored(key)
-        age = max(0.0, stored.age + self.process.skew)
-        return VersionedObject(data=stored.data, version=stored.version, age=age)
-
-
 class _LostAnswerIsALoss(SimStore):
     """Whoever asks twice is told the second time that somebody was first."""
 
@@ -104,6 +99,33 @@ def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner or ours, adopted=True, divergence=None)
 
 
+def _by_store_clock(holder: LeaseHolder, me: Claimant, *, ttl: float) -> bool:
+    """Another process may take a lease that looks old by the store's wall clock."""
+    return holder.record.released or holder.record.home == me.home or holder.age > ttl
+
+
+class _WallClock(Observer):
+    """The observer measures by the wall clock of its machine, which may be set."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        process = getcurrent().process
+        super().__init__(lambda: clock() + process.skew)
+
+
+class _FirstSeen(Observer):
+    """The observer counts from when it first saw a record, renewed or not."""
+
+    def silence(self, ref: ArtifactRef, record: LeaseRecord, *, asked: float) -> float:
+        return super().silence(ref, replace(record, owner="", epoch=1, beat=1), asked=asked)
+
+
+class _SameOwner(Observer):
+    """The observer takes a renewal for none, because the owner is the same."""
+
+    def silence(self, ref: ArtifactRef, record: LeaseRecord, *, asked: float) -> float:
+        return super().silence(ref, replace(record, beat=1), asked=asked)
+
+
 def _do_not_check(store: Store, held: LeaseGrant) -> None:
     pass
 
@@ -112,7 +134,12 @@ MUTATIONS: dict[str, Mutation] = {
     "manifest-by-plain-put": Mutation(store=_PlainPut),
     "epoch-ignored": Mutation(patches=((flows.leases.lease, "_is_of", lambda held, record: True),)),
     "manifest-before-files": Mutation(store=_ManifestFirst),
-    "expiry-by-local-clock": Mutation(store=_LocalClock),
+    "expiry-by-store-clock": Mutation(
+        patches=((flows.leases.lease, "_may_take", _by_store_clock),)
+    ),
+    "expiry-by-wall-clock": Mutation(patches=((flows.leases.acquire, "Observer", _WallClock),)),
+    "expiry-since-first-seen": Mutation(patches=((flows.leases.acquire, "Observer", _FirstSeen),)),
+    "renewals-not-seen": Mutation(patches=((flows.leases.acquire, "Observer", _SameOwner),)),
     "lost-answer-is-a-loss": Mutation(
         store=_LostAnswerIsALoss, patches=((flows.artifacts.publish, "_adopt", _adopt_anything),)
     ),

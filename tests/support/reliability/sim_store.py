@@ -5,8 +5,8 @@ and answers; lost requests; lost answers (it happened, the caller sees StoreErro
 asks again by itself and answers what the second time gave; requests delivered twice, the second
 time at once or minutes later (an old PUT or DELETE comes back); damaged answers to reads; lists out
 of date, also by minutes; processes that die before or after any operation's effect, and start again
-in the same home; processes that stop for longer than a lease lasts and go on; local clocks that
-nobody set.
+in the same home; processes that stop for longer than a lease lasts and go on; wall clocks of
+machines and of the store that are set back and forward while leases are held.
 
 Not simulated: half-written objects (stores write whole ones; their tests hold them to that), and
 objects that rot after they were written; the disk and its flushes; botocore and the wire of S3
@@ -29,12 +29,13 @@ from tests.support.reliability.sim_world import Process, Request, World
 class Object:
     """What is stored under a key."""
 
-    __slots__ = ("data", "version", "written")
+    __slots__ = ("data", "dated", "version", "written")
 
-    def __init__(self, data: bytes, written: float) -> None:
+    def __init__(self, data: bytes, written: float, dated: float) -> None:
         self.data = data
         self.version = hashlib.sha256(data).hexdigest()  # the same bytes again: the same version
         self.written = written
+        self.dated = dated  # the same moment by the store's wall clock
 
 
 # Told of every effect: what was asked, the object before and after.
@@ -82,7 +83,8 @@ class Objects:
         data = old.data
         if request.fault == "damaged":
             data = damage(data, self.world.rng)
-        return VersionedObject(data=data, version=old.version, age=self.world.now - old.written)
+        age = max(0.0, self.world.now + self.world.store_skew - old.dated)
+        return VersionedObject(data=data, version=old.version, age=age)
 
     def delete(self, request: Request) -> None:
         """Nothing happens when there is none."""
@@ -107,7 +109,9 @@ class Objects:
         if data is None:
             del self.stored[key]
         else:
-            new = self.stored[key] = Object(data, self.world.now)
+            new = self.stored[key] = Object(
+                data, self.world.now, self.world.now + self.world.store_skew
+            )
         if (old is None) != (new is None):
             self._comings.append((self.world.now, key, new is not None))
         self.on_effect(request, old, new)

@@ -43,12 +43,13 @@ class Faults:
     stale: float = 0.0  # of lists
     damaged: float = 0.0  # of reads
     cut_off: float = 0.0  # from then on nothing reaches the store, perhaps for many leases
+    clock_set: float = 0.0  # the store's wall clock or the process's is set, back or forward
 
     @classmethod
     def draw(cls, rng: random.Random) -> "Faults":
         """A mixture: each kind is off, rare or frequent, so that kinds meet in all combinations.
 
-        Without long outages: they concern leases, not collections.
+        Without long outages and clocks that are set: they concern leases, not collections.
         """
         drawn = {k: most * rng.choice((0, 0, 0.3, 1)) for k, most in asdict(HEAVY).items() if most}
         return cls(**drawn)
@@ -124,6 +125,7 @@ class World:
         self.met: Counter[str] = Counter()  # what happened how often
         self.trace = trace
         self.faulty = True  # until somebody says that it is enough
+        self.store_skew = 0.0  # seconds by which the store's wall clock is ahead
         self._faults = faults
         self._table = _table(faults)
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -200,6 +202,17 @@ class World:
         process.cut_off_until = self.now + seconds
         self.note(process, f"is cut off from the store until {process.cut_off_until:.2f}")
 
+    def set_a_clock(self, process: Process) -> None:
+        """Set the wall clock of the store or of a machine, by minutes or by a day."""
+        skew = self.rng.choice((200.0, 1000.0, 86400.0)) * self.rng.uniform(-1.0, 1.0)
+        self.met["clock set"] += 1
+        if self.rng.random() < 0.5:
+            self.store_skew = skew
+            self.note(process, f"finds the store's clock {skew:.0f} s ahead")
+        else:
+            process.skew = skew
+            self.note(process, f"has its clock set: {skew:.0f} s ahead")
+
     def close(self) -> None:
         """Unwind whatever still runs. Nothing of it is part of the history."""
         self.trace = None
@@ -222,6 +235,8 @@ class World:
         process = request.process
         self._check_alive(process)
         self.operations += 1
+        if self.faulty and self._faults.clock_set and self.rng.random() < self._faults.clock_set:
+            self.set_a_clock(process)
         request.fault = fault = self._draw(request.verb)
         if fault == "cut off":
             self.cut_off(process)

@@ -110,7 +110,11 @@ class _Simulation:
         self.kind = kind
         chosen = MUTATIONS[kind.mutation].store if kind.mutation else None
         store = chosen or rng.choice((SimStore, SimS3Store))
-        faults = replace(Faults.draw(rng), cut_off=rng.choice((0, 0, 0.01, 0.04)))
+        faults = replace(
+            Faults.draw(rng),
+            cut_off=rng.choice((0, 0, 0.01, 0.04)),
+            clock_set=rng.choice((0, 0.01, 0.1)),
+        )
         unknown = {"retried": 0.0} if issubclass(store, SimS3Store) else {"refused": 0.0}
         self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
         self.judge = Judge(

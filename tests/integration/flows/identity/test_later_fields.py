@@ -9,7 +9,7 @@ import hashlib
 import json
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def with_default(key: str, value: Any) -> str:
 
 
 @pytest.fixture
-def edited(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def edited(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     """Return the configuration's module as an edited source makes it."""
 
     def load(source: str) -> Any:
@@ -101,7 +101,7 @@ def edited(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         exec(compile(source, "edited_config.py", "exec"), module.__dict__)
         return module
 
-    yield load
+    return load
 
 
 def from_defaults(module: Any, value: Any, needs: dict[str, dict[str, Any]]) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import Owner, find_owner, hold
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
-from flows.leases.lease import LeaseHolder, try_acquire
+from flows.leases.lease import LeaseHolder, Observer, try_acquire
 from infra.storage.local import LocalStore
 from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
@@ -62,9 +62,13 @@ def test_a_process_that_was_stopped_for_long_continues_unless_another_wanted_the
     assert process.stdout
     assert process.stdout.readline() == "held\n"
     process.send_signal(signal.SIGSTOP)
+    observer, store = Observer(time.monotonic), LocalStore(tmp_path)
+    if wanted:
+        first = try_acquire(store, REF, claim("b"), ttl=QUICK.ttl, observer=observer)
+        assert isinstance(first, LeaseHolder)
     time.sleep(QUICK.ttl + 0.2)
     if wanted:
-        taken = try_acquire(LocalStore(tmp_path), REF, claim("b"), ttl=QUICK.ttl)
+        taken = try_acquire(store, REF, claim("b"), ttl=QUICK.ttl, observer=observer)
         assert not isinstance(taken, LeaseHolder)
     process.send_signal(signal.SIGCONT)
     said, _ = process.communicate("\n", timeout=SECONDS)

@@ -99,10 +99,35 @@ def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
 def test_there_is_one_collection_at_a_time(store: MemoryStore):
     acquired = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
     assert isinstance(acquired, lease.LeaseGrant)
+    held = [acquired]
+
+    def pause(seconds: float) -> None:
+        store.now += seconds
+        held[0] = lease.renew(store, held[0], step=0, total=0)
+
     with pytest.raises(StageError, match="is being collected already by run gc"):
-        gc(store)
-    store.now += lease.TTL + 1  # it was killed
-    gc(store)
+        gc(store, pause=pause)
+    began = store.now
+    gc(store)  # the other one was killed
+    assert lease.TTL < store.now - began < lease.TTL + 5
+
+
+@pytest.mark.parametrize("seconds", [-7200.0, -lease.TTL, lease.TTL + 1, 7200.0])
+def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(
+    store: MemoryStore, seconds: float
+):
+    acquired = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
+    assert isinstance(acquired, lease.LeaseGrant)
+    held, slept = [acquired], [0.0]
+
+    def pause(length: float) -> None:
+        slept[0] += length
+        held[0] = lease.renew(store, held[0], step=0, total=0)
+
+    store.now += seconds
+    with pytest.raises(StageError, match="is being collected already by run gc"):
+        gc(store, clock=lambda: slept[0], pause=pause)
+    lease.check(store, held[0])
 
 
 def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):

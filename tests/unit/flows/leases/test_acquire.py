@@ -170,9 +170,11 @@ def test_another_builder_is_said_at_once(wait: Callable[..., Waiter], tmp_path: 
     assert f"built by run run-{'a' if late is second else 'b'} " in late.told[1]
 
 
-def test_a_builder_that_falls_silent_is_reported_and_taken_over(
-    wait: Callable[..., Waiter], tmp_path: Path
+@pytest.mark.parametrize("age", [-3600.0, 0.0, 3600.0])
+def test_a_builder_that_falls_silent_is_reported_and_taken_over_whatever_its_clock_says(
+    wait: Callable[..., Waiter], tmp_path: Path, age: float
 ) -> None:
+    terms = replace(TERMS, ttl=2.0)
     silent = hold_lease(
         LocalStore(tmp_path / "disk" / "store"),
         ArtifactRef("sft", FINGERPRINT),
@@ -181,17 +183,16 @@ def test_a_builder_that_falls_silent_is_reported_and_taken_over(
         terms=replace(TERMS, beat=1000.0),
     )
     with silent:
-        waiter = wait()
-        wait_until(waiter.is_waiting)
-        set_age(tmp_path, 0.7 * TERMS.ttl)
+        set_age(tmp_path, age)
+        began = time.monotonic()
+        waiter = wait(terms=terms)
         wait_until(lambda: len(waiter.told) == 2)
-        assert waiter.result is None
-        set_age(tmp_path, 1.1 * TERMS.ttl)
         lease = waiter.wait_for_result()
         assert isinstance(lease, HeldLease)
         assert lease.fencing_token == 2
+        assert time.monotonic() - began > terms.ttl
     assert len(waiter.told) == 2
-    assert waiter.told[1].endswith("s ago; its lease expires 1 min after the last")
+    assert waiter.told[1].endswith(" ago; its lease expires after 2 s without one")
 
 
 def test_an_artifact_that_appears_ends_the_waiting(

@@ -91,15 +91,112 @@ def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(
     assert store.get(REF.lease_key) == before
 
 
-def test_a_lease_is_taken_over_when_it_was_not_renewed_for_its_time_and_not_before(
+class Clock:
+    """A monotonic clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# Seconds by which the record looks old: a clock was ahead when it was written, or is ahead now.
+AGES = pytest.mark.parametrize("age", [-86400.0, -TTL, 0.0, TTL + 1, 86400.0])
+
+
+@AGES
+def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_before(
+    store: LocalStore, set_age: Callable[[float], None], age: float
+) -> None:
+    clock = Clock()
+    observer = lease.Observer(clock)
+
+    def ask_again() -> LeaseGrant | LeaseHolder:
+        return try_acquire(store, REF, claim("b"), ttl=TTL, observer=observer)
+
+    held = take(store, claim("a"))
+    set_age(age)
+    assert isinstance(ask_again(), LeaseHolder)
+    clock.now += TTL - 1
+    renew(store, held, step=1, total=2)
+    set_age(age)
+    holder = ask_again()
+    assert isinstance(holder, LeaseHolder)
+    assert holder.silence == 0
+    clock.now += TTL
+    holder = ask_again()
+    assert isinstance(holder, LeaseHolder)
+    assert holder.silence == TTL
+    clock.now += 1
+
+    taken = ask_again()
+
+    assert isinstance(taken, LeaseGrant)
+    assert taken.record.epoch == 2
+    with pytest.raises(LeaseLost):
+        renew(store, held, step=2, total=2)
+
+
+def test_a_new_owner_is_observed_anew(store: LocalStore) -> None:
+    clock = Clock()
+    observer = lease.Observer(clock)
+    held = take(store, claim("a"))
+    try_acquire(store, REF, claim("c"), ttl=TTL, observer=observer)
+    clock.now += TTL - 1
+    release(store, held)
+    take(store, claim("b"))
+    clock.now += 2
+
+    # The answer is counted from when it came, however long the request took.
+    assert isinstance(try_acquire(store, REF, claim("c"), ttl=TTL, observer=observer), LeaseHolder)
+    clock.now += TTL
+    assert find_holder(store, REF, observer=observer) is not None
+    clock.now += 1
+    assert find_holder(store, REF, observer=observer) is None
+
+
+def test_a_slow_answer_does_not_make_a_lease_older(store: LocalStore) -> None:
+    clock = Clock()
+
+    class Slow:
+        """A store whose answers take a whole lease to come back."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def get_stored(self, key: str) -> Any:
+            found = store.get_stored(key)
+            clock.now += TTL
+            return found
+
+    observer, slow = lease.Observer(clock), Slow()
+    take(store, claim("a"))
+    for _ in range(2):
+        found = try_acquire(slow, REF, claim("b"), ttl=TTL, observer=observer)  # type: ignore
+        assert isinstance(found, LeaseHolder)
+        assert found.silence == 0
+
+
+def test_an_abandoned_lease_is_ended_and_one_that_changed_is_not(store: LocalStore) -> None:
+    held = take(store, claim("a"))
+    lease.end_abandoned(store, REF, held.record)
+    assert take(store, claim("b")).record.epoch == 2
+    with pytest.raises(LeaseLost, match="to run run-b"):
+        check(store, held)
+
+    lease.end_abandoned(store, REF, held.record)
+    assert isinstance(ask(store, claim("c")), LeaseHolder)
+
+
+def test_garbage_collection_takes_a_lease_that_is_hours_old(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     take(store, claim("a"))
-    set_age(TTL - 5)
-    assert isinstance(ask(store, claim("b")), LeaseHolder)
-    set_age(TTL + 1)
-
-    assert take(store, claim("b")).record.epoch == 2
+    for age, kind in ((TTL + 1, LeaseHolder), (3000.0, LeaseHolder), (3601.0, LeaseGrant)):
+        set_age(age)
+        found = try_acquire(store, REF, claim("gc"), ttl=TTL, forgotten=3600.0)
+        assert isinstance(found, kind), age
 
 
 def test_the_lease_of_a_dead_process_of_our_home_is_taken_at_once(store: LocalStore) -> None:
