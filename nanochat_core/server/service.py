@@ -107,6 +107,8 @@ class _Choice:
     stops: StopStrings
     tokens: list[TextToken] = field(default_factory=list)  # their text is not yet shown
     length: int = 0  # of the text so far, in characters
+    shown: int = 0  # of them; the rest may be the beginning of a stop string
+    written: list[str] = field(default_factory=list)  # for the log
     over: bool = False
     counted: bool = False
 
@@ -130,8 +132,8 @@ class GenerationStream:
         self._is_late = False
         tokenizer = pool.tokenizer
         self._ends = {tokenizer.bos, tokenizer.special("<|assistant_end|>")}
-        self._written: list[str] | None = [] if service.rules.log == "contents" else None
-        if self._written is not None:
+        self._is_logged = service.rules.log == "contents"
+        if self._is_logged:
             _LOG.info("asked: %r", tokenizer.decode(request.prompt))
         self._choices = [
             _Choice(sample=i, text=AnswerText(tokenizer), stops=StopStrings(stops))
@@ -156,9 +158,10 @@ class GenerationStream:
         for choice in self._choices:
             self._count_end(choice, "cancelled")
         self.stream.cancel()
-        if self._written:
-            _LOG.info("answered: %r", "".join(self._written))
-            self._written = None
+        if self._is_logged:
+            self._is_logged = False
+            for choice in self._choices:
+                _LOG.info("answered: %r", "".join(choice.written))
 
     async def events(self) -> AsyncIterator[list[StreamEvent]]:
         """Yield events as they come, and an empty list after `ping_seconds` without any."""
@@ -219,19 +222,27 @@ class GenerationStream:
     def _pieces(self, choice: _Choice, pieces: Iterable[TextPiece]) -> list[StreamEvent]:
         items = list[StreamEvent]()
         for piece in pieces:
-            tokens = ()
             if piece.kind == "text":
                 choice.length += len(piece.text)
-                shown = choice.stops.take(piece.text)
-                if not shown:  # held back; its tokens go out with the text that follows
-                    continue
-                piece = TextPiece(kind="text", text=shown)
-                tokens = tuple(choice.tokens)
-                choice.tokens.clear()
-            items.append(StreamEvent(sample=choice.sample, piece=piece, tokens=tokens))
-            if self._written is not None:
-                self._written.append(piece.text)
+                items += self._show(choice, choice.stops.take(piece.text))
+            else:
+                items.append(StreamEvent(sample=choice.sample, piece=piece))
+                choice.written.append(piece.text)
         return items
+
+    def _show(self, choice: _Choice, text: str) -> list[StreamEvent]:
+        """Return the event of text that is no part of a stop string, if there is any.
+
+        A token goes out with the first character of its text, so none of a stop string's does.
+        """
+        if not text:
+            return []
+        choice.shown += len(text)
+        choice.written.append(text)
+        tokens = tuple(token for token in choice.tokens if token.offset < choice.shown)
+        del choice.tokens[: len(tokens)]  # offsets never fall
+        piece = TextPiece(kind="text", text=text)
+        return [StreamEvent(sample=choice.sample, piece=piece, tokens=tokens)]
 
     def _end(self, choice: _Choice, reason: Finish, error: str) -> list[StreamEvent]:
         choice.over = True
@@ -239,11 +250,7 @@ class GenerationStream:
         self._count_end(choice, reason)
         end = StreamEvent(sample=choice.sample, finish=reason, error=error)
         # Text that was held back cannot become a stop string any more.
-        held = choice.stops.end()
-        if not held:
-            return [end]
-        piece = TextPiece(kind="text", text=held)
-        return [StreamEvent(sample=choice.sample, piece=piece, tokens=tuple(choice.tokens)), end]
+        return [*self._show(choice, choice.stops.end()), end]
 
     def _count_end(self, choice: _Choice, reason: Finish) -> None:
         if not choice.counted:
