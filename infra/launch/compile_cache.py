@@ -22,11 +22,12 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"  # also of a folder that the user chose
 _HEADER = 64  # bytes of an ELF header; at 40 the offset of its table of sections, at 58 its size
 
 
-def compile_cache(log: Callable[[str], None]) -> dict[str, str]:
+def compile_cache(log: Callable[[str], None], *, fallback: Path) -> dict[str, str]:
     """Return the environment of a process that compiles, after removing unfinished kernels.
 
-    The folder is the user's choice, else ours for this version of torch and this processor. The
-    environment is empty if there is no folder that can be written: torch has a default.
+    The folder is the user's choice, else ours for this version of torch and this processor. If that
+    cannot be written it is `fallback`: the name of torch's own default in /tmp may be another
+    user's, who could put code there.
     """
     chosen = os.environ.get(VARIABLE)
     with contextlib.suppress(OSError, RuntimeError):  # no home directory, or a read-only one
@@ -36,7 +37,7 @@ def compile_cache(log: Callable[[str], None]) -> dict[str, str]:
             kernels = "1 unfinished kernel" if count == 1 else f"{count} unfinished kernels"
             log(f"{kernels} of torch.compile removed from {folder}: a process was killed there")
         return {VARIABLE: str(folder)}
-    return {}
+    return {VARIABLE: str(fallback)}
 
 
 def remove_unfinished(folder: Path) -> int:

@@ -121,7 +121,7 @@ def run_job(
         returncode = _supervise(
             _command(path, processes, rendezvous),
             _environment(job, processes, root=root, steps=steps)
-            | (compile_cache(log) if compiles else {})
+            | (compile_cache(log, fallback=job.directory / "torch-compile") if compiles else {})
             | (rendezvous.environment() if rendezvous else {})
             | (rendezvous.rank_environment() if rendezvous and processes == 1 else {}),
             worker_log,

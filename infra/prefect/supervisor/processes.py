@@ -44,6 +44,7 @@ class Backoff:
     """The growing pause between two tries."""
 
     def __init__(self) -> None:
+        self.tries = 0  # that ended in quick succession
         self._seconds = 0.0
         self._began = 0.0
         self._not_before = 0.0
@@ -62,7 +63,8 @@ class Backoff:
         now = time.monotonic()
         # A long life resets the backoff: only ends in quick succession lengthen the pause.
         if now - self._began > SECONDS_OF_HEALTH:
-            self._seconds = 0.0
+            self._seconds, self.tries = 0.0, 0
+        self.tries += 1
         self._seconds = min(LONGEST_PAUSE, 2 * self._seconds or FIRST_PAUSE)
         self._not_before = now + self._seconds
         return self._seconds
@@ -91,6 +93,11 @@ class ManagedProcess:
     def is_over(self) -> bool:
         """True if there is no live process."""
         return self._process is None or self._process.poll() is not None
+
+    @property
+    def early_ends(self) -> int:
+        """The number of ends in quick succession, the last one included."""
+        return self._pause.tries
 
     @property
     def may_start(self) -> bool:

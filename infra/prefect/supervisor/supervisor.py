@@ -48,6 +48,7 @@ from infra.prefect.supervisor.workers import managed_worker, worker_environment,
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_REPORT = 15.0  # lost runs to Prefect, when the stack stops
 REGISTRATIONS = 3  # tries to register the deployments
+MAX_EARLY_ENDS = 5  # of a worker that never polled: about a minute
 
 
 class Supervisor:
@@ -93,7 +94,8 @@ class Supervisor:
     def run(self) -> None:
         """Supervise everything until SIGTERM or Ctrl-C; return when all of it has ended.
 
-        Raises ServerError if the server cannot be started at all, or the home has a supervisor.
+        Raises ServerError if the server or a worker cannot be started at all, or the home has a
+        supervisor.
         """
         with _only_supervisor(self._home), self._until_signalled():
             # Read before the record is overwritten: runs that an earlier, killed supervisor left.
@@ -113,8 +115,9 @@ class Supervisor:
     def _look(self) -> None:
         """Check everything once and restart what ended. Never blocks on a process."""
         self._look_at_server()
-        for worker in self._workers.values():
-            worker.ended()
+        for pool, worker in self._workers.items():
+            if worker.ended() is not None and self._record.state == "starting":
+                _check_starts(pool, worker)
         pids = {pool: worker.pid for pool, worker in self._workers.items()}
         processes = marked(self._home)
         self._follow(set(processes.values()), is_any_lost=None in pids.values())
@@ -286,6 +289,17 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _check_starts(pool: str, worker: ManagedProcess) -> None:
+    """Raise ServerError if the worker of a stack that never was ready has ended too often."""
+    # One that polled before is restarted for ever: a full disk or an absent server may pass.
+    if worker.early_ends >= MAX_EARLY_ENDS:
+        raise ServerError(
+            f"the worker of {pool} ended {worker.early_ends} times while starting: "
+            f"{last_line(worker.output)}",
+            hint=f"its log is {worker.output}",
+        )
 
 
 @contextlib.contextmanager

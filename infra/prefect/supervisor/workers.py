@@ -1,13 +1,17 @@
 """A pool's Prefect worker, which ends with its supervisor.
 
 `python -m infra.prefect.supervisor.workers ARGUMENTS` is `prefect ARGUMENTS`, ended by the kernel
-when the supervisor dies: a worker without one would take runs for ever.
+when the supervisor dies: a worker without one would take runs for ever. Its temporary files are in
+the home.
 """
 
 import os
+import runpy
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,13 +71,25 @@ def managed_worker(pool: str, home: Path, *, log: Callable[[str], None]) -> Mana
 
 
 def main() -> None:
-    """Become Prefect, with this process's arguments."""
+    """Run Prefect with this process's arguments."""
     # A shell without job control starts background processes with SIGINT ignored, and SIGINT is
     # the signal that stops a worker.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     die_with_parent()
     os.environ.pop(LAUNCHER_VARIABLE, None)  # of this process only, not of what it starts
-    os.execv(sys.executable, [sys.executable, "-m", "prefect", *sys.argv[1:]])
+    # Prefect makes /tmp/runner_storage, which belongs to the first user of the machine who has a
+    # worker. TMPDIR stays as it is: runs inherit it.
+    pool = sys.argv[sys.argv.index("--pool") + 1]
+    tempfile.tempdir = str(_empty_scratch(Path(os.environ["NANOCHAT_HOME"]), pool))
+    runpy.run_module("prefect", run_name="__main__", alter_sys=True)
+
+
+def _empty_scratch(home: Path, pool: str) -> Path:
+    """Return the directory of a worker's temporary files, without those that a killed one left."""
+    directory = home / "prefect" / f"worker-{pool}.tmp"
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
 
 
 if __name__ == "__main__":

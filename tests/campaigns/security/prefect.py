@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 
-from infra.prefect.password import find_password
 from tests.campaigns.security.rows import Row
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.stack.attempts import (
@@ -27,7 +26,7 @@ def run() -> list[Row]:
     """Bring a stack up and try everything that this machine allows."""
     with stack_without_a_set_password("--pool", "cpu") as stack:
         api_url = str(stack.record.api_url)
-        password = str(find_password(stack.home))
+        password = stack.password
         token = csrf_token(api_url, password)
         rows = [
             attempt("wrong passwords", lambda: try_wrong_passwords(api_url, token)),

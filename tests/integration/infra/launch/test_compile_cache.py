@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from infra.launch.compile_cache import VARIABLE, remove_unfinished
+from infra.launch.compile_cache import VARIABLE, compile_cache, remove_unfinished
 from infra.launch.torchrun import run_job
 from nanochat_core.job import Job
 from tests.integration.infra.launch.test_run_job import RESOURCES, ignore
@@ -48,6 +48,16 @@ def test_a_job_that_compiles_begins_without_unfinished_kernels(
     (message,) = [event["text"] for event in events if event["kind"] == "message"]
     assert message.startswith("1 unfinished kernel of torch.compile removed")
     assert not (folder / "short.main.so").exists()
+
+
+@pytest.mark.parametrize("variable", [VARIABLE, "XDG_CACHE_HOME"])
+def test_a_cache_that_cannot_be_written_is_replaced_by_one_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(variable, "/proc/cache")
+
+    assert compile_cache(print, fallback=tmp_path) == {VARIABLE: str(tmp_path)}
 
 
 def test_only_kernels_that_are_not_whole_and_not_being_made_are_removed(tmp_path: Path) -> None:

@@ -138,11 +138,13 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
         waits.append(pause.ended())
     assert waits == [1, 2, 4, 8, 16, 30, 30]
     assert not pause.is_over
+    assert pause.tries == 7
 
     pause.began()
     now[0] += 61
 
     assert pause.ended() == 1
+    assert pause.tries == 1
 
 
 def test_the_end_of_a_process_is_reported_once_with_its_code(tmp_path: Path) -> None:

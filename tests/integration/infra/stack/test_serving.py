@@ -15,10 +15,13 @@ from types import SimpleNamespace
 import pytest
 
 from infra.prefect.access import ServerError, answers
-from infra.prefect.records import Server, write_record
+from infra.prefect.records import Server, find_process_of_server, read_stack, write_record
 from infra.prefect.supervisor import processes
 from infra.prefect.supervisor import servers as servers_module
+from infra.prefect.supervisor import supervisor as supervisor_module
+from infra.prefect.supervisor.processes import ManagedProcess
 from infra.prefect.supervisor.servers import MOST_UNANSWERED, OwnServer
+from infra.prefect.supervisor.supervisor import Supervisor
 from infra.prefect.supervisor.workers import managed_worker
 from nanochat_core.runtime.process_start import start_of
 from tests.support.infra.stack.live import wait_for
@@ -31,7 +34,7 @@ from pathlib import Path
 
 class Healthy(BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200)
+        self.send_response(404 if "csrf-token" in self.path else 200)
         self.end_headers()
         self.wfile.write(b"true")
 
@@ -160,3 +163,39 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
 
     assert (worker.pid, worker.may_start) == (None, False)
     assert said == ["worker gpu: No space left on device; again in 1 s"]
+
+
+def test_a_worker_that_never_starts_is_given_up_with_the_last_line_of_its_log(
+    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervisor_module, "SECONDS_BETWEEN_LOOKS", 0.01)
+    said = "print('PermissionError: no room\\nAn exception occurred.\\n'); raise SystemExit(1)"
+    monkeypatch.setattr(
+        supervisor_module,
+        "managed_worker",
+        lambda pool, home, *, log: ManagedProcess(
+            pool, [sys.executable, "-c", said], output=home / "prefect" / "worker", log=log
+        ),
+    )
+    supervisor = Supervisor(
+        tmp_path,
+        port=4200,
+        pools=["gpu"],
+        store=None,
+        register=[],
+        guarded=True,
+        log=servers.said.append,
+    )
+
+    with pytest.raises(ServerError) as caught:
+        supervisor.run()
+
+    assert str(caught.value) == (
+        "the worker of gpu ended 5 times while starting: PermissionError: no room"
+    )
+    assert caught.value.hint == f"its log is {tmp_path / 'prefect' / 'worker'}"
+    stack = read_stack(tmp_path)
+    assert stack is not None
+    assert (stack.problem, stack.hint) == (str(caught.value), caught.value.hint)
+    assert find_process_of_server(tmp_path) is None

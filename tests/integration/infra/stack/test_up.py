@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.prefect.password import find_password, password_path
+from infra.prefect.password import password_path
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.ports import quiet_port
 from tests.support.infra.stack.attempts import (
+    OWNER,
     csrf_token,
     stack_without_a_set_password,
     try_api_as_another_user,
@@ -59,6 +60,24 @@ def test_a_second_up_starts_nothing(live: LiveStack) -> None:
     assert live.nanochat("up").returncode == 0
 
     assert (live.record, len(live.processes())) == before
+
+
+def test_a_worker_needs_no_name_that_another_user_has_in_the_temporary_directory(
+    live: LiveStack,
+) -> None:
+    taken = live.temporary / "runner_storage"
+
+    assert live.record.state == "ready"
+    assert taken.read_text() == "of another user"
+    assert list(live.temporary.iterdir()) == [taken]
+    for pool in ("cpu", "gpu"):
+        directory = live.home / "prefect" / f"worker-{pool}.tmp"
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_stack_is_that_users_alone(live: LiveStack) -> None:
+    assert {process.uids().real for process in live.processes()} == {OWNER}
 
 
 def test_a_taken_port_is_passed_over(live: LiveStack) -> None:
@@ -129,14 +148,14 @@ def test_another_user_of_the_machine_gets_neither_the_password_nor_in(live: Live
 
 def test_only_the_password_gets_in(live: LiveStack) -> None:
     api_url = str(live.record.api_url)
-    token = csrf_token(api_url, str(find_password(live.home)))
+    token = csrf_token(api_url, live.password)
 
     assert through(try_wrong_passwords(api_url, token)) == {}
     assert live.ask("/admin/version")
 
 
 def test_a_change_needs_a_token_besides_the_password(live: LiveStack) -> None:
-    password = str(find_password(live.home))
+    password = live.password
 
     assert through(try_without_a_token(str(live.record.api_url), password)) == {}
 
@@ -152,7 +171,7 @@ def test_a_wrong_password_is_one_line_with_a_hint(live: LiveStack) -> None:
 
 
 def test_the_password_is_in_no_command_line_and_no_other_file(live: LiveStack) -> None:
-    secret = str(find_password(live.home)).partition(":")[2]
+    secret = live.password.partition(":")[2]
     words = [" ".join(process.cmdline()) for process in live.processes()]
     files = [path for path in (live.home / "prefect").rglob("*") if path.is_file()]
 
@@ -175,3 +194,5 @@ def test_a_run_of_a_deployment_works_with_the_password(live: LiveStack) -> None:
     live.finish_toy("guarded")
 
     live.wait_for_state(run, "Completed")
+    # Only the worker keeps its temporary files in the home.
+    assert (live.home / "guarded.temporary").read_text() == str(live.temporary)

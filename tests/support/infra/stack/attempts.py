@@ -5,6 +5,7 @@ Each function returns what got through by attempt: "" where the attempt was refu
 
 import contextlib
 import http.server
+import os
 import re
 import shutil
 import subprocess
@@ -20,6 +21,12 @@ from infra.prefect.password import password_path
 from tests.support.infra.stack.live import LiveStack, make_code
 
 NOBODY = 65534  # the user and group of that name
+OWNER = 65533  # of the stack, if we are root
+# It may read everything, since our Python may lie where only root can go.
+_AS_OWNER = (
+    *("setpriv", f"--reuid={OWNER}", f"--regid={OWNER}", "--clear-groups"),
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"),
+)
 PLANTED = "planted"
 WRONG_PASSWORDS = ("", "nanochat:", "nanochat:wrong", ":", "admin:admin", "nanochat")
 # The last is how a flow runs code: a deployment whose pull step is a shell.
@@ -54,16 +61,24 @@ ASK = (
 def stack_without_a_set_password(*options: str, history: Path | None = None) -> Iterator[LiveStack]:
     """Bring a stack up in a home that the modes of no directory above it protect.
 
-    `options` are those of `nanochat up`; `history` is a database that the home has already.
+    `options` are those of `nanochat up`; `history` is a database that the home has already. If this
+    process is root's, the stack is another user's, who has no name and no home directory.
     """
     with tempfile.TemporaryDirectory(prefix="stack-") as directory:
         Path(directory).chmod(0o755)
         stack = LiveStack(
-            Path(directory) / "home", code=make_code(Path(directory) / "code"), password=None
+            Path(directory) / "home",
+            code=make_code(Path(directory) / "code"),
+            password=None,
+            prefix=_AS_OWNER if os.geteuid() == 0 else (),
         )
+        stack.home.mkdir()
         if history is not None:
-            (stack.home / "prefect").mkdir(parents=True)
+            (stack.home / "prefect").mkdir()
             shutil.copy(history, stack.home / "prefect" / "prefect.db")
+        if os.geteuid() == 0:
+            for path in (stack.home, *stack.home.rglob("*")):
+                os.chown(path, OWNER, OWNER)
         try:
             done = stack.nanochat("up", *options)
             assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr

@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
-from infra.prefect.password import find_password
+from infra.prefect.password import password_path
 from infra.prefect.records import Stack, find_process_of_server, read_stack
 from tests.support.prefect_login import Login
 
@@ -23,6 +23,7 @@ TAGS = ["auto-resume"]
 # Says in files of the home what happens to it. Its name is that of a flow that may be resumed.
 FLOW = """
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,6 +34,7 @@ HOME = Path(os.environ["NANOCHAT_HOME"])
 
 @flow(name="nanochat-eval", retries=0)
 def toy(name: str) -> None:
+    (HOME / f"{name}.temporary").write_text(tempfile.gettempdir())
     (HOME / f"{name}.pid").write_text(str(os.getpid()))
     try:
         while not (HOME / f"{name}.go").exists():
@@ -46,14 +48,24 @@ def toy(name: str) -> None:
 class LiveStack:
     """The command line in one home, and the API of its server."""
 
-    def __init__(self, home: Path, *, code: Path, password: str | None = AUTH) -> None:
+    def __init__(
+        self,
+        home: Path,
+        *,
+        code: Path,
+        password: str | None = AUTH,
+        prefix: Sequence[str] = (),  # of each command; it may change the user
+    ) -> None:
         self.home = home
         self.taken_port = 0  # the one that `up` was asked for, and another program had
+        self.temporary = _make_temporary(home.parent / "temporary")
+        self._prefix = prefix
         ours = ("PREFECT_", "NANOCHAT_")
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "NANOCHAT_HOME": str(home),
             "PYTHONPATH": str(code),
+            "TMPDIR": str(self.temporary),
             **({"NANOCHAT_PREFECT_AUTH": password} if password else {}),
         }
         self._password = password  # None: the one that the home makes
@@ -62,7 +74,7 @@ class LiveStack:
     def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run one command of the command line."""
         return subprocess.run(
-            [sys.executable, "-P", "-m", "flows.cli.app", *words],
+            [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", *words],
             cwd=self._cwd,
             env={**self.environment, **environment},
             capture_output=True,
@@ -82,13 +94,18 @@ class LiveStack:
         found = find_process_of_server(self.home)
         return found and found.pid
 
+    @property
+    def password(self) -> str:
+        """`user:password` of the server."""
+        return self._password or password_path(self.home).read_text().strip()
+
     def ask(self, path: str, body: Any = None) -> Any:
         """The API's answer to a GET, or to a POST of `body`."""
         api_url = self.record.api_url
-        password = self._password or find_password(self.home)
         assert api_url is not None
-        assert password is not None
-        with httpx.Client(auth=Login(api_url, password), timeout=30, trust_env=False) as client:
+        with httpx.Client(
+            auth=Login(api_url, self.password), timeout=30, trust_env=False
+        ) as client:
             method = "GET" if body is None else "POST"
             return client.request(method, f"{api_url}{path}", json=body).raise_for_status().json()
 
@@ -136,6 +153,14 @@ class LiveStack:
             except (psutil.Error, OSError):
                 continue
         return found
+
+
+def _make_temporary(directory: Path) -> Path:
+    """Make a shared directory of temporary files, with Prefect's name for them taken."""
+    directory.mkdir(parents=True)
+    directory.chmod(0o1777)
+    (directory / "runner_storage").write_text("of another user")
+    return directory
 
 
 def make_project(directory: Path) -> Path:
