@@ -101,7 +101,7 @@ def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
         if not claim.device.acquire(timeout=_SECONDS_BETWEEN_TRIES):
             return False
         held.callback(claim.device.release)
-    if held.enter_context(file_lock.try_hold(claim.lock_path)):
+    if held.enter_context(file_lock.try_hold(claim.lock_path, run=claim.claimant.run)):
         return True
     held.close()  # releases the device before the sleep
     claim.stop.wait(_SECONDS_BETWEEN_TRIES)

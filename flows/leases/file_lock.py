@@ -33,6 +33,7 @@ class Owner:
 
     pid: int
     host: str
+    run: str | None = None  # id of the run that it builds for
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -81,14 +82,14 @@ def hold(path: Path, on_wait: Callable[[Owner | None], None]) -> Generator[None]
 
 
 @contextlib.contextmanager
-def try_hold(path: Path) -> Generator[bool]:
+def try_hold(path: Path, *, run: str | None = None) -> Generator[bool]:
     """Hold the lock at `path` while the block runs, if it is free. Yields whether it is held.
 
-    Does not wait. Raises StageError if the lock file cannot be written.
+    Does not wait. `run` is noted. Raises StageError if the lock file cannot be written.
     """
     with _open(path) as file:
         if try_flock(file):
-            with _owning(file, path):
+            with _owning(file, path, run=run):
                 yield True
         else:
             yield False
@@ -118,9 +119,9 @@ def _open(path: Path) -> IO[str]:
 
 
 @contextlib.contextmanager
-def _owning(file: IO[str], path: Path) -> Generator[None]:
+def _owning(file: IO[str], path: Path, *, run: str | None = None) -> Generator[None]:
     """Keep a note of this process in the locked file. Closing the file releases the lock."""
-    owner = Owner(pid=os.getpid(), host=socket.gethostname())
+    owner = Owner(pid=os.getpid(), host=socket.gethostname(), run=run)
     with writing(path, StageError):
         file.truncate(0)
         json.dump(asdict(owner), file)

@@ -46,6 +46,8 @@ class LocalRun:
     pins: Pins = field(default_factory=dict[str, str])  # upstream names it has resolved already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
     over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
+    # Of the runs that this process executes, see flows/leases/run_lock.py.
+    locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     # Id of the flow run, and what its body returned or raised.
     ends: list[tuple[str | None, Any]] = field(default_factory=list[tuple[str | None, Any]])
 
@@ -59,7 +61,8 @@ def running_locally(caller: LocalRun) -> Generator[None]:
     # A context variable, since Prefect calls the flow and passes on only the form's parameters.
     token = LOCAL_RUN.set(caller)
     try:
-        yield
+        with caller.locks:
+            yield
     except CancelledRun:
         raise KeyboardInterrupt from None
     finally:

@@ -15,6 +15,7 @@ from prefect.runtime import deployment, flow_run
 
 from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
 from flows.build.build import BuildContext
+from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
 from flows.orchestration.caller import LOCAL_RUN, LocalRun
@@ -24,6 +25,8 @@ from flows.plan.upstream import Log, Pins, moving_names, pin
 from flows.profiles import Profile, make_placement
 from flows.run_request import NAME, FlowRequest, OnNodes
 from infra.placement import Placement, default_home, default_store
+from infra.prefect.access import configured_api_url
+from infra.prefect.ended_runs import end_task_runs
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.config import RunConfig
@@ -162,6 +165,10 @@ def open_flow(
     store = open_store(request.store or default_store(home))
     run_id = flow_run.get_name()
     assert run_id is not None  # this is called in flows only
+    if caller is not None:
+        for run in dict.fromkeys((run_id, *runs_of(run_id))):
+            caller.locks.enter_context(run_lock.hold(home, run, store=store.url))
+    end_earlier_start()
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(store, stop)
 
@@ -181,6 +188,15 @@ def open_flow(
         caller=caller,
         stop=stop,
     )
+
+
+def end_earlier_start() -> None:
+    """Show what an earlier, killed start of the current flow run began as crashed, not running."""
+    api_url, own = configured_api_url(), flow_run.get_id()
+    if api_url is not None and own is not None and flow_run.get_run_count() > 1:
+        # Only shown: a server that does not answer must not end the run.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+            end_task_runs(api_url, own, "its process ended; the run was resumed")
 
 
 def pin_names(

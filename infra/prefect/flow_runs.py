@@ -9,6 +9,7 @@ import time
 import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,12 @@ from infra.prefect.access import (
 from infra.prefect.records import find_process_of_server
 from infra.prefect.server import adopt_password, wait_for_server
 from infra.prefect.supervisor.control import wait_for_own_server
+from infra.prefect.supervisor.runs import AUTO_RESUME, AUTOMATION
 from nanochat_core.errors import ConfigError, NanochatError
 
 SECONDS = 10.0  # for an answer: a server on SQLite may be busy
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
+MOST_SECONDS_CRASHED = 3600.0  # a run that crashed longer ago was left so by its user
 _MOST = 200  # flow runs in an answer
 _PAUSES = (1.0, 2.0, 4.0)  # seconds before each repetition of a request that creates a run
 # No JSON, or JSON of another form, is the answer of a proxy.
@@ -48,11 +51,25 @@ class FlowRun:
     state: str  # what the pages show: Late, Resumed, ...
     message: str
     pool: str | None  # whose workers run it
+    id: str
+    tags: tuple[str, ...]
+    since: float  # unix seconds: when it got into its state
 
     @property
     def is_live(self) -> bool:
         """Return whether it has not ended."""
         return self.type in LIVE
+
+    @property
+    def is_request(self) -> bool:
+        """Return whether it builds one stage, requested by a run."""
+        return any(tag.startswith("request:") for tag in self.tags)
+
+    @property
+    def may_be_resumed(self) -> bool:
+        """Return whether it crashed so lately that the automation, if it is on, resumes it."""
+        is_late = time.time() - self.since > MOST_SECONDS_CRASHED
+        return self.type == "CRASHED" and AUTO_RESUME in self.tags and not is_late
 
 
 def running_server(home: Path) -> str:
@@ -130,23 +147,41 @@ def read_flow_run(api_url: str, flow_run: str, *, run: str) -> FlowRun:
         raise _explain(api_url, error, hint=f"look with: nanochat status {run}") from error
 
 
-def find_live(home: Path, run: str) -> list[FlowRun]:
-    """Return the live flow runs of the run with this id: its own, and the stages it requested.
-
-    Empty if no server runs or answers: nothing is known then.
-    """
+def find_api(home: Path) -> str | None:
+    """Return the URL of the API of the server that `home` uses; None if none runs."""
     server = find_process_of_server(home)
-    api_url = configured_api_url() or (server.api_url if server else None)
+    return configured_api_url() or (server.api_url if server else None)
+
+
+def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
+    """Return the flow runs of the run with this id: its own, and the stages it requested.
+
+    None means that nothing is known, since no server runs or answers.
+    """
+    api_url = find_api(home)
     if api_url is None:
-        return []
+        return None
     adopt_password(home)
     chosen = {"operator": "or_", "name": {"any_": [run]}, "tags": {"all_": [f"run:{run}"]}}
     body = {"flow_runs": chosen, "limit": _MOST}
     try:
-        found = [_parse(tree) for tree in ask(api_url, "/flow_runs/filter", body=body)]
+        return [_parse(tree) for tree in ask(api_url, "/flow_runs/filter", body=body)]
     except _NO_ANSWER:
-        return []
-    return [flow_run for flow_run in found if flow_run.is_live]
+        return None
+
+
+def find_live(home: Path, run: str) -> list[FlowRun]:
+    """Return those of `find_flow_runs` that live, or crashed and are resumed without a command."""
+    found = find_flow_runs(home, run) or []
+    api_url = find_api(home)
+    if api_url is None or not any(each.may_be_resumed for each in found):
+        return [each for each in found if each.is_live]
+    named = {"automations": {"name": {"any_": [AUTOMATION]}}}
+    try:
+        is_on = any(each["enabled"] for each in ask(api_url, "/automations/filter", body=named))
+    except _NO_ANSWER:
+        is_on = True
+    return [each for each in found if each.is_live or (is_on and each.may_be_resumed)]
 
 
 def _find_deployment(api_url: str, deployment: str) -> Any:
@@ -168,6 +203,9 @@ def _parse(tree: Mapping[str, Any]) -> FlowRun:
         state=str(tree.get("state_name") or ""),
         message=str(state.get("message") or ""),
         pool=tree.get("work_pool_name"),
+        id=str(tree.get("id") or ""),
+        tags=tuple(tree.get("tags") or ()),
+        since=datetime.fromisoformat(state["timestamp"]).timestamp() if "timestamp" in state else 0,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.artifacts.dead_runs import end_dead_runs
 from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.revocations import accepted_from
@@ -43,6 +44,7 @@ def ls(
     if stage is not None:
         check_stage(stage)
     store = place.open_store()
+    end_dead_runs(store, place.home_path)
     if reference is not None and is_artifact(reference):
         # An artifact is of one stage, so --stage is either superfluous or a mistake.
         if stage is not None:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from flows.artifacts.dead_runs import end_dead_runs, settle
 from flows.artifacts.names import check_stage, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
@@ -67,7 +68,8 @@ def logs(
     if stage is not None:
         check_stage(stage)
     store = place.open_store()
-    found = open_newest_run(store, run)
+    end_dead_runs(store, place.home_path)
+    found = settle(store, place.home_path, open_newest_run(store, run))
     positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
     refs = _refs(store, found, place.work)
     watch = _Watch(place)
@@ -141,7 +143,7 @@ class _Watch:
         from infra.prefect.flow_runs import find_live
 
         plan = _find_plan(store, run, self._place.work)
-        if plan is None or find_builders(plan, self._place.work):
+        if plan is None or find_builders(run.run, plan, self._place.work):
             return None
         live = find_live(self._place.home_path, run.run)
         if any(flow_run.type in ("SCHEDULED", "PENDING") for flow_run in live):

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flows.artifacts.dead_runs import end_dead_runs
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
     NamedOptions,
@@ -63,6 +64,7 @@ def run(
     # stores that cannot be reached, and ends here if there is nothing to do.
     planned = plan_profile(profile, what, where, redo=redo, will_run=True)
     plan, store = planned.plan, planned.store
+    end_dead_runs(store, where.home_path)
     name = open_name(store, profile, what)
     place = StoreOptions(home=where.home, store=where.store).argv
     if workers.pool is not None:

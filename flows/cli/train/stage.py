@@ -34,6 +34,7 @@ from flows.cli.planning import pinned_profile, profile_of
 from flows.cli.recipes import read_recipe
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
+from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.overrides import open_name
 from flows.plan.pinned import open_pinned, sections_of, stages_before
@@ -228,18 +229,21 @@ def _recorded(
 ) -> Generator[BuildContext]:
     """Write the run's record, yield the context that adds to it, and write how the block ended.
 
+    Holds the run's lock meanwhile, so that the next command can end the record of a killed one.
+
     The record names the up-to-date artifacts of all stages, so that after the last of several
     commands it names all. Until then it says "interrupted": names such as sft@tiny stand for
     finished runs, and a part of a run must not replace one.
     """
     record = RunRecord(context.store, _go_on(context.store, run))
     context = replace(context, record=record.add)
-    record.write()
     try:
-        # After the record is written: garbage collection may have marked the inputs between the
-        # plan that found them and the record that refers to them.
-        reserve_found(context, inputs.values())
-        yield context
+        with run_lock.hold(context.placement.home, run.run, store=context.store.url):
+            record.write()
+            # After the record is written: garbage collection may have marked the inputs between the
+            # plan that found them and the record that refers to them.
+            reserve_found(context, inputs.values())
+            yield context
     except BaseException as error:
         is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
         with contextlib.suppress(StoreError):  # must not replace the error that is being raised

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from flows.artifacts.dead_runs import end_dead_runs, settle
 from flows.artifacts.names import open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
@@ -18,7 +19,7 @@ from flows.cli.recipes import options_of_run
 from flows.evals.suite import evaluated_model
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
-from flows.leases import file_lock
+from flows.leases import file_lock, run_lock
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
@@ -47,14 +48,16 @@ def status(
 ) -> int:
     """List the latest runs, or show how far one of them is."""
     store = place.open_store()
+    end_dead_runs(store, place.home_path)
     if run is None:
         unread: list[str] = []
-        runs = latest_runs(store, _SHOWN, unread=unread)
+        found = latest_runs(store, _SHOWN, unread=unread)
+        runs = [settle(store, place.home_path, each) for each in found]
         print_unread(unread)
         lines = columns([_row(found) for found in runs]) or ["no runs yet: nanochat run tiny"]
     else:
         try:
-            runs = [open_newest_run(store, run)]
+            runs = [settle(store, place.home_path, open_newest_run(store, run))]
         except ConfigError:
             # A worker writes the record of a submitted run when it starts it.
             submitted = list(_live(run, place.home_path)) if name_in(run) else []
@@ -118,24 +121,32 @@ def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str
         yield _done(ref) if ref else _left(item, work)
     if run.status != "finished":
         yield ""
-        builders = find_builders(planned, work)
+        builders = find_builders(run.run, planned, work)
         for name, builder in sorted(builders.items()):
             yield f"{name.partition('/')[0]} is being built by {builder}"
-        # A run on workers may be alive while no stage is built: they wait for a free worker.
-        live = [] if builders or run.status != "running" else list(_live(run.run, home))
+        live = [] if builders else list(_live(run.run, home))
         yield from live
         if not builders and not live:
             yield f"nothing of it is being built; resume with: {command}"
 
 
 def _live(run: str, home: Path) -> Iterator[str]:
-    """Yield what Prefect says of the run with this id, for which no process builds now."""
+    """Yield what is known of the run with this id, for which no process builds now.
+
+    A command may be between two stages. A run on workers may wait for one, or was interrupted or
+    killed and is resumed without a command.
+    """
+    if run_lock.is_held(home, run):
+        yield "its command is running on this machine, between two stages"
+        return
     from infra.prefect.flow_runs import find_live
 
     for found in find_live(home, run):
         what = "the run" if found.name == run else found.name.partition("/")[0]
         where = f" in the pool {found.pool}" if found.pool else ""
-        if found.type == "SCHEDULED":
+        if found.may_be_resumed:
+            yield f"{what} has crashed{where}; Prefect resumes it within a minute"
+        elif found.type == "SCHEDULED":
             yield f"{what} waits for a worker{where}: {found.state}"
         else:
             yield f"{what} is {found.state.lower()}{where}"
@@ -190,16 +201,16 @@ def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) 
     return make_plan(apply_pins(profile.run, run.upstream), store, work, pinned=pinned)
 
 
-def find_builders(planned: Plan, work: Path) -> dict[str, str]:
-    """Return the builders by the name of the artifact.
+def find_builders(run: str, planned: Plan, work: Path) -> dict[str, str]:
+    """Return the builders of the stages of the run with this id, by the name of the artifact.
 
-    Local file locks show any build on this machine; leases show builds of the plan's stages on all
-    machines.
+    Leases show who builds the plan's stages on any machine, also for another run. File locks show
+    what this run builds on this machine that today's plan does not have: other code began it.
     """
     found: dict[str, str] = {}
     # Lock files are {work}/{stage}/{short fingerprint}.lock, see `file_lock.lock_path`.
     for path in work.glob("*/*.lock"):
-        if owner := file_lock.find_owner(path):
+        if (owner := file_lock.find_owner(path)) and owner.run == run:
             found[f"{path.parent.name}/{path.stem}"] = str(owner)
     for item in planned.stages:
         if item.builder and item.ref:

@@ -2,15 +2,18 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from flows.artifacts.runs import name_in
+from flows.artifacts.runs import Status, name_in
 from flows.cli.app import main
+from flows.leases import run_lock
 from flows.overrides import default_name
 from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -23,6 +26,8 @@ class Api(BaseHTTPRequestHandler):
     created: ClassVar[list[dict[str, Any]]] = []
     states: ClassVar[list[tuple[str, str, str]]] = []  # that a flow run is in, one after the other
     live: ClassVar[list[dict[str, Any]]] = []
+    set_states: ClassVar[list[tuple[str, str]]] = []  # path and type of each state that was set
+    resumes: ClassVar[bool] = True  # whether the automation for crashed runs is on
     refuses: ClassVar[str | None] = None
     faults: ClassVar[list[tuple[str, int | None]]] = []  # prefixes of paths that fail so, once
 
@@ -45,6 +50,14 @@ class Api(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/api/flow_runs/filter":
             self._answer(200, Api.live)
+        elif self.path == "/api/automations/filter":
+            self._answer(200, [{"enabled": Api.resumes}])
+        elif self.path in ("/api/task_runs/filter", "/api/artifacts/filter"):
+            self._answer(200, [])
+        elif self.path.endswith("/set_state"):
+            if not self._fails():
+                Api.set_states.append((self.path, body["state"]["type"]))
+                self._answer(200, {})
         elif Api.refuses is not None:
             self._answer(409, {"detail": Api.refuses})
         else:
@@ -78,8 +91,9 @@ class Api(BaseHTTPRequestHandler):
 @pytest.fixture
 def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
-    for name, value in (("created", []), ("states", []), ("live", []), ("faults", [])):
-        monkeypatch.setattr(Api, name, value)
+    for name in ("created", "states", "live", "faults", "set_states"):
+        monkeypatch.setattr(Api, name, [])
+    monkeypatch.setattr(Api, "resumes", True)
     monkeypatch.setattr(Api, "refuses", None)
     monkeypatch.setattr("infra.prefect.flow_runs._PAUSES", (0.0, 0.0))
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
@@ -280,3 +294,72 @@ def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal: T
         "the run waits for a worker in the pool cpu: Late",
     ]
     assert terminal.read("status", run) == []
+
+
+def crashed(run: str, *, seconds_ago: float, tags: tuple[str, ...] = ("auto-resume",)) -> Any:
+    """A flow run whose process was killed, as Prefect shows it."""
+    when = datetime.fromtimestamp(time.time() - seconds_ago, UTC).isoformat()
+    return {
+        "id": "f-1",
+        "name": run,
+        "tags": [*tags, f"run:{run}"],
+        "state_type": "CRASHED",
+        "state_name": "Crashed",
+        "state": {"timestamp": when},
+    }
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted"])
+@pytest.mark.usefixtures("api_url")
+def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(
+    terminal: Terminal, store: Store, status: Status
+) -> None:
+    put_run(store, "tiny-1", status=status)
+    Api.live = [crashed("tiny-1", seconds_ago=9)]
+    lines = terminal.said("status", "tiny")
+    assert lines[0] == f"run tiny-1: {status}"
+    assert lines[-1] == "the run has crashed; Prefect resumes it within a minute"
+    Api.live = [Api.live[0] | {"state_type": "SCHEDULED", "state_name": "AwaitingRetry"}]
+    assert terminal.said("status", "tiny")[-1] == "the run waits for a worker: AwaitingRetry"
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "tags", "resumes"),
+    [(7200, ("auto-resume",), True), (9, (), True), (9, ("auto-resume",), False)],
+)
+@pytest.mark.usefixtures("api_url")
+def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(
+    terminal: Terminal,
+    store: Store,
+    seconds_ago: float,
+    tags: tuple[str, ...],
+    resumes: bool,
+) -> None:
+    put_run(store, "tiny-1", status="running", ended=None)
+    Api.live, Api.resumes = [crashed("tiny-1", seconds_ago=seconds_ago, tags=tags)], resumes
+    assert terminal.said("status")[0].split()[:2] == ["tiny-1", "interrupted"]
+    lines = terminal.said("status", "tiny")
+    assert lines[0] == "run tiny-1: interrupted"
+    assert lines[-1].endswith("resume with: nanochat run tiny")
+    assert Api.set_states == []  # it is Crashed already
+
+
+@pytest.mark.usefixtures("api_url")
+def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_left_alone(
+    terminal: Terminal, store: Store, tmp_path: Path
+) -> None:
+    home, running = tmp_path / "home", {"state_type": "RUNNING", "state_name": "Running"}
+    put_run(store, "tiny-1", status="running", ended=None)
+    with pytest.raises(KeyboardInterrupt), run_lock.hold(home, "tiny-1", store=store.url):
+        raise KeyboardInterrupt
+    Api.live = [
+        {"id": "f-1", "name": "tiny-1", "tags": ["run:tiny-1"], **running},
+        {"id": "f-2", "name": "sft/1a2b", "tags": ["run:tiny-1", "request:7"], **running},
+    ]
+    Api.faults = [("/api/flow_runs/f-1", 503)]  # it cannot answer at once
+    terminal.said("status")
+    assert list((home / "runs").iterdir()) != []
+    Api.faults = []
+    assert terminal.said("status", "tiny")[-1] == "sft is running"
+    assert Api.set_states == [("/api/flow_runs/f-1/set_state", "CRASHED")]
+    assert list((home / "runs").iterdir()) == []

@@ -11,7 +11,7 @@ from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
-from flows.leases import file_lock
+from flows.leases import file_lock, run_lock
 from flows.leases.lease import LeaseGrant, renew, try_acquire
 from flows.overrides import default_name
 from flows.profiles import open_profile
@@ -212,3 +212,97 @@ def test_a_setting_that_is_no_more_is_no_error(
     told = said(capsys)
     assert "what is left is unknown: " in told
     assert "gone" in told.splitlines()[-1]
+
+
+# Whether a process executes the run.
+
+
+def die(home: Path, *runs: str) -> None:
+    """Leave these runs as commands that were killed do."""
+    for run in runs:
+        store = store_of(home)
+        put_run(store, run, name=run.rpartition("-")[0], status="running", ended=None)
+        with pytest.raises(KeyboardInterrupt), run_lock.hold(home, run, store=store.url):
+            raise KeyboardInterrupt
+
+
+def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_look(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(home, "tiny-2", "tiny-d1-1", "other-7")
+    with run_lock.hold(home, "tiny-d1-2", store=store_of(home).url):
+        put_run(store_of(home), "tiny-d1-2", name="tiny-d1", status="running", ended=None)
+        assert main(["status"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        states = {line.split()[0]: line.split()[1] for line in lines}
+        assert states == {
+            "tiny-1": "interrupted",
+            "tiny-2": "interrupted",
+            "tiny-d1-1": "interrupted",
+            "other-7": "interrupted",
+            "tiny-d1-2": "running",
+        }
+        assert main(["status", "tiny-2"]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith("run tiny-2: interrupted\n")
+        assert ", ended " in told
+        assert told.endswith("resume with: nanochat run tiny\n")
+        assert main(["status", "tiny-d1-2"]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith("run tiny-d1-2: running\n")
+        assert told.endswith("\nits command is running on this machine, between two stages\n")
+    for run in ("tiny-2", "tiny-d1-1", "other-7"):
+        found = find_run(store_of(home), run)
+        assert found is not None
+        assert (found.status, found.ended is not None) == ("interrupted", True)
+
+
+@pytest.mark.parametrize("words", [["logs", "tiny-2"], ["status", "tiny-2"], ["ls"]])
+def test_any_command_that_shows_runs_records_the_end(
+    home: Path, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    die(home, "tiny-2")
+    assert main(words) == 0
+    found = find_run(store_of(home), "tiny-2")
+    assert found is not None
+    assert found.status == "interrupted"
+
+
+def test_a_run_that_ended_before_its_process_died_keeps_its_state(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    die(home, "tiny-2", "tiny-3", "tiny-4")
+    ends = "2026-11-21T06:01:00Z"
+    put_run(store_of(home), "tiny-2", status="finished", ended=ends)
+    put_run(store_of(home), "tiny-3", status="failed", ended=ends)
+    store_of(home).delete("runs/tiny-4.json")  # it died before it wrote a record
+    store_of(home).put("runs/tiny-5.json", b"{")
+    with pytest.raises(KeyboardInterrupt), run_lock.hold(home, "tiny-5", store=store_of(home).url):
+        raise KeyboardInterrupt
+    assert main(["status"]) == 0
+    states = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines())
+    assert (states["tiny-2"], states["tiny-3"]) == ("finished", "failed")
+    assert "tiny-4" not in states
+    # Only what could not be ended is looked at again.
+    assert [path.name for path in (home / "runs").iterdir()] == ["tiny-5.lock"]
+
+
+@pytest.mark.parametrize("run", ["tiny-d1-9", None])
+def test_what_another_run_builds_on_this_machine_is_not_shown(
+    home: Path, capsys: pytest.CaptureFixture[str], run: str | None
+) -> None:
+    path = file_lock.lock_path(home / "work", ArtifactRef("pretrain", "ab" * 32))
+    with file_lock.try_hold(path, run=run):
+        told = said(capsys)
+    assert "being built by" not in told
+    assert told.endswith("nothing of it is being built; resume with: nanochat run tiny\n")
+
+
+def test_what_this_run_builds_with_earlier_code_is_shown(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file_lock.lock_path(home / "work", ArtifactRef("pretrain", "ab" * 32))
+    with file_lock.try_hold(path, run="tiny-1"):
+        told = said(capsys)
+    assert "\npretrain is being built by process " in told
+    assert "resume with" not in told

@@ -1,0 +1,61 @@
+"""Record the end of runs whose process died without a word, in the store and in Prefect.
+
+The modules of Prefect's requests are imported where they are used: most commands need none. A run
+of a command that is killed, or that a second Ctrl-C ends at once, cannot do it itself: the
+next command that looks at runs does it. So does a deployed run that crashed and is not resumed.
+"""
+
+import contextlib
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from flows.artifacts.runs import Run, find_run, timestamp, write_run
+from flows.leases import run_lock
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, StoreError
+
+_DIED = "its process ended; the same command resumes it"
+
+
+def end_dead_runs(store: Store, home: Path) -> None:
+    """Record as interrupted each run of a command of this home whose process has died.
+
+    Repeated by the next command if the store or Prefect's server cannot be written now.
+    """
+
+    def end(run: str) -> bool:
+        from infra.prefect.ended_runs import report_ended
+
+        try:
+            # A run that was killed before it wrote its record has none.
+            if (found := find_run(store, run)) is not None and found.status == "running":
+                _end(store, found)
+        except (StoreError, ArtifactError):
+            return False
+        return report_ended(home, run, _DIED)
+
+    run_lock.forget_dead(home, store.url, end)
+
+
+def settle(store: Store, home: Path, run: Run) -> Run:
+    """Return the record of a run, ended if Prefect knows that it ended and is not resumed."""
+    if run.status != "running" or run_lock.is_held(home, run.run):
+        return run
+    from infra.prefect.ended_runs import report_ended
+    from infra.prefect.flow_runs import find_flow_runs, find_live
+
+    if find_live(home, run.run):
+        return run
+    if not any(found.name == run.run for found in find_flow_runs(home, run.run) or ()):
+        return run  # Prefect does not answer, or knows another home's runs only
+    with contextlib.suppress(StoreError):
+        run = _end(store, run)
+    report_ended(home, run.run, _DIED)
+    return run
+
+
+def _end(store: Store, run: Run) -> Run:
+    ended = replace(run, status="interrupted", ended=timestamp(time.time()))
+    write_run(store, ended)
+    return ended

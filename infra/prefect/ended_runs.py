@@ -1,0 +1,73 @@
+"""Show runs whose process is gone as ended on Prefect's pages.
+
+Prefect learns the end of a flow run or a task run from its process. One that was killed is shown as
+running for ever, with the progress bars that it had.
+"""
+
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+from infra.prefect.access import ask, may_pass
+from infra.prefect.flow_runs import find_api, find_flow_runs
+
+_SECONDS = 10.0  # for an answer: a server on SQLite may be busy
+_STARTED = ["PENDING", "RUNNING", "CANCELLING", "SCHEDULED"]
+_MOST = 200  # objects in an answer
+
+
+def report_ended(home: Path, run: str, why: str) -> bool:
+    """Set the flow runs of the run with this id, which has no process, to Crashed.
+
+    Returns whether nothing is left to report. Requests of stages are not touched: their workers
+    live. Asks only a server that runs.
+    """
+    found = find_flow_runs(home, run)
+    api_url = find_api(home)
+    if found is None or api_url is None:
+        # A home in which Prefect was never started has nothing to report.
+        return not (home / "prefect" / "server.json").exists()
+    try:
+        for flow_run in found:
+            if flow_run.is_request:
+                continue
+            if flow_run.is_live:
+                _crash(api_url, "flow_runs", flow_run.id, why)
+            end_task_runs(api_url, flow_run.id, why)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return True
+
+
+def end_task_runs(api_url: str, flow_run: str, why: str) -> None:
+    """Set unfinished task runs of a flow run to Crashed, and delete its unfinished progress bars.
+
+    The caller knows that no process runs them. Raises OSError, ValueError if Prefect cannot answer.
+    """
+    body = {
+        "flow_runs": {"id": {"any_": [flow_run]}},
+        "task_runs": {"state": {"type": {"any_": _STARTED}}},
+        "limit": _MOST,
+    }
+    for task_run in _ask(api_url, "/task_runs/filter", body):
+        _crash(api_url, "task_runs", task_run["id"], why)
+    bars = {"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}}
+    for bar in _ask(api_url, "/artifacts/filter", {"artifacts": bars, "limit": _MOST}):
+        if bar["data"] != 100:
+            # With a body, since only requests with one carry the token that the server wants.
+            _ask(api_url, f"/artifacts/{bar['id']}", {}, method="DELETE")
+
+
+def _crash(api_url: str, kind: str, identity: str, why: str) -> None:
+    # Forced: Prefect's rules would let the end of a task run through only from its own process.
+    state = {"type": "CRASHED", "name": "Crashed", "message": why}
+    _ask(api_url, f"/{kind}/{identity}/set_state", {"state": state, "force": True})
+
+
+def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> Any:
+    try:
+        return ask(api_url, path, body=body, seconds=_SECONDS, method=method)
+    except urllib.error.HTTPError as error:
+        if may_pass(error):
+            raise
+        return []  # it was deleted meanwhile, or we lack the right: no retry helps
