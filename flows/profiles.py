@@ -9,12 +9,12 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
-from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 from flows.datasets import text_snapshot, with_snapshots
 from flows.frozen import frozen
+from infra.near import nearest, suggest
 from infra.placement import (
     Placement,
     count_gpus,
@@ -47,9 +47,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
 from nanochat_core.section import Section, from_json
 
-_MOST_SHOWN = 20  # names: a hint lists all of them up to here
-_SUGGESTED = 5  # names in a hint beyond that
-_CLOSE = 0.6  # likeness of a name that is meant; "seed" has 0.5 with "nonsense"
+_SUGGESTED = 5  # settings in a hint
 
 
 @frozen
@@ -255,7 +253,7 @@ def open_profile(
         is_file = is_profile_file(name)
         hint = "a TOML file is for the command line: nanochat run FILE.toml" if is_file else None
         raise ConfigError(
-            f"there is no profile '{name}'", hint=hint or _suggest(name, list(PROFILES))
+            f"there is no profile '{name}'", hint=hint or suggest(name, list(PROFILES))
         )
     if depth is not None and not 1 <= depth <= 100:
         raise ConfigError(
@@ -320,10 +318,7 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
         tree = tree[parent]
     expected = types_by_name.get(name)
     if expected is None or isinstance(tree.get(name), dict):
-        raise ConfigError(
-            f"there is no setting '{path}'",
-            hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
-        )
+        raise _no_setting(path)
     # A mixture may be given by its name or .toml file or, like any list, as JSON.
     if name == "mixture" and not text.strip().startswith("["):
         value = [entry.tree() for entry in scaling.open_mixture(text.strip())]
@@ -336,10 +331,7 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
 def _open_section(types_by_name: dict[str, Any], name: str, path: str) -> dict[str, Any]:
     inner = types_by_name.get(name)
     if not (isinstance(inner, type) and issubclass(inner, Section)):
-        raise ConfigError(
-            f"there is no setting '{path}'",
-            hint=_suggest(path, _settings(RunConfig.__name__, RunConfig)),
-        )
+        raise _no_setting(path)
     return typing.get_type_hints(inner)
 
 
@@ -355,29 +347,21 @@ def _parse(expected: Any, text: str) -> Any:
         return text  # from_json reports the expected type
 
 
-def _settings(prefix: str, section: type[Section]) -> list[str]:
-    """Return the dotted names of all single settings."""
+def setting_names(section: type[Section] = RunConfig, prefix: str = "") -> list[str]:
+    """Return the dotted names of all single settings of a section."""
     found: list[str] = []
     for name, expected in typing.get_type_hints(section).items():
-        dotted = name if prefix == RunConfig.__name__ else f"{prefix}.{name}"
         if isinstance(expected, type) and issubclass(expected, Section):
-            found += _settings(dotted, expected)
+            found += setting_names(expected, f"{prefix}{name}.")
         else:
-            found.append(dotted)
+            found.append(f"{prefix}{name}")
     return found
 
 
-def _suggest(word: str, known: list[str]) -> str:
-    """Return a hint: the closest of `known`, else all if they are few, else the nearest few."""
-
-    # People remember the last part of a name ("num_steps"), so it is compared by itself too.
-    def likeness(name: str) -> float:
-        parts = [name, *name.split(".")]
-        return max(SequenceMatcher(None, word, part).ratio() for part in parts)
-
-    nearest = sorted(known, key=likeness, reverse=True)[:_SUGGESTED]
-    if likeness(nearest[0]) >= _CLOSE:
-        return f"did you mean '{nearest[0]}'?"
-    if len(known) <= _MOST_SHOWN:
-        return f"one of: {', '.join(known)}"
-    return f"the nearest are {', '.join(nearest)}; docs/reference/config.md has all"
+def _no_setting(path: str) -> ConfigError:
+    known = setting_names()
+    hint = suggest(path, known)
+    if not nearest(path, known):
+        likely = ", ".join(nearest(path, known, least=0.0)[:_SUGGESTED])
+        hint = f"the nearest are {likely}; docs/reference/config.md has all"
+    return ConfigError(f"there is no setting '{path}'", hint=hint)

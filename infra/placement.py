@@ -10,10 +10,10 @@ import re
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from infra.near import suggest
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import TRACKERS, Resources
 from nanochat_core.section import from_json
@@ -127,12 +127,9 @@ def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or name not in SETTINGS:
-            close = get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
             raise ConfigError(
                 f"'{setting}' does not set anything of the placement",
-                hint=f"did you mean '{close[0]}=...'?"
-                if close
-                else f"one of: {', '.join(SETTINGS)}",
+                hint=suggest(name, SETTINGS, form="{}=..."),
             )
         value = _read(name, types_by_name[name], text)
         # The same value twice is harmless: an option of its own may repeat what --place says.

@@ -13,7 +13,6 @@ import contextlib
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +21,9 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import check_not_revoked, find_revoked
 from flows.artifacts.runs import (
     Run,
+    check_name,
     find_run,
+    find_tag,
     known_names,
     newest_runs,
     read_all,
@@ -30,22 +31,22 @@ from flows.artifacts.runs import (
 )
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
-from flows.profiles import PROFILES
+from flows.profiles import PROFILES, setting_names
 from flows.render.text import listed
 from flows.stages import CHAT_MODELS, MODELS, STAGES
+from infra.near import nearest, suggest
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 
 # Called with the size of an artifact in bytes; what it yields is called with each chunk's size.
 Watch: TypeAlias = Callable[[int], AbstractContextManager[OnBytes]]
 
-_STAGE_NAMES = [stage.name for stage in STAGES]
+STAGE_NAMES = [stage.name for stage in STAGES]
 _BEST_FIRST = [stage.name for stage in reversed(CHAT_MODELS)]
 _DIGITS = re.compile(r"[0-9a-f]{4,64}")
 _MANIFEST = re.compile(r"[^/]+/([0-9a-f]{64})/manifest\.json")
 _WHOLE = 64  # digits of a fingerprint
 _SHOWN_CANDIDATES = 5
-_SHOWN_WORDS = 20
 
 
 def watch_nothing(total: int) -> AbstractContextManager[OnBytes]:
@@ -67,7 +68,7 @@ def find_directory(name: str) -> Path | None:
     if path.is_dir():
         return path.absolute()
     # sft/1a2b3c looks like a path: a directory of that name wins, else it is an artifact.
-    is_path = "/" in name and name.partition("/")[0] not in _STAGE_NAMES
+    is_path = "/" in name and name.partition("/")[0] not in STAGE_NAMES
     if path.exists() or is_path or name.startswith(("~", ".")):
         what = "it is not a directory" if path.exists() else "there is no such directory"
         raise ModelError(
@@ -160,34 +161,68 @@ def check_model(manifest: Manifest, name: str) -> None:
         )
 
 
-def suggest(word: str, known: list[str]) -> str:
-    """Return a hint: the closest of `known`, or the first 20 of them."""
-    close = get_close_matches(word, known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean '{close[0]}'?"
-    return f"one of: {listed(known, _SHOWN_WORDS)}"
-
-
 def _suggest_name(store: Store, name: str) -> str:
     """Return a hint for an unknown name: the closest tag, run or profile, else what exists."""
     # First the names in the store: a person means one of them more often than a profile.
     there = known_names(store)
     for known in (there, list(PROFILES)):
-        if near := get_close_matches(name, known, n=1, cutoff=0.5):
-            return suggest(name, near)
+        if nearest(name, known):
+            return suggest(name, known)
     # Not the profiles that were never run: their names lead to nothing either.
     return suggest(name, there) if there else "nothing was run yet: nanochat run tiny"
 
 
 def check_stage(stage: str) -> str:
     """Return `stage` if a stage is called so. Raises ConfigError."""
-    if stage not in _STAGE_NAMES:
-        raise ConfigError(f"there is no stage '{stage}'", hint=suggest(stage, _STAGE_NAMES))
+    check_kind(stage, "stage")
+    if stage not in STAGE_NAMES:
+        raise ConfigError(f"there is no stage '{stage}'", hint=suggest(stage, STAGE_NAMES))
     return stage
+
+
+def kind_of(word: str, store: Store | None = None) -> str | None:
+    """Return what `word` names, such as "a stage"; None if nothing is called so.
+
+    Without a store, tags and runs are not looked up. Raises ArtifactError for a damaged record.
+    """
+    if word in PROFILES:
+        return "a profile"
+    if word in STAGE_NAMES:
+        return "a stage"
+    if (parts := re.split("[@/]", word, maxsplit=1))[0] in STAGE_NAMES and len(parts) > 1:
+        return "an artifact"
+    if word.partition("=")[0].strip() in setting_names() and "=" in word:
+        return "a setting"
+    if store is None:
+        return None
+    try:
+        check_name(word)
+    except ConfigError:
+        return None
+    if find_tag(store, word) is not None:
+        return "a tag"
+    return "a run" if find_run(store, word) or next(newest_runs(store, word), None) else None
+
+
+def check_kind(word: str, wanted: str) -> None:
+    """Raise ConfigError if `word` is a name, but of something else than is `wanted`."""
+    kind = kind_of(word)
+    if kind in (None, f"a {wanted}") or (kind == "an artifact" and wanted != "stage"):
+        return
+    hint = f"one of: {', '.join(STAGE_NAMES if wanted == 'stage' else PROFILES)}"
+    if kind == "a setting":
+        hint = f"a setting is given like --set {word}"
+    elif kind == "an artifact":
+        hint = f"its stage is {word.replace('/', '@').partition('@')[0]}"
+    elif kind == "a stage":
+        profile = f"the profile comes first: tiny {word}"
+        hint = profile if wanted == "profile" else f"that of a run is like {word}@tiny"
+    raise ConfigError(f"'{word}' is {kind}, not a {wanted}", hint=hint)
 
 
 def _no_run(store: Store, name: str) -> ConfigError:
     if name not in PROFILES:
+        check_kind(name, "run")
         return ConfigError(
             f"there is no run '{name}' in {store.url}", hint=_suggest_name(store, name)
         )
@@ -204,6 +239,11 @@ def _start(store: Store, profile: str) -> str:
 def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     """Return the artifact STAGE@NAME, and the latest run called NAME that has it."""
     stage, _, name = reference.partition("@")
+    if name in STAGE_NAMES and stage not in STAGE_NAMES:
+        raise ConfigError(
+            f"'{reference}' is no artifact: the stage comes first",
+            hint=f"did you mean '{name}@{stage}'?",
+        )
     check_stage(stage)
     if not name:
         raise ConfigError(f"'{reference}' names no run", hint=f"for example {stage}@tiny")
@@ -321,6 +361,7 @@ def _newest_chat_model(store: Store, name: str) -> Manifest:
             f"{name} has no chat model in {store.url}: {what}",
             hint=_start(store, name) if name in PROFILES else f"see `nanochat ls {name}`",
         )
+    check_kind(name, "model")
     raise ConfigError(
         f"there is no profile, run or model '{name}'",
         hint=_suggest_name(store, name),

@@ -32,7 +32,7 @@ _TRAIN, _USE, _ARTIFACTS, _MACHINE = "train", "use", "artifacts", "machine"  # f
 _TITLES = {_TRAIN: "Train", _USE: "Use", _ARTIFACTS: "Artifacts", _MACHINE: "This machine"}
 _OPTIONS = (
     ("--help (-h)", "Display this message and exit."),
-    ("--version", "Display application version."),
+    ("--version (-V)", "Display application version."),
 )
 
 
@@ -189,6 +189,7 @@ def make_app(asked: str | None = None) -> "App":
         name="nanochat",
         help=_ABOUT,
         version=_version,
+        version_flags=("--version", "-V"),
         help_format="plaintext",
         group_commands=Group("Options", sort_key=9),
         # A command's own options come before those that it shares with others (WHAT, WHERE).
@@ -250,6 +251,13 @@ def _unwrap(text: str) -> str:
 
 
 def _call(arguments: Sequence[str]) -> int:
+    match arguments:
+        case ["help", *words]:
+            arguments = [*words, "--help"]
+        case ["version"]:
+            arguments = ["--version"]
+        case _:
+            pass
     # `nanochat --help plan` asks for `plan` too.
     asked = next((word for word in arguments if not word.startswith("-")), "")
     if not asked and set(arguments) <= {"--help", "-h"}:

@@ -1,6 +1,8 @@
 """Wrong words on the command line as errors in our form: one line and a hint."""
 
-import difflib
+import re
+import shlex
+from collections.abc import Iterable, Sequence
 
 from cyclopts import CycloptsError
 from cyclopts.exceptions import (
@@ -11,6 +13,10 @@ from cyclopts.exceptions import (
     ValidationError,
 )
 
+from flows.artifacts.names import kind_of
+from flows.profiles import setting_names
+from infra.near import nearest, suggest
+from infra.placement import SETTINGS
 from nanochat_core.errors import ConfigError
 
 # Words of other tools, and the commands here that do it. By letters `start` is near `status`.
@@ -22,11 +28,21 @@ _OTHER_WORDS = {
     "list": ("ls",),
     "show": ("ls", "config"),
     "watch": ("status",),
+    "ps": ("status",),
     "eval": ("evals",),
-    "help": ("--help",),
-    "version": ("--version",),
+    "rm": ("gc",),
+    "delete": ("gc",),
+}
+# What is done with a name that was given without a command.
+_USES = {
+    "a profile": "run {}",
+    "a stage": "ls --stage {}",
+    "an artifact": "ls {}",
+    "a setting": "run tiny --set {}",
 }
 _RESUMING = ("run", "sweep", "miniseries")  # given again, they continue
+_NEAR_OPTION = 0.8  # likeness; --steps has 0.71 with --store
+_MAX_SHOWN = 3  # settings
 
 
 def usage_mistake(error: CycloptsError) -> ConfigError:
@@ -37,15 +53,14 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
     if isinstance(error, UnknownOptionError):
         option = error.token.keyword or error.token.value
         names = [name for argument in error.argument_collection for name in argument.names]
-        hint = did_you_mean(option, names) or help_hint
-        # pretrain.num_steps is a setting, and nearest by letters to an option that is none.
-        if "." in option and "--set" in names:
-            hint = f"a setting is given like --set {option.lstrip('-')}=VALUE"
-        elif option == "--resume" and (error.command_chain or ("",))[0] in _RESUMING:
+        if option == "--resume" and (error.command_chain or ("",))[0] in _RESUMING:
             hint = "leave it out: the same command resumes"
+        else:
+            hint = _near_option(option, names, error.root_input_tokens or ()) or help_hint
         return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=help_hint)
+        hint = _unexpected(error.unused_tokens[0], error) or help_hint
+        return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name
         if name.startswith("-"):
@@ -59,16 +74,70 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)
 
 
-def did_you_mean(word: str, names: list[str]) -> str | None:
-    """Return a question with the closest of `names`, or None if none is close."""
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else None
-
-
 def _unknown_command(error: UnknownCommandError) -> ConfigError:
-    word = error.unused_tokens[0] if error.unused_tokens else ""
+    word, *rest = error.unused_tokens or [""]
+    names = _commands_of(error)
+    kind = kind_of(word)
+    if meant := [name for name in _OTHER_WORDS.get(word, ()) if name in names]:
+        hint = f"did you mean {' or '.join(meant)}?"
+    elif kind and not error.command_chain:
+        after = rest and rest[0] in names
+        use = shlex.join([rest[0], word, *rest[1:]]) if after else _USES[kind].format(word)
+        hint = f"it is {kind}: nanochat {use}"
+    elif error.command_chain or nearest(word, names):
+        hint = suggest(word, names)
+    else:
+        hint = "`nanochat --help` lists the commands"
+    return ConfigError(f"unknown command '{word}'", hint=hint)
+
+
+def _commands_of(error: CycloptsError) -> list[str]:
     # An app iterates over its commands, among them --help and --version.
-    names = [name for name in (error.app or ()) if not name.startswith("-")]
-    meant = [name for name in _OTHER_WORDS.get(word, ()) if name in (error.app or ())]
-    hint = f"did you mean {' or '.join(meant)}?" if meant else did_you_mean(word, names)
-    return ConfigError(f"unknown command '{word}'", hint=hint or f"one of: {', '.join(names)}")
+    return [name for name in (error.app or ()) if not name.startswith("-")]
+
+
+def _near_option(option: str, names: Sequence[str], given: Sequence[str]) -> str | None:
+    """Return a hint: the option, or the settings, that are meant by an unknown option."""
+    word = option.lstrip("-")
+    if near := nearest(f"--{word}", names, least=_NEAR_OPTION):
+        return f"did you mean {near[0]}?"
+    after = [*given, ""][given.index(option) + 1] if option in given else ""
+    value = next((each.partition("=")[2] for each in given if each.startswith(f"{option}=")), after)
+    value = value if value and not value.startswith("-") else "VALUE"
+    found = _with_words_of(word, names)
+    if "--set" in names:
+        settings = setting_names()
+        likely = _with_words_of(word, settings) or (nearest(word, settings) if "." in word else [])
+        found += [f"--set {name}={value}" for name in likely]
+    if "--place" in names:
+        found += [f"--place {name}={value}" for name in _with_words_of(word, SETTINGS)]
+    return f"did you mean {', '.join(found[:_MAX_SHOWN])}?" if found else None
+
+
+def _with_words_of(word: str, names: Iterable[str]) -> list[str]:
+    """Return the names that have all parts of `word`, such as num_steps of steps.
+
+    Only those with the fewest other parts.
+    """
+    wanted = _parts(word)
+    others = {name: len(_parts(name) - wanted) for name in names if wanted <= _parts(name)}
+    return [name for name, number in others.items() if number == min(others.values())]
+
+
+def _parts(name: str) -> set[str]:
+    return set(re.split(r"[-_.]", name.lstrip("-")))
+
+
+def _unexpected(word: str, error: CycloptsError) -> str | None:
+    """Return a hint for a word that a command does not take: the option that it belongs to."""
+    if commands := _commands_of(error):
+        return suggest(word, commands)
+    arguments = error.app.assemble_argument_collection() if error.app else ()
+    names = {name for argument in arguments for name in argument.names}
+    match kind_of(word):
+        case "a setting" if "--set" in names:
+            return f"a setting is given like --set {word}"
+        case "a stage" if "--stage" in names:
+            return f"a stage is given like --stage {word}"
+        case _:
+            return f"did you mean --{word}?" if f"--{word}" in names else None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from flows.artifacts.names import check_model, open_run, open_usable, suggest
+from flows.artifacts.names import check_model, open_run, open_usable
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
@@ -18,6 +18,7 @@ from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.profiles import Profile, open_profile
 from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
+from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 

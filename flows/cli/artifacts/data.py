@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.names import open_run, open_usable, suggest
+from flows.artifacts.names import open_run, open_usable
 from flows.cli.options import AsJson, StoreOptions, make_group
 from flows.cli.output import print_json, print_warning, screen
 from flows.cli.recipes import options_of_run
 from flows.render.text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
+from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, DataError
 

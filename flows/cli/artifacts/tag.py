@@ -7,14 +7,14 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.listing import Tagged, list_tags
-from flows.artifacts.names import open_run, suggest
+from flows.artifacts.names import kind_of, open_run
 from flows.artifacts.pins import reserve
-from flows.artifacts.runs import Run, check_name, find_run, find_tag, newest_runs, point, remove_tag
+from flows.artifacts.runs import Run, check_name, find_run, find_tag, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_note, print_result
-from flows.profiles import PROFILES
 from flows.render.table import columns
 from flows.stages import STAGES
+from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -84,19 +84,11 @@ def _check_free(store: Store, name: str) -> None:
     """Raise ConfigError for a name with another meaning, which the tag would hide."""
     check_name(name)
     # `runs_called` looks for a tag before a run's name.
-    if name in PROFILES:
-        what = "the name of a profile"
-    elif name in (stage.name for stage in STAGES):
-        what = "the name of a stage"
-    elif find_run(store, name):
-        what = "the id of a run"
-    elif next(newest_runs(store, name), None):
-        what = "the name of a run"
-    else:
-        return
-    raise ConfigError(
-        f"{name} is {what}: a tag called so would hide it", hint="choose another name, such as main"
-    )
+    if (kind := kind_of(name, store)) not in (None, "a tag"):
+        raise ConfigError(
+            f"{name} is {kind}: a tag called so would hide it",
+            hint="choose another name, such as main",
+        )
 
 
 def _delete(store: Store, name: str) -> tuple[Any, list[str]]:

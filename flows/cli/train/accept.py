@@ -59,10 +59,10 @@ def accept(
     Only code may differ from what it was built with, not configuration or inputs. The acceptance
     is recorded with the artifact.
     """
+    profile, what = read_recipe(profile, what, where)
     check_stage(stage)
     one_line(why)
     where.check_gpus()
-    profile, what = read_recipe(profile, what)
     planned = plan_profile(profile, what, where)
     store = planned.store
     named = open_artifact(store, origin) if origin is not None else None

@@ -37,8 +37,8 @@ def explain(
     as_json: AsJson = False,
 ) -> int:
     """Say why a stage would run or not, what it is made from and what it made."""
+    profile, what = read_recipe(profile, what, where)
     check_stage(stage)
-    profile, what = read_recipe(profile, what)
     planned = plan_profile(profile, what, where)
     item = planned.plan.of(stage)
     others = _find_divergences(planned.store, item.manifest) if item.manifest else []

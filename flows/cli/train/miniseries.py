@@ -58,7 +58,7 @@ def miniseries(
     After Ctrl-C, a crash, a lost machine or a failed depth, the same command resumes.
     """
     chosen = None if depths is None else numbers_in(depths, "--depths", f"like {_EXAMPLE}")
-    profile, recipe = read_recipe(profile, NamedRecipe(overrides=overrides, run_name=name))
+    profile, recipe = read_recipe(profile, NamedRecipe(overrides=overrides, run_name=name), where)
     if recipe.depth is not None:
         raise ConfigError(
             f"the profile is at depth {recipe.depth}, but a series has its own depths",

@@ -29,7 +29,7 @@ def plan(
 
     Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
     """
-    profile, what = read_recipe(profile, what)
+    profile, what = read_recipe(profile, what, where)
     found = plan_profile(profile, what, where, redo=redo)
     name = open_name(found.store, profile, what)
     planned = found.plan

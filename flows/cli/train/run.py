@@ -57,7 +57,7 @@ def run(
     like tiny-d4 or tiny-1a2b3c, unless --name says otherwise.
     """
     again = what.command(profile, place=[*where.argv, *workers.argv])
-    profile, what = read_recipe(profile, what)
+    profile, what = read_recipe(profile, what, where)
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
     # The flow plans again. This plan comes before anything is started: it refuses wrong stages and

@@ -109,8 +109,8 @@ def stage(
     machine. Exit code 75 means that the machine, another node or the store failed: retry it.
     """
     where.check_gpus()
-    profile, what = read_recipe(profile, what)
     built_stage = stage_named(check_stage(stage))
+    profile, what = read_recipe(profile, what, where)
     gang = _find_gang(built_stage, nodes=nodes, node=node, address=address)
     # Nodes agree on what counts as built again by the run's id, and each would make up its own.
     if force and gang.nodes > 1 and run_id is None:

@@ -46,7 +46,7 @@ def submit(
     The options are those of `nanochat run`. What is not given is as in the form of Prefect's pages:
     the worker's own store, and the pool gpu for GPU stages. Ctrl-C ends the watching, not the run.
     """
-    profile, what = read_recipe(profile, what)
+    profile, what = read_recipe(profile, what, where)
     # Before the server is asked: a mistake would otherwise fail the run, later and elsewhere.
     workers.check()
     where.check_gpus(elsewhere=True)

@@ -74,7 +74,7 @@ def sweep(
     again += ["--seeds", seeds, "--stage", stage, "--reduction", str(reduction)]
     again += ["--name", name] if name else []
     profile, recipe = read_recipe(
-        profile, NamedRecipe(depth=what.depth, overrides=what.overrides, run_name=name)
+        profile, NamedRecipe(depth=what.depth, overrides=what.overrides, run_name=name), where
     )
     grid = Grid(
         profile=profile,

@@ -95,7 +95,7 @@ def test_a_placement_does_not_say_two_things_of_its_device():
     [
         ("device_batch=4", "'device_batch=4' does not set", "did you mean 'device_batch_size=...'"),
         ("gpus=2", "'gpus=2' does not set", "one of: threads, device_batch_size"),  # has an option
-        ("device=cuda", "'device=cuda' does not set", "did you mean"),  # follows from the GPUs
+        ("device=cuda", "'device=cuda' does not set", "one of: threads"),  # follows from the GPUs
         ("compile", "'compile' does not set", "did you mean 'compile=...'"),
         ("threads=0", "threads is 0", "at least 1"),
         ("device_batch_size=0", "device_batch_size is 0", "at least 1"),

@@ -35,8 +35,8 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("tag main", "there is no tag main in", "make it: nanochat tag main RUN"),
         ("tag main tnyi", "there is no run 'tnyi' in", "did you mean 'tiny'?"),
         ("tag main sft@tiny", "there is no sft@tiny in", "nanochat run tiny"),
-        ("tag tiny d12", "tiny is the name of a profile", "choose another name"),
-        ("tag sft d12", "sft is the name of a stage", "choose another name"),
+        ("tag tiny d12", "tiny is a profile", "choose another name"),
+        ("tag sft d12", "sft is a stage", "choose another name"),
         ("tag a/b tiny", "'a/b' cannot be the name", "short word"),
         ("tag -- -x tiny", "'-x' cannot be the name", "letters"),
         ("tag --delete", "--delete takes one tag", "nanochat tag --delete NAME"),
@@ -50,12 +50,46 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("diff tiny d12", "tiny was never run in", "nanochat run tiny"),
         ("explain tiny sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
         ("explain sft@tiny", "explain needs STAGE", "see `nanochat explain --help`"),
+        (
+            "explain sft tiny",
+            "'sft' is a stage, not a profile",
+            "the profile comes first: tiny sft",
+        ),
+        ("explain tiny d12", "'d12' is a profile, not a stage", "one of: shards"),
+        ("explain tiny sft@tiny", "'sft@tiny' is an artifact, not a stage", "its stage is sft"),
+        ("explain tiny tny", "there is no stage 'tny'", "one of: shards"),
+        ("stage tiny rl", "'tiny' is a profile, not a stage", "one of: shards"),
+        ("plan seed=7", "'seed=7' is a setting, not a profile", "--set seed=7"),
+        ("sweep sft --vary seed=1,2", "'sft' is a stage, not a profile", "tiny sft"),
+        ("config sft", "'sft' is a stage, not a profile", "tiny sft"),
+        ("ls tiny@sft", "'tiny@sft' is no artifact: the stage", "did you mean 'sft@tiny'?"),
+        ("fetch demo@rl", "'demo@rl' is no artifact: the stage", "did you mean 'rl@demo'?"),
+        ("chat sft", "'sft' is a stage, not a model", "that of a run is like sft@tiny"),
+        ("logs sft", "'sft' is a stage, not a run", "that of a run is like sft@tiny"),
+        ("status rl", "'rl' is a stage, not a run", "that of a run is like rl@tiny"),
+        ("compare tiny seed=7", "tiny was never run in", "nanochat run tiny"),
     ],
 )
 def test_a_mistake_is_answered_in_two_lines(words: str, error: str, hint: str, terminal: Terminal):
     found = terminal.fails(*words.split())
     assert found[0].startswith(error)
     assert hint in found[1]
+
+
+@pytest.mark.parametrize("words", ["plan", "run", "explain", "submit", "sweep", "miniseries"])
+def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
+    words: str, store: Store, terminal: Terminal
+):
+    sft = put(store, "sft")
+    put_run(store, "tiny2-1", sft, name="tiny2", depth=2, overrides=("seed=7",))
+    point(store, "best", "tiny2-1")
+    rest = ["sft"] if words == "explain" else []
+    rest += ["--vary", "seed=1,2"] if words == "sweep" else []
+    recipe = "give its profile and settings: tiny --depth 2 --set seed=7 --name tiny2"
+    for word, kind in (("tiny2", "a run"), ("best", "a tag"), ("sft@best", "an artifact")):
+        assert terminal.fails(words, word, *rest) == (f"'{word}' is {kind}, not a profile", recipe)
+    assert terminal.fails(words, "tinyy", *rest)[1] == "did you mean 'tiny'?"
+    assert terminal.fails(words, "bests", *rest)[1] == "did you mean 'best'?"
 
 
 @pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "diff sft@a sft@b", "tag main tiny"])
@@ -139,9 +173,9 @@ def test_a_tag_is_set_moved_shown_and_removed(store: Store, terminal: Terminal):
 
 def test_a_tag_that_would_hide_a_run_is_refused(store: Store, terminal: Terminal):
     put_run(store, "mine-1", name="mine")
-    for name, what in (("mine-1", "the id of a run"), ("mine", "the name of a run")):
+    for name in ("mine-1", "mine"):
         error, hint = terminal.fails("tag", name, "mine-1")
-        assert error == f"{name} is {what}: a tag called so would hide it"
+        assert error == f"{name} is a run: a tag called so would hide it"
         assert hint == "choose another name, such as main"
     assert list(store.list("refs/")) == []
 
