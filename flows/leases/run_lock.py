@@ -3,7 +3,7 @@
 A command that runs a flow or a stage holds the lock of its run, and removes the file at the end.
 The kernel releases the lock when the process ends, however it ends: a file whose lock is free
 belongs to a run that ended without a word. The next command records that
-(flows/artifacts/dead_runs.py). Runs on workers have no lock: Prefect resumes or ends them.
+(flows.plan.dead_runs.py). Runs on workers have no lock: Prefect resumes or ends them.
 """
 
 import contextlib

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.dead_runs import end_dead_runs
 from flows.artifacts.listing import GONE, Listed, Listing, list_artifact, list_newest, list_run
 from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_run
 from flows.artifacts.revocations import accepted_from
@@ -16,6 +15,7 @@ from flows.cli.output import print_result, print_unread
 from flows.cli.progress import count_of
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
+from flows.plan.dead_runs import end_dead_runs
 from flows.render.table import columns
 from flows.render.text import size
 from infra.storage.base import Store

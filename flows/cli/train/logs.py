@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from flows.artifacts.dead_runs import end_dead_runs, settle
 from flows.artifacts.names import check_stage, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
@@ -22,6 +21,7 @@ from flows.cli.train.status import find_builders, pinned_of, plan_again
 from flows.identity.manifest import EVENTS, Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
+from flows.plan.dead_runs import end_dead_runs, settle
 from flows.plan.plan import Plan
 from flows.render.text import number
 from flows.stages import STAGES

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.artifacts.dead_runs import end_dead_runs
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
     NamedOptions,
@@ -24,6 +23,7 @@ from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.ref import ArtifactRef
 from flows.overrides import open_name
+from flows.plan.dead_runs import end_dead_runs
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.text import duration

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.dead_runs import end_dead_runs, settle
 from flows.artifacts.names import open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
@@ -20,6 +19,7 @@ from flows.evals.suite import evaluated_model
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.leases import file_lock, run_lock
+from flows.plan.dead_runs import end_dead_runs, settle
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
