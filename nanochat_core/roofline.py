@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
-from nanochat_core.runtime.hardware.gpu_specs import GPUS, GpuSpec
+from nanochat_core.runtime.hardware.gpu_specs import GPUS, GpuSpec, find_gpu_spec, nearest_gpus
 from nanochat_core.scaling import (
     flops_per_token,
     num_lm_head_params,
@@ -76,10 +76,10 @@ def state_bytes(run: RunConfig, gpus: int) -> float:
 
 def named_gpu(name: str) -> GpuSpec:
     """Return the GPU of the table that a person calls `name`. Raises ConfigError if none is."""
-    word = name.lower().replace("-", " ")
-    found = [spec for spec in GPUS if spec.name.lower().replace("-", " ") in word]
-    found += [spec for spec in GPUS if word in spec.name.lower()]
-    if not found:
-        known = ", ".join(spec.name for spec in GPUS)
-        raise ConfigError(f"there are no figures of a GPU '{name}'", hint=f"one of: {known}")
-    return found[0]
+    spec = find_gpu_spec(name)
+    if spec is None:
+        near = nearest_gpus(name) or [spec.name for spec in GPUS]
+        raise ConfigError(
+            f"there are no figures of a GPU '{name}'", hint=f"one of: {', '.join(near)}"
+        )
+    return spec

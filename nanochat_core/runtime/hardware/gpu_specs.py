@@ -4,6 +4,8 @@ FLOP/s are dense, with fp32 accumulation, from the vendors' data sheets. MFU is 
 in bf16, nanochat's convention, so that a faster format shows as a higher MFU.
 """
 
+import difflib
+import re
 from dataclasses import dataclass
 
 # Of RunPod's Secure Cloud on demand, which lists most of these; October and November 2026.
@@ -14,12 +16,13 @@ PRICES_OF = "2026-11"
 class GpuSpec:
     """One kind of GPU."""
 
-    name: str  # a part of torch's name for the device
+    name: str
     bf16: float  # FLOP/s
     fp8: float | None  # FLOP/s; None: it has no fp8
     bandwidth: float  # of its memory, bytes per second
     memory: float  # bytes
     dollars: float | None = None  # an hour; None: no price is known
+    also: tuple[str, ...] = ()  # other names
 
 
 def _spec(
@@ -29,43 +32,86 @@ def _spec(
     bandwidth: float,
     memory: float,
     dollars: float | None = None,
+    also: tuple[str, ...] = (),
 ) -> GpuSpec:
     """Return a GPU from teraFLOP/s, TB/s and GB."""
     in_fp8 = None if fp8 is None else fp8 * 1e12
-    return GpuSpec(name, bf16 * 1e12, in_fp8, bandwidth * 1e12, memory * 1e9, dollars)
+    return GpuSpec(name, bf16 * 1e12, in_fp8, bandwidth * 1e12, memory * 1e9, dollars, also)
 
 
-# The first match counts, so a name that contains another comes before it ("H100 PCIe" before
-# "H100").
 GPUS = (
     _spec("B300", 2250, 4500, 8.0, 270, 7.89),
     _spec("GB200", 2500, 5000, 8.0, 186),
     _spec("B200", 2250, 4500, 8.0, 180, 6.79),
-    _spec("GH200", 989, 1979, 4.0, 96),
+    _spec("GH200", 989, 1979, 4.0, 96, also=("GH200 480GB", "GH200 120GB")),
     _spec("H200", 989, 1979, 4.8, 141, 4.59),
+    _spec("H200 NVL", 835, 1671, 4.8, 141),
     _spec("H100 NVL", 835, 1671, 3.9, 94, 3.19),
     _spec("H100 PCIe", 756, 1513, 2.0, 80, 2.89),
     _spec("H100", 989, 1979, 3.35, 80, 3.99),
     _spec("H800", 989, 1979, 3.35, 80),
-    _spec("A100-SXM4-40GB", 312, None, 1.555, 40),
+    _spec("A100-SXM4-40GB", 312, None, 1.555, 40, also=("A100 40GB",)),
     _spec("A100-PCIE-40GB", 312, None, 1.555, 40),
     _spec("A100", 312, None, 1.935, 80, 1.79),
     _spec("A800", 312, None, 1.935, 80),
     _spec("L40S", 362, 733, 0.864, 48),
     _spec("L40", 181, 362, 0.864, 48),
     _spec("L4", 121, 242, 0.3, 24),
+    _spec("RTX A6000", 154.8, None, 0.768, 48),
     _spec("RTX 5090", 209.5, 419, 1.792, 32),
+    _spec("RTX 5070", 61.7, 123.5, 0.672, 12),
     _spec("RTX 4090", 165.2, 330.3, 1.008, 24),
+    _spec("RTX 4070", 58.3, 116.6, 0.504, 12),
+    _spec("RTX 4060", 30.2, 60.5, 0.272, 8),
     _spec("RTX 3090", 71, None, 0.936, 24),
+    _spec("RTX 3060", 25.4, None, 0.36, 12),
+    _spec("MI300X", 1307.4, 2614.9, 5.3, 192),
+    # These have no bf16: their FLOP/s are those of fp16.
+    _spec("V100-SXM2-16GB", 125, None, 0.9, 16, also=("V100",)),
+    _spec("V100-SXM2-32GB", 125, None, 0.9, 32, also=("V100 32GB",)),
+    _spec("V100-PCIE-16GB", 112, None, 0.9, 16),
+    _spec("V100-PCIE-32GB", 112, None, 0.9, 32),
+    _spec("T4", 65, None, 0.3, 16),
 )
+
+_MAKERS = frozenset(
+    ("nvidia", "amd", "geforce", "rtx", "tesla", "quadro", "instinct", "radeon", "gpu")
+)
+_FORM = re.compile(r"sxm\d?|pcie|ac|hbm\d?e?")  # how a GPU is mounted, or its memory's kind
 
 
 def find_gpu_spec(name: str) -> GpuSpec | None:
-    """Return what is known of a GPU that torch calls `name`; None if nothing, as of a CPU."""
-    return next((spec for spec in GPUS if spec.name in name), None)
+    """Return what is known of a GPU by torch's name or an alias; None if nothing, as of a CPU.
+
+    A name with a word more than the table's is another GPU (Ti, SUPER, Laptop, MIG), unless the
+    word says how it is mounted or how much memory the table's GPU has.
+    """
+    words = _words(name)
+    for count in range(len(words), 0, -1):
+        spec = _BY_NAME.get("".join(words[:count]))
+        if spec is not None:
+            memory = f"{spec.memory / 1e9:g}gb"
+            more = words[count:]
+            return spec if all(w == memory or _FORM.fullmatch(w) for w in more) else None
+    return None
+
+
+def nearest_gpus(name: str) -> list[str]:
+    """Return the names in the table that are most like `name`, the most like first."""
+    near = difflib.get_close_matches("".join(_words(name)), _BY_NAME, n=3, cutoff=0.5)
+    return list(dict.fromkeys(_BY_NAME[key].name for key in near))
 
 
 def peak_flops(name: str) -> float | None:
     """Return the FLOP/s in bf16 of a GPU that torch calls `name`; None if unknown."""
     spec = find_gpu_spec(name)
     return spec.bf16 if spec else None
+
+
+def _words(name: str) -> list[str]:
+    """Return the words of a name that tell GPUs apart: "NVIDIA GeForce RTX 4090" is 4090."""
+    words = re.split(r"[\s\-_/]+", name.lower().strip())
+    return [short for word in words if word not in _MAKERS and (short := word.removeprefix("rtx"))]
+
+
+_BY_NAME = {"".join(_words(name)): spec for spec in GPUS for name in (spec.name, *spec.also)}

@@ -77,16 +77,69 @@ def test_training_state_is_divided_in_part() -> None:
         ("NVIDIA GH200 480GB", "GH200"),
         ("l4", "L4"),
         ("a100 sxm4 40gb", "A100-SXM4-40GB"),
+        ("A100 40GB", "A100-SXM4-40GB"),
+        ("rtx3060", "RTX 3060"),
+        ("a6000", "RTX A6000"),
+        ("v100", "V100-SXM2-16GB"),
     ],
 )
 def test_a_person_may_name_a_gpu_shortly(name: str, found: str) -> None:
     assert named_gpu(name).name == found
 
 
-def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(ConfigError, match="'quadro'") as error:
-        named_gpu("quadro")
-    assert "H100" in str(error.value.hint)
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("m4", "T4"),
+        ("100", "H100"),
+        ("A10", "A100"),
+        ("4070 Ti", "RTX 4070"),
+        ("gb10", "GB200"),
+        ("h20", "H200"),
+        ("quadro", ""),
+        ("", ""),
+        ("RTX", ""),
+    ],
+)
+def test_an_unknown_gpu_is_refused_with_those_nearest(name: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=f"no figures of a GPU '{name}'") as error:
+        named_gpu(name)
+    assert near in str(error.value.hint)
+    assert ("B300" in str(error.value.hint)) == (near == "")  # all, where none is near
+
+
+# What torch calls devices; None: not of the table, though its name contains one that is.
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H200 NVL", "H200 NVL"),
+        ("NVIDIA A100 80GB PCIe", "A100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GeForce RTX 3060", "RTX 3060"),
+        ("NVIDIA GeForce RTX 5070", "RTX 5070"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-32GB", "V100-SXM2-32GB"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 4070 SUPER", None),
+        ("NVIDIA GeForce RTX 3060 Ti", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA A100-SXM4-64GB", None),
+        ("NVIDIA GB300", None),
+        ("NVIDIA L400", None),
+        ("cpu", None),
+        ("", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_exact_name(name: str, found: str | None) -> None:
+    spec = find_gpu_spec(name)
+    assert (spec and spec.name) == found
 
 
 def test_every_row_of_the_table_is_found_by_its_own_name() -> None:
