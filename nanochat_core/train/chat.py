@@ -8,7 +8,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy.typing as npt
@@ -208,9 +208,15 @@ def epoch_ids(step: int, num_rows: int, rows_per_step: int, seed: int) -> torch.
     """
     steps_per_epoch = math.ceil(num_rows / rows_per_step)
     epoch, position = divmod(step, steps_per_epoch)
-    generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
-    order = torch.randperm(num_rows, generator=generator)
+    order = epoch_order(num_rows, seed, epoch)
     return order[position * rows_per_step :][:rows_per_step]
+
+
+@lru_cache(maxsize=2)  # a step may span two epochs
+def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """Return the numbers below `count` in the order of an epoch (count,), which callers share."""
+    generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
+    return torch.randperm(count, generator=generator)
 
 
 def share_of(ids: torch.Tensor, world: World) -> torch.Tensor:

@@ -31,7 +31,7 @@ from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
-from nanochat_core.train.chat import scaled
+from nanochat_core.train.chat import epoch_order, scaled
 from nanochat_core.train.loop.oom import OomRetry
 from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.run_environment import run_environment
@@ -184,8 +184,7 @@ def question_ids(
     ids: list[int] = []
     for i in range(first + world.rank, first + config.examples_per_step, world.size):
         epoch, position = divmod(i, num_examples)
-        generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
-        ids.append(int(torch.randperm(num_examples, generator=generator)[position]))
+        ids.append(int(epoch_order(num_examples, seed, epoch)[position]))
     return ids
 
 
