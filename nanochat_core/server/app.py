@@ -9,6 +9,7 @@
     GET  /metrics               for Prometheus
     GET  /openapi.json          this, for programs
 
+HEAD is answered wherever GET is, without a body.
 A refusal has status 400 (over a limit), 401 (no key), 413 (too big), 415 (not JSON), 422 (not of
 the form) or 503 (too many requests wait; Retry-After says when to retry). If OpenAI's routes do not
 stream, an answer that fails is a 500, and a 504 if it took too long. Error messages never quote

@@ -54,14 +54,23 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], *SECURITY_HEADERS]}
             await send(message)
 
+        method = scope["method"] if scope["method"] in _METHODS else "other"  # may be anything
+        if method == "HEAD":  # every GET route answers it; uvicorn sends no body
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         path = scope["path"]
         app = self._app
         client = self._client(headers)
         # Clients with different keys share no cached pages; without keys there is one client.
         scope.setdefault("state", {})["cache_salt"] = client or 0
-        if not self._is_ours(headers.get("host", "")):
-            app = refusal(path, 400, "this server does not go by that host name")
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # Request smuggling: a proxy in front may go by the other of the two, and see a second
+            # request in the body. So nothing more of this connection is read.
+            why = "content-length and transfer-encoding exclude each other"
+            app = refusal(path, 400, why, headers={"Connection": "close"})
+        elif not self._is_ours(headers.get("host", "")):
+            why = "this server does not go by that host name; --trusted-host NAME adds one"
+            app = refusal(path, 400, why)
         elif path != _OPEN and self._keys and client is None:
             # Basic makes a browser that opens the page ask for a password; programs send Bearer.
             wants_page = "text/html" in headers.get("accept", "")
@@ -75,7 +84,7 @@ class Guard:
         try:
             await app(scope, receive, send_guarded)
         finally:
-            self._note(scope, status, time.monotonic() - began)
+            self._note(scope, method, status, time.monotonic() - began)
 
     def _is_ours(self, host: str) -> bool:
         return not self._hosts or _PORT.sub("", host).strip("[]").lower() in self._hosts
@@ -99,7 +108,7 @@ class Guard:
         found = [i for i, ours in enumerate(self._keys) if hmac.compare_digest(key, ours)]
         return found[0] if found else None
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _note(self, scope: Scope, method: str, status: int, seconds: float) -> None:
         # The route and not the path: clients choose the path, and could fill the log and the
         # metrics' labels with it.
         route = getattr(scope.get("route"), "path", "other")
@@ -114,5 +123,4 @@ class Guard:
         if generation:
             tokens = f" {generation.prompt_tokens}+{generation.completion_tokens} tokens"
         client = scope["client"][0] if scope.get("client") else "-"
-        method = scope["method"] if scope["method"] in _METHODS else "other"  # may be anything
         _LOG.info("%s %s %s %d%s %.3f s", client, method, route, status, tokens, seconds)

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from nanochat_core.server.service import ServerConfig
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
+    NAME,
     PATIENCE,
     body,
     events_of,
@@ -251,15 +253,42 @@ def test_a_slash_too_many_is_no_redirect(live):
     assert httpx.post(f"{live.url}/chat/completions/", json=body()).status_code == 404
 
 
-def test_two_lengths_of_one_body_are_refused(live):
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/completions", "/nothing", "/health"])
+@pytest.mark.parametrize("method", ["POST", "GET", "HEAD"])
+@pytest.mark.parametrize("coding", ["chunked", "Chunked"])
+def test_two_lengths_of_one_body_are_refused_and_end_the_connection(live, path, method, coding):
     text = json.dumps(body()).encode()
-    with socket.create_connection(("127.0.0.1", live.port)) as connection:
-        connection.sendall(
-            b"POST /chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
-            b"%x\r\n%s\r\n0\r\n\r\n" % (len(text), text)
-        )
-        assert connection.recv(1000).startswith(b"HTTP/1.1 400 ")
+    request = (
+        f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: 5\r\nTransfer-Encoding: {coding}\r\n\r\n{len(text):x}\r\n"
+    )
+    smuggled = b"GET /stats HTTP/1.1\r\nHost: x\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", live.port), timeout=PATIENCE) as connection:
+        connection.sendall(request.encode() + text + b"\r\n0\r\n\r\n" + smuggled)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while received := connection.recv(65536):
+                answer += received
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in answer.lower()
+
+
+GETS = ["/", "/health", "/stats", "/metrics", "/openapi.json", "/v1/models", f"/v1/models/{NAME}"]
+
+
+@pytest.mark.parametrize("path", [*GETS, "/nothing", "/v1/models/other", "/chat/completions"])
+def test_head_is_answered_as_get_is_without_a_body(live, path):
+    with live.client() as http:  # one connection: a body would be read as the next answer
+        for _ in range(2):
+            head, get = http.head(path), http.get(path)
+            assert head.status_code == get.status_code == (200 if path in GETS else get.status_code)
+            assert head.content == b""
+            for name in ("content-type", "x-frame-options", "allow", "content-security-policy"):
+                assert head.headers.get(name) == get.headers.get(name)
+    if path in GETS and path != "/openapi.json":  # which the metrics count as "other"
+        route = "/v1/models/{name:path}" if path.endswith(NAME) else path
+        assert live.count("nanochat_requests_total", route=route, status="200") >= 2
 
 
 def test_stats_tell_what_the_page_needs(live):

@@ -44,6 +44,7 @@ def test_every_route_but_health_needs_the_key(locked, path):
         refused = get(locked, path, **headers)
         assert refused.status_code == 401
         assert "www-authenticate" in refused.headers
+        assert httpx.head(locked.url + path, headers=headers, timeout=PATIENCE).status_code == 401
     assert get(locked, path, **GET_WITH).status_code in (200, 404)
     assert get(locked, "/health").status_code == 200
 
@@ -80,7 +81,9 @@ def test_an_openai_refusal_has_openais_form(locked):
     ],
 )
 def test_only_names_of_this_server_are_answered(locked, host, status):
-    assert get(locked, "/health", Host=host).status_code == status
+    answer = get(locked, "/health", Host=host)
+    assert answer.status_code == status
+    assert ("--trusted-host" in answer.text) == (status == 400)
 
 
 def test_a_public_server_answers_to_any_host_name_unless_given():
