@@ -109,7 +109,7 @@ def peak_flops(name: str) -> float | None:
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a name that tell GPUs apart: "NVIDIA GeForce RTX 4090" is 4090."""
+    """Return the words of a name that distinguish GPUs: "NVIDIA GeForce RTX 4090" is 4090."""
     words = re.split(r"[\s\-_/]+", name.lower().strip())
     return [short for word in words if word not in _MAKERS and (short := word.removeprefix("rtx"))]
 

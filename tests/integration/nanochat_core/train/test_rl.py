@@ -23,10 +23,8 @@ from nanochat_core.model.checkpoint import load_model, load_state
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 from nanochat_core.runtime.interrupt import STOP, Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events
-from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train import rl
-from nanochat_core.train.chat import epoch_ids, epoch_order
 from nanochat_core.train.policy import Rollout, log_probs
 from nanochat_core.train.rl import question_ids, roll_out
 from tasks.base import Conversation
@@ -55,38 +53,6 @@ def test_ranks_share_a_steps_questions_and_an_epoch_asks_each_once() -> None:
     steps = 100 // config.examples_per_step
     seen = [i for step in range(steps) for i in question_ids(step, 100, config, 7, ALONE)]
     assert len(set(seen)) == len(seen)
-
-
-def drawn(count: int, seed: int, epoch: int) -> list[int]:
-    """The order of an epoch, drawn anew."""
-    generator = torch.Generator().manual_seed(seed_for(seed, "epoch", epoch))
-    return torch.randperm(count, generator=generator).tolist()
-
-
-@pytest.mark.parametrize("count", [1, 5, 16, 1000])  # steps span several epochs, or not
-@pytest.mark.parametrize("size", [1, 3])
-def test_an_epochs_order_is_the_seeds_and_is_drawn_once(count: int, size: int) -> None:
-    config = replace(open_profile("tiny").run.rl, examples_per_step=8)
-    endless = [i for epoch in range(80) for i in drawn(count, 7, epoch)][:80]
-    epoch_order.cache_clear()
-    for step in range(min(10, len(endless) // 8)):
-        for world in worlds(size):
-            first = 8 * step + world.rank
-            expected = endless[first : 8 * (step + 1) : size]
-            assert question_ids(step, count, config, 7, world) == expected
-    assert size > 1 or epoch_order.cache_info().misses == -(-len(endless) // count)
-
-
-@pytest.mark.parametrize(("count", "rows"), [(1, 4), (10, 4), (12, 4), (1000, 64)])
-def test_an_epochs_rows_are_the_seeds_and_are_drawn_once(count: int, rows: int) -> None:
-    steps = -(-count // rows)
-    epoch_order.cache_clear()
-    for epoch in range(3):
-        seen = [
-            i for n in range(steps) for i in epoch_ids(epoch * steps + n, count, rows, 7).tolist()
-        ]
-        assert seen == drawn(count, 7, epoch)
-    assert epoch_order.cache_info().misses == 3
 
 
 def worlds(size: int) -> list[World]:
