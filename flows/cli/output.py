@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from flows.render.text import escaped, one_line, visible
@@ -113,6 +114,21 @@ def styled(text: str, style: str, stream: TextIO) -> str:
         return text
     codes = ";".join(_CODES[name] for name in style.split())
     return f"\x1b[{codes}m{text}\x1b[0m"
+
+
+def login_line(home: Path) -> str | None:
+    """Return the line that says how to log a browser in to the server of `home`, or None.
+
+    The address has the password in it, so only a terminal gets it: others may read a file that a
+    shell writes, or the log of a CI job.
+    """
+    from infra.prefect.password import login_address
+
+    if (address := login_address(home)) is None:
+        return None
+    if not sys.stdout.isatty():
+        address = "`nanochat up` prints the address if its output is a terminal"
+    return f"log in       {address}"
 
 
 def terminal_width() -> int:

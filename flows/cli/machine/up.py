@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_warning, screen
+from flows.cli.output import login_line, print_lines, print_warning, screen
 from infra.placement import check_pool_name
 from nanochat_core.errors import ConfigError
 
@@ -170,7 +170,6 @@ def _log(text: str) -> None:
 def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     """Yield the addresses, workers, logs and next commands of a stack that is up."""
     from infra.prefect.access import AUTH, SQLITE
-    from infra.prefect.password import login_address
     from infra.prefect.records import find_process_of_server
     from infra.prefect.supervisor.workers import runs_at_once
 
@@ -178,8 +177,8 @@ def _lines(stack: "Stack", place: StoreOptions) -> Iterator[str]:
     workers = ", ".join(f"{pool} (runs at once: {runs_at_once(pool)})" for pool in stack.workers)
     yield f"Prefect      {stack.ui_url}"
     server = find_process_of_server(home)
-    if address := login_address(home):
-        yield f"log in       {address}"
+    if line := login_line(home):
+        yield line
     elif server is not None and server.is_guarded:
         yield f"             it asks for the user:password of {AUTH}"
     elif server is not None:

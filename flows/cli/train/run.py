@@ -18,7 +18,7 @@ from flows.cli.options import (
     StoreOptions,
     WorkerOptions,
 )
-from flows.cli.output import print_error, print_lines, screen
+from flows.cli.output import login_line, print_error, print_lines, screen
 from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.ref import ArtifactRef
@@ -166,16 +166,14 @@ def _ending(
     outcome: "Outcome", name: str, *, home: Path, place: Sequence[str], took: str
 ) -> Iterator[str]:
     """Yield the lines printed after a run: counts, scores, addresses and next commands."""
-    from infra.prefect.password import login_address
-
     cached = sum(built.cached for built in outcome.stages.values())
     yield ""
     yield f"{len(outcome.stages) - cached} stages built, {cached} cached, in {took}"
     yield from _results(outcome.report)
     if outcome.ui_url:
         yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
-        if address := login_address(home):  # a shared server has its own login
-            yield f"log in       {address}"
+        if line := login_line(home):  # a shared server has its own login
+            yield line
     yield from _next(name, place)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from playwright.sync_api import Locator, Page, ViewportSize, expect, sync_playwright
 
+from infra.prefect.password import login_address
 from tests.campaigns.end_to_end.diary import Diary
 from tests.campaigns.end_to_end.prefect_api import wait_until
 from tests.campaigns.end_to_end.small import DEPTH, PLACE, SETTINGS
@@ -48,11 +49,11 @@ class Visitor:
         page.set_default_timeout(PATIENCE)
         expect.set_options(timeout=PATIENCE)
 
-    def log_in(self, said: str) -> None:
-        """Open the address that `nanochat up` printed for it."""
-        address = re.search(r"^log in\s+(\S+)$", said, flags=re.MULTILINE)
-        assert address is not None, said
-        self.page.goto(address[1])
+    def log_in(self) -> None:
+        """Open the address that `nanochat up` prints to a terminal."""
+        address = login_address(self.stack.home)
+        assert address is not None
+        self.page.goto(address)
         expect(self.page.get_by_text("Dashboard").first).to_be_visible()
 
     def go(self, path: str) -> None:
@@ -113,7 +114,8 @@ def visit(visitor: Visitor, diary: Diary) -> None:
     """All of it."""
     stack = visitor.stack
     with diary.check("`nanochat up`"):
-        visitor.log_in(stack.up())
+        stack.up()
+        visitor.log_in()
     run = fill_form(visitor, diary)
     watch_failure(visitor, diary, run)
     retry(visitor, diary, run)

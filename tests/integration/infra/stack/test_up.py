@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import flows
 from infra.prefect.password import password_path
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.ports import quiet_port
@@ -180,6 +181,27 @@ def test_the_password_is_in_no_command_line_and_no_other_file(live: LiveStack) -
     assert [path for path in files if secret.encode() in path.read_bytes()] == [
         password_path(live.home)
     ]
+
+
+def test_only_a_terminal_gets_the_password(live: LiveStack) -> None:
+    secret = live.password.partition(":")[2]
+    submit = ("submit", "tiny", "--set", "shards.source=local", "--set", "shards.path=/absent")
+    commands = (("up",), ("status",), ("doctor", "--json"), ("plan", "tiny", "--json"), submit)
+
+    assert secret in live.show("up")
+    redirected = {words: live.nanochat(*words) for words in commands}
+
+    said = {words: done.stdout + done.stderr for words, done in redirected.items()}
+    assert not [words for words, text in said.items() if secret in text]
+    assert "`nanochat up` prints the address if its output is a terminal" in said[("up",)]
+
+
+def test_the_address_with_the_password_has_one_printer() -> None:
+    code = Path(flows.__file__).parent
+
+    users = [path for path in code.rglob("*.py") if "login_address" in path.read_text()]
+
+    assert users == [code / "cli" / "output.py"]
 
 
 def test_the_printed_address_logs_in_and_a_foreign_origin_gets_nothing(live: LiveStack) -> None:

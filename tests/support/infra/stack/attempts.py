@@ -208,8 +208,8 @@ def try_from_a_foreign_origin(stack: LiveStack) -> dict[str, str]:
 
     from tests.support.browser.chromium import launch
 
-    said = stack.nanochat("up").stdout
-    address = re.search(r"^log in\s+(\S+)$", said, flags=re.MULTILINE)
+    said = stack.show("up")
+    address = re.search(r"^log in\s+(\S+)\s*$", said, flags=re.MULTILINE)
     assert address is not None, said
     with _foreign_page(str(stack.record.api_url)) as foreign, sync_playwright() as playwright:
         browser = launch(playwright)

@@ -1,6 +1,7 @@
 """A stack as a person starts it, in a home of its own, and a toy flow that its workers can run."""
 
 import os
+import pty
 import subprocess
 import sys
 import time
@@ -81,6 +82,24 @@ class LiveStack:
             text=True,
             timeout=DEADLINE,
         )
+
+    def show(self, *words: str) -> str:
+        """Run one command whose output is a terminal; return what it shows."""
+        reader, writer = pty.openpty()
+        command = [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", *words]
+        subprocess.run(
+            command,
+            cwd=self._cwd,
+            env=self.environment,
+            stdout=writer,
+            stderr=writer,
+            timeout=DEADLINE,
+            check=True,
+        )
+        with os.fdopen(reader, "rb", buffering=0) as terminal:
+            shown = terminal.read(4096).decode()
+        os.close(writer)
+        return shown
 
     @property
     def record(self) -> Stack:
