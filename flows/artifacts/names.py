@@ -183,7 +183,7 @@ def check_stage(stage: str) -> str:
 def kind_of(word: str, store: Store | None = None) -> str | None:
     """Return what `word` names, such as "a stage"; None if nothing is called so.
 
-    Without a store, tags and runs are not looked up. Raises ArtifactError for a damaged record.
+    Without a store, tags and runs are not looked up. Raises ArtifactError for a damaged run.
     """
     if word in PROFILES:
         return "a profile"
@@ -197,9 +197,12 @@ def kind_of(word: str, store: Store | None = None) -> str | None:
         return None
     try:
         check_name(word)
+        is_tag = find_tag(store, word) is not None
     except ConfigError:
         return None
-    if find_tag(store, word) is not None:
+    except ArtifactError:  # damaged, but a tag
+        is_tag = True
+    if is_tag:
         return "a tag"
     return "a run" if find_run(store, word) or next(newest_runs(store, word), None) else None
 

@@ -7,25 +7,27 @@ its colour. Lines are written without rich, whose import takes as long as planni
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from flows.render.text import escaped, one_line, visible
+from flows.render.table import Row, columns
+from flows.render.text import ago, escaped, one_line, visible
 from nanochat_core.errors import NanochatError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-# By the sign that a plan's line begins with: `flows.plan.plan.STATES`.
+# By the sign that a plan's line begins with: `flows.plan.plan.STATES`. Only what will run is in
+# colour.
 _STATE_STYLES = {
-    "=": "green",
+    "=": "dim",
     "+": "cyan",
     "~": "yellow",
     ">": "cyan",
     "!": "magenta",
-    "?": "dim",
     "x": "red",
 }
 _CODES = {
@@ -132,14 +134,32 @@ def login_line(home: Path) -> str | None:
 
 
 def terminal_width() -> int:
-    """Return the columns of this terminal; 80 if the output is none."""
+    """Return the columns of this terminal, or COLUMNS; 80 if the output is no terminal."""
     given = os.environ.get("COLUMNS", "")
-    if given.isdigit():
-        return int(given)
+    return int(given) if given.isdigit() else terminal_size().columns or _WIDTH
+
+
+def table_width() -> int | None:
+    """Return the width of tables; None if the output is no terminal: a row stays one line."""
+    return terminal_width() if sys.stdout.isatty() else None
+
+
+def terminal_size() -> os.terminal_size:
+    """Return the columns and lines of this terminal; 0 if the output is no terminal."""
     try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns or _WIDTH
+        return os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):  # not a terminal, or not a file at all
-        return _WIDTH
+        return os.terminal_size((0, 0))
+
+
+def aligned(rows: Sequence[Row], *, right: Collection[int] = (), indent: str = "") -> list[str]:
+    """Return rows as lines with aligned columns that fit this terminal: see `columns`."""
+    return columns(rows, right=right, indent=indent, width=table_width())
+
+
+def age(stamp: str) -> str:
+    """Return how long ago a time was; --json has the time itself."""
+    return ago(stamp, time.time())
 
 
 def _write(stream: TextIO, line: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from flows.artifacts.revocations import Revoked
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
+from flows.render.table import columns
 from flows.render.text import duration, money, not_timed, visible
 
 _FORMAT = 1  # of the JSON
@@ -23,19 +24,26 @@ _SUMMARY: dict[State, str] = {
 }
 
 
-def render(plan: Plan, *, name: str = "this model") -> list[str]:
-    """Return the plan for people: one line a stage, an empty line, and a summary. `name`: of what
-    is trained."""
-    lines: list[str] = []
-    for item in plan.stages:
-        fingerprint = short(item.fingerprint) if item.fingerprint else ""
-        line = f"{item.state} {item.stage.name:<18}  {STATES[item.state]:<11}  {fingerprint:<12}"
-        if item.estimate is not None:
-            line += f"  {duration(item.estimate.seconds):>12} ({item.estimate.source})"
+def render(plan: Plan, *, name: str = "this model", width: int | None = None) -> list[str]:
+    """Return the plan for people: a row for each stage, an empty line, and a summary.
+
+    name: of what is trained. width: of the terminal; None means that there is no limit.
+    """
+    rows = columns([_row(item) for item in plan.stages], width=width)
+    return [*rows, "", totals(plan)["summary"], *_warning(plan, name)]
+
+
+def _row(item: StagePlan) -> tuple[str, ...]:
+    estimate = item.estimate
+    return (
+        f"{item.state} {item.stage.name}",
+        STATES[item.state],
+        short(item.fingerprint) if item.fingerprint else "",
+        f"{duration(estimate.seconds)} ({estimate.source})" if estimate else "",
         # Reasons hold text from the store, which others can write: `visible` escapes control
         # characters, so that it cannot move a terminal's cursor.
-        lines.append((line + (f"  {visible(item.reason)}" if item.reason else "")).rstrip())
-    return [*lines, "", totals(plan)["summary"], *_warning(plan, name)]
+        visible(item.reason),
+    )
 
 
 def _warning(plan: Plan, name: str) -> list[str]:

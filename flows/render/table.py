@@ -1,20 +1,56 @@
 """A table, as aligned text, as markdown and as rows for Prefect's pages."""
 
-from collections.abc import Collection, Sequence
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
 from typing import TypeAlias
 
 Row: TypeAlias = Sequence[str]
 
 
-def columns(rows: Sequence[Row], *, right: Collection[int] = (), indent: str = "") -> list[str]:
-    """Return rows as lines with aligned columns; `right` has the indices of right-aligned ones."""
+_GAP = "  "  # between two columns
+_CONTINUED = "    "  # before what did not fit into a row's line
+_MIN_WRAPPED = 20  # columns: in fewer than that, words are not wrapped
+
+
+def columns(
+    rows: Sequence[Row],
+    *,
+    right: Collection[int] = (),
+    indent: str = "",
+    width: int | None = None,
+) -> list[str]:
+    """Return rows as lines with aligned columns; `right` has the indices of right-aligned ones.
+
+    Columns that end beyond `width` are not aligned, and continued below a row that is too long.
+    None means that there is no limit.
+    """
     cells = [[" ".join(cell.split()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    ends = [len(indent) + sum(widths[: n + 1]) + n * len(_GAP) for n in range(len(widths))]
 
     def pad(index: int, cell: str) -> str:
         return cell.rjust(widths[index]) if index in right else cell.ljust(widths[index])
 
-    return [indent + "  ".join(pad(*item) for item in enumerate(row)).rstrip() for row in cells]
+    def lines_of(row: Sequence[str]) -> Iterator[str]:
+        limit = len(row) if width is None else max(1, sum(end <= width for end in ends))
+        head = indent + _GAP.join(pad(index, cell) for index, cell in enumerate(row[:limit]))
+        rest = _GAP.join(filter(None, row[limit:]))
+        # Aligned if there is room for that, else on one line, else continued below it.
+        for start in (head, head.rstrip()):
+            if width is None or not rest or len(start + _GAP + rest) <= width:
+                yield (start + _GAP + rest).rstrip()
+                return
+        yield head.rstrip()
+        yield from textwrap.wrap(
+            rest,
+            max(width, len(indent) + _MIN_WRAPPED),
+            initial_indent=indent + _CONTINUED,
+            subsequent_indent=indent + _CONTINUED,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+
+    return [line for row in cells for line in lines_of(row)]
 
 
 def markdown_table(head: Row, rows: Sequence[Row]) -> str:

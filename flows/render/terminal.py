@@ -26,7 +26,6 @@ from flows.render.text import duration, not_timed
 SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {
     "cached": "dim",
-    "finished": "green",
     "warning": "yellow",
     "failed": "red",
     "interrupted": "yellow",

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from datetime import datetime
 
 _NOT_IN_KEYS = re.compile(r"[^a-z0-9]+")
 MAX_SHOWN = 2000  # characters of one model answer
@@ -13,6 +14,8 @@ _UNITS = (
     (3600, 3600, "h", 60, "min"),
     (60, 60, "min", 1, "s"),
 )
+_LONG_AGO = 60 * 86_400  # seconds
+_CLOCKS_DIFFER = 300  # seconds by which another machine's clock may be ahead
 # Unicode categories of characters that are invisible, or that change the direction of text.
 _HIDDEN = {"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"}
 
@@ -83,6 +86,23 @@ def duration(seconds: float) -> str:
 def not_timed(stages: int) -> str:
     """2 -> "2 stages not timed yet"."""
     return f"{stages} stage{'' if stages == 1 else 's'} not timed yet"
+
+
+def ago(stamp: str, now: float) -> str:
+    """ "2026-11-28T06:00:00Z" -> "3 h ago"; a date if that is long ago. `now`: seconds since 1970.
+
+    Text that is no time is returned unchanged.
+    """
+    try:
+        seconds = now - datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return stamp
+    if seconds < -_CLOCKS_DIFFER or seconds >= _LONG_AGO:
+        return stamp[:10]
+    if seconds < 60:
+        return "just now"
+    size, unit = next((large, big) for least, large, big, *_ in _UNITS if seconds >= least)
+    return f"{seconds // size:.0f} {unit} ago"
 
 
 def percent(share: float) -> str:

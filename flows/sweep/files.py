@@ -55,10 +55,10 @@ class GroupReport:
     footer: str
     tree: Mapping[str, Any]  # JSON values
 
-    @property
-    def lines(self) -> Iterator[str]:
-        """The table and the sentences, for a terminal."""
-        yield from columns([self.header, *self.rows], right=range(1, 1 + self.num_numbers))
+    def lines(self, *, width: int | None) -> Iterator[str]:
+        """Yield the table and the sentences, for a terminal of this width; see `columns`."""
+        right = range(1, 1 + self.num_numbers)
+        yield from columns([self.header, *self.rows], right=right, width=width)
         yield ""
         yield from self.sentences
 

@@ -41,8 +41,11 @@ def plan_group(group: RunGroup, store: Store, work: Path, placement: Placement) 
     return GroupPlan(group=group, units=units, plan=Plan(store=store.url, stages=items))
 
 
-def lines_of(planned: GroupPlan) -> list[str]:
-    """Return the plan for people: shared stages, a table of the members, and the sum."""
+def lines_of(planned: GroupPlan, *, width: int | None = None) -> list[str]:
+    """Return the plan for people: shared stages, a table of the members, and the sum.
+
+    width: see `columns`.
+    """
     # Stages of one member alone are in the table; those that several share stand above it.
     alone = [(unit, item) for unit, item in planned.items if len(unit.members) == 1]
     several = [(unit, item) for unit, item in planned.items if len(unit.members) > 1]
@@ -52,9 +55,9 @@ def lines_of(planned: GroupPlan) -> list[str]:
         mine = {unit.stage.name: item for unit, item in alone if unit.members == (member,)}
         table.append(_row(member, mine, stages))
     return [
-        *columns([_shared_row(unit, item) for unit, item in several]),
+        *columns([_shared_row(unit, item) for unit, item in several], width=width),
         "",
-        *columns(table, right=range(1, len(planned.group.head))),
+        *columns(table, right=range(1, len(planned.group.head)), width=width),
         "",
         totals(planned.plan)["summary"],
     ]

@@ -11,13 +11,13 @@ from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.options import AsJson, NotNegative, StoreOptions
-from flows.cli.output import print_result, screen
+from flows.cli.output import aligned, print_result, screen
 from flows.identity.diff import Change
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart
 from flows.render.score import Delta, Score
-from flows.render.table import Row, columns
+from flows.render.table import Row
 from flows.render.text import listed, number
 from flows.stages import STAGES
 from infra.storage.base import Store
@@ -238,7 +238,7 @@ def _lines_of(
 
     if rows:
         head = [stage["stage"], *(word for name in references for word in (name, ""))]
-        yield from columns([head, *rows])
+        yield from aligned([head, *rows])
     else:
         yield stage["stage"]
     yield ""

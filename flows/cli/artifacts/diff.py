@@ -11,13 +11,12 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.artifacts.compare import in_order, open_alike
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_result
+from flows.cli.output import age, aligned, print_result
 from flows.cli.recipes import options_of_run
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
 from flows.identity.manifest import Input, Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
-from flows.render.table import columns
 from flows.render.text import listed, number
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
@@ -82,7 +81,7 @@ def _to_tree(manifest: Manifest) -> dict[str, Any]:
 
 
 def _describe(old: Manifest, new: Manifest, found: Difference) -> Iterator[str]:
-    yield from columns([("-", *_origin(old)), ("+", *_origin(new))])
+    yield from aligned([("-", *_origin(old)), ("+", *_origin(new))])
     yield ""
     yield "made from:"
     yield from (f"  {change}" for change in found.changes)
@@ -90,20 +89,20 @@ def _describe(old: Manifest, new: Manifest, found: Difference) -> Iterator[str]:
     yield ""
     if found.files:
         yield "files:"
-        yield from columns([_file_row(change) for change in found.files], right=(2, 3))
+        yield from aligned([_file_row(change) for change in found.files], right=(2, 3))
     else:
         yield "files: the same, to the byte"
     if found.metrics:
         yield ""
         yield "metrics:"
         head = ("", "", "old", "new", "difference")
-        yield from columns([head, *map(_metric_row, found.metrics)], right=(2, 3, 4))
+        yield from aligned([head, *map(_metric_row, found.metrics)], right=(2, 3, 4))
 
 
 def _origin(manifest: Manifest) -> tuple[str, str]:
     made = manifest.provenance
     commit = f", commit {short(made.git_commit)}" if made.git_commit else ""
-    return manifest.name, f"made {made.created} by run {made.run}{commit}"
+    return manifest.name, f"made {age(made.created)} by run {made.run}{commit}"
 
 
 def _input_line(change: InputChange) -> str:
@@ -154,8 +153,8 @@ def _compare_runs(store: Store, old: Run, new: Run) -> Answer:
     stages = read_all(lambda name: _compare_stage(store, name, old, new), names)
     differing = [item["stage"] for item in stages if item["state"] != "="]
     tree = {"same": not differing, "old": asdict(old), "new": asdict(new), "stages": stages}
-    lines = columns([("-", *_run_row(old)), ("+", *_run_row(new))])
-    lines += ["", *columns([_stage_row(item) for item in stages])] if stages else []
+    lines = aligned([("-", *_run_row(old)), ("+", *_run_row(new))])
+    lines += ["", *aligned([_stage_row(item) for item in stages])] if stages else []
     if not stages:
         summary = "neither has made anything yet"
     elif differing:
@@ -190,7 +189,7 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 def _run_row(run: Run) -> tuple[str, ...]:
     # An imported run, or one of a removed profile, has no command.
     command = options_of_run(run).command(run.profile) if run.profile in PROFILES else run.profile
-    return run.run, run.status, run.started, command
+    return run.run, run.status, age(run.started), command
 
 
 def _stage_row(item: Mapping[str, Any]) -> tuple[str, ...]:

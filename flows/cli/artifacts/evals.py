@@ -16,12 +16,11 @@ from flows.cli.options import (
     make_group,
     parameter_of,
 )
-from flows.cli.output import print_lines, print_result, print_warning, screen
+from flows.cli.output import aligned, print_lines, print_result, print_warning, screen
 from flows.cli.train.run import resumable
 from flows.evals.request import MODEL, EvalRequest, EvalSettings
 from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
 from flows.frozen import frozen
-from flows.render.table import columns
 from flows.render.text import duration
 from flows.run_request import shared
 from infra.placement import NO_POOL, check_gpu_pool
@@ -156,7 +155,7 @@ def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) 
 
         found = read_recurring()
     names = ("model", "cron", "timezone", "paused")
-    lines = columns([_HEADER, *map(_row, found)])
+    lines = aligned([_HEADER, *map(_row, found)])
     print_result(
         lambda: [
             {**{n: getattr(r, n) for n in names}, "parameters": dict(r.parameters)} for r in found

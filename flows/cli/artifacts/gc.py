@@ -8,14 +8,13 @@ from cyclopts import Parameter
 
 from flows.artifacts.runs import timestamp
 from flows.cli.options import AsJson, Positive, StoreOptions
-from flows.cli.output import print_result, screen
+from flows.cli.output import aligned, print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
 from flows.gc.survey import Survey
 from flows.gc.sweep import Watch
 from flows.identity.ref import ArtifactRef
-from flows.render.table import columns
 from flows.render.text import duration, number, size
 from nanochat_core.errors import ConfigError
 
@@ -189,13 +188,13 @@ def _table(pieces: Collection[Piece], survey: Survey) -> Iterator[str]:
         )
         for row in _rows(pieces, survey)
     ]
-    yield from columns([_HEAD, *cells], right=_RIGHT, indent="  ")
+    yield from aligned([_HEAD, *cells], right=_RIGHT, indent="  ")
     artifacts = _artifacts(pieces, survey)
     named = [
         (ArtifactRef(row["stage"], row["fingerprint"]).name, *_size_and_age(row))
         for row in artifacts[:_NAMED]
     ]
-    yield from columns(named, right=(1, 2), indent="  ")
+    yield from aligned(named, right=(1, 2), indent="  ")
     if len(artifacts) > _NAMED:
         yield f"  and {len(artifacts) - _NAMED:,} more artifacts; --json has all"
     yield ""

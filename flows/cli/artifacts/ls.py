@@ -11,17 +11,16 @@ from flows.artifacts.names import check_stage, is_artifact, open_artifact, open_
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, Positive, StoreOptions
-from flows.cli.output import print_result, print_unread
+from flows.cli.output import age, aligned, print_result, print_unread
 from flows.cli.progress import count_of
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from flows.plan.dead_runs import end_dead_runs
-from flows.render.table import columns
 from flows.render.text import size
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
-_HEAD = ("stage", "fingerprint", "created", "run", "size", "names", "")
+_HEAD = ("stage", "fingerprint", "made", "run", "size", "names", "")
 
 
 def ls(
@@ -74,7 +73,7 @@ def _of_store(store: Store, stage: str | None, limit: int) -> tuple[Any, list[st
 def _of_run(store: Store, run: Run, stage: str | None) -> tuple[Any, list[str]]:
     listing = list_run(store, run, stage=stage)
     _warn(listing)
-    head = f"run {run.run}: {run.status}, started {run.started}"
+    head = f"run {run.run}: {run.status}, started {age(run.started)}"
     tree = {"run": asdict(run), "artifacts": [listed.to_tree() for listed in listing.artifacts]}
     return tree, [head, *(_table(listing.artifacts) or ["no artifacts yet"])]
 
@@ -104,7 +103,7 @@ def _warn(listing: Listing) -> None:
 
 def _table(artifacts: Sequence[Listed]) -> list[str]:
     rows = [_row(listed) for listed in artifacts]
-    return columns([_HEAD, *rows], right=(_HEAD.index("size"),)) if rows else []
+    return aligned([_HEAD, *rows], right=(_HEAD.index("size"),)) if rows else []
 
 
 def _row(listed: Listed) -> tuple[str, ...]:
@@ -112,7 +111,7 @@ def _row(listed: Listed) -> tuple[str, ...]:
     return (
         listed.ref.stage,
         short(listed.ref.fingerprint),
-        made.created if made else "",
+        age(made.created) if made else "",
         made.run if made else "",
         size(listed.size) if made else "",
         ", ".join(listed.names),
@@ -131,8 +130,9 @@ def _state(listed: Listed) -> str:
 
 
 def _describe(manifest: Manifest, listed: Listed, url: str) -> Iterator[str]:
-    yield f"{manifest.name}: made {manifest.provenance.created} by run {manifest.provenance.run}"
-    yield from columns(list(_facts(manifest, listed, url)))
+    made = manifest.provenance
+    yield f"{manifest.name}: made {age(made.created)} by run {made.run}"
+    yield from aligned(list(_facts(manifest, listed, url)))
     yield ""
     yield f"{count_of(len(manifest.files), 'file')}, {listed.size:,} bytes:"
     yield from _files(manifest.files)
@@ -157,9 +157,9 @@ def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, 
         yield "", "accepted", f"from {sources}: {manifest.accepted['why']}"
     if listed.revoked is not None:
         said = listed.revoked.revocation
-        yield "", "revoked", f"{said.when} by {said.who}: {said.why}"
+        yield "", "revoked", f"{age(said.when)} by {said.who}: {said.why}"
 
 
 def _files(files: Sequence[File]) -> list[str]:
     rows = [("", file.path, f"{file.size:,}", short(file.sha256)) for file in files]
-    return columns(rows, right=(2,))
+    return aligned(rows, right=(2,))

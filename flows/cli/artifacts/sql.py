@@ -8,8 +8,7 @@ from typing import Annotated, Any, cast
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, NotNegative, StoreOptions
-from flows.cli.output import print_result, print_warning
-from flows.render.table import columns
+from flows.cli.output import aligned, print_result, print_warning
 
 _MAX_CELL = 64  # characters of a value in a table
 
@@ -55,7 +54,7 @@ def sql(
         return 0
     # Cut here and not by LIMIT in SQL, so that the number of the other rows is known.
     shown = rows[:limit] if limit else rows
-    lines = columns([head, *(tuple(map(_cell, row)) for row in shown)])
+    lines = aligned([head, *(tuple(map(_cell, row)) for row in shown)])
     if len(shown) < len(rows):
         lines += ["", f"{len(rows) - len(shown)} more rows; --limit 0 shows all"]
     print_result(

@@ -11,8 +11,7 @@ from flows.artifacts.names import kind_of, open_run
 from flows.artifacts.pins import reserve
 from flows.artifacts.runs import Run, check_name, find_run, find_tag, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_note, print_result
-from flows.render.table import columns
+from flows.cli.output import age, aligned, print_note, print_result
 from flows.stages import STAGES
 from infra.near import suggest
 from infra.storage.base import Store
@@ -112,7 +111,7 @@ def _list(store: Store, name: str | None) -> tuple[Any, list[str]]:
         if not chosen:
             raise _unknown(store, name, tags)
         tags = chosen
-    lines = columns([_HEAD, *map(_row, tags)]) if tags else ["no tags yet: nanochat tag main RUN"]
+    lines = aligned([_HEAD, *map(_row, tags)]) if tags else ["no tags yet: nanochat tag main RUN"]
     return [_to_tree(tagged) for tagged in tags], lines
 
 
@@ -120,7 +119,14 @@ def _row(tagged: Tagged) -> tuple[str, ...]:
     run = tagged.record
     if run is None:
         return tagged.name, tagged.run, "", "", "", tagged.problem
-    return tagged.name, run.run, run.status, f"{len(run.stages)}/{len(STAGES)}", run.started, ""
+    return (
+        tagged.name,
+        run.run,
+        run.status,
+        f"{len(run.stages)}/{len(STAGES)}",
+        age(run.started),
+        "",
+    )
 
 
 def _to_tree(tagged: Tagged) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from cyclopts import App, Parameter
 
 from flows.artifacts.names import open_model
 from flows.cli.options import DeviceOptions, Positive, at_least, make_group
-from flows.cli.output import print_lines, print_warning, screen
-from flows.render.table import columns
+from flows.cli.output import aligned, print_lines, print_warning, screen
 from flows.render.text import size
 from nanochat_core.errors import ConfigError
 
@@ -230,7 +229,7 @@ def _show(speeds: "list[Speed]", bandwidth: float) -> None:
         )
         for speed in speeds
     ]
-    print_lines(columns([_HEAD, *rows], right=range(len(_HEAD))))
+    print_lines(aligned([_HEAD, *rows], right=range(len(_HEAD))))
     print_lines([f"reading gets {size(round(bandwidth))}/s out of this machine's memory"])
     # rich and `sys.stdout.write` below have buffers of their own; the JSON must be the last line.
     sys.stdout.flush()

@@ -14,7 +14,7 @@ from flows.cli.options import (
     RunOptions,
     StageName,
 )
-from flows.cli.output import print_json, print_lines
+from flows.cli.output import age, aligned, print_json, print_lines
 from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.manifest import Facts, Manifest
@@ -22,7 +22,6 @@ from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.render import to_json
 from flows.render.events import interval, is_end
-from flows.render.table import columns
 from flows.render.text import duration, money, number
 from infra.storage.base import Store
 
@@ -88,7 +87,7 @@ def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
 
 def _describe(item: StagePlan, others: list[str]) -> Iterator[str]:
     yield f"{item.stage.name}: makes {item.stage.makes}"
-    yield from columns([("", *fact) for fact in _facts(item)])
+    yield from aligned([("", *fact) for fact in _facts(item)])
     if item.changes:
         yield ""
         yield "changed since the nearest artifact:"
@@ -97,7 +96,7 @@ def _describe(item: StagePlan, others: list[str]) -> Iterator[str]:
     if item.manifest:
         yield ""
         yield f"artifact {item.manifest.name}:"
-        yield from columns([("", *fact) for fact in _facts_of(item, item.manifest, others)])
+        yield from aligned([("", *fact) for fact in _facts_of(item, item.manifest, others)])
 
 
 def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
@@ -121,16 +120,16 @@ def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterato
     made = manifest.provenance
     if item.revoked is not None:
         said = item.revoked.revocation
-        yield "revoked", f"{said.when} by {said.who}: {said.why}"
+        yield "revoked", f"{age(said.when)} by {said.who}: {said.why}"
     for revoked in item.revoked_ancestors:
         yield "made from", str(revoked)
     # An accepted artifact has the bytes of older ones, down the chain of acceptances.
     if accepted := manifest.accepted:
         sources = ", ".join(ref.name for ref in accepted_from(manifest))
         proof = "unproven" if accepted["proof"] is None else "proven"
-        yield "accepted", f"{accepted['when']} by {accepted['who']}: {accepted['why']}"
+        yield "accepted", f"{age(accepted['when'])} by {accepted['who']}: {accepted['why']}"
         yield "", f"the bytes of {sources}; {proof}"
-    yield "made", f"{made.created} by run {made.run}"
+    yield "made", f"{age(made.created)} by run {made.run}"
     if made.git_commit:
         yield "commit", short(made.git_commit)
     yield "digest", short(manifest.digest)

@@ -15,8 +15,9 @@ from flows.artifacts.names import check_stage, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
 from flows.artifacts.transfer import read_file
-from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_note, print_warning
+from flows.cli.options import Positive, StoreOptions
+from flows.cli.output import print_lines, print_note, print_warning, terminal_size
+from flows.cli.progress import count_of
 from flows.cli.train.status import find_builders, pinned_of, plan_again
 from flows.identity.manifest import EVENTS, Manifest
 from flows.identity.ref import ArtifactRef
@@ -36,6 +37,7 @@ _SECONDS_WITHOUT_BUILDER = 30.0  # between two stages no process builds
 # Prefect shows a run whose worker was lost as running for 90 s, and one that was killed without a
 # worker for ever.
 _SECONDS_IN_PREFECT = 180.0
+_MIN_LINES = 10  # of a terminal that is lower
 _WIDTH = max(len(stage.name) for stage in STAGES)
 
 
@@ -58,6 +60,14 @@ def logs(
         bool,
         Parameter(name=["--follow", "-f"], negative="", help="Print more until the run has ended."),
     ] = False,
+    tail: Annotated[
+        Positive | None,
+        Parameter(
+            name=["--tail", "-n"],
+            help="Only the last lines of what was logged; default what a terminal shows at once, "
+            "and all where the output is no terminal.",
+        ),
+    ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Print the progress that the stages of a run logged, and what their processes printed.
@@ -73,6 +83,7 @@ def logs(
     positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
     refs = _refs(store, found, place.work)
     watch = _Watch(place)
+    is_first = True
     while True:
         lines = [
             line
@@ -80,23 +91,37 @@ def logs(
             if stage in (None, ref.stage)
             for line in _new_lines(store, place.work, ref, positions[ref])
         ]
-        print_lines(lines)
-        if not follow or found.status != "running":
-            break
-        if watch.is_lost(store, found, is_logging=bool(lines)):
+        runs = follow and found.status == "running"
+        is_lost = runs and watch.is_lost(store, found, is_logging=bool(lines))
+        if not runs or is_lost:
+            for ref in refs:
+                if stage in (None, ref.stage):
+                    lines += _output(store, place.work, ref)
+        print_lines(_last(lines, tail) if is_first else lines)
+        is_first = False
+        if is_lost:
             print_note(f"no process builds {found.run} any more; see: nanochat status {found.run}")
+        if not runs or is_lost:
             break
         time.sleep(_SECONDS_BETWEEN_LOOKS)
         before, found = found, find_run(store, found.run) or found
         # The fingerprint of a stage is known once its inputs exist.
         if found.stages != before.stages:
             refs = _refs(store, found, place.work)
-    for ref in refs:
-        if stage in (None, ref.stage):
-            print_lines(_output(store, place.work, ref))
     if not any(position.offset for position in positions.values()):
         print_note(f"{found.run} has logged nothing that this machine can read")
     return 0
+
+
+def _last(lines: list[str], tail: int | None) -> list[str]:
+    """Return the last lines, and print how many others there are. None means a screenful."""
+    if tail is None:
+        # Two lines less: that of the note and that of the shell's prompt.
+        tail = max(_MIN_LINES, height - 2) if (height := terminal_size().lines) else len(lines)
+    if (left := len(lines) - tail) > 0:
+        print_note(f"{count_of(left, 'earlier line')} left out; --tail {len(lines)} prints all")
+        return lines[left:]
+    return lines
 
 
 def _refs(store: Store, run: Run, work: Path) -> list[ArtifactRef]:

@@ -9,7 +9,13 @@ from flows.cli.options import (
     ProfileName,
     RedoOptions,
 )
-from flows.cli.output import print_json, print_lines, print_plan, print_unread
+from flows.cli.output import (
+    print_json,
+    print_lines,
+    print_plan,
+    print_unread,
+    table_width,
+)
 from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.overrides import open_name
@@ -39,5 +45,5 @@ def plan(
         return planned.exit_code
     if name != profile:
         print_lines([f"run {name}", ""])
-    print_plan(render(planned, name=profile))
+    print_plan(render(planned, name=profile, width=table_width()))
     return planned.exit_code

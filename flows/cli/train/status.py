@@ -13,7 +13,7 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs, name_in
 from flows.cli.options import AsJson, PlacementOptions, StoreOptions
-from flows.cli.output import print_result, print_unread, print_warning
+from flows.cli.output import age, aligned, print_result, print_unread, print_warning
 from flows.cli.recipes import options_of_run
 from flows.evals.suite import evaluated_model
 from flows.identity.manifest import Manifest
@@ -24,7 +24,6 @@ from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
-from flows.render.table import columns
 from flows.stages import CHAT_MODELS, STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -54,7 +53,7 @@ def status(
         found = latest_runs(store, _SHOWN, unread=unread)
         runs = [settle(store, place.home_path, each) for each in found]
         print_unread(unread)
-        lines = columns([_row(found) for found in runs]) or ["no runs yet: nanochat run tiny"]
+        lines = aligned([_row(found) for found in runs]) or ["no runs yet: nanochat run tiny"]
     else:
         try:
             runs = [settle(store, place.home_path, open_newest_run(store, run))]
@@ -71,7 +70,12 @@ def status(
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    return run.run, run.status, f"{len(run.stages)}/{len(STAGES)} stages", f"started {run.started}"
+    return (
+        run.run,
+        run.status,
+        f"{len(run.stages)}/{len(STAGES)} stages",
+        f"started {age(run.started)}",
+    )
 
 
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
@@ -87,7 +91,7 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
         command = shlex.join(["nanochat", "evals", "run", model, *where.argv])
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
-    yield f"  started  {run.started}" + (f", ended {run.ended}" if run.ended else "")
+    yield f"  started  {age(run.started)}" + (f", ended {age(run.ended)}" if run.ended else "")
     if not is_known or model is not None:
         yield from _all_done(run)
         return

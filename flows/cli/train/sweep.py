@@ -21,7 +21,7 @@ from flows.cli.options import (
     argv_of,
     parameter_of,
 )
-from flows.cli.output import print_json, print_lines, print_warning
+from flows.cli.output import print_json, print_lines, print_warning, table_width
 from flows.cli.recipes import read_recipe
 from flows.cli.train.run import check_room, resumable
 from flows.plan.upstream import pin
@@ -128,7 +128,7 @@ def run_group(
         if as_json:
             sys.stdout.write(plan_to_json(planned) + "\n")
         else:
-            print_lines(lines_of(planned))
+            print_lines(lines_of(planned, width=table_width()))
         return planned.plan.exit_code
     if planned.plan.exit_code:  # what is built already needs no disk
         check_room(where.home_path, store)
@@ -136,7 +136,7 @@ def run_group(
         check_pool_exists(where.home_path, workers.pool)
     began = time.monotonic()
     with resumable(again, stages=[unit.label for unit in planned.units], stderr=as_json) as display:
-        for line in [*lines_of(planned), ""]:
+        for line in [*lines_of(planned, width=table_width()), ""]:
             display.say(line)
         # `start` imports the flow: `ready` first points Prefect at its server.
         with ready(where.home_path, display):
@@ -158,7 +158,7 @@ def print_report(
     if as_json:
         print_json({**report.tree, **({"cost": asdict(spent)} if spent else {})})
         return
-    print_lines(report.lines)
+    print_lines(report.lines(width=table_width()))
     print_lines(["", *(spent.lines if spent else ()), f"page     {files.page}"])
     if files.picture:
         print_lines([f"picture  {files.picture}"])

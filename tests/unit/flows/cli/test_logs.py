@@ -1,6 +1,7 @@
 """`nanochat logs` prints what stages logged: from the store, and from the work of this machine."""
 
 import json
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,37 @@ def test_a_finished_stage_is_read_from_the_store(
     said = capsys.readouterr()
     assert said.err.startswith(f"warning: events.jsonl of {made.name} is damaged")
     assert said.out.endswith("  hello\n  \\x1b[2Jworld\n")
+
+
+def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
+    terminal: Terminal,
+    store: Store,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps = [{"kind": "step", "step": n, "total": 50, "values": {}} for n in range(1, 51)]
+    write_events(tmp_path / "events", steps)
+    text = (tmp_path / "events").read_text(encoding="utf-8")
+    put_run(store, "tiny-1", with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n"))
+    whole = terminal.said("logs", "tiny")  # a file or a pipe gets all
+    assert len(whole) == 52
+
+    def printed(*words: str) -> tuple[list[str], str]:
+        assert main(["logs", "tiny", *words]) == 0
+        captured = capsys.readouterr()
+        return captured.out.splitlines(), captured.err
+
+    assert printed("--tail", "52") == printed("-n", "99") == (whole, "")
+    left_out = "{} earlier lines left out; --tail 52 prints all\n"
+    assert printed("--tail", "3") == (whole[-3:], left_out.format(49))
+    for lines, shown in ((24, 22), (5, 10), (60, 52), (0, 52)):
+        size = os.terminal_size((80, lines))
+        monkeypatch.setattr("flows.cli.train.logs.terminal_size", lambda size=size: size)
+        left = "" if shown == 52 else left_out.format(52 - shown)
+        assert printed() == (whole[-shown:], left)
+        assert printed("--stage", "sft", "--follow") == (whole[-shown:], left)
+    assert terminal.fails("logs", "tiny", "--tail", "0") == ("--tail is 0", "at least 1")
 
 
 def test_an_unfinished_stage_is_read_from_this_machine(

@@ -9,10 +9,19 @@ from flows.artifacts.listing import list_newest
 from flows.artifacts.names import open_artifact
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, timestamp
+from flows.cli.output import age
 from flows.stages import STAGES
 from infra.storage.base import Store
 from infra.storage.local import LocalStore
-from tests.support.flows.shelf import ACCEPTED, Counting, fill, make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import (
+    ACCEPTED,
+    CREATED,
+    Counting,
+    fill,
+    make_manifest,
+    put_artifact,
+    put_run,
+)
 from tests.support.flows.terminal import Terminal
 
 STAGES_10 = [stage.name for stage in STAGES][:10]
@@ -42,11 +51,11 @@ def test_artifacts_are_listed_by_stage_and_the_newest_first(store: Store, termin
     point(store, "main", "tiny-1")
 
     head, *rows, _, more = terminal.said("ls")
-    assert head.split() == ["stage", "fingerprint", "created", "run", "size", "names"]
+    assert head.split() == ["stage", "fingerprint", "made", "run", "size", "names"]
     shown = [shards, *sfts[:1:-1], rl]
     assert [row.split()[:2] for row in rows] == [m.name.split("/") for m in shown]
     assert rows[0].endswith("main, tiny")
-    assert rows[1].split()[2:] == ["2026-11-21T05:00:00Z", "tiny-1", "1.5", "kB"]
+    assert rows[1].split()[2:] == [*age("2026-11-21T05:00:00Z").split(), "tiny-1", "1.5", "kB"]
     assert rows[2].split()[-1] == "tiny"
     assert more == "2 older ones; --limit and --stage show more"
 
@@ -145,7 +154,7 @@ def test_an_artifact_is_shown_with_its_files_inputs_and_logs(store: Store, termi
     put_run(store, "tiny-1", mid, sft)
     point(store, "main", "tiny-1")
     text = "\n".join(terminal.said("ls", "sft@main"))
-    assert text.startswith(f"{sft.name}: made 2026-11-21T06:00:00Z by run tiny-1\n")
+    assert text.startswith(f"{sft.name}: made {age(CREATED)} by run tiny-1\n")
     for line in (
         f"  fingerprint  {sft.fingerprint}",
         f"  url          {store.url}/sft/{sft.fingerprint}",

@@ -1,0 +1,83 @@
+"""Tables fit the terminal: a row that is too long is continued below, and loses no word."""
+
+import pytest
+
+from flows.render.table import columns
+from flows.render.text import ago
+
+ROWS = [
+    ("stage", "made", "run", "size", "why"),
+    ("sft", "3 h ago", "tiny-20261121t060000z-1a2b", "1.1 MB", ""),
+    (
+        "chat_eval_midtrain",
+        "just now",
+        "a-name-of-my-own-that-is-long",
+        "19.3 kB",
+        "revoked: " * 12,
+    ),
+    ("rl", "2 days ago", "d12", "900 bytes", "damaged"),
+]
+
+
+def test_without_a_limit_a_row_is_a_line_and_columns_are_aligned() -> None:
+    lines = columns(ROWS, right=(3,))
+    assert len(lines) == len(ROWS)
+    assert {line.index(row[2]) for line, row in zip(lines, ROWS, strict=True)} == {32}
+    assert {line.index(row[3]) + len(row[3]) for line, row in zip(lines, ROWS, strict=True)} == {72}
+
+
+@pytest.mark.parametrize("width", [1, 20, 34, 40, 60, 72, 80, 100, 1000])
+@pytest.mark.parametrize("indent", ["", "  "])
+def test_with_a_limit_no_word_is_lost_and_no_line_is_too_long(width: int, indent: str) -> None:
+    lines = columns(ROWS, right=(3,), indent=indent, width=width)
+    assert " ".join(lines).split() == " ".join(map(" ".join, ROWS)).split()
+    longest = max(len(indent) + 4 + len(word) for line in lines for word in line.split())
+    # The first column is never broken, nor is a word.
+    assert max(map(len, lines)) <= max(width, longest, len(indent) + 20)
+    rows = [line for line in lines if not line.startswith(f"{indent}    ")]
+    assert [line.split()[0] for line in rows] == [row[0] for row in ROWS]
+
+
+def test_what_follows_the_last_column_that_fits_stays_on_the_line_if_it_can() -> None:
+    rows = [
+        ("= a", "", ""),
+        ("~ b", "5 s (at the pace of b/1a2b)", "x 1 -> 2"),
+        ("? c", "1 s", "y"),
+    ]
+    assert columns(rows, width=30) == [
+        "= a",
+        "~ b",
+        "    5 s (at the pace of",
+        "    b/1a2b)  x 1 -> 2",
+        "? c  1 s  y",
+    ]
+
+
+def test_no_rows_are_no_lines() -> None:
+    assert columns([]) == columns([], width=60) == []
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (0, "just now"),
+        (59.9, "just now"),
+        (60, "1 min ago"),
+        (3599, "59 min ago"),
+        (3 * 3600 + 1800, "3 h ago"),
+        (47 * 3600, "47 h ago"),
+        (48 * 3600, "2 days ago"),
+        (59 * 86_400, "59 days ago"),
+        (61 * 86_400, "2026-11-21"),
+        (-30, "just now"),  # the clock of another machine is ahead
+        (-86_400, "2026-11-21"),
+    ],
+)
+def test_a_time_is_said_by_how_long_ago_it_was(seconds: float, said: str) -> None:
+    noon = 1_795_262_400.0
+    assert ago("2026-11-21T12:00:00Z", noon + seconds) == said
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-13-45T00:00:00Z", "\x1b[2J"])
+def test_what_is_no_time_is_left_as_it_is(text: str) -> None:
+    assert ago(text, 0.0) == text
