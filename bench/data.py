@@ -32,7 +32,7 @@ from nanochat_core.data import shards as shards_stage
 from nanochat_core.data import tokens as tokens_stage
 from nanochat_core.data.packing import BATCH_DOCUMENTS, POLICIES, Row, batches, pack
 from nanochat_core.data.row_files import Rows
-from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.data.shard_files import ShardSet, read_batches
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.job import Job, Resources
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
@@ -138,7 +138,7 @@ def reading(made: dict[str, Path], seconds: float) -> float:
 def tokenising(made: dict[str, Path], seconds: float) -> float:
     """Tokens per CPU second, as each process of the stage does it."""
     tokenizer = Tokenizer.load(made["tokenizer"])
-    groups = endless(lambda: read_row_groups(ShardSet.open(made["shards"]).train[0]))
+    groups = endless(lambda: read_batches(ShardSet.open(made["shards"]).train[0]))
 
     def one_group() -> int:
         return sum(map(len, tokenizer.encode_batch(next(groups))))
@@ -218,7 +218,7 @@ def peer(
     loader = dataloader.tokenizing_distributed_data_loader_bos_bestfit(
         tokenizer, ROWS_PER_BATCH, SEQUENCE_LEN, "train", device="cpu"
     )
-    groups = endless(lambda: read_row_groups(ShardSet.open(made["shards"]).train[0]))
+    groups = endless(lambda: read_batches(ShardSet.open(made["shards"]).train[0]))
 
     def one_batch() -> int:
         next(loader)

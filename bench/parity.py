@@ -46,7 +46,7 @@ from nanochat_core.data.row_files import INDEX_FILE, Rows
 from nanochat_core.data.shard_files import (
     ShardFile,
     ShardSet,
-    read_row_groups,
+    read_batches,
     shard_name,
     write_shard,
 )
@@ -204,7 +204,7 @@ def prepare(
         texts = [
             piece
             for path in paths
-            for group in read_row_groups(path)
+            for group in read_batches(path)
             for one in group
             for piece in pieces(one, document_chars or len(one))
         ]

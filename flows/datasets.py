@@ -34,11 +34,12 @@ def text_snapshot(shards: ShardsConfig) -> tuple[str, ...]:
     Raises ConfigError for a path that the source cannot have, DataError for text that cannot be
     read.
     """
-    if shards.column is not None and shards.source not in ("local", "hub", "s3"):
-        raise ConfigError(
-            f"shards.column is '{shards.column}', but the text source is '{shards.source}'",
-            hint="only the sources local, hub and s3 have columns of any name",
-        )
+    for name in ("column", "separator"):
+        if (value := getattr(shards, name)) and shards.source not in ("local", "hub", "s3"):
+            raise ConfigError(
+                f"shards.{name} is {value!r}, but the text source is '{shards.source}'",
+                hint="only the sources local, hub and s3 read files of any layout",
+            )
     match shards.source:
         case "local":
             return _folder_snapshot(shards.path)
@@ -147,6 +148,7 @@ def _folder_snapshot(path: str | None) -> tuple[str, ...]:
         )
     if not Path(path).is_dir():
         raise ConfigError(
-            f"shards.path {path} is not a folder", hint="give a folder of .parquet, .jsonl or .txt"
+            f"shards.path {path} is not a folder",
+            hint="give a folder of .parquet, .jsonl or .txt files",
         )
     return folder_snapshot(Path(path))

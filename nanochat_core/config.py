@@ -117,13 +117,14 @@ class ShardsConfig(Section):
     """The source of pretraining text. The last shard is validation."""
 
     source: str  # "pydocs" | "local" | "hub" | "s3" | "climbmix" | "fineweb-edu"
-    # Source "local": a folder of .parquet, .jsonl or .txt. "hub": owner/name, or owner/name/FILES.
+    # Source "local": a folder of text files. "hub": owner/name, or owner/name/FILES.
     # "s3": bucket/prefix, or bucket/prefix/FILES
     path: str | None
     num_shards: int  # training shards, without the validation shard
     snapshot: tuple[str, ...]  # pydocs: "python==VERSION"; a folder or bucket: its state
     revision: str | None  # of a hub dataset
     column: str | None = None  # of the text in .parquet and .jsonl; None means "text"
+    separator: str | None = None  # of documents in a .txt; None means a file is one
 
 
 @dataclass(frozen=True, kw_only=True)

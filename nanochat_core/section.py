@@ -51,6 +51,7 @@ NEUTRAL: dict[str, "Tree"] = {
     "RLConfig.drop_equal_groups": False,
     "RLConfig.eval_samples": 1,
     "RLConfig.rollout_precision": "model",
+    "ShardsConfig.separator": None,
 }
 
 

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,15 @@ INDEX_FILE = "shards.json"
 ROW_GROUP_DOCUMENTS = 1024
 _HINT = "it is damaged: get it again from where it came, or make the shards again"
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError)  # the last: a name of a column
-_TEXT_TYPES = (pa.string(), pa.large_string())
+_LARGE = pa.large_string()
+_SHARD_TYPES = (pa.string(), _LARGE)
+_TEXT_TYPES = (
+    *(*_SHARD_TYPES, pa.string_view()),
+    *(pa.binary(), pa.large_binary(), pa.binary_view()),
+)
+MAX_BATCH_ROWS = 256
+_BATCH_BYTES = 4 << 20  # of text in memory at a time, if its documents are smaller
+_BUFFER_BYTES = 1 << 20  # read from a file at a time
 TEXT = "text"  # the column of a shard
 _SCHEMA = pa.schema([(TEXT, pa.string())])
 
@@ -110,10 +118,10 @@ def write_without_blanks(source: Path, path: Path, *, scratch: Path) -> None:
 
 def _groups_without_blanks(file: pq.ParquetFile, source: Path) -> Iterator[pa.ChunkedArray]:
     for group in range(file.num_row_groups):
-        column = _read_group(file, group, source)
+        column = pa.chunked_array(_batches(file, group, source), _LARGE)
         said = column.filter(pc.call_function("invert", [_are_blank(column)]))
         if len(said):
-            yield said.cast(pa.string())  # the source may have large_string
+            yield said.cast(pa.string())
 
 
 def _write_groups(
@@ -130,19 +138,21 @@ def _write_groups(
     move_into_place(temporary, path)
 
 
-def read_row_groups(path: Path, *, column: str = TEXT) -> Iterator[list[str]]:
-    """Yield the documents of a shard, a row group at a time.
+def read_batches(path: Path, *, column: str = TEXT) -> Iterator[list[str]]:
+    """Yield the documents of a parquet file in order, a few MB at a time; none if it is empty.
 
-    Raises DataError naming the file, with its row group and row, if it is no parquet file, is
-    damaged, has no such column of strings, or is empty. A null document is read as an empty one.
+    The column may have any type of strings, or bytes that are UTF-8. A null document is read as an
+    empty one. Raises DataError naming the file, with its row group and row, if it is no parquet
+    file, is damaged, or has no such column or two of them.
     """
     with _open(path, column) as file:
         for group in range(file.num_row_groups):
-            yield _read_group(file, group, path, column).to_pylist()
+            for batch in _batches(file, group, path, column):
+                yield batch.to_pylist()
 
 
 def row_group_sizes(path: Path) -> tuple[int, ...]:
-    """Return the documents in each row group. Raises DataError as `read_row_groups` does."""
+    """Return the documents in each row group. Raises DataError as `read_batches` does."""
     with _open(path) as file:
         metadata = file.metadata
         return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
@@ -152,18 +162,22 @@ def inspect_shard(path: Path, *, name: str) -> tuple[ShardFile, int]:
     """Read a whole shard; return its sizes under `name`, and the number of blank documents.
 
     Blank ones (null, empty or only whitespace) do not count in its sizes. Raises DataError as
-    `read_row_groups` does, and if all are blank.
+    `read_batches` does, and if it is empty or all are blank.
     """
     characters = blanks = 0
     with _open(path) as file:
         rows = file.metadata.num_rows
         for group in range(file.num_row_groups):
-            column = _read_group(file, group, path)
-            are_blank = _are_blank(column)
-            blanks += pc.call_function("sum", [are_blank]).as_py() or 0
-            lengths = pc.call_function("utf8_length", [column])
-            said = pc.call_function("if_else", [are_blank, 0, lengths])
-            characters += pc.call_function("sum", [said]).as_py() or 0
+            for batch in _batches(file, group, path):
+                are_blank = _are_blank(batch)
+                blanks += pc.call_function("sum", [are_blank]).as_py() or 0
+                lengths = pc.call_function("utf8_length", [batch])
+                said = pc.call_function("if_else", [are_blank, 0, lengths])
+                characters += pc.call_function("sum", [said]).as_py() or 0
+    if not rows:
+        raise DataError(
+            f"{path} is empty", hint="a shard holds at least one document: remove the file"
+        )
     if blanks == rows:
         raise DataError(
             f"{path} has {rows} documents, all of them blank", hint="a shard holds some text"
@@ -184,16 +198,18 @@ def find_text_digest(path: Path) -> str | None:
         return None
     with opened as file:
         schema = file.schema_arrow
-        if schema.names != ["text"] or schema.field("text").type not in _TEXT_TYPES:
+        if schema.names != ["text"] or schema.field("text").type not in _SHARD_TYPES:
             return None
         digest = hashlib.sha256()
         for group in range(file.num_row_groups):
-            # One type for both, so that 32-bit and 64-bit offsets give the same digest.
-            column = _read_group(file, group, path).cast(pa.large_string())
-            parts = [_offsets_and_bytes(chunk) for chunk in column.chunks]
+            # Of 64-bit offsets, whatever the file has, so that both give the same digest.
+            column = [*_batches(file, group, path)]
+            parts = [_offsets_and_bytes(batch) for batch in column]
             # Lengths before bytes: otherwise moving a boundary between texts would go unnoticed.
             lengths = [np.diff(offsets) for offsets, _ in parts]
-            digest.update(np.int64(len(column)).tobytes() + b"".join(x.tobytes() for x in lengths))
+            digest.update(
+                np.int64(sum(map(len, column))).tobytes() + b"".join(x.tobytes() for x in lengths)
+            )
             for _, data in parts:
                 digest.update(data)
         return digest.hexdigest()
@@ -210,7 +226,7 @@ def _offsets_and_bytes(
     return offsets, memoryview(data or b"")[offsets[0] : offsets[-1]]
 
 
-def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _are_blank(column: pa.Array | pa.ChunkedArray) -> Any:
     # utf8_is_space is false for an empty string.
     is_empty = pc.call_function("equal", [pc.call_function("binary_length", [column]), 0])
     return pc.call_function("or", [is_empty, pc.call_function("utf8_is_space", [column])])
@@ -218,63 +234,86 @@ def _are_blank(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _open(path: Path, column: str = TEXT) -> pq.ParquetFile:
     try:
-        file = pq.ParquetFile(path)
+        # Without pre_buffer, which holds whole row groups in memory.
+        file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except _UNREADABLE as error:
         raise DataError(
             f"{path} cannot be read as parquet: {_first_line(error)}", hint=_HINT
         ) from error
     schema = file.schema_arrow
-    if column not in schema.names:
+    if (count := schema.names.count(column)) != 1:
+        number = f"{count} columns" if count else "no column"
         raise DataError(
-            f"{path} has no column '{column}', its columns are: {', '.join(schema.names)}",
-            hint="one document a row, in a column named text or as --set shards.column=NAME says",
+            f"{path} has {number} '{column}', its columns are: {', '.join(schema.names)}",
+            hint="one document a row, in one column named text or as --set shards.column=NAME says",
         )
     kind = schema.field(column).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+    if not _is_text(kind):
         raise DataError(
             f"{path} has a column '{column}' of {kind}, not strings",
             hint="write the column as strings, one document a row",
         )
-    if file.metadata.num_rows == 0:
-        raise DataError(
-            f"{path} is empty", hint="a shard holds at least one document: remove the file"
-        )
     return file
 
 
-def _read_group(file: pq.ParquetFile, group: int, path: Path, name: str = TEXT) -> pa.ChunkedArray:
-    """Return the documents of a row group, null ones as empty strings."""
-    HEARTBEAT.beat("reading documents")
-    try:
-        column = file.read_row_group(group, columns=[name], use_threads=False)[name]
-    except _UNREADABLE as error:
-        raise DataError(
-            f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT
-        ) from error
-    try:
-        column.validate(full=True)  # pyarrow does not check UTF-8 when it reads
-    except pa.ArrowException as error:
-        metadata = file.metadata
-        first = sum(metadata.row_group(i).num_rows for i in range(group))
-        row, reason = _find_bad_row(column)
-        raise DataError(
-            f"{path} is not UTF-8 in row {first + row} (row group {group}): {reason}",
-            hint="rows are counted from 0; write that text again as UTF-8, or leave it out",
-        ) from error
-    return pc.fill_null(column, "")
+def _is_text(kind: pa.DataType) -> bool:
+    """Return whether values of an Arrow type are strings, or bytes that may be UTF-8."""
+    if isinstance(kind, pa.BaseExtensionType):  # JSON, for one
+        return _is_text(kind.storage_type)
+    if isinstance(kind, pa.DictionaryType):
+        return _is_text(kind.value_type)
+    return kind in _TEXT_TYPES
 
 
-def _find_bad_row(column: pa.ChunkedArray) -> tuple[int, str]:
+def _batches(
+    file: pq.ParquetFile, group: int, path: Path, column: str = TEXT
+) -> Iterator[pa.Array]:
+    """Yield the documents of a row group as large strings, null ones as empty."""
+    size = file.metadata.row_group(group)
+    mean_bytes = max(1, size.total_byte_size // max(1, size.num_rows))
+    num_rows = max(1, min(MAX_BATCH_ROWS, _BATCH_BYTES // mean_bytes))
+    batches = file.iter_batches(num_rows, row_groups=[group], columns=[column], use_threads=False)
+    row = sum(file.metadata.row_group(i).num_rows for i in range(group))
+    while True:
+        HEARTBEAT.beat("reading documents")
+        try:
+            batch = next(batches, None)
+        except _UNREADABLE as error:
+            raise DataError(
+                f"{path} is damaged in row group {group}: {_first_line(error)}", hint=_HINT
+            ) from error
+        if batch is None:
+            return
+        texts = _as_strings(batch.column(column))
+        try:
+            texts.validate(full=True)  # pyarrow does not check UTF-8 when it reads
+        except pa.ArrowException as error:
+            bad, reason = _find_bad_row(texts)
+            raise DataError(
+                f"{path} is not UTF-8 in row {row + bad} (row group {group}): {reason}",
+                hint="rows are counted from 0; write that text again as UTF-8, or leave it out",
+            ) from error
+        row += len(texts)
+        yield pc.fill_null(texts, "")
+
+
+def _as_strings(values: Any) -> pa.Array:
+    """Return an array of any text type as large strings, which may be no UTF-8."""
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if isinstance(values, pa.DictionaryArray):
+        values = values.dictionary.take(values.indices)
+    # By way of bytes, since a cast to strings would check them and not say which row is wrong.
+    return values.cast(pa.large_binary()).view(_LARGE)
+
+
+def _find_bad_row(texts: pa.Array) -> tuple[int, str]:
     """Return the first row (from 0) that is not UTF-8, and the reason."""
-    row = 0
-    for chunk in column.chunks:
-        kind = pa.large_binary() if pa.types.is_large_string(chunk.type) else pa.binary()
-        for data in chunk.view(kind).to_pylist():
-            try:
-                (data or b"").decode("utf-8")
-            except UnicodeDecodeError as error:
-                return row, error.reason
-            row += 1
+    for row, data in enumerate(texts.view(pa.large_binary()).to_pylist()):
+        try:
+            (data or b"").decode("utf-8")
+        except UnicodeDecodeError as error:
+            return row, error.reason
     return 0, "its offsets are out of order"
 
 

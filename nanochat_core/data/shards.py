@@ -21,6 +21,7 @@ from nanochat_core.data.text import hub_text, local_text, pydocs, s3_text
 from nanochat_core.data.text.counted_text import CountedText
 from nanochat_core.data.text.documents import Document, TextSource
 from nanochat_core.data.text.installed import current_snapshot, installed_source
+from nanochat_core.data.text.text_files import DIVIDE
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import HEARTBEAT
@@ -97,10 +98,12 @@ def _write_shards(
     piles = [scratch / f"{shard_name(n)}.jsonl" for n in range(config.num_shards + 1)]
     counts, blanks = _deal(documents, piles, seed=seed)
     if not all(counts):
+        many = f"{sum(counts):,} document{'s' if sum(counts) != 1 else ''}"
         raise DataError(
-            f"{sum(counts)} documents do not fill {config.num_shards} training shards "
-            "and one for validation",
-            hint="give more text (a hundred documents is little) or a smaller shards.num_shards",
+            f"{many}: too few for {config.num_shards} training shards and one for validation",
+            hint="a .txt is one document, however long: divide it at blank lines by "
+            f"{DIVIDE}; or give more documents (a hundred is little) or a smaller "
+            "shards.num_shards",
         )
     shards: list[ShardFile] = []
     for number, pile in enumerate(piles):

@@ -15,7 +15,7 @@ from nanochat_core.data.array_files import check_size, new_array, write_array
 from nanochat_core.data.processes import map_in_processes, usable_cores
 from nanochat_core.data.shard_files import (
     ShardSet,
-    read_row_groups,
+    read_batches,
     row_group_sizes,
 )
 from nanochat_core.data.token_files import TokenSet, TokenShard, dtype_for, find_lengths
@@ -93,7 +93,7 @@ def _write_ids(
     kind = np.dtype(dtype).newbyteorder("<")
     lengths: list[int] = []
     with path.open("wb") as file:
-        for texts in read_row_groups(shard):
+        for texts in read_batches(shard):
             documents = tokenizer.encode_batch(texts)
             lengths += [1 + len(ids) for ids in documents]
             stream = np.concatenate([part for ids in documents for part in (bos, ids)])

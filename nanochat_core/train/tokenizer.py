@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nanochat_core.config import TokenizerConfig
-from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.data.shard_files import ShardSet, read_batches
 from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.runtime.progress import Progress
@@ -50,7 +50,7 @@ def limited_texts(shards: Sequence[Path], *, max_chars: int, document_cap: int) 
     """Yield the first `document_cap` characters of each document, `max_chars` in all."""
     given = 0
     for shard in shards:
-        for texts in read_row_groups(shard):
+        for texts in read_batches(shard):
             for text in texts:
                 text = text[: min(document_cap, max_chars - given)]
                 given += len(text)

@@ -1,16 +1,15 @@
-"""Read text from any dataset on the Hugging Face Hub: its .parquet, .jsonl and .txt files."""
+"""Read text from the files of any dataset on the Hugging Face Hub."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.client import HubFile, download, list_files
 from nanochat_core.data.hub.datasets import split_path
 from nanochat_core.data.hub.transfers import OnBytes, fetch_files
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_files import KINDS, documents_of
-from nanochat_core.errors import DataError
+from nanochat_core.data.text.text_files import KINDS, choose_text, documents_of, kind_of_file
 from nanochat_core.runtime.progress import Progress
 
 
@@ -24,13 +23,7 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
     """
     repository, pattern = split_path(config.path)
     commit, files = list_files(repository, config.revision or "main", ["*"])
-    wanted = _choose(files, pattern)
-    if not wanted:
-        like = f" like {pattern}" if pattern else ""
-        raise DataError(
-            f"{repository} has no file{like} to read at commit {commit[:12]}",
-            hint=f"one of these kinds: {', '.join(KINDS)}",
-        )
+    wanted = _choose(files, pattern, config.path or "", progress.message)
     size = sum(file.size for file in wanted)
     progress.message(
         f"{repository} at commit {commit[:12]}: {len(wanted)} files, {size / 1e6:,.0f} MB"
@@ -40,14 +33,28 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
         return download(repository, commit, wanted[number], on_bytes=on_bytes)
 
     for path in fetch_files(fetch, [file.size for file in wanted], progress):
-        yield from documents_of(path, column=config.column)
+        yield from documents_of(path, config)
 
 
-def _choose(files: Sequence[HubFile], pattern: str) -> list[HubFile]:
-    """Return the files that match the pattern or are in the folder of this name."""
+def _choose(
+    files: Sequence[HubFile], pattern: str, where: str, log: Callable[[str], None]
+) -> list[HubFile]:
+    """Return the text among the files that match the pattern or are in the folder of this name."""
     if pattern:
         patterns = (pattern, f"{pattern}/*")
-        found = [file for file in files if any(fnmatchcase(file.path, p) for p in patterns)]
-        return [file for file in found if PurePath(file.path).suffix in KINDS]
-    by_kind = ([file for file in files if PurePath(file.path).suffix == kind] for kind in KINDS)
-    return next(filter(None, by_kind), [])
+        files = [file for file in files if any(fnmatchcase(file.path, p) for p in patterns)]
+    texts = choose_text(
+        files,
+        where,
+        path_of=lambda file: file.path,
+        size_of=lambda file: file.size,
+        log=log,
+    )
+    first = min((kind_of_file(file.path) or "" for file in texts), key=KINDS.index)
+    chosen = [file for file in texts if pattern or kind_of_file(file.path) == first]
+    if len(chosen) < len(texts):
+        log(
+            f"{len(texts) - len(chosen):,} files of other kinds than {first} are left out, as most "
+            f"often the same text: {where}/* has all files"
+        )
+    return chosen

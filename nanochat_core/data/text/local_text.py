@@ -1,11 +1,11 @@
-"""Read text from a folder of .parquet, .jsonl and .txt files."""
+"""Read text from the files of a folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_files import KINDS, documents_of
+from nanochat_core.data.text.text_files import choose_text, documents_of
 from nanochat_core.data.text.text_folder import check_snapshot, files_below, folder_snapshot
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
@@ -24,14 +24,16 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder", hint="shards.path names a folder of text")
     check_snapshot(folder, folder_snapshot(folder), config.snapshot)
-    paths = sorted(path for path in files_below(folder) if path.suffix in KINDS)
-    if not paths:
-        raise DataError(
-            f"{folder} has no file to read", hint=f"one of these kinds: {', '.join(KINDS)}"
-        )
+    paths = choose_text(
+        sorted(files_below(folder)),
+        str(folder),
+        path_of=lambda path: path.name,
+        size_of=lambda path: path.stat().st_size,
+        log=progress.message,
+    )
     progress.start(len(paths), unit="file")
     for i, path in enumerate(paths, start=1):
-        yield from documents_of(path, column=config.column)
+        yield from documents_of(path, config)
         progress.step(i)
     # A file may have been written while others were read.
     check_snapshot(folder, folder_snapshot(folder), config.snapshot)

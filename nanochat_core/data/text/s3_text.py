@@ -1,4 +1,4 @@
-"""Read text from a bucket of an S3-compatible server: its .parquet, .jsonl and .txt objects.
+"""Read text from objects in a bucket of an S3-compatible server.
 
 pyarrow's own client is used, which takes credentials, region and endpoint from AWS's usual
 variables and files.
@@ -9,7 +9,7 @@ import errno
 import hashlib
 import itertools
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -18,13 +18,14 @@ from typing import Any
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.transfers import OnBytes, fetch_files
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_files import KINDS, documents_of
+from nanochat_core.data.text.text_files import choose_text, documents_of
 from nanochat_core.data.text.text_folder import check_snapshot, snapshot_of
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress
 
 CHUNK = 16 << 20  # bytes of a request
 _NO_BUCKET = ("NO_SUCH_BUCKET", "NoSuchBucket", "PATH_NOT_FOUND", "does not exist")
+_CHECK_BUCKET = "check bucket and endpoint"
 _DENIED = ("ACCESS_DENIED", "HTTP status 403", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH")
 
 
@@ -45,7 +46,7 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
     download or after it.
     """
     where = f"s3://{config.path}"
-    objects = list_objects(config.path)
+    objects = list_objects(config.path, log=progress.message)
     check_snapshot(where, _snapshot(objects), config.snapshot)
     size = sum(item.size for item in objects)
     progress.message(f"{where}: {len(objects)} objects, {size / 1e6:,.0f} MB")
@@ -60,7 +61,7 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
     check_snapshot(where, _snapshot(list_objects(config.path)), config.snapshot)
     for path, item in zip(paths, objects, strict=True):
         try:
-            yield from documents_of(path, column=config.column)
+            yield from documents_of(path, config)
         except DataError as error:
             said = str(error).replace(str(path), f"s3://{item.path}")
             raise DataError(said, hint=error.hint) from error
@@ -71,10 +72,13 @@ def s3_snapshot(path: str | None) -> tuple[str, ...]:
     return _snapshot(list_objects(path))
 
 
-def list_objects(path: str | None) -> list[S3Object]:
-    """Return the objects of known kinds that bucket/key, a prefix or a pattern names, by key.
+def list_objects(
+    path: str | None, *, log: Callable[[str], None] = lambda text: None
+) -> list[S3Object]:
+    """Return the text among the objects that bucket/key, a prefix or a pattern names, by key.
 
-    Raises ConfigError if it names no bucket, DataError if the server refuses or has none.
+    `log` gets a line on what is left out. Raises ConfigError if the path names no bucket, DataError
+    if the server refuses, has no such bucket, or has no text there.
     """
     bucket, _, pattern = (path or "").rstrip("/").partition("/")
     if not bucket or "*" in bucket or "//" in f"/{pattern}":
@@ -83,14 +87,17 @@ def list_objects(path: str | None) -> list[S3Object]:
             hint="give bucket/prefix, or bucket/prefix/*.parquet for some of its objects",
         )
     wanted = f"{bucket}/{pattern}".rstrip("/")
-    objects = [
-        S3Object(path=info.path, size=info.size, changed=info.mtime_ns)
-        for info in _list(bucket, pattern)
-        if info.is_file and PurePosixPath(info.path).suffix in KINDS
-        if _is_wanted(info.path, wanted)
-    ]
-    if not objects:
-        raise DataError(f"s3://{path} has no object to read", hint=f"kinds: {', '.join(KINDS)}")
+    objects = choose_text(
+        [
+            S3Object(path=info.path, size=info.size, changed=info.mtime_ns)
+            for info in _list(bucket, pattern)
+            if info.is_file and _is_wanted(info.path, wanted)
+        ],
+        f"s3://{path}",
+        path_of=lambda item: item.path,
+        size_of=lambda item: item.size,
+        log=log,
+    )
     return sorted(objects, key=lambda item: item.path)
 
 
@@ -115,7 +122,14 @@ def _list(bucket: str, pattern: str) -> list[Any]:
         if info.is_file:
             return [info]
         selector = fs.FileSelector(folder, recursive=True, allow_not_found=folder != bucket)
-        return client.get_file_info(selector)
+        found = client.get_file_info(selector)
+    if not found:
+        # A listing of a prefix says nothing of its bucket. Who may list no more than the prefix is
+        # refused here, and learns that there is nothing below it.
+        with contextlib.suppress(OSError):
+            if client.get_file_info(bucket).type == fs.FileType.NotFound:
+                raise DataError(f"s3://{bucket} does not exist", hint=_CHECK_BUCKET)
+    return found
 
 
 def _snapshot(objects: list[S3Object]) -> tuple[str, ...]:
@@ -171,7 +185,7 @@ def _translating(what: str) -> Generator[None]:
             raise  # of a file that cannot be written: the client's own have no number but this
         said = " ".join(str(error).split())
         if any(word in said for word in _NO_BUCKET):
-            raise DataError(f"{what} does not exist", hint="check bucket and endpoint") from error
+            raise DataError(f"{what} does not exist", hint=_CHECK_BUCKET) from error
         if any(word in said for word in _DENIED):
             raise DataError(
                 f"the S3 server refuses {what}",

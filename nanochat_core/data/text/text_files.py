@@ -1,90 +1,143 @@
-"""Read documents from .parquet, .jsonl and .txt files."""
+"""Choose the text among files of any names, and read documents from it.
 
-import json
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import BinaryIO
+What a folder, a bucket and a dataset on the Hub have in common: the same endings are text, in
+capital letters or compressed too, and the same files are left out, with a line in the stage's log.
+"""
 
-from nanochat_core.data.shard_files import TEXT, read_row_groups
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from nanochat_core.config import ShardsConfig
+from nanochat_core.data.shard_files import TEXT, read_batches
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_folder import unreadable
+from nanochat_core.data.text.text_folder import is_hidden, unreadable
 from nanochat_core.errors import DataError
+from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, kind_of, text_chunks
 
-MOST_IN_TXT = 100_000_000  # bytes
+MAX_IN_TXT = 100_000_000  # characters of a document
+MAX_ENDINGS = 4  # that are named of the files that are left out
+DIVIDE = "--set 'shards.separator=\"\\n\\n\"'"
+
+_File = TypeVar("_File")
 
 
-def documents_of(path: Path, *, column: str | None) -> Iterator[Document]:
-    """Yield the documents of a file; `column` is that of the text, None means "text".
+def kind_of_file(path: str) -> str | None:
+    """Return the kind of text that a file of this name holds, one of KINDS; None if none."""
+    name = PurePosixPath(path.lower())
+    if name.suffix in COMPRESSED:
+        inner = PurePosixPath(name.stem).suffix
+        return inner if inner in KINDS and inner != PARQUET else None
+    return name.suffix if name.suffix in KINDS else None
+
+
+def choose_text(
+    files: Iterable[_File],
+    where: str,
+    *,
+    path_of: Callable[[_File], str],
+    size_of: Callable[[_File], int],
+    log: Callable[[str], None],
+) -> list[_File]:
+    """Return the files that are text, in the given order; log how many are not, by their endings.
+
+    Hidden files and what macOS adds to folders and archives do not count. Raises DataError if no
+    file is text, or if at least half of them, with more bytes than the others, are not.
+    """
+    files = [file for file in files if not is_hidden(path_of(file))]
+    chosen = [file for file in files if kind_of_file(path_of(file))]
+    others = [file for file in files if not kind_of_file(path_of(file))]
+    said = f"{len(others):,} of {len(files):,} files are no text: {_endings(map(path_of, others))}"
+    if not chosen:
+        raise DataError(f"{where} has no file to read" + (f"; {said}" if others else ""), hint=HINT)
+    if len(others) >= len(chosen) and sum(map(size_of, others)) > sum(map(size_of, chosen)):
+        raise DataError(f"most of {where} would be left out; {said}", hint=HINT)
+    if others:
+        log(f"left out of {where}: {said}")
+    return chosen
+
+
+def _endings(paths: Iterable[str]) -> str:
+    """Return the most frequent endings of files with their numbers, in words."""
+    counts = Counter("".join(PurePosixPath(path).suffixes[-1:]).lower() for path in paths)
+    most = counts.most_common(MAX_ENDINGS)
+    words = [f"{count:,} {ending or 'without an ending'}" for ending, count in most]
+    return ", ".join([*words, *(["others"] if len(counts) > len(most) else [])])
+
+
+def documents_of(path: Path, config: ShardsConfig) -> Iterator[Document]:
+    """Yield the documents of a file.
 
     Equal documents form one group, so that no two of them are in different splits. Raises DataError
     naming the file, and the line or row, if it cannot be used.
     """
-    for text in _READERS[path.suffix](path, column or TEXT):
-        yield Document(text=text, group=text)
-
-
-def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    for texts in read_row_groups(path, column=column):
-        yield from texts
-
-
-def _read_jsonl(path: Path, column: str) -> Iterator[str]:
-    with _opened(path) as file:
-        for number, line in enumerate(file, start=1):
-            where = f"{path}:{number}"
-            try:
-                text = json.loads(line.decode("utf-8"))[column]
-            except UnicodeDecodeError as error:
-                raise DataError(
-                    f"{where} is not UTF-8: {error.reason}", hint="convert it: iconv -t utf-8"
-                ) from error
-            except (ValueError, RecursionError) as error:  # nested too deep
-                raise DataError(
-                    f"{where} is not JSON: {error}", hint="each line is one object, none is empty"
-                ) from error
-            except (KeyError, TypeError) as error:
-                raise DataError(
-                    f"{where} has no {column}",
-                    hint=f'each line is an object like {{"{column}": "..."}}; '
-                    "--set shards.column=NAME for another name",
-                ) from error
-            if not isinstance(text, str):
-                raise DataError(
-                    f"{where} has a {column} that is a {type(text).__name__}",
-                    hint="a text is a string; leave the line out if it has none",
-                )
-            # Parquet cannot store lone surrogates.
-            yield text.encode("utf-8", "replace").decode()  # an escape can be a lone surrogate
-
-
-def _read_txt(path: Path, _: str) -> Iterator[str]:
-    with _opened(path) as file:
-        content = file.read(MOST_IN_TXT + 1)
-    if len(content) > MOST_IN_TXT:
-        raise DataError(
-            f"{path} has more than {MOST_IN_TXT / 1e6:,.0f} MB, and a .txt is one document",
-            hint='write its documents as lines of .jsonl, each like {"text": "..."}',
-        )
+    kind = kind_of_file(path.name)
+    assert kind is not None, f"{path} is not text"
     try:
-        yield content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}:{line} is not UTF-8: {error.reason}", hint="convert it: iconv -t utf-8"
-        ) from error
-
-
-def _opened(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
+        check_lfs(path)
+        for text in _READERS[kind](path, config):
+            # Parquet cannot store lone surrogates, which an escape in JSON can be.
+            valid = text.encode("utf-8", "replace").decode()
+            yield Document(text=valid, group=valid)
+    except FileFault as error:
+        raise DataError(str(error), hint=error.hint) from error
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
-    ".parquet": _read_parquet,
+def _read_parquet(path: Path, config: ShardsConfig) -> Iterator[str]:
+    for texts in read_batches(path, column=config.column or TEXT):
+        yield from texts
+
+
+def _read_jsonl(path: Path, config: ShardsConfig) -> Iterator[str]:
+    column = config.column or TEXT
+    for where, value in json_lines(path):
+        if not isinstance(value, dict) or column not in value:
+            has = (
+                f"its keys are: {', '.join(value)}"
+                if isinstance(value, dict)
+                else f"it is {kind_of(value)}"
+            )
+            raise DataError(
+                f"{where} has no {column}; {has}",
+                hint=f'each line is an object like {{"{column}": "..."}}; '
+                "--set shards.column=NAME for another name",
+            )
+        if not isinstance(text := value[column], str):
+            raise DataError(
+                f"{where} has a {column} that is {kind_of(text)}",
+                hint="a text is a string; leave the line out if it has none",
+            )
+        yield text
+
+
+def _read_txt(path: Path, config: ShardsConfig) -> Iterator[str]:
+    """Yield the documents of a .txt: what is between separators, without one all of it."""
+    text = ""
+    for chunk in text_chunks(path):
+        text += chunk
+        if config.separator is not None:
+            *documents, text = text.split(config.separator)
+            yield from documents
+        if len(text) > MAX_IN_TXT:
+            raise DataError(
+                f"{path} has more than {MAX_IN_TXT / 1e6:,.0f} MB, and a .txt is one document",
+                hint="divide it at blank lines, for example: " + DIVIDE,
+            )
+    yield text
+
+
+PARQUET = ".parquet"
+_READERS: dict[str, Callable[[Path, ShardsConfig], Iterator[str]]] = {
+    PARQUET: _read_parquet,
     ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
     ".txt": _read_txt,
 }
-
 KINDS = tuple(_READERS)
+HINT = (
+    f"text is {', '.join(KINDS)}, all but {PARQUET} also as {', '.join(COMPRESSED)}: convert other "
+    "files, or move them elsewhere"
+)

@@ -38,7 +38,7 @@ def check_snapshot(where: object, found: tuple[str, ...], planned: tuple[str, ..
 
 
 def files_below(folder: Path) -> list[Path]:
-    """Return every file below `folder`, also behind links to other folders.
+    """Return every file below `folder` but hidden ones, also behind links to other folders.
 
     A folder to which several names lead is read once. Raises DataError for one that cannot be read.
     """
@@ -50,13 +50,19 @@ def files_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     seen: set[str] = set()  # a link may lead to a folder above it
     for directory, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders.sort()  # which of several names comes first must not depend on the disk
+        # Sorted: which of several names comes first must not depend on the disk.
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
         if (real := os.path.realpath(directory)) in seen:
             folders.clear()
             continue
         seen.add(real)
         found += [path for name in names if (path := Path(directory, name)).is_file()]
-    return found
+    return [path for path in found if not is_hidden(path.name)]
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a relative path is of a hidden file or folder, or of what macOS adds."""
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
 
 
 def _status(path: Path) -> os.stat_result:

@@ -16,7 +16,7 @@ from nanochat_core.data import shards
 from nanochat_core.data.hub import client as hub_module
 from nanochat_core.data.hub import shards as hub_shards
 from nanochat_core.data.hub.shards import HubDataset
-from nanochat_core.data.shard_files import Origin, ShardSet, read_row_groups, shard_name
+from nanochat_core.data.shard_files import Origin, ShardSet, read_batches, shard_name
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.interrupt import STOP, Interrupted
@@ -65,7 +65,7 @@ def config(source: str, num_shards: int = 2, revision: str | None = "main") -> S
 
 
 def documents_of(path: Path) -> list[str]:
-    return [text for group in read_row_groups(path) for text in group]
+    return [text for group in read_batches(path) for text in group]
 
 
 def digests(directory: Path) -> dict[str, str]:

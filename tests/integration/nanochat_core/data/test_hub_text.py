@@ -10,7 +10,7 @@ import pytest
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
 from nanochat_core.data.hub import client
-from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.data.shard_files import ShardSet, read_batches
 from nanochat_core.data.text import text_files
 from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import read_events
@@ -52,7 +52,7 @@ def made(job) -> list[str]:
     shards.run(job)
     found = ShardSet.open(job.output)
     paths = [*found.train, found.validation]
-    return sorted(text for path in paths for group in read_row_groups(path) for text in group)
+    return sorted(text for path in paths for group in read_batches(path) for text in group)
 
 
 def test_of_several_kinds_the_first_is_read(hub: HubServer, make_job):
@@ -101,7 +101,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are(hub: HubServer,
     ("files", "path", "says"),
     [
         ({"README.md": b"#"}, REPOSITORY, "no file to read"),
-        (FILES, f"{REPOSITORY}/valid/*", "no file like valid/\\* to read"),
+        (FILES, f"{REPOSITORY}/valid/*", "letters/valid/\\* has no file to read"),
         (FILES, "someone/else", "someone/else"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_revision_in_the_path_is_refused_with_the_setting_that_is_for_it(make_
 def test_a_text_file_too_large_for_a_document_is_refused(
     hub: HubServer, make_job, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(text_files, "MOST_IN_TXT", 1000)
+    monkeypatch.setattr(text_files, "MAX_IN_TXT", 1000)
     hub.add(REPOSITORY, {"a.txt": b"x" * 1001})
     with pytest.raises(DataError, match=r"a\.txt has more than .* MB, and a \.txt is one document"):
         shards.run(make_job("shards", {}, shards=config()))

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.hub.shards import DATASETS
-from nanochat_core.data.shard_files import ShardSet, read_row_groups, shard_name
+from nanochat_core.data.shard_files import ShardSet, read_batches, shard_name
 from nanochat_core.job import Job, Result
 from tests.support.nanochat_core.data.hub_server import HubServer
 
@@ -82,6 +82,6 @@ def test_a_worker_that_is_killed_and_one_that_is_stopped_lose_no_whole_shard(
     assert result is not None
     assert result.metrics["documents"] == 13
     made = ShardSet.open(job.output)
-    texts = [text for path in made.train for group in read_row_groups(path) for text in group]
+    texts = [text for path in made.train for group in read_batches(path) for text in group]
     assert texts == [f"shard {n}" for n in range(12)]
     assert [len(hub.downloads(shard_name(n))) for n in range(12)] == [1] * 12

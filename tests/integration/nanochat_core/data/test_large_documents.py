@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
 from nanochat_core.data import tokens as tokenize
-from nanochat_core.data.shard_files import ShardSet, read_row_groups, shard_name
+from nanochat_core.data.shard_files import ShardSet, read_batches, shard_name
 from nanochat_core.data.text.text_folder import folder_snapshot
 from nanochat_core.data.token_files import TokenSet
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -50,7 +50,7 @@ def test_huge_documents_pass_whole_from_files_of_every_kind(make_job, tmp_path):
     texts = {
         text
         for path in (*made.train, made.validation)
-        for group in read_row_groups(path)
+        for group in read_batches(path)
         for text in group
     }
     assert texts == {HUGE, HUGE + "!", HUGE + "?", *few}

@@ -12,7 +12,7 @@ import pytest
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
-from nanochat_core.data.shard_files import ShardSet, read_row_groups
+from nanochat_core.data.shard_files import ShardSet, read_batches
 from nanochat_core.data.text import s3_text
 from nanochat_core.errors import ConfigError, DataError
 from tests.support.infra.storage.s3_server import S3Server
@@ -59,7 +59,7 @@ def bucket(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
 def texts_of(directory: Path) -> list[str]:
     made = ShardSet.open(directory)
     paths = (*made.train, made.validation)
-    return [text for path in paths for group in read_row_groups(path) for text in group]
+    return [text for path in paths for group in read_batches(path) for text in group]
 
 
 def test_every_document_below_a_prefix_is_read_once(bucket: Bucket, make_job: MakeJob) -> None:
@@ -167,11 +167,12 @@ def test_a_path_without_a_bucket_is_refused(path: str | None) -> None:
 
 
 def test_what_is_not_there_is_named(bucket: Bucket) -> None:
-    with pytest.raises(DataError, match="s3://no-such-bucket-here does not exist"):
-        s3_text.list_objects("no-such-bucket-here")
-    with pytest.raises(DataError, match=r"s3://texts/nothing has no object to read"):
+    for path in ("", "/texts", "/texts/a.jsonl", "/*.jsonl"):
+        with pytest.raises(DataError, match="s3://no-such-bucket-here does not exist"):
+            s3_text.list_objects(f"no-such-bucket-here{path}")
+    with pytest.raises(DataError, match=r"s3://texts/nothing has no file to read"):
         s3_text.list_objects("texts/nothing")
-    with pytest.raises(DataError, match=r"pdf has no object to read"):
+    with pytest.raises(DataError, match=r"pdf has no file to read"):
         s3_text.list_objects(f"texts/{bucket.folder}/*.pdf")
 
 

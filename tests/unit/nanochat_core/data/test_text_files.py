@@ -1,0 +1,177 @@
+"""Which files are text, what is said of the others, and how documents are divided."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nanochat_core.config import ShardsConfig
+from nanochat_core.data.text import local_text, text_files
+from nanochat_core.data.text.text_files import KINDS, choose_text, documents_of, kind_of_file
+from nanochat_core.data.text.text_folder import files_below, folder_snapshot
+from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.runtime.progress import Progress, read_events
+
+
+def config(**changes):
+    fields = {"source": "local", "path": None, "num_shards": 1, "snapshot": (), "revision": None}
+    return ShardsConfig(**fields | changes)
+
+
+def texts_of(path, **changes):
+    return [document.text for document in documents_of(path, config(**changes))]
+
+
+def choose(sizes):
+    """Name -> bytes; returns the chosen names and the lines of the log."""
+    log = []
+    chosen = choose_text(sizes, "here", path_of=str, size_of=sizes.__getitem__, log=log.append)
+    return chosen, log
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((f"a{kind}", kind) for kind in KINDS),
+        ("A.JSONL", ".jsonl"),
+        ("deep/A.Parquet", ".parquet"),
+        ("a.jsonl.gz", ".jsonl"),
+        ("a.TXT.Zst", ".txt"),
+        ("a.ndjson.xz", ".ndjson"),
+        ("a.b.txt.bz2", ".txt"),
+        ("a.parquet.gz", None),
+        ("a.md", None),
+        ("a.gz", None),
+        ("txt", None),
+        (".txt", None),
+        ("a.txt/b", None),
+    ],
+)
+def test_an_ending_says_what_is_text_in_capital_letters_and_compressed_too(name, kind):
+    assert kind_of_file(name) == kind
+
+
+def test_what_is_left_out_is_counted_by_ending():
+    chosen, log = choose({"a.txt": 9, "b.TXT": 9, "c.md": 1, "d.MD": 1, "e.csv": 1, "LICENSE": 1})
+    assert chosen == ["a.txt", "b.TXT"]
+    assert log == ["left out of here: 4 of 6 files are no text: 2 .md, 1 .csv, 1 without an ending"]
+    many = {f"a.x{i}": 1 for i in range(9)}
+    assert choose({"a.txt": 99} | many)[1][0].endswith("1 .x0, 1 .x1, 1 .x2, 1 .x3, others")
+    assert choose({"a.txt": 1, "b.jsonl": 1})[1] == []
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"a.md": 1},
+        {"a.md": 1, "b.csv": 2, ".hidden.txt": 9},
+        {"a.txt": 10, "b.md": 11},
+        {"a.txt": 10, **{f"{i}.md": 10 for i in range(3)}},
+        {"a.jsonl": 10, "b.json": 5, "c.json": 6},
+        {"a.txt": 0, "b.pdf": 1},
+    ],
+)
+def test_text_that_would_mostly_be_left_out_is_an_error(sizes):
+    with pytest.raises(DataError, match=r"files are no text: \d \.") as error:
+        choose(sizes)
+    assert "convert" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"data.jsonl": 10**9, "README.md": 9, "LICENSE": 9, "dataset_infos.json": 9},  # of the Hub
+        {"a.txt": 1, "b.txt": 1, "c.txt": 1, "big.pdf": 10**9},
+        {"a.txt": 10, "b.md": 10},
+    ],
+)
+def test_text_with_some_other_files_beside_it_is_read(sizes):
+    assert len(choose(sizes)[1]) == 1
+
+
+def test_hidden_files_and_those_of_macos_are_not_data(tmp_path):
+    names = ("a.txt", "deep/b.txt")
+    hidden = ("._a.jsonl", "deep/._b.txt", "__MACOSX/a.txt", ".git/c.txt", ".DS_Store", "x/.a.txt")
+    for name in (*names, *hidden):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("text")
+    assert sorted(files_below(tmp_path)) == [tmp_path / name for name in names]
+    assert choose(dict.fromkeys((*names, *hidden), 1)) == ([*names], [])
+    before = folder_snapshot(tmp_path)
+    (tmp_path / ".DS_Store").write_text("opened in the Finder")
+    assert folder_snapshot(tmp_path) == before
+
+
+def test_a_folder_that_lies_in_a_hidden_one_is_read(tmp_path):
+    folder = tmp_path / ".cache" / "letters"
+    folder.mkdir(parents=True)
+    (folder / "A.TXT").write_text("one")
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(b'\n{"text": "two"}\r\n\r\n'))
+    (folder / "notes.md").write_text("three")
+    events = tmp_path / "events.jsonl"
+    settings = config(path=str(folder), snapshot=folder_snapshot(folder))
+    found = list(local_text.documents(settings, Progress(events), tmp_path))
+    assert [document.text for document in found] == ["one", "two"]
+    said = [event["text"] for event in read_events(events) if "text" in event]
+    assert said == [f"left out of {folder}: 1 of 3 files are no text: 1 .md"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_documents_are_the_same_whichever_editor_saved_them(tmp_path, encoding):
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in ("\u00e9\r\na", "b")]
+    (tmp_path / "a.jsonl").write_bytes("\r\n\r\n".join(["", *lines, ""]).encode(encoding))
+    assert texts_of(tmp_path / "a.jsonl") == ["\u00e9\r\na", "b"]  # of an escape, as it is written
+    (tmp_path / "a.txt").write_bytes("\u00e9\r\n\r\nb\r\n".encode(encoding))
+    assert texts_of(tmp_path / "a.txt") == ["\u00e9\n\nb\n"]
+    assert texts_of(tmp_path / "a.txt", separator="\n\n") == ["\u00e9", "b\n"]
+
+
+@pytest.mark.parametrize(
+    ("separator", "documents"),
+    [
+        (None, ["# A\na\n\n# B\nb<|endoftext|>c\n"]),
+        ("\n", ["# A", "a", "", "# B", "b<|endoftext|>c", ""]),
+        ("\n\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
+        ("\n# ", ["# A\na\n", "B\nb<|endoftext|>c\n"]),
+        ("<|endoftext|>", ["# A\na\n\n# B\nb", "c\n"]),
+        ("none of it", ["# A\na\n\n# B\nb<|endoftext|>c\n"]),
+    ],
+)
+def test_a_txt_is_divided_by_a_separator(tmp_path, separator, documents, monkeypatch):
+    (tmp_path / "input.txt").write_text("# A\na\n\n# B\nb<|endoftext|>c\n")
+    for size in (1, 5, 1 << 20):  # a separator may lie across what is read at a time
+        monkeypatch.setattr("tasks.user_files._CHUNK", size)
+        assert texts_of(tmp_path / "input.txt", separator=separator) == documents
+
+
+def test_a_large_txt_is_read_if_its_documents_are_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "MAX_IN_TXT", 1000)
+    monkeypatch.setattr("tasks.user_files._CHUNK", 100)
+    (tmp_path / "a.txt").write_text("some text\n\n" * 500)
+    with pytest.raises(DataError, match=r"a \.txt is one document") as error:
+        texts_of(tmp_path / "a.txt")
+    assert "shards.separator" in (error.value.hint or "")
+    assert len(texts_of(tmp_path / "a.txt", separator="\n\n")) == 501
+
+
+def test_a_separator_that_is_empty_is_refused():
+    with pytest.raises(ConfigError, match=r"shards\.separator is empty"):
+        config(separator="")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt"])
+def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path, name):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / name).write_bytes(pointer)
+    with pytest.raises(DataError, match=f"{name} is a pointer of Git LFS") as error:
+        texts_of(tmp_path / name)
+    assert error.value.hint == "get the file: git lfs pull"
+
+
+def test_a_part_without_rows_and_a_text_of_bytes_are_read(tmp_path):
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    pq.write_table(pa.table({"body": [b"\xc3\xa9"]}), tmp_path / "bytes.parquet")
+    assert texts_of(tmp_path / "empty.parquet") == []
+    assert texts_of(tmp_path / "bytes.parquet", column="body") == ["\u00e9"]

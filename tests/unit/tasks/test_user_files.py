@@ -1,0 +1,100 @@
+"""Text that users saved with other editors, and files that are damaged or not there."""
+
+import bz2
+import gzip
+import hashlib
+import json
+import lzma
+
+import pyarrow as pa
+import pytest
+
+from tasks import user_files
+from tasks.user_files import FileFault, json_lines, kind_of, read_text, text_chunks
+
+TEXT = "a \u00e9\r\nb\r\n\r\nc \U0001f600\u2028x\x85y\rd\n"
+READ = "a \u00e9\nb\n\nc \U0001f600\u2028x\x85y\nd\n"
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+
+
+def zstd(data):
+    return pa.compress(data, codec="zstd", asbytes=True)
+
+
+COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+COMPRESSORS |= {".GZ": gzip.compress, ".zst": zstd}
+
+
+@pytest.mark.parametrize("ending", COMPRESSORS)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_text_is_the_same_whatever_saved_it(tmp_path, encoding, ending, monkeypatch):
+    data, compress = TEXT.encode(encoding), COMPRESSORS[ending]
+    path = tmp_path / f"a.txt{ending}"
+    path.write_bytes(compress(data[:9]) + compress(data[9:]))  # as `cat` joins compressed files
+    for size in (1, 7, 1 << 20):  # of what is read at a time
+        monkeypatch.setattr(user_files, "_CHUNK", size)
+        digest = hashlib.sha256()
+        assert "".join(text_chunks(path, digest=digest)) == READ
+        assert digest.hexdigest() == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert read_text(path) == READ
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\n\n", "\r\n \t\r\n"])
+def test_lines_of_json_may_have_any_newlines_and_blank_lines(tmp_path, encoding, newline):
+    values = [{"a": "x\u2028\r\n\u00e9"}, [1, None], "\ufeff"]
+    lines = [json.dumps(value, ensure_ascii=False) for value in values]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes((newline.join(lines) + newline).encode(encoding))
+    assert [value for _, value in json_lines(path)] == values
+
+
+def test_files_that_were_joined_with_their_marks_are_lines_too(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n\xef\xbb\xbf{"a": 2}')
+    assert list(json_lines(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": 2})]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", "".encode("utf-16"), b"\n \n"])
+def test_a_file_without_text_is_none(tmp_path, content):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    assert read_text(path).strip() == ""
+    assert list(json_lines(path)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("a.txt", b"one\ntwo\n\xff\n", ":3 is not UTF-8: invalid start byte"),
+        ("a.txt", "\u00e9".encode()[:1], ":1 is not UTF-8: unexpected end of data"),
+        ("a.txt", "a\r\nb\r\n".encode("utf-16") + b"\x00\xd8a\x00", ":3 is not UTF-16: illegal"),
+        ("a.txt", "a\n".encode("utf-16") + b"a", ":2 is not UTF-16: truncated data"),
+        ("a.gz", gzip.compress(b"a" * 999)[:-9], " cannot be decompressed: Compressed file ended"),
+        ("a.gz", b"no", " cannot be decompressed: Not a gzipped file"),
+        ("a.bz2", b"no", " cannot be decompressed: Invalid data stream"),
+        ("a.xz", b"not xz at all", " cannot be decompressed: Input format not supported"),
+        ("a.zst", zstd(b"a" * 999)[:-5], " cannot be decompressed: Truncated"),
+        ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid", " is a pointer of Git LFS"),
+    ],
+)
+def test_what_is_no_text_is_named_with_its_line(tmp_path, name, content, complaint):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(FileFault) as error:
+        read_text(path)
+    assert str(error.value).startswith(f"{path}{complaint}")
+    assert "\n" not in str(error.value)
+    assert error.value.hint
+
+
+def test_a_folder_and_a_missing_file_are_errors_of_the_system(tmp_path):
+    for path in (tmp_path, tmp_path / "none", tmp_path / "none.gz"):
+        with pytest.raises(OSError, match=r"\[Errno"):
+            read_text(path)
+
+
+def test_a_value_is_named_as_json_has_it():
+    values = [None, True, 1, 1.5, "a", [], {}]
+    names = ["null", "true or false", "a number", "a number", "text", "a list", "an object"]
+    assert [kind_of(value) for value in values] == names
