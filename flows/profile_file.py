@@ -30,6 +30,7 @@ from flows.run_request import SOURCES, NamedRecipe, Recipe, text_settings
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError, reason_of
 from nanochat_core.section import Section, Tree
+from tasks.user_files import FileFault, read_text
 
 _KEYS = {"profile": str, "name": str, "depth": int, "data": str}  # that are no settings
 _COMPUTED = "shards.snapshot"  # taken from this machine, unless it was set
@@ -66,13 +67,15 @@ def read_profile_file(path: Path, *, depth: int | None = None) -> ProfileFile:
 
 def _parse(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except OSError as error:
         raise ConfigError(
             f"{path} cannot be read: {reason_of(error)}",
             hint=f"write one: nanochat config tiny > {path}",
         ) from error
-    except ValueError as error:  # TOMLDecodeError, UnicodeDecodeError
+    except FileFault as error:
+        raise ConfigError(str(error), hint=error.hint) from error
+    except ValueError as error:
         raise ConfigError(
             f"{path} is not TOML: {error}", hint="`nanochat config tiny` prints an example"
         ) from error
@@ -162,8 +165,9 @@ def _with_nulls(kind: Any, value: Any) -> Any:
         return [_with_nulls(item, each) for each in cast("list[Any]", value)]
     if isinstance(kind, type) and issubclass(kind, Section) and isinstance(value, dict):
         hints = typing.get_type_hints(kind)
-        missing = {name: None for name, hint in hints.items() if isinstance(hint, types.UnionType)}
-        return missing | cast("dict[str, Any]", value)
+        nulls = {name: None for name, hint in hints.items() if isinstance(hint, types.UnionType)}
+        given = cast("dict[str, Any]", value).items()
+        return nulls | {name: v for name, v in given if v != "null" or name not in nulls}
     return value
 
 

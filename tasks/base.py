@@ -10,7 +10,8 @@ A conversation is a dictionary of plain JSON values:
 
 Roles are `system` (at most one, first), `user` and `assistant`, the last two alternating. A part is
 {"type": "text" | "python" | "python_output", "text": ...}: `python` is a call of the calculator
-and `python_output` its result.
+and `python_output` its result. An assistant's message with "weight": 0 is context: it is not
+learnt.
 
 Written as plain text, a call and its result are `<<7+5=12>>`, as in the GSM8K dataset. Graders see
 answers in that form.
@@ -19,9 +20,11 @@ answers in that form.
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias, overload
+
+from tasks.user_files import kind_of
 
 Conversation: TypeAlias = dict[str, Any]
 Part: TypeAlias = dict[str, str]
@@ -216,23 +219,34 @@ def check_conversation(value: object) -> None:
             raise TaskError(f"message {i} needs 'role' and 'content'")
         if message["role"] == "system" and i == 0:
             _check_content(message["content"], i, parts_allowed=False)
+            _check_weight(message, i)
             continue
         expected = ("user", "assistant")[turn % 2]
         if message["role"] != expected:
             raise TaskError(f"message {i} is of role {message['role']!r}, expected '{expected}'")
         _check_content(message["content"], i, parts_allowed=expected == "assistant")
+        _check_weight(message, i)
         turn += 1
     if turn == 0:
         raise TaskError("a conversation needs a user's message")
 
 
+def _check_weight(message: Mapping[str, object], index: int) -> None:
+    weight = message.get("weight", int(message["role"] == "assistant"))
+    if not isinstance(weight, int | float) or weight not in (0, 1):
+        raise TaskError(f"message {index}: weight is {weight!r}, expected 0 or 1")
+    if weight and message["role"] != "assistant":
+        raise TaskError(
+            f"message {index}: weight is 1, but only an assistant's messages are learnt"
+        )
+
+
 def _check_content(content: object, index: int, *, parts_allowed: bool) -> None:
     if isinstance(content, str):
         return
-    if not parts_allowed:
-        raise TaskError(f"message {index}: content is {type(content).__name__}, expected text")
-    if not isinstance(content, Iterable) or isinstance(content, dict):
-        raise TaskError(f"message {index}: content is neither text nor a list of parts")
+    if not parts_allowed or not isinstance(content, list | tuple):
+        expected = "text or a list of parts" if parts_allowed else "text"
+        raise TaskError(f"message {index}: content is {kind_of(content)}, expected {expected}")
     for part in content:
         if not isinstance(part, dict) or part.get("type") not in PART_TYPES:
             raise TaskError(

@@ -52,11 +52,11 @@ def read_text(path: Path) -> str:
     return "".join(text_chunks(path))
 
 
-def json_lines(path: Path, *, digest: Any = None) -> Iterator[tuple[str, Any]]:
+def json_lines(path: Path, *, hint: str, digest: Any = None) -> Iterator[tuple[str, Any]]:
     """Yield ("path:line", value) of each line that is not blank.
 
-    `digest` gets the file's bytes. Raises OSError, and FileFault as `text_chunks` does or naming
-    the line that is not JSON.
+    `hint` says what a line is. `digest` gets the file's bytes. Raises OSError, and FileFault as
+    `text_chunks` does or naming the line that is not JSON.
     """
     decoder = json.JSONDecoder(parse_constant=_refuse)
     for number, line in enumerate(pieces(text_chunks(path, digest=digest), "\n"), start=1):
@@ -65,9 +65,7 @@ def json_lines(path: Path, *, digest: Any = None) -> Iterator[tuple[str, Any]]:
             if line := line.lstrip(_MARK).strip():
                 yield where, decoder.decode(line)
         except (ValueError, RecursionError) as error:  # nested too deep
-            raise FileFault(
-                f"{where} is not JSON: {error}", "each line is one value, over one line"
-            ) from error
+            raise FileFault(f"{where} is not JSON: {error}", hint) from error
 
 
 def pieces(chunks: Iterable[str], separator: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.workers.ipc import Spec
 from nanochat_core.server.workers.pool import HangTimeouts, Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
+from tasks.user_files import FileFault, read_text
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 MAKER = "nanochat_core.server.workers.engine_process:open_engine"
@@ -149,8 +150,8 @@ def trusted_hosts(host: str, more: Sequence[str]) -> tuple[str, ...]:
 def read_keys(path: Path) -> tuple[str, ...]:
     """Return the API keys in a file, one a line. Raises ConfigError if it has none."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, FileFault) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys or any(not k.isascii() or not k.isprintable() or " " in k for k in keys):

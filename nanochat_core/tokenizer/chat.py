@@ -34,8 +34,8 @@ def render_conversation(
     """Return ids and mask of a conversation, truncated to `max_tokens`.
 
     mask[i] is 1 if ids[i] is a token that the assistant learns to predict: its text, its calls and
-    its <|assistant_end|>. Raises DataError naming the message if roles do not alternate or a
-    content is neither text nor, from an assistant, parts.
+    its <|assistant_end|>, unless the message has weight 0. Raises DataError naming the message if
+    roles do not alternate or a content is neither text nor, from an assistant, parts.
     """
     ids, mask = [tokenizer.bos], [0]
 
@@ -43,15 +43,15 @@ def render_conversation(
         ids.extend(new)
         mask.extend([learnt] * len(new))
 
-    for role, content in _turns(conversation):
+    for role, content, learnt in _turns(conversation):
         start, end = USER if role == "user" else ASSISTANT
-        learnt = int(role == "assistant")
         add([tokenizer.special(start)], 0)
         if isinstance(content, str):
             add(tokenizer.encode(content), learnt)
         else:
             for part in content:
-                add(*_render_part(tokenizer, part))
+                part_ids, by_assistant = _render_part(tokenizer, part)
+                add(part_ids, learnt and by_assistant)
         add([tokenizer.special(end)], learnt)  # the assistant learns to end its answer
         if len(ids) >= max_tokens:  # the rest would be cut off: do not encode it
             break
@@ -81,16 +81,23 @@ def parse_answer(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 _NO_LIMIT = 2**62
 
 
-def _turns(conversation: Conversation) -> list[tuple[str, str | list[Part]]]:
-    """Return (role, content) of all messages, the system message merged into the first user's."""
+def _turns(conversation: Conversation) -> list[tuple[str, str | list[Part], int]]:
+    """Return (role, content, 1 if it is learnt) of all messages.
+
+    The system message is merged into the first user's.
+    """
     try:
         check_conversation(conversation)
     except TaskError as error:
         raise DataError(str(error), hint="the roles are user and assistant, in turns") from error
     messages = conversation["messages"]
-    turns = [(m["role"], m["content"]) for m in messages if m["role"] != "system"]
+    turns = [
+        (m["role"], m["content"], int(m.get("weight", m["role"] == "assistant")))
+        for m in messages
+        if m["role"] != "system"
+    ]
     if messages[0]["role"] == "system":
-        turns[0] = ("user", f"{messages[0]['content']}\n\n{turns[0][1]}")
+        turns[0] = ("user", f"{messages[0]['content']}\n\n{turns[0][1]}", 0)
     return turns
 
 

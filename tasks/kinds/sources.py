@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from tasks.base import Conversation, TaskError
+from tasks.user_files import kind_of
 
 Row: TypeAlias = Mapping[str, Any]  # of a dataset, by column
 
@@ -69,7 +70,7 @@ def text(row: Row, column: str) -> str:
     """Return the text in a column. Raises TaskError if it has none."""
     value = row.get(column)
     if not isinstance(value, str):
-        raise TaskError(f"column '{column}' holds {_kind(value)}, expected text")
+        raise TaskError(f"column '{column}' holds {kind_of(value)}, expected text")
     return value
 
 
@@ -77,9 +78,5 @@ def texts(row: Row, column: str) -> list[str]:
     """Return the list of texts in a column. Raises TaskError if it has none."""
     value = row.get(column)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise TaskError(f"column '{column}' holds {_kind(value)}, expected a list of texts")
+        raise TaskError(f"column '{column}' holds {kind_of(value)}, expected a list of texts")
     return value
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else type(value).__name__

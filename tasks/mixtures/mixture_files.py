@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.base import TaskError
+from tasks.user_files import read_text
 
 # Each by its name, because a fingerprint sees the data files that a module names.
 FILES = (
@@ -43,7 +44,7 @@ def read_mixture(name: str) -> tuple[Share, ...]:
     """Read the mixture called `name`, or the file at that path. Raises TaskError naming it."""
     path = Path(name) if name.endswith(".toml") or "/" in name else _DIRECTORY / f"{name}.toml"
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = tomllib.loads(read_text(path))
     except FileNotFoundError:
         known = ", ".join(mixture_names())
         raise TaskError(f"there is no mixture '{name}' (one of: {known}, or a .toml)") from None

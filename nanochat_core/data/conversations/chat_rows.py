@@ -98,9 +98,9 @@ def conversation_rows(
     `conversations` are pickled to other processes. Ranks that do not write wait without limit; if
     the writing rank fails, its launcher ends them. Rows of an earlier attempt in `directory` are
     reused: it must hold only rows of these conversations and this tokenizer, as a job's does.
-    `barrier` waits for every rank; `log` gets a progress line every few seconds. Conversations
-    longer than a row are truncated. The result depends neither on `processes` (None means all
-    cores, if that is faster) nor on the rank that writes.
+    `barrier` waits for every rank; `log` gets a progress line every few seconds, and a warning of
+    prompts that fill a row. Conversations longer than a row are truncated. The result depends
+    neither on `processes` (None means all cores, if that is faster) nor on the rank that writes.
 
     Raises DataError if no token has a loss.
     """
@@ -122,7 +122,7 @@ def conversation_rows(
         # multiprocessing blocks forever on a full pipe if the process has died at its start.
         pieces = map_in_processes(partial(_render, tokenizer, row_len), parts, processes=processes)
         pieces = _with_progress(pieces, len(conversations), f"packing {directory.name}", log)
-        write_rows(pieces, directory, row_len=row_len)
+        write_rows(pieces, directory, row_len=row_len, log=log)
     # Polled rather than a barrier: a collective has a timeout, and packing may take longer.
     while not directory.exists():
         time.sleep(_POLL_SECONDS)
@@ -170,7 +170,13 @@ def make_piece(rendered: Iterable[Rendered], *, dtype: str) -> Piece:
     )
 
 
-def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> None:
+def write_rows(
+    pieces: Iterable[Piece],
+    directory: Path,
+    *,
+    row_len: int,
+    log: Callable[[str], None] = lambda text: None,
+) -> None:
     """Write a `directory` of rows that hold every conversation once, complete, from <|bos|> on.
 
     The directory is complete or absent, and depends only on the conversations and `row_len`. Each
@@ -183,7 +189,8 @@ def write_rows(pieces: Iterable[Piece], directory: Path, *, row_len: int) -> Non
     ) as scratch:
         made = Path(scratch) / "made"
         made.mkdir()
-        _write_arrays(_gather(pieces, Path(scratch)), made, row_len=row_len)
+        everything = _gather(pieces, Path(scratch), row_len=row_len, log=log)
+        _write_arrays(everything, made, row_len=row_len)
         # The names of its files must be durable before its own.
         sync_directory(made)
         # A rename cannot replace a directory that is not empty: on a disk that nodes share, the
@@ -204,23 +211,37 @@ def _scratch_prefix(directory: Path) -> str:
     return f".{directory.name}-"
 
 
-def _gather(pieces: Iterable[Piece], scratch: Path) -> Piece:
+def _gather(
+    pieces: Iterable[Piece], scratch: Path, *, row_len: int, log: Callable[[str], None]
+) -> Piece:
     """Write all pieces to files in `scratch`; return them as one, with ids and mask mapped."""
     kind, num_targets, lengths = np.dtype("<u2"), 0, array("I")
+    num_cut = 0  # conversations that fill a row before their first answer
     with (scratch / "ids").open("wb") as ids_file, (scratch / "mask").open("wb") as mask_file:
         for piece in pieces:
             kind = piece.ids.dtype
             num_targets += int(piece.mask.sum())
+            if len(piece.lengths):
+                starts = np.cumsum([0, *piece.lengths[:-1]], dtype=np.int64)
+                has_target = np.logical_or.reduceat(piece.mask, starts)
+                num_cut += int(((piece.lengths == row_len) & ~has_target).sum())
             write_array(ids_file, piece.ids)
             write_array(mask_file, piece.mask)
             lengths.extend(piece.lengths.tolist())
     check_size(scratch / "ids", sum(lengths) * kind.itemsize)
     check_size(scratch / "mask", sum(lengths))
+    cut = (
+        f"{num_cut:,} of {len(lengths):,} conversations fill a row of {row_len - 1:,} tokens "
+        "before their first answer"
+    )
+    mend = "shorten their prompts, or train with a larger rows.sequence_len"
     if not num_targets:
         raise DataError(
-            "the mixture has no token to learn from",
-            hint="a conversation needs at least one assistant message",
+            f"the mixture has no token to learn from{f': {cut}' if num_cut else ''}",
+            hint=mend if num_cut else "a conversation needs at least one assistant message",
         )
+    if num_cut:
+        log(f"warning: {cut}, so nothing is learnt from them: {mend}")
     return Piece(
         ids=np.memmap(scratch / "ids", dtype=kind, mode="r"),
         mask=np.memmap(scratch / "mask", dtype=np.uint8, mode="r"),

@@ -109,7 +109,7 @@ def write_dataset(
     with Spool(scratch / "lines-1") as one, Spool(scratch / "lines-2") as two:
         try:
             if dataset.path is not None:
-                train, test = read_own_file(dataset, one)
+                train, test = read_own_file(dataset, one, progress.message)
                 entry = {"kind": "own", "sha256": dataset.snapshot}
             elif isinstance(task := task_named(dataset.name), HubTask):
                 train, test, entry = _published(task, dataset, (one, two), progress)

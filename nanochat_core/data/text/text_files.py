@@ -93,17 +93,14 @@ def _read_parquet(path: Path, config: ShardsConfig) -> Iterator[str]:
 
 def _read_jsonl(path: Path, config: ShardsConfig) -> Iterator[str]:
     column = config.column or TEXT
-    for where, value in json_lines(path):
-        if not isinstance(value, dict) or column not in value:
-            has = (
-                f"its keys are: {', '.join(value)}"
-                if isinstance(value, dict)
-                else f"it is {kind_of(value)}"
-            )
+    hint = f'each line is an object like {{"{column}": "..."}}'
+    for where, value in json_lines(path, hint=hint):
+        if not isinstance(value, dict):
+            raise DataError(f"{where} is {kind_of(value)}, not an object", hint=hint)
+        if column not in value:
             raise DataError(
-                f"{where} has no {column}; {has}",
-                hint=f'each line is an object like {{"{column}": "..."}}; '
-                "--set shards.column=NAME for another name",
+                f"{where} has no {column}, its keys are: {', '.join(value)}",
+                hint=f"{hint}; --set shards.column=NAME for another name",
             )
         if not isinstance(text := value[column], str):
             raise DataError(

@@ -150,9 +150,52 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.toml").mkdir()
     with pytest.raises(ConfigError, match=f"{name} cannot be read"):
         read_profile_file(tmp_path / name)
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match=r"binary\.toml is not TOML"):
+    (tmp_path / "binary.toml").write_bytes(b"\n\xff\xfa")
+    with pytest.raises(ConfigError, match=r"binary\.toml:2 is not UTF-8") as error:
         read_profile_file(tmp_path / "binary.toml")
+    assert "iconv" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_of_any_editor_is_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "my.toml"
+    path.write_bytes('profile = "tiny"\r\n\r\nname = "caf\u00e9"\r\nseed = 7\r\n'.encode(encoding))
+    file = read_profile_file(path)
+    assert (file.run_name, file.overrides) == ("caf\u00e9", ("seed=7",))
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "item", "key"),
+    [
+        (
+            "task_data",
+            "datasets",
+            'name = "mine", grade = 1, num_test = 5, path = "/a"',
+            "num_train",
+        ),
+        (
+            "task_data",
+            "datasets",
+            'name = "arithmetic", grade = 1, num_train = 9, num_test = 5',
+            "path",
+        ),
+        ("sft", "mixture", 'task = "arithmetic", epochs = 1', "num_examples"),
+    ],
+)
+def test_null_in_a_group_of_a_list_is_the_same_as_leaving_it_out(
+    tmp_path: Path, group: str, name: str, item: str, key: str
+) -> None:
+    texts = [f'{item}, {key} = "null"', item]
+    files = [f'profile = "tiny"\n[{group}]\n{name} = [{{ {text} }}]' for text in texts]
+    assert changes(tmp_path, files[0]) == changes(tmp_path, files[1])
+
+
+def changes(folder: Path, text: str) -> object:
+    """Return the overrides of a file, or what is wrong with it as a whole."""
+    try:
+        return read(folder, text).overrides
+    except ConfigError as error:
+        return str(error)
 
 
 def test_the_example_of_the_guide_is_a_profile(tmp_path: Path) -> None:

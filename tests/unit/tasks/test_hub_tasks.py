@@ -110,9 +110,13 @@ def test_a_talk_keeps_its_messages_and_nothing_else():
 @pytest.mark.parametrize(
     ("convert", "row", "message"),
     [
-        (mmlu.convert, {}, "column 'choices' holds nothing, expected a list of texts"),
-        (mmlu.convert, {**QUESTION, "question": 7}, "column 'question' holds int, expected text"),
-        (mmlu.convert, {**QUESTION, "choices": ["a", None]}, "column 'choices' holds list"),
+        (mmlu.convert, {}, "column 'choices' holds null, expected a list of texts"),
+        (
+            mmlu.convert,
+            {**QUESTION, "question": 7},
+            "column 'question' holds a number, expected text",
+        ),
+        (mmlu.convert, {**QUESTION, "choices": ["a", None]}, "column 'choices' holds a list"),
         (mmlu.convert, {**QUESTION, "choices": ["a", "b"]}, "2 choices, expected 4"),
         (mmlu.convert, {**QUESTION, "answer": 4}, "answer is 4, expected 0 to 3"),
         (mmlu.convert, {**QUESTION, "answer": "A"}, "answer is 'A'"),
@@ -123,13 +127,13 @@ def test_a_talk_keeps_its_messages_and_nothing_else():
             {**SCIENCE, "choices": {"text": ["a"], "label": ["1", "2"]}},
             "1 choices have 2 letters",
         ),
-        (gsm8k.convert, {"question": "?"}, "column 'answer' holds nothing"),
+        (gsm8k.convert, {"question": "?"}, "column 'answer' holds null"),
         (smoltalk.convert, {"messages": "hi"}, "column 'messages' holds no list"),
         (smoltalk.convert, {"messages": ["hi"]}, "a message is str"),
         (smoltalk.convert, {"messages": []}, "a conversation needs a list"),
         (smoltalk.convert, {"messages": TALK[:1]}, "the conversation has no answer"),
         (smoltalk.convert, {"messages": TALK[1:]}, "message 0 is of role 'assistant'"),
-        (smoltalk.convert, {"messages": [{"role": "user"}]}, "message 0: content is NoneType"),
+        (smoltalk.convert, {"messages": [{"role": "user"}]}, "message 0: content is null"),
     ],
 )
 def test_a_row_that_is_no_conversation_is_refused(convert, row, message):

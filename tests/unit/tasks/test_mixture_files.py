@@ -28,6 +28,9 @@ def test_a_file_of_ones_own_is_given_by_its_path(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('[[dataset]]\ntask = "gsm8k"\nepochs = 4\n')
     assert read_mixture(str(path)) == (Share(task="gsm8k", rows=None, epochs=4),)
+    for encoding in ("utf-8-sig", "utf-16"):
+        path.write_bytes('[[dataset]]\r\ntask = "gsm8k"\r\nepochs = 4\r\n'.encode(encoding))
+        assert read_mixture(str(path)) == (Share(task="gsm8k", rows=None, epochs=4),)
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,16 @@ def test_lines_of_json_may_have_any_newlines_and_blank_lines(tmp_path, encoding,
     lines = [json.dumps(value, ensure_ascii=False) for value in values]
     path = tmp_path / "a.jsonl"
     path.write_bytes((newline.join(lines) + newline).encode(encoding))
-    assert [value for _, value in json_lines(path)] == values
+    assert [value for _, value in json_lines(path, hint="a line")] == values
 
 
 def test_files_that_were_joined_with_their_marks_are_lines_too(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n\xef\xbb\xbf{"a": 2}')
-    assert list(json_lines(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": 2})]
+    assert list(json_lines(path, hint="a line")) == [
+        (f"{path}:1", {"a": 1}),
+        (f"{path}:3", {"a": 2}),
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", "".encode("utf-16"), b"\n \n"])
@@ -60,7 +63,7 @@ def test_a_file_without_text_is_none(tmp_path, content):
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     assert read_text(path).strip() == ""
-    assert list(json_lines(path)) == []
+    assert list(json_lines(path, hint="a line")) == []
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,8 @@ def test_a_key_file_holds_a_word_a_line(tmp_path):
     assert read_keys(path) == ("secret-1",)
     path.write_text("secret-1\n\nsecret-2\n")
     assert read_keys(path) == ("secret-1", "secret-2")
+    path.write_bytes("secret-1\r\n\r\nsecret-2\r\n".encode("utf-8-sig"))
+    assert read_keys(path) == ("secret-1", "secret-2")
     for text in ("", "\n", "two words", "good\nsch\u00f6n"):
         path.write_text(text)
         with pytest.raises(ConfigError, match="holds no API key"):

@@ -230,7 +230,7 @@ def test_packing_reports_how_many_conversations_are_packed(
     monkeypatch.setattr(chat_rows, "_SECONDS_BETWEEN_LINES", 0.0)
     told = []
     for _ in range(2):  # the second time there is nothing to pack
-        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, log=told.append)
+        conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=told.append)
     assert told == [
         "packing rows: 120 conversations",
         "packing rows: 50 of 120 conversations",
@@ -242,7 +242,7 @@ def test_packing_reports_how_many_conversations_are_packed(
 def test_a_line_comes_every_few_seconds_only(talk, tokenizer_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_rows, "_PIECE", 50)
     told = []
-    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, log=told.append)
+    conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=512, log=told.append)
     assert told == ["packing rows: 120 conversations"]
 
 
@@ -267,3 +267,25 @@ def test_a_damaged_line_is_named_and_leaves_nothing(tokenizer_dir, tmp_path, pro
             examples, tokenizer_dir, tmp_path / "rows", row_len=64, processes=processes
         )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["talk", "tokenizer"]
+
+
+def asked(question, answer="yes"):
+    user = {"role": "user", "content": question}
+    return {"messages": [user, {"role": "assistant", "content": answer}]}
+
+
+@pytest.mark.parametrize("question", ["x" * 64, "x" * 500, "x " * 60 + "\u00e9"])
+def test_prompts_that_all_fill_a_row_are_named_as_the_reason(question, tokenizer_dir, tmp_path):
+    complaint = "no token to learn from: 3 of 3 conversations fill a row of 63 tokens before"
+    with pytest.raises(DataError, match=complaint) as error:
+        conversation_rows([asked(question)] * 3, tokenizer_dir, tmp_path / "rows", row_len=64)
+    assert "rows.sequence_len" in (error.value.hint or "")
+
+
+def test_some_prompts_that_fill_a_row_are_warned_of(tokenizer_dir, tmp_path):
+    log = []
+    talk = [asked("a"), asked("x" * 500), asked("a", "y" * 500)]  # the last one is cut, and learnt
+    rows = conversation_rows(talk, tokenizer_dir, tmp_path / "rows", row_len=64, log=log.append)
+    assert len(rows.tokens) == 3
+    assert log[1].startswith("warning: 1 of 3 conversations fill a row of 63 tokens before their")
+    assert len(log) == 2

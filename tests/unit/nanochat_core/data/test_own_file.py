@@ -4,7 +4,12 @@ import json
 import pytest
 
 from nanochat_core.config import DatasetConfig
-from nanochat_core.data.conversations.custom_jsonl import TEST_PERCENT, read_own_file
+from nanochat_core.data.conversations.custom_jsonl import (
+    REFUSED_KEYS,
+    TEST_PERCENT,
+    WEIGHT_KEYS,
+    read_own_file,
+)
 from nanochat_core.data.conversations.disk_shuffle import Spool
 from nanochat_core.errors import DataError
 from tasks.kinds.files import JsonLines
@@ -82,30 +87,33 @@ def test_a_small_file_keeps_a_question_for_testing(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("[{", "not JSON: "),
-        pytest.param("[" * 100_000, "not JSON: ", id="deep"),
-        ('{"messages": NaN}', "not JSON: NaN is no number"),
+        ("[{", " is not JSON: "),
+        pytest.param("[" * 100_000, " is not JSON: ", id="deep"),
+        ('{"messages": NaN}', " is not JSON: NaN is no number"),
         ("7", "a conversation needs a list of 'messages'"),
         ([], "a conversation needs a list of 'messages'"),
         ({"conversation": []}, "a conversation needs a list of 'messages'"),
         (talk("a")[::-1], "message 0 is of role 'assistant', expected 'user'"),
-        (talk("a")[:1], "the conversation has no answer"),
-        (talk("a", 7), "message 1: content is neither text nor a list of parts"),
+        (talk("a")[:1], "the conversation has no answer to learn"),
+        (talk("a", 7), "message 1: content is a number, expected text or a list of parts"),
+        (talk("a", None), "message 1: content is null, expected text or a list of parts"),
+        (talk(["a"]), "message 0: content is a list, expected text"),
         ({"messages": talk("a"), "split": "dev"}, "split is 'dev', expected one of: train, test"),
     ],
 )
 def test_a_bad_line_is_named_with_what_is_wrong_and_what_a_line_is(line, message, tmp_path):
     with pytest.raises(DataError) as error:
         read(tmp_path, [talk("a"), "", line, talk("b")])
-    assert str(error.value).startswith(f"{tmp_path}/letters.jsonl:3: {message}")
+    message = message if message.startswith(" ") else f": {message}"
+    assert str(error.value).startswith(f"{tmp_path}/letters.jsonl:3{message}")
     assert "\n" not in str(error.value)
     assert '[{"role": "user"' in (error.value.hint or "")
 
 
 def test_bytes_that_are_no_text_are_named(tmp_path):
     path = tmp_path / "letters.jsonl"
-    path.write_bytes(b"\n\xff\xfe\n")
-    with pytest.raises(DataError, match=r"letters\.jsonl:2: not JSON: 'utf-8' codec"):
+    path.write_bytes(b"\n\xff\xfe\n\n\n")
+    with pytest.raises(DataError, match=r"letters\.jsonl:2 is not UTF-8: invalid"):
         read_dataset(dataset_of(path), tmp_path)
 
 
@@ -122,3 +130,95 @@ def test_a_file_without_conversations_one_that_is_gone_and_one_that_changed(tmp_
     path.unlink()
     with pytest.raises(DataError, match=r"letters\.jsonl cannot be read: no such file"):
         read_dataset(dataset, tmp_path)
+
+
+def kept(tmp_path, lines, log=lambda text: None):
+    """Lines of a file -> the messages of all conversations."""
+    path = tmp_path / "letters.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    with Spool(tmp_path / "lines") as spool:
+        read_own_file(dataset_of(path), spool, log)
+        return [spool.read(number)["messages"] for number in range(len(spool))]
+
+
+@pytest.mark.parametrize("key", WEIGHT_KEYS)
+@pytest.mark.parametrize(("value", "weight"), [(0, 0), (False, 0), (0.0, 0), (1, 1), (True, 1)])
+def test_a_weight_is_obeyed_under_the_names_of_other_trainers(tmp_path, key, value, weight):
+    user, assistant = talk("a")
+    lines = [[user, {**assistant, key: value}, user, assistant]]
+    assert kept(tmp_path, lines) == [[user, {**assistant, "weight": weight}, user, assistant]]
+
+
+def test_a_weight_may_stand_at_what_is_never_learnt_and_null_is_no_weight(tmp_path):
+    (user, assistant), system = talk("a"), {"role": "system", "content": "s"}
+    [messages] = kept(
+        tmp_path, [[{**system, "train": False}, {**user, "weight": 0}, {**assistant, "loss": None}]]
+    )
+    assert [m.get("weight") for m in messages] == [0, 0, None]
+
+
+def test_keys_that_hold_nothing_are_those_of_an_export(tmp_path):
+    user, assistant = talk("a", "")
+    exported = {**assistant, "tool_calls": None, "refusal": None, "annotations": [], "name": ""}
+    assert kept(tmp_path, [{"messages": [user, exported], "tools": []}]) == [[user, assistant]]
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        ({"tool_calls": [{"id": "1"}]}, "message 1 has 'tool_calls', which cannot be obeyed"),
+        ({"content": None, "tool_calls": [{"id": "1"}]}, "message 1 has 'tool_calls', which"),
+        ({"reasoning_content": "hm"}, "message 1 has 'reasoning_content', which cannot be obeyed"),
+        ({"name": "Ann"}, "message 1 has 'name', which cannot be obeyed"),
+        ({"weight": 0.5}, "message 1: weight is 0.5, expected 0 or 1"),
+        ({"loss_mask": [0, 1]}, "message 1: loss_mask is [0, 1], expected 0 or 1"),
+        ({"train": "false"}, "message 1: train is 'false', expected 0 or 1"),
+        ({"train": True, "weight": 0}, "message 1: weight and train contradict each other"),
+        ({"weight": 0}, "the conversation has no answer to learn"),
+        ({"content": [{"type": "text", "text": "a", "mask": 1}]}, "message 1 has 'mask', which"),
+    ],
+)
+def test_a_key_of_a_message_that_is_not_obeyed_is_refused(tmp_path, more, complaint):
+    user, assistant = talk("a")
+    with pytest.raises(DataError) as error:
+        kept(tmp_path, [talk("b"), [user, {**assistant, **more}]])
+    assert str(error.value).startswith(f"{tmp_path}/letters.jsonl:2: {complaint}")
+    assert error.value.hint
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_only_an_assistant_is_learnt(tmp_path, role):
+    with pytest.raises(DataError, match="weight is 1, but only an assistant's"):
+        kept(tmp_path, [[{"role": role, "content": "a", "train": True}, *talk("a")]])
+
+
+@pytest.mark.parametrize("key", REFUSED_KEYS)
+def test_a_key_of_a_line_that_others_obey_is_refused(tmp_path, key):
+    with pytest.raises(DataError, match=f"letters.jsonl:1: '{key}' of a line cannot be obeyed"):
+        kept(tmp_path, [{"messages": talk("a"), key: 0}])
+
+
+def test_other_keys_of_lines_are_ignored_with_a_line_in_the_log(tmp_path):
+    log = []
+    lines = [{"messages": talk(str(i)), "id": i, "source": "me" if i else None} for i in range(5)]
+    kept(tmp_path, lines, log.append)
+    assert log == ["letters: keys that lines have and training ignores: id (5), source (4)"]
+    kept(tmp_path, [talk("a"), {"messages": talk("b"), "split": "train", "tags": []}], log.append)
+    assert len(log) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_file_of_any_editor_is_read(tmp_path, encoding):
+    path = tmp_path / "letters.jsonl"
+    text = "".join(json.dumps(talk(q), ensure_ascii=False) + "\r\n\r\n" for q in "ab\u00e9")
+    path.write_bytes(text.encode(encoding))
+    asked = read_dataset(dataset_of(path), tmp_path)
+    assert sorted(asked["train"] + asked["test"]) == ["a", "b", "\u00e9"]
+
+
+def test_a_pointer_of_git_lfs_says_how_to_get_the_file(tmp_path):
+    path = tmp_path / "letters.jsonl"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n")
+    with pytest.raises(DataError, match="is a pointer of Git LFS") as error:
+        read_dataset(dataset_of(path), tmp_path)
+    assert "git lfs pull" in (error.value.hint or "")

@@ -55,6 +55,21 @@ def test_the_layout_is_written_out_once():
     assert mask == [0] * (4 + len(q)) + [1] * num_called + [0] * (2 + len(two)) + [1]
 
 
+def test_an_answer_of_weight_0_is_context_and_is_not_learnt():
+    answer = [part("text", "x"), part("python", "1+1"), part("python_output", "2")]
+    talk = chat("q", answer, "r", "z", "s", answer, system="be")
+    full_ids, full = render_conversation(TOKENIZER, talk, max_tokens=MANY)
+    first_end = full_ids.index(ASSISTANT_END) + 1
+    for weights, expected in (
+        ((0, 1, 1), [0] * first_end + full[first_end:]),
+        ((1, 1, 1), full),
+        ((0, 0, 0), [0] * len(full)),
+    ):
+        for message, weight in zip(talk["messages"][2::2], weights, strict=True):
+            message["weight"] = weight
+        assert render_conversation(TOKENIZER, talk, max_tokens=MANY) == (full_ids, expected)
+
+
 @pytest.mark.parametrize("name", SPECIAL_TOKENS)
 def test_typed_special_tokens_stay_text(name):
     answer = [part(kind, name) for kind in ("text", "python", "python_output")]
