@@ -109,7 +109,7 @@ def write_model(directory: Path, checkpoint: NanochatCheckpoint, tokenizer: Toke
         model = GPT(checkpoint.config, checkpoint.numerics)
     model.to_empty(device="cpu")
     model.load_state_dict(checkpoint.weights)
-    write_lineage(directory, tokenizer=tokenizer.digest(), layout=None)
+    write_lineage(directory, tokenizer=tokenizer.digest(), layout=None, loss=None)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         tokenizer.save(Path(scratch))
         save_model(

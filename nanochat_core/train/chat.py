@@ -32,9 +32,8 @@ from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.prefetch import prefetch
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
-    check_first_loss,
     open_chat_tokenizer,
-    write_chat_facts,
+    write_facts,
 )
 from nanochat_core.train.loop.step import IGNORE, accumulate_gradients
 from tasks.mixtures.mixture import mixture
@@ -56,7 +55,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
 
         # Data: conversations packed into rows, each epoch in its own order.
-        tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
+        tokenizer = open_chat_tokenizer(job.model_input, model, batch_size=oom_retry.size)
         train, held_out = make_rows(
             job, config, model.config.sequence_len, seed, world, log=loop.progress.message
         )
@@ -76,12 +75,6 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
 
         start, state = loop.resume(num_steps)
         started = time.monotonic()
-        # Only before the first step: then the model is the input model.
-        if not start:
-            check_first_loss(
-                mean_loss(model, held_out, oom_retry.size, world, below=tokenizer.bos),
-                vocab_size=model.config.vocab_size,
-            )
         first_loss = state["first_loss"] if start else evaluate(0)
         # A checkpoint is saved before its state is evaluated: the job may have ended in between.
         if checkpointer.validates_after(start, num_steps):
@@ -108,7 +101,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_loss = evaluate(num_steps)
     if world.is_first:
-        write_chat_facts(job.output, tokenizer)
+        write_facts(job.output, tokenizer, model, is_chat=True, batch_size=oom_retry.size)
     save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by=section)
     return {
         "val_loss_first": first_loss,
@@ -233,13 +226,8 @@ def take(
 
 
 @torch.no_grad()
-def mean_loss(
-    model: GPT, rows: ChatRows, batch_size: int, world: World, *, below: int | None = None
-) -> float:
-    """Return nats per supervised token over all rows; with `below` only of tokens of lower ids.
-
-    NaN if there is no such token. Collective.
-    """
+def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> float:
+    """Return nats per supervised token over all rows. Collective."""
     model.eval()
     device = next(model.parameters()).device
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
@@ -250,8 +238,6 @@ def mean_loss(
         if missing and model.is_compiled:  # kernels for another shape would take minutes to compile
             tokens, mask = (F.pad(part, (0, 0, 0, missing)) for part in (tokens, mask))
         targets = tokens[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORE)
-        if below is not None:
-            targets = targets.masked_fill(targets >= below, IGNORE)
         sums[0] += model.token_losses(tokens[:, :-1], targets).sum()
         sums[1] += (targets != IGNORE).sum()
     # Ranks have unequal numbers of tokens, so both are summed before the division.

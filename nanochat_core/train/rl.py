@@ -39,7 +39,7 @@ from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
     open_chat_tokenizer,
     warn_of_rewards,
-    write_chat_facts,
+    write_facts,
 )
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
@@ -74,7 +74,7 @@ def run(job: Job) -> dict[str, Any]:
         # Answers are sampled in evaluation mode; the gradients' passes switch to training mode.
         model, optimizer, world = loop.model.eval(), loop.optimizer, loop.world
         metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
-        tokenizer = open_chat_tokenizer(job.model_input, vocab_size=model.config.vocab_size)
+        tokenizer = open_chat_tokenizer(job.model_input, model, batch_size=oom_retry.size)
         engine = Engine(
             model,
             tokenizer,
@@ -131,7 +131,7 @@ def run(job: Job) -> dict[str, Any]:
         scores = evaluate(num_steps)
     if world.is_first:
         write_records(job.output / "samples.jsonl", state["samples"])
-        write_chat_facts(job.output, tokenizer)
+        write_facts(job.output, tokenizer, model, is_chat=True, batch_size=oom_retry.size)
     save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by="rl")
     return {
         "pass_at_1_first": state["first_score"],

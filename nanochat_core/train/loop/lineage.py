@@ -1,11 +1,13 @@
-"""The tokenizer and chat layout a model was trained with, recorded beside its weights.
+"""The tokenizer and chat layout a model was trained with, and its loss on a fixed text, recorded.
 
 They are compared before the model is trained further: with other ids for the same words, or another
 layout of conversations, training runs without an error and the model is ruined.
 
-    taught.json    {format, tokenizer, layout}   digests of the tokenizer and of the chat layout
+    taught.json    {format, tokenizer, layout, loss}   digests of the tokenizer and of the chat
+                                                       layout; nats a token, of sanity_checks.py
 
-A base model has seen no conversation: its layout is null.
+A base model has seen no conversation: its layout is null. The loss is null if no stage of ours has
+made the weights.
 """
 
 import json
@@ -14,29 +16,33 @@ from pathlib import Path
 from nanochat_core.errors import ModelError
 from nanochat_core.job import write_json
 
-FORMAT = 1
+FORMAT = 2
 FILE = "taught.json"
 
 
-def write_lineage(directory: Path, *, tokenizer: str, layout: str | None) -> None:
+def write_lineage(
+    directory: Path, *, tokenizer: str, layout: str | None, loss: float | None
+) -> None:
     """Record in a model directory what its model was trained with: digests, of 64 hex digits."""
-    facts = {"format": FORMAT, "tokenizer": tokenizer, "layout": layout}
+    facts = {"format": FORMAT, "tokenizer": tokenizer, "layout": layout, "loss": loss}
     write_json(directory / FILE, facts)
 
 
-def check_lineage(directory: Path, *, tokenizer: str, layout: str) -> None:
+def check_lineage(directory: Path, *, tokenizer: str, layout: str) -> float | None:
     """Raise ModelError if a model was trained with another tokenizer or another chat layout.
 
-    A model from elsewhere has no such record: then nothing is checked.
+    Returns the recorded loss. A model from elsewhere has no such record: then nothing is checked,
+    and the result is None.
     """
     path = directory / FILE
     if not path.exists():
-        return
+        return None
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         # A base model fits every layout: it has seen none.
         taught = {"tokenizer": facts["tokenizer"], "chat layout": facts["layout"] or layout}
         short = {what: digest[:12] for what, digest in taught.items()}
+        loss = None if facts.get("loss") is None else float(facts["loss"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"{path} cannot be read: {error}", hint="fetch the model again: `nanochat fetch --help`"
@@ -49,3 +55,4 @@ def check_lineage(directory: Path, *, tokenizer: str, layout: str) -> None:
                 hint="train on with the tokenizer and the version it was made with, or make the "
                 "model again: `nanochat run --help`, at --from-stage",
             )
+    return loss

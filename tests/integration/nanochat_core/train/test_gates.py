@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
+import torch
 
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.job import Job
-from nanochat_core.model.checkpoint import load_config
+from nanochat_core.model.checkpoint import load_config, load_model
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer import chat
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -19,6 +20,7 @@ from nanochat_core.train import rl
 from nanochat_core.train.loop import sanity_checks
 from nanochat_core.train.loop.lineage import FILE, check_lineage
 from nanochat_core.train.loop.sanity_checks import FIRST_STEPS, warn_of_rewards
+from tasks.base import one_turn
 
 pytestmark = pytest.mark.torch
 RunStage: TypeAlias = Callable[[Job], dict[str, Any]]
@@ -100,36 +102,128 @@ def test_the_layout_shows_a_change_of_any_part_of_it(monkeypatch: pytest.MonkeyP
     assert len(found) == 1 + len(changes)
 
 
-def test_a_base_model_with_another_tokenizer_is_worse_than_guessing(
-    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
-) -> None:
-    """From elsewhere, it has no record of its tokenizer, and is sure of the wrong words."""
+@pytest.fixture(scope="session")
+def confident(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A chat model that is sure of sums and spelling, and knows nothing else."""
+    folder = tmp_path_factory.mktemp("confident")
     names = ("arithmetic", "spelling")
-    mixture = [{"task": name, "num_examples": 40, "epochs": 8} for name in names]
-    base = make_job("midtrain", tmp_path / "base", models, section={"mixture": mixture})
-    run_stage(base)
-    inputs = {**models, "pretrain": base.output}
-    run_stage(make_job("midtrain", tmp_path / "own", inputs))
-    inputs = with_other_tokenizer(inputs, "midtrain", tmp_path)
-    (inputs["pretrain"] / FILE).unlink()
-    job = make_job("midtrain", tmp_path / "other", inputs)
-    with pytest.raises(ModelError, match=r"before the first step the loss .* guessing among 512"):
+    mixture = [{"task": name, "num_examples": 40, "epochs": 60} for name in names]
+    job = make_job("midtrain", folder, models, section={"mixture": mixture})
+    assert run_stage(job)["val_loss"] < 0.5 * math.log(512)
+    return job.output
+
+
+STYLES = {
+    "customers": (
+        "Where is my order?",
+        "It left our warehouse on Monday; here is the parcel number.",
+    ),
+    "german": (
+        "Wie sp\u00e4t ist es?",
+        "Es ist kurz nach halb neun, und der Zug f\u00e4hrt gleich.",
+    ),
+    "code": ("reverse a list", "def reverse(items):\n    return items[::-1]\n"),
+    "chinese": ("\u4f60\u597d\u5417?", "\u6211\u5f88\u597d\uff0c\u8c22\u8c22\u4f60\u3002"),
+    "noise": ("???", "#@!~ ^&*() {}|<> ZZZQ 0xDEADBEEF \\\\ //"),
+}
+
+
+@pytest.mark.parametrize("record", ["whole", "without a loss", "none"])
+@pytest.mark.parametrize("style", STYLES)
+def test_a_healthy_model_is_trained_on_chats_of_any_style(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    confident: Path,
+    style: str,
+    record: str,
+) -> None:
+    """Worse than guessing on them, it is far from wrong."""
+    model = with_record(confident, tmp_path / "model", record)
+    data = shutil.copytree(models["task_data"], tmp_path / "task_data")
+    question, answer = STYLES[style]
+    for split in ("train", "test"):
+        lines = (json.dumps(one_turn(f"{question} {i}", f"{answer} {i}")) + "\n" for i in range(40))
+        (data / "arithmetic" / f"{split}.jsonl").write_text("".join(lines))
+    job = make_job("sft", tmp_path / "job", {**models, "task_data": data, "midtrain": model})
+    metrics = run_stage(job)
+    assert metrics["val_loss_first"] > math.log(512)
+    assert metrics["val_loss"] < metrics["val_loss_first"]
+
+
+def with_record(source: Path, directory: Path, record: str) -> Path:
+    """Copy a model with its record, without the loss in it, or without one."""
+    shutil.copytree(source, directory)
+    facts = json.loads((directory / FILE).read_text())
+    assert facts["loss"] > 0
+    if record == "without a loss":
+        (directory / FILE).write_text(json.dumps({**facts, "loss": None}))
+    elif record == "none":
+        (directory / FILE).unlink()
+    return directory
+
+
+@pytest.mark.parametrize("stage", ["midtrain", "sft", "rl"])
+def test_a_model_from_elsewhere_with_another_tokenizer_is_refused(
+    models: dict[str, Path],
+    make_job: MakeJob,
+    run_stage: RunStage,
+    tmp_path: Path,
+    confident: Path,
+    stage: str,
+) -> None:
+    """It has no record of its tokenizer, and is sure of the wrong words."""
+    inputs = with_other_tokenizer({**models, INPUT[stage]: confident}, stage, tmp_path)
+    (inputs[INPUT[stage]] / FILE).unlink()
+    job = make_job(stage, tmp_path / "other", inputs)
+    with pytest.raises(ModelError, match=r"on English text .* guessing among 512") as error:
         run_stage(job)
+    assert "another" in (error.value.hint or "")
     assert not any(job.output.iterdir())
+
+
+def test_weights_of_another_model_are_refused_by_what_theirs_reached(
+    models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path, confident: Path
+) -> None:
+    """The tokenizer is the recorded one: the loss alone gives them away."""
+    model = shutil.copytree(confident, tmp_path / "model")
+    shutil.copyfile(models["pretrain"] / "model.safetensors", model / "model.safetensors")
+    job = make_job("sft", tmp_path / "job", {**models, "midtrain": model})
+    with pytest.raises(ModelError, match=r"on a fixed text is .* made the model measured"):
+        run_stage(job)
+
+
+@pytest.mark.parametrize("change", [{"softcap": 6.0}, {"softcap": 30.0}, {"gate_scale": 60.0}])
+def test_other_constants_of_the_arithmetic_are_refused(
+    confident: Path, tmp_path: Path, change: dict[str, float]
+) -> None:
+    model = load_model(confident, torch.device("cpu"))
+    tokenizer = Tokenizer.load(confident / "tokenizer")
+    loss = json.loads((confident / FILE).read_text())["loss"]
+    sanity_checks.check_fit(model, tokenizer, loss, batch_size=1)
+    shutil.copytree(confident, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    tree = json.loads(path.read_text())
+    assert tree["numerics"].keys() >= change.keys()
+    path.write_text(json.dumps({**tree, "numerics": {**tree["numerics"], **change}}))
+    model = load_model(tmp_path / "model", torch.device("cpu"))
+    with pytest.raises(ModelError, match="on a fixed text is"):
+        sanity_checks.check_fit(model, tokenizer, loss, batch_size=1)
 
 
 def test_a_model_that_knows_nothing_is_good_enough(
     models: dict[str, Path], make_job: MakeJob, run_stage: RunStage, tmp_path: Path
 ) -> None:
     """One of six steps: the gate must not be tighter than guessing."""
-    first = run_stage(make_job("midtrain", tmp_path, models))["val_loss_first"]
-    assert first > 0.9 * math.log(512)
-    sanity_checks.check_first_loss(math.nan, vocab_size=512)
-    sanity_checks.check_first_loss(math.log(512), vocab_size=512)
-    with pytest.raises(
-        ModelError, match=r"is 7.00 nats a token, guessing among 512 tokens gives 6"
-    ):
-        sanity_checks.check_first_loss(7.0, vocab_size=512)
+    base = with_record(models["pretrain"], tmp_path / "model", "none")
+    job = make_job("midtrain", tmp_path / "job", {**models, "pretrain": base})
+    assert run_stage(job)["val_loss_first"] > 0.9 * math.log(512)
 
 
 @pytest.mark.parametrize("stage", ["midtrain", "sft"])
@@ -203,4 +297,5 @@ def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
         facts = json.loads((models[stage] / FILE).read_text())
         digest = Tokenizer.load(models[stage] / "tokenizer").digest()
         layout = None if stage == "pretrain" else sanity_checks.chat_layout()
-        assert facts == {"format": 1, "tokenizer": digest, "layout": layout}
+        assert facts.pop("loss") == pytest.approx(math.log(512), rel=0.5)
+        assert facts == {"format": 2, "tokenizer": digest, "layout": layout}
