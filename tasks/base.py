@@ -33,7 +33,11 @@ SPLITS = ("train", "test")
 PART_TYPES = ("text", "python", "python_output")
 
 _CALL = re.compile(r"<<([^<>]+)=([^<>=]*)>>")
-_FINAL_NUMBER = re.compile(r"#### (-?\d[\d,]*(?:\.\d+)?)")
+_FINAL = re.compile(r"#### (-?\d.*)")
+# Not the beginning of a word, a list, a fraction or a sum.
+_NUMBER = re.compile(
+    r"(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?![\w%/]|[.,]\d|[ \t]*[-+*/^=][ \t]*\d)"
+)
 _REPEATS_IN_A_ROW = 1000  # after which a generator counts as exhausted
 
 
@@ -159,10 +163,14 @@ def parts_of(text: str) -> list[Part]:
 
 
 def final_number(answer: str) -> str | None:
-    """Return the number of the last `#### n` in `answer`, without thousands separators, or None."""
+    """Return the number of the last `#### n` in `answer`, without thousands separators, or None.
+
+    None also if that is not one number: `#### 1/2`, `#### 12abc`. GSM8K has a rule of its own.
+    """
     # The last one: an answer that corrects itself counts as corrected.
-    found = _FINAL_NUMBER.findall(answer)
-    return found[-1].replace(",", "") if found else None
+    found = _FINAL.findall(answer)
+    number = _NUMBER.match(found[-1]) if found else None
+    return number[1].replace(",", "") if number else None
 
 
 def is_final_number(conversation: Conversation, answer: str) -> bool:

@@ -26,7 +26,8 @@ def is_correct(conversation: Conversation, answer: str) -> bool:
 
 def number(answer: str) -> str | None:
     """Return the n of the first `#### n`, without commas, or None."""
-    # The dataset's own rule, so that scores are comparable: 5 and 5.0 are different answers.
+    # The dataset's own rule, and nanochat's, so that scores are comparable: 5 and 5.0 are different
+    # answers, and 12abc and 12 are one. It is the reward of RL too, as in nanochat.
     found = _ANSWER.search(answer)
     return found[1].strip().replace(",", "") if found else None
 

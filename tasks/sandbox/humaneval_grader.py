@@ -12,7 +12,9 @@ from tasks.sandbox.run import protections, run_all
 SECONDS = 5.0
 MEMORY_MB = 256
 
-_BLOCK = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)
+_BLOCK = re.compile(r"^([ \t]*)(```+|~~~+)[ \t]*([^\n`]*)\n(.*?)^\1\2", re.DOTALL | re.MULTILINE)
+_WITHIN_LINE = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)  # nanochat's
+_PYTHON = frozenset(("", "python", "py", "python3", "py3"))  # in small letters
 
 
 def is_correct(conversation: Conversation, answer: str) -> bool:
@@ -51,8 +53,16 @@ def check_of(conversation: Conversation) -> Check:
 
 
 def code_of(answer: str) -> str:
-    """Return the first fenced block of an answer, or all of it."""
-    found = _BLOCK.search(answer)
+    """Return the first fenced block of Python or of no named language; all of it if none has one.
+
+    nanochat knows the fences ``` and ```python only, and takes what is between two others for the
+    program: its answers in other fences fail, and here they run. All else is its rule.
+    """
+    blocks = _BLOCK.findall(answer)
+    for *_, info, code in blocks:
+        if "".join(info.split()[:1]).strip("{.}").lower() in _PYTHON:
+            return code.strip()
+    found = None if blocks else _WITHIN_LINE.search(answer)
     return (found[1] if found else answer).strip()
 
 

@@ -127,16 +127,18 @@ def probe_loss(
     if renumbered:
         ids = [tokenizer.bos - 1 - i for i in ids]
     parts = [ids[i : i + length] for i in range(0, len(ids), length)][:PROBE_ROWS]
-    # Kernels for another shape would take minutes to compile.
-    num_rows = batch_size if model.is_compiled else len(parts)
-    tokens = torch.full((num_rows, length + 1), tokenizer.bos)
-    targets = torch.full((num_rows, length), IGNORE)
-    for row, part in enumerate(parts[:num_rows]):
-        tokens[row, 1 : len(part) + 1] = targets[row, : len(part)] = torch.tensor(part)
+    # A row at a time, which memory holds; kernels for another shape would take minutes to compile.
+    num_rows = batch_size if model.is_compiled else 1
     was_training, device = model.training, model.lm_head.weight.device
-    losses = model.eval().token_losses(tokens[:, :-1].to(device), targets.to(device))
+    model.eval()
+    nats = 0.0
+    for part in parts:
+        tokens = torch.full((num_rows, length + 1), tokenizer.bos, device=device)
+        targets = torch.full((num_rows, length), IGNORE, device=device)
+        tokens[0, 1 : len(part) + 1] = targets[0, : len(part)] = torch.tensor(part, device=device)
+        nats += float(model.token_losses(tokens[:, :-1], targets).double().sum())
     model.train(was_training)
-    return float(losses.double().sum()) / int((targets != IGNORE).sum())
+    return nats / sum(map(len, parts))
 
 
 def warn_of_rewards(rewards: Sequence[float]) -> str | None:
