@@ -24,8 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias, overload
 
-from tasks.user_files import kind_of
-
 Conversation: TypeAlias = dict[str, Any]
 Part: TypeAlias = dict[str, str]
 
@@ -38,11 +36,25 @@ _FINAL = re.compile(r"#### (-?\d.*)")
 _NUMBER = re.compile(
     r"(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?![\w%/]|[.,]\d|[ \t]*[-+*/^=][ \t]*\d)"
 )
+_NAMES: dict[type, str] = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
 _REPEATS_IN_A_ROW = 1000  # after which a generator counts as exhausted
 
 
 class TaskError(ValueError):
     """A dataset that cannot be used, or a task that does not exist. One line."""
+
+
+def kind_of(value: object) -> str:
+    """Return what a value of JSON is, with its article."""
+    return _NAMES.get(type(value), f"a {type(value).__name__}")
 
 
 class Conversations(Sequence[Conversation]):

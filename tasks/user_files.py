@@ -13,15 +13,6 @@ from typing import Any, BinaryIO
 _CHUNK = 1 << 20  # bytes
 _MARK = "\ufeff"  # joined files have it in the middle too
 _LFS = b"version https://git-lfs.github.com/spec/"
-_NAMES: dict[type, str] = {
-    type(None): "null",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "an object",
-}
 
 
 class FileFault(ValueError):
@@ -30,11 +21,6 @@ class FileFault(ValueError):
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
         self.hint = hint
-
-
-def kind_of(value: object) -> str:
-    """Return what a value of JSON is, with its article."""
-    return _NAMES.get(type(value), f"a {type(value).__name__}")
 
 
 def check_lfs(path: Path) -> None:

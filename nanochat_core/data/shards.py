@@ -44,6 +44,8 @@ def run(job: Job) -> dict[str, Any]:
     config = ShardsConfig.from_tree(job.config["shards"])
     if config.num_shards < 1:
         raise ConfigError(f"shards.num_shards is {config.num_shards}", hint="at least 1")
+    if config.separator == "":
+        raise ConfigError("shards.separator is empty", hint="null divides no file")
     progress = Progress(job.events)
     scratch = job.directory / "scratch"
     scratch.mkdir(exist_ok=True)

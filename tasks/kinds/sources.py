@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from tasks.base import Conversation, TaskError
-from tasks.user_files import kind_of
+from tasks.base import Conversation, TaskError, kind_of
 
 Row: TypeAlias = Mapping[str, Any]  # of a dataset, by column
 

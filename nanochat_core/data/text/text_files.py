@@ -14,7 +14,8 @@ from nanochat_core.data.shard_files import TEXT, read_batches
 from nanochat_core.data.text.documents import Document
 from nanochat_core.data.text.text_folder import is_hidden, unreadable
 from nanochat_core.errors import DataError
-from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, kind_of, text_chunks
+from tasks.base import kind_of
+from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, text_chunks
 
 MAX_IN_TXT = 100_000_000  # characters of a document
 MAX_ENDINGS = 4  # that are named of the files that are left out

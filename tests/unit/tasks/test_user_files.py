@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tasks import user_files
-from tasks.user_files import FileFault, json_lines, kind_of, read_text, text_chunks
+from tasks.user_files import FileFault, json_lines, read_text, text_chunks
 
 TEXT = "a \u00e9\r\nb\r\n\r\nc \U0001f600\u2028x\x85y\rd\n"
 READ = "a \u00e9\nb\n\nc \U0001f600\u2028x\x85y\nd\n"
@@ -95,9 +95,3 @@ def test_a_folder_and_a_missing_file_are_errors_of_the_system(tmp_path):
     for path in (tmp_path, tmp_path / "none", tmp_path / "none.gz"):
         with pytest.raises(OSError, match=r"\[Errno"):
             read_text(path)
-
-
-def test_a_value_is_named_as_json_has_it():
-    values = [None, True, 1, 1.5, "a", [], {}]
-    names = ["null", "true or false", "a number", "a number", "text", "a list", "an object"]
-    assert [kind_of(value) for value in values] == names

@@ -151,6 +151,7 @@ def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):
     [
         ({"source": "web"}, ConfigError, "shards.source is 'web'"),
         ({"num_shards": 0}, ConfigError, "shards.num_shards is 0"),
+        ({"separator": ""}, ConfigError, "shards.separator is empty"),
         ({"path": None}, DataError, "needs a folder"),
         ({"path": "/nowhere/at/all"}, DataError, "is not a folder"),
         ({"source": "pydocs"}, DataError, "documentation of no version"),

@@ -11,7 +11,7 @@ from nanochat_core.config import ShardsConfig
 from nanochat_core.data.text import local_text, text_files
 from nanochat_core.data.text.text_files import KINDS, choose_text, documents_of, kind_of_file
 from nanochat_core.data.text.text_folder import files_below, folder_snapshot
-from nanochat_core.errors import ConfigError, DataError
+from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress, read_events
 
 
@@ -154,11 +154,6 @@ def test_a_large_txt_is_read_if_its_documents_are_small(tmp_path, monkeypatch):
         texts_of(tmp_path / "a.txt")
     assert "shards.separator" in (error.value.hint or "")
     assert len(texts_of(tmp_path / "a.txt", separator="\n\n")) == 501
-
-
-def test_a_separator_that_is_empty_is_refused():
-    with pytest.raises(ConfigError, match=r"shards\.separator is empty"):
-        config(separator="")
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt"])
