@@ -40,6 +40,12 @@ def entry(task: str, epochs: int) -> dict[str, Any]:
             {"m": [entry("b", 1), entry("a", 1)]},
             ['s.m ["a", "b"] -> ["b", "a"]'],
         ),
+        ({"a": {"b": 1}}, {"a": None}, ["s.a changed"]),
+        ({"a": None}, {"a": {"b": 1}}, ['s.a null -> {"b": 1}']),
+        ({"a": {}}, {"a": 3}, ["s.a changed"]),
+        ({"a": 3}, {"a": {}}, ["s.a 3 -> {}"]),
+        ({}, {"a": {"b": 1}}, ["s.a added"]),
+        ({"a": {"b": 1}}, {}, ["s.a removed"]),
         ({"m": []}, {"m": [entry("a", 1)]}, ['s.m [] -> [{"epochs": 1, "task": "a"}]']),
     ],
 )
