@@ -1,0 +1,75 @@
+"""Graders and the calculator on real items: all of HumanEval, and a hundred questions of GSM8K."""
+
+import itertools
+import math
+
+import pytest
+
+from nanochat_core.engine.calculator import calculate
+from tasks import gsm8k, humaneval
+from tasks.base import TaskError, check_conversation, final_number, text_of
+from tasks.sandbox.humaneval_grader import are_correct
+from tasks.sandbox.run import protections
+from tests.support.tasks.published_items import gsm8k_rows, humaneval_rows
+
+PROBLEMS = [humaneval.convert(row) for row in humaneval_rows()]
+QUESTIONS = gsm8k_rows()
+
+
+@pytest.fixture
+def sandbox() -> None:
+    try:
+        protections()
+    except TaskError as error:
+        pytest.skip(str(error))
+
+
+def solution(problem: dict) -> str:
+    return problem["messages"][-1]["content"]
+
+
+def empty(problem: dict) -> str:
+    return f"{problem['messages'][0]['content']}    pass\n"
+
+
+@pytest.mark.parametrize(
+    ("layout", "passes"),
+    [
+        ("{solution}", True),
+        ("Sure! Here it is:\n\n~~~Python\n{solution}\n~~~\n\nIt runs in linear time.", True),
+        ("{empty}", False),
+        ("I would write:\n{solution}", False),
+    ],
+)
+def test_solutions_of_humaneval_pass_and_empty_ones_do_not(
+    sandbox: None, layout: str, passes: bool
+) -> None:
+    answers = [layout.format(solution=solution(p), empty=empty(p)) for p in PROBLEMS]
+    assert are_correct(list(zip(PROBLEMS, answers, strict=True))) == [passes] * 164
+
+
+def test_gold_answers_of_gsm8k_are_right_and_others_wrong() -> None:
+    assert len(QUESTIONS) == 100
+    for row in QUESTIONS:
+        question = gsm8k.convert(row)
+        check_conversation(question)
+        gold = text_of(question["messages"][-1]["content"])
+        assert gold == row["answer"]
+        assert gsm8k.number(gold) == final_number(gold) == row["expected"]
+        assert gsm8k.is_correct(question, gold)
+        assert gsm8k.is_correct(question, f"Thus #### {float(row['expected']):,.0f}")
+        for wrong in ("", row["expected"], f"#### {row['expected']}1", f"#### -1{row['expected']}"):
+            assert not gsm8k.is_correct(question, wrong)
+
+
+def test_the_calculator_finds_what_people_wrote_into_gsm8k() -> None:
+    calls = 0
+    for row in QUESTIONS:
+        parts = gsm8k.convert(row)["messages"][-1]["content"]
+        for call, result in itertools.pairwise(parts):
+            if call["type"] == "python":
+                found = calculate(call["text"])
+                assert found is not None, call["text"]
+                assert math.isclose(float(found), float(result["text"]), rel_tol=1e-9), call["text"]
+                calls += 1
+    assert calls == 324
