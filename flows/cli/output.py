@@ -20,9 +20,10 @@ from nanochat_core.errors import NanochatError
 if TYPE_CHECKING:
     from rich.console import Console
 
-# By the sign that a plan's line begins with: `flows.plan.plan.STATES`. Only what will run is in
-# colour.
-_STATE_STYLES = {
+# By the first word of a line: a sign of `flows.plan.plan.STATES`, or `worse`. Only what will run or
+# got worse is in colour.
+_STYLES = {
+    "worse": "yellow",
     "=": "dim",
     "+": "cyan",
     "~": "yellow",
@@ -71,10 +72,10 @@ def print_note(text: str) -> None:
     _write(sys.stderr, one_line(text))
 
 
-def print_plan(lines: list[str]) -> None:
-    """Print a plan's lines, each in the colour of the state it begins with."""
+def print_states(lines: Iterable[str]) -> None:
+    """Print lines, each in the colour of the state that it begins with."""
     for line in lines:
-        style = _STATE_STYLES.get(line[:2].rstrip(), "")
+        style = _STYLES.get(line.partition(" ")[0], "")
         _write(sys.stdout, styled(one_line(line), style, sys.stdout))
 
 

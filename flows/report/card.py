@@ -2,7 +2,7 @@
 
 import shlex
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,20 +152,30 @@ class Card:
         change = changes[CHAT_MODELS.index(model)] if changes else None
         return change.number(decimals=3) if change else ""
 
-    def before_and_after(self) -> list[str]:
-        """Return one line per task with its pass@1 before and after RL."""
-        place = CHAT_MODELS.index(RL)
-        found = (
-            (task, *scores[place - 1 : place + 1], self.chat_changes[task][place])
+    def summary(self) -> list[str]:
+        """Return a line each: ChatCORE and RL's task by model, and what a stage made worse."""
+        chatcore = [self.chatcore[model.name] for model in CHAT_MODELS]
+        shown = [score.text(decimals=3) if score else "not known" for score in chatcore]
+        lines = [f"ChatCORE: {_by_model(shown)}"]
+        if scores := self.chat_scores.get(self.rl_task):
+            shares = [percent(score.accuracy) if score else "not asked" for score in scores]
+            lines.append(f"{self.rl_task}, which RL rewards: {_by_model(shares)}")
+        worse = [
+            f"worse after {model.label}: {task} {percent(before.accuracy)} -> "
+            f"{percent(after.accuracy)}, {change.points}"
+            for place, model in enumerate(CHAT_MODELS)
             for task, scores in self.chat_scores.items()
-        )
-        return [
-            f"{task}: pass@1 {percent(before.accuracy)} before RL ({RL.inputs[0].name}), "
-            f"{percent(after.accuracy)} after RL, {change.points}"
-            f"{': worse' if self.is_worse(task, place) else ''}"
-            for task, before, after, change in found
-            if before and after and change
+            if self.is_worse(task, place)
+            and (before := scores[place - 1])
+            and (after := scores[place])
+            and (change := self.chat_changes[task][place])
         ]
+        return lines + (worse or ["no stage made a task worse, beyond chance"])
+
+
+def _by_model(texts: Sequence[str]) -> str:
+    """["a", "b", "c"] -> "mid a, SFT b, RL c"."""
+    return ", ".join(f"{m.label} {text}" for m, text in zip(CHAT_MODELS, texts, strict=True))
 
 
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:

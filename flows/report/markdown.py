@@ -21,7 +21,7 @@ from flows.render.text import (
 )
 from flows.report.card import VOCABULARIES, Card, Sample
 from flows.report.scores import GPT2_CORE, TaskScore
-from flows.stages import CHAT_MODELS, RL
+from flows.stages import CHAT_MODELS
 
 
 def render(card: Card) -> str:
@@ -40,14 +40,8 @@ def _headline(card: Card) -> Iterator[str]:
         f"- val_bpb {card.bpb_last:.4f}, {percent(card.bpb_fall)} below "
         f"{card.bpb_first:.4f} at step 0"
     )
-    yield from (f"- {line}" for line in card.before_and_after())
     # This list is the first of the text: `nanochat run` prints it (`headline` in its module).
-    before, after = (_chatcore(card.chatcore[stage.name]) for stage in (RL.inputs[0], RL))
-    change = card.chatcore_change(RL)
-    yield (
-        f"- ChatCORE {before} before RL ({RL.inputs[0].name}), {after} after RL"
-        f"{f', {change}' if change else ''}"
-    )
+    yield from (f"- {line}" for line in card.summary())
 
 
 def _scores(card: Card) -> Iterator[str]:

@@ -12,7 +12,7 @@ from flows.cli.options import (
 from flows.cli.output import (
     print_json,
     print_lines,
-    print_plan,
+    print_states,
     print_unread,
     table_width,
 )
@@ -45,5 +45,5 @@ def plan(
         return planned.exit_code
     if name != profile:
         print_lines([f"run {name}", ""])
-    print_plan(render(planned, name=profile, width=table_width()))
+    print_states(render(planned, name=profile, width=table_width()))
     return planned.exit_code

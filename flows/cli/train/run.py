@@ -18,7 +18,7 @@ from flows.cli.options import (
     StoreOptions,
     WorkerOptions,
 )
-from flows.cli.output import login_line, print_error, print_lines, screen
+from flows.cli.output import login_line, print_error, print_states, screen
 from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.ref import ArtifactRef
@@ -76,8 +76,8 @@ def run(
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.
     elif workers.pool is None and is_recorded(store, name, plan):
-        print_lines([render(plan)[-1], *_results(find_report(plan, store, where.cache))])
-        print_lines(_next(name, place))
+        results = _results(find_report(plan, store, where.cache))
+        print_states([render(plan)[-1], *results, *_next(name, place)])
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import run_flow
@@ -99,7 +99,7 @@ def run(
         )
         outcome = run_flow(request, home=where.home_path, display=display, pins=planned.pins)
     took = duration(time.monotonic() - began)
-    print_lines(_ending(outcome, name, home=where.home_path, place=place, took=took))
+    print_states(_ending(outcome, name, home=where.home_path, place=place, took=took))
     return 0
 
 

@@ -54,10 +54,10 @@ def test_only_what_will_run_is_in_colour(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    from flows.cli.output import print_plan
+    from flows.cli.output import print_states
     from flows.plan.plan import STATES
 
-    print_plan([f"{sign} sft  {meaning}" for sign, meaning in STATES.items()] + ["    continued"])
+    print_states([f"{sign} sft  {meaning}" for sign, meaning in STATES.items()] + ["    continued"])
     shown = capsys.readouterr().out.splitlines()
     coloured = {line.split("m", 1)[1][0] for line in shown if re.match(r"\x1b\[3\dm", line)}
     assert coloured == {"+", "~", ">", "!", "x"}

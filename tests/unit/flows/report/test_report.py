@@ -37,9 +37,8 @@ def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Ca
         assert "val_bpb 1.6000 (1.5500 to 1.6500)" in " ".join(document.split())
     assert "61.0 %" in page
     assert "+40.0 points (+32.8 to +46.4)" in page
-    assert (
-        "arithmetic: pass@1 21.0 % before RL (sft), 61.0 % after RL, +40.0 points (+32.8 to +46.4)"
-    ) in text
+    assert "\n- arithmetic, which RL rewards: mid 10.0 %, SFT 21.0 %, RL 61.0 %\n" in text
+    assert re.search(r"\n- ChatCORE: mid 0\.\d+ .*, SFT 0\.\d+ .*, RL 0\.\d+ ", text)
 
 
 def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
@@ -48,13 +47,39 @@ def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
     page, text = card
     assert "<title>Report card: tiny</title>" in page
     assert page.count('class="worse"') == 1  # spelling, 90 % and 70 %; sums are better
-    assert (
-        "spelling: pass@1 90.0 % before RL (sft), 70.0 % after RL, "
-        "-20.0 points (-28.4 to -12.0): worse"
-    ) in " ".join(text.split())
+    assert "\n- worse after RL: spelling 90.0 % -> 70.0 %, -20.0 points (-28.4 to -12.0)\n" in text
+    assert text.count("worse after") == 1
     run = open_profile("tiny", overrides=["seed=7", "rl.num_steps=3"]).run
     page, _ = make_report(tmp_path, run=run)
     assert "<title>Report card: tiny --set seed=7 --set rl.num_steps=3</title>" in page
+
+
+def swap_evaluations(inputs: dict[str, Path], one: str, other: str) -> None:
+    for file in sorted(inputs[one].iterdir()):
+        there = inputs[other] / file.name
+        mine, its = file.read_bytes(), there.read_bytes()
+        file.write_bytes(its)
+        there.write_bytes(mine)
+
+
+def test_what_a_stage_before_rl_made_worse_is_named_though_rl_repaired_it(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    swap_evaluations(inputs, "chat_eval_midtrain", "chat_eval_sft")
+    _, text = run_report(tmp_path / "job", inputs)
+    assert "\n- arithmetic, which RL rewards: mid 21.0 %, SFT 10.0 %, RL 61.0 %\n" in text
+    worse = re.findall(r"\n- worse after (\w+: \w+ [\d.]+ % -> [\d.]+ %), -\d", text)
+    assert worse == ["SFT: arithmetic 21.0 % -> 10.0 %", "RL: spelling 90.0 % -> 70.0 %"]
+
+
+def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store")
+    # Every model is the same: none is worse than the one before.
+    for name in ("chat_eval_midtrain", "chat_eval_rl"):
+        for file in inputs["chat_eval_sft"].iterdir():
+            (inputs[name] / file.name).write_bytes(file.read_bytes())
+    _, text = run_report(tmp_path / "job", inputs)
+    assert "\n- no stage made a task worse, beyond chance\n" in text
+    assert "+0.0 points" not in text.partition("## Scores")[0]
 
 
 @pytest.mark.usefixtures("drawn_anew")
