@@ -7,7 +7,7 @@ record that cannot be read might name anything, so it ends the search with an er
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
@@ -19,7 +19,7 @@ from flows.identity.manifest import EARLIER, FORMAT, Manifest
 from flows.identity.records import find_document
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
-from infra.storage.base import Store
+from infra.storage.base import ObjectNotFound, Store
 
 _Item = TypeVar("_Item", str, ArtifactRef)
 _Result = TypeVar("_Result")
@@ -49,6 +49,13 @@ class Edges:
         """
         sharing = {ArtifactRef.parse(name) for name in self.attempts if "/" in name}
         return (*self.inputs, *sharing, *self.revocations)
+
+
+class Known(NamedTuple):
+    """What a manifest names, and the etag that its object had before it was read."""
+
+    etag: str
+    edges: Edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +97,25 @@ class Reachable:
 
 
 class Records:
-    """A reader of a store's records: in parallel, and each manifest only once."""
+    """A reader of a store's records: in parallel, and each manifest only once.
 
-    def __init__(self, store: Store, *, threads: int, beat: Callable[[], None]) -> None:
+    `known` has what manifests name that need not be read.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        threads: int,
+        beat: Callable[[], None],
+        known: Mapping[ArtifactRef, Known],
+    ) -> None:
         self.store = store
         self._threads = threads
         self._beat = beat  # called again and again: reading takes long in a large store
         # Of manifests that were found. Not read again: a manifest that is replaced during the
         # collection still counts as it was.
-        self._edges: dict[ArtifactRef, Edges] = {}
+        self.manifests = dict(known)
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
@@ -118,9 +135,10 @@ class Records:
     def edges(self, places: Iterable[ArtifactRef]) -> dict[ArtifactRef, Edges]:
         """Return what the manifests of these artifacts name; those without one are left out."""
         wanted = sorted(places)
-        fresh = [place for place in wanted if place not in self._edges]
-        self._edges.update(self.read(_find_edges, fresh))
-        return {place: self._edges[place] for place in wanted if place in self._edges}
+        fresh = [place for place in wanted if place not in self.manifests]
+        self.manifests.update(self.read(_find_known, fresh))
+        found = self.manifests
+        return {place: found[place].edges for place in wanted if place in found}
 
     def follow(self, places: Iterable[ArtifactRef]) -> Reachable:
         """Return all that can be reached from these artifacts."""
@@ -221,9 +239,14 @@ def _newest_finished(runs: Iterable[Run]) -> set[str]:
     return set(newest.values())
 
 
-def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
+def _find_known(store: Store, place: ArtifactRef) -> Known | None:
+    try:
+        # Before the bytes: if the store lists this etag afterwards, it is of what was read.
+        etag = store.head(place.manifest_key).etag
+    except ObjectNotFound:
+        return None
     manifest = find_manifest(store, place)
-    return None if manifest is None else _edges_of(manifest)
+    return None if manifest is None else Known(etag, _edges_of(manifest))
 
 
 def _find_older(store: Store, key: str) -> Edges | None:

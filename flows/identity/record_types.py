@@ -115,6 +115,8 @@ def _group(value: Any, at: str) -> dict[str, Any]:
 
 def _value(expected: Any, value: Any, at: str) -> Any:
     """Return `value` as the type `expected`: lists as tuples, groups as dataclasses."""
+    if expected is str is type(value):  # most values by far, and the rest is slow
+        return value
     origin, options = get_origin(expected), get_args(expected)
     if origin is Annotated:
         return _annotated(options[0], options[1:], value, at)

@@ -55,6 +55,7 @@ class ObjectInfo:
     key: str
     size: int  # bytes
     modified: float  # unix seconds, by the store's clock
+    etag: str  # opaque; another one when the bytes are others. "" from a store that has none
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,14 @@ from infra.storage.base import (
 )
 from infra.storage.files import writing_to
 from infra.storage.parts import open_part_file
-from infra.storage.plain_files import check_folder, open_plain, read_plain
+from infra.storage.plain_files import (
+    NOT_THERE,
+    check_folder,
+    info_of,
+    list_plain,
+    open_plain,
+    read_plain,
+)
 from nanochat_core.errors import StoreError, reason_of
 from nanochat_core.job import sync_directory
 
@@ -37,7 +44,6 @@ _TEMPORARY = ".tmp"  # no key can have a segment of this name
 _UNFINISHED = re.compile(r"(swap-)?[0-9a-f]{32}")  # the names in it
 _SECONDS_TO_SWAP = 2.0  # a swap takes microseconds
 _SECONDS_BETWEEN_TRIES = 0.002
-_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
     errno.ENOSPC: "free some space, or point NANOCHAT_STORE at another disk",
     errno.EDQUOT: "free some space, or point NANOCHAT_STORE at another disk",
@@ -125,17 +131,16 @@ class LocalStore:
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
         with self._reading(key), open_plain(self._path(key)) as file:
-            status = os.fstat(file.fileno())
-        return ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime)
+            return info_of(key, os.fstat(file.fileno()))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         directory = prefix.rpartition("/")[0]
-        start = self._root / check_key(directory) if directory else self._root
+        start = f"{check_key(directory)}/" if directory else ""
         with self._writing():
             self._check_reachable()
             check_folder(self._root, directory)
-            entries = [e for e in self._walk(start) if e.key.startswith(prefix)]
+            entries = [e for e in list_plain(self._root, start) if e.key.startswith(prefix)]
             self._check_reachable()  # of a disk that went meanwhile too little was found
         yield from sorted(entries, key=lambda entry: entry.key)
 
@@ -209,22 +214,6 @@ class LocalStore:
             check_folder(self._root, check_key(key).rpartition("/")[0])
         return self._root / key
 
-    def _walk(self, directory: Path) -> Iterator[ObjectInfo]:
-        try:
-            found = list(os.scandir(directory))
-        except _NOT_THERE:
-            return
-        for item in found:
-            if item.name.startswith("."):
-                continue
-            if item.is_dir(follow_symlinks=False):
-                yield from self._walk(directory / item.name)
-            elif item.is_file(follow_symlinks=False):
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    status = item.stat()
-                    key = (directory / item.name).relative_to(self._root).as_posix()
-                    yield ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime)
-
     def _replace(self, temporary: Path, final: Path) -> None:
         self._make_directory(final.parent)
         temporary.replace(final)
@@ -288,7 +277,7 @@ class LocalStore:
             self._check_reachable()
             try:
                 yield
-            except _NOT_THERE:
+            except NOT_THERE:
                 self._check_reachable()
                 raise ObjectNotFound(key) from None
 
@@ -298,7 +287,7 @@ class LocalStore:
         try:
             yield
         except OSError as error:
-            if isinstance(error, _NOT_THERE):
+            if isinstance(error, NOT_THERE):
                 with self._writing():
                     self._check_reachable()
             where = f": {error.filename}" if error.filename else ""
@@ -332,7 +321,7 @@ def _swap(mine: Path, lock: Path, new: Path, final: Path, data: bytes, version: 
         _acquire(mine, lock)
         try:
             found, _ = read_plain(final, limit=MAX_RECORD)
-        except _NOT_THERE:
+        except NOT_THERE:
             return False
         if found != data:
             if _version(found) != version:

@@ -1,19 +1,23 @@
-"""Open and read the files of a directory store: plain files in real folders only.
+"""List, open and read the files of a directory store: plain files in real folders only.
 
 A FIFO would wait for a writer for ever, /dev/zero never ends, and a link leads out of the store.
 """
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from infra.storage.base import BadObject, check_size
+from infra.storage.base import BadObject, ObjectInfo, check_size
 from nanochat_core.errors import StoreError
 
 # O_NONBLOCK: opening a FIFO would otherwise wait for its writer before fstat can refuse it.
 _NO_LINK_NO_WAIT = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 def check_folder(root: Path, name: str) -> None:
@@ -57,3 +61,27 @@ def read_plain(path: Path, *, limit: int) -> tuple[bytes, float]:
         status = os.fstat(file.fileno())
         check_size(path.as_uri(), status.st_size, limit)
         return file.read(limit), status.st_mtime
+
+
+def list_plain(root: Path, folder: str) -> Iterator[ObjectInfo]:
+    """Yield the objects below `folder` of a store: "", or a key's beginning that ends with '/'."""
+    # Strings: a Path for each object costs more than the calls to the disk.
+    try:
+        found = list(os.scandir(f"{root}/{folder}"))
+    except NOT_THERE:
+        return
+    for item in found:
+        if item.name.startswith("."):
+            continue
+        if item.is_dir(follow_symlinks=False):
+            yield from list_plain(root, f"{folder}{item.name}/")
+        elif item.is_file(follow_symlinks=False):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                yield info_of(f"{folder}{item.name}", item.stat())
+
+
+def info_of(key: str, status: os.stat_result) -> ObjectInfo:
+    """Return an object's key, size and time, and an etag that no other bytes of this key have."""
+    # Each write makes another file, and no program can set the time of its last change (ctime).
+    etag = f"{status.st_ino:x}-{status.st_size:x}-{status.st_mtime_ns:x}-{status.st_ctime_ns:x}"
+    return ObjectInfo(key=key, size=status.st_size, modified=status.st_mtime, etag=etag)

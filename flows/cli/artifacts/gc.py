@@ -10,6 +10,7 @@ from flows.artifacts.runs import timestamp
 from flows.cli.options import AsJson, Positive, StoreOptions
 from flows.cli.output import aligned, print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
+from flows.gc.edges_cache import cache_path
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
 from flows.gc.survey import Survey
@@ -70,10 +71,11 @@ def gc(
         raise ConfigError("--plan and --apply are both given", hint="give one of them")
     rules = Rules(keep=keep_days * _DAY, grace=grace_hours * _HOUR)
     store = place.open_store()
+    cache = cache_path(place.work, store.url)
     # collect() plans by itself: a plan of its own would list the store twice.
     with _progress() as watch:
-        done = collect(store, rules, watch=watch) if apply else None
-        planned = done.plan if done else plan_collection(store, rules, watch=watch)
+        done = collect(store, rules, cache=cache, watch=watch) if apply else None
+        planned = done.plan if done else plan_collection(store, rules, cache=cache, watch=watch)
     lines = _describe_collected(done) if done else _describe(planned, keep_days)
     print_result(lambda: _to_tree(store.url, planned, done), lines, as_json=as_json)
     return 0 if apply else planned.exit_code

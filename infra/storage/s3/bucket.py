@@ -26,7 +26,6 @@ from infra.storage.s3.errors import (
     REDIRECT,
     ErrorResponse,
     NoResponse,
-    ObjectHead,
     Page,
     Where,
     check_version,
@@ -125,7 +124,7 @@ class Bucket:
             return VersionedObject(data=data, version=version_of(answer), age=age)
 
     def read(
-        self, key: str, found: ObjectHead, part: Part, write: Callable[[int, bytes], None]
+        self, key: str, found: ObjectInfo, part: Part, write: Callable[[int, bytes], None]
     ) -> None:
         """Pass a part, or the whole object, to `write`, in pieces with their offsets.
 
@@ -146,7 +145,7 @@ class Bucket:
                 raise NoResponse(f"the store sent {answer.get('ContentRange')} for {part}")
             pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
-    def head(self, key: str) -> ObjectHead:
+    def head(self, key: str) -> ObjectInfo:
         """Return size, version and time of an object."""
         try:
             answer = self._ask("head_object", key)
@@ -156,10 +155,10 @@ class Bucket:
             # An error of HEAD has no body, so no code: a GET of the same key explains it.
             with self._reading(key) as answer:
                 pass
-        return ObjectHead(
+        return ObjectInfo(
             key=key,
             size=field_of(answer, "ContentLength"),
-            version=version_of(answer),
+            etag=version_of(answer),
             modified=field_of(answer, "LastModified").timestamp(),
         )
 
@@ -179,6 +178,7 @@ class Bucket:
                 key=field_of(item, "Key").removeprefix(self.prefix),
                 size=field_of(item, "Size"),
                 modified=field_of(item, "LastModified").timestamp(),
+                etag=version_of(item),
             )
             for item in answer.get("Contents", ())
         ]

@@ -95,13 +95,6 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectHead(ObjectInfo):
-    """An object, without its bytes, at one version."""
-
-    version: str  # its ETag without quotes
-
-
-@dataclass(frozen=True, kw_only=True)
 class Page:
     """One page of a listing."""
 
@@ -317,7 +310,7 @@ def version_of(answer: Any) -> str:
     return answer.get("ETag", "").strip('"')
 
 
-def check_version(answer: Any, found: ObjectHead) -> None:
+def check_version(answer: Any, found: ObjectInfo) -> None:
     """Raise Changed if the answer is of another version."""
-    if version_of(answer) != found.version:
+    if version_of(answer) != found.etag:
         raise Changed

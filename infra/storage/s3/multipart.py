@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from infra.storage.base import ObjectNotFound
+from infra.storage.base import ObjectInfo, ObjectNotFound
 from infra.storage.parts import PART, THREADS, Part, part_length, plan_parts, run_all
 from infra.storage.s3.bucket import Bucket
 from infra.storage.s3.checksums import Checksum
-from infra.storage.s3.errors import ErrorResponse, NoResponse, ObjectHead
+from infra.storage.s3.errors import ErrorResponse, NoResponse
 from nanochat_core.errors import StoreError
 
 ROUNDS = 3  # tries of a whole upload that the store loses
@@ -90,7 +90,7 @@ class Uploads:
         upload: str,
         sent: Sequence[Mapping[str, Any]],
         size: int,
-        before: ObjectHead | None,
+        before: ObjectInfo | None,
     ) -> None:
         """Complete the upload, unless an earlier try did so and only its answer was lost."""
         try:
@@ -110,7 +110,7 @@ class Uploads:
             if found.size != size:
                 raise ErrorResponse("InvalidPart", message=f"{found.size} bytes instead of {size}")
 
-    def _find(self, key: str) -> ObjectHead | None:
+    def _find(self, key: str) -> ObjectInfo | None:
         try:
             return self._bucket.head(key)
         except ObjectNotFound:

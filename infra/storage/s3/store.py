@@ -46,7 +46,6 @@ from infra.storage.s3.errors import (
     Changed,
     ErrorResponse,
     NoResponse,
-    ObjectHead,
     RetryPolicy,
     explain,
     with_retries,
@@ -180,7 +179,7 @@ class S3Store:
         for _ in range(_ROUNDS):
             found = self._retry(f"get {key}", lambda: self.bucket.head(key))
             check_size(source, found.size, size)
-            version = f"{found.version} {found.modified}"
+            version = f"{found.etag} {found.modified}"
             with (
                 writing_to(path),
                 contextlib.suppress(Changed),
@@ -235,7 +234,7 @@ class S3Store:
     def _uploads(self) -> Uploads:
         return Uploads(self.bucket, self._pool, retry=self._retry)
 
-    def _fetch_into(self, file: PartFile, key: str, found: ObjectHead, on_bytes: OnBytes) -> None:
+    def _fetch_into(self, file: PartFile, key: str, found: ObjectInfo, on_bytes: OnBytes) -> None:
         on_bytes(found.size - sum(part.length for part in file.missing))
 
         def work(part: Part, stop: threading.Event) -> None:

@@ -27,9 +27,9 @@ def gc(store: MemoryStore, **options: Any) -> Collected:
     return collect(store, RULES, **{**facts, **options})
 
 
-def look(store: MemoryStore) -> CollectionPlan:
+def look(store: MemoryStore, **options: Any) -> CollectionPlan:
     """What a collection would do."""
-    return plan_collection(store, RULES, threads=1, watch=ignore)
+    return plan_collection(store, RULES, threads=1, watch=ignore, **options)
 
 
 def gc_until_clean(store: MemoryStore) -> None:

@@ -56,8 +56,10 @@ class DatedStore(SimStore):
     def _entry(self, key: str, size: int) -> ObjectInfo:
         stored = self.objects.stored.get(key)
         if stored is None:  # deleted since it was listed
-            return ObjectInfo(key=key, size=0, modified=self.objects.world.now)
-        return ObjectInfo(key=key, size=len(stored.data), modified=stored.written)
+            return ObjectInfo(key=key, size=0, modified=self.objects.world.now, etag="")
+        return ObjectInfo(
+            key=key, size=len(stored.data), modified=stored.written, etag=stored.version
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -242,6 +244,7 @@ class Collector(Actor):
         collect(
             self.store,
             self.judge.rules,
+            cache=self.scene.scratch / "gc.json",  # of all collectors: so it is stale often
             threads=1,
             clock=lambda: self.world.now,
             pause=self.pause,

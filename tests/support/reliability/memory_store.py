@@ -106,7 +106,7 @@ class MemoryStore:
 
     def _entry(self, key: str) -> ObjectInfo:
         data, written = self._objects[key]
-        return ObjectInfo(key=key, size=len(data), modified=written)
+        return ObjectInfo(key=key, size=len(data), modified=written, etag=_version(data))
 
     def names(self, prefix: str = "") -> "set[str]":
         """Keys of what there is."""

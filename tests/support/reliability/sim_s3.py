@@ -63,7 +63,9 @@ class _SimBucket:
         names = self._ask("list", prefix, self._objects.list)
         now = self._objects.world.now
         entries = [
-            ObjectInfo(key=n, size=0, modified=now) for n in names if after is None or n > after
+            ObjectInfo(key=n, size=0, modified=now, etag="")
+            for n in names
+            if after is None or n > after
         ]
         return Page(entries=entries, has_more=False, token=None)
 

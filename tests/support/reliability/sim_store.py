@@ -178,7 +178,7 @@ class SimStore:
         """See Store."""
 
     def _entry(self, key: str, size: int) -> ObjectInfo:
-        return ObjectInfo(key=key, size=size, modified=self.objects.world.now)
+        return ObjectInfo(key=key, size=size, modified=self.objects.world.now, etag="")
 
     def ask(
         self,

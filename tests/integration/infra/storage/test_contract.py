@@ -261,6 +261,21 @@ def test_listing_is_by_prefix_and_in_the_order_of_keys(place: Place) -> None:
     assert abs(entry.modified - place.store.head(place.key("ab")).modified) < 2
 
 
+def test_an_etag_changes_with_the_bytes_and_only_when_the_object_is_written(place: Place) -> None:
+    def etags() -> set[str]:
+        (entry,) = place.store.list(place.key("a"))
+        return {entry.etag, place.store.head(place.key("a")).etag}
+
+    found: list[str] = []
+    for data in (b"12", b"34", b"56"):  # of one size, and within a second
+        place.store.put(place.key("a"), data)
+        (etag,) = etags()
+        assert etags() == {etag}
+        assert etag
+        found.append(etag)
+    assert len(set(found)) == 3
+
+
 @pytest.mark.parametrize("size", [0, PART, PART + 1, 7 * PART + 123])
 def test_a_file_goes_in_and_comes_out_whole_and_read_only(
     place: Place, tmp_path: Path, size: int

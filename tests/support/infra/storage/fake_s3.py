@@ -160,7 +160,8 @@ class FakeS3:
             page, more = page if not after else [], True
         items = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key].data)}</Size>"
-            f"<LastModified>{_iso(self.objects[key].written)}</LastModified></Contents>"
+            f"<LastModified>{_iso(self.objects[key].written)}</LastModified>"
+            f"<ETag>&quot;{self.objects[key].etag}&quot;</ETag></Contents>"
             for key in page
         )
         tells = more and not {Quirk.LISTS_WITHOUT_TOKENS, Quirk.LISTS_MORE_AND_MORE} & self.quirks

@@ -171,6 +171,11 @@ class Interrupting(MemoryStore):
             act()
         return super().head(key)
 
+    def before_delete(self, manifest: Manifest, act: Callable[[], Any]) -> None:
+        """Act when the sweep, which has the lease by then, looks at a manifest again."""
+        head = {f"head {place(manifest)}/manifest.json": act}
+        self.before[f"{place(manifest)}/lease.json"] = lambda: self.before.update(head)
+
 
 def ready_to_sweep(store: MemoryStore) -> tuple[Manifest, Manifest]:
     source = make(store, "shards")
@@ -287,7 +292,7 @@ def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
     store = Interrupting()
     source, made = ready_to_sweep(store)
     manifest = f"{place(made)}/manifest.json"
-    store.before[f"head {manifest}"] = lambda: store.delete(manifest)
+    store.before_delete(made, lambda: store.delete(manifest))
     gc(store)
     assert [key for key in store.deleted if place(made) in key or place(source) in key] == [
         manifest
@@ -297,7 +302,7 @@ def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:
 def test_what_was_published_again_meanwhile_stays() -> None:
     store = Interrupting()
     source, made = ready_to_sweep(store)
-    store.before[f"head {place(made)}/manifest.json"] = lambda: put_whole(store, made)
+    store.before_delete(made, lambda: put_whole(store, made))
     gc(store)
     assert [key for key in store.deleted if place(made) in key or place(source) in key] == []
 
