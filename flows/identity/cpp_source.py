@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     | (?P<number> \.?\d (?: [eEpP][+-] | '\w | [\w.] )* )
     | (?P<name> [^\W\d]\w* )
     | (?P<sign> <=> | <<= | >>= | \.\.\. | ->\* | :: | \#\# | \+\+ | -- | -> | \.\* | << | >>
-        | && | \|\| | [-+*/%&|^=!<>]= | . )
+        | %: | && | \|\| | [-+*/%&|^=!<>]= | . )
     """,
     re.VERBOSE | re.DOTALL,
 )
@@ -49,7 +49,7 @@ def tokens_of(source: str) -> list[str]:
         elif kind == "space" and not _SPLICES.fullmatch(text):
             after_space = True
         else:  # a splice without space may join two halves of a name, so it counts
-            if begins_line and text == "#":
+            if begins_line and text in ("#", "%:"):
                 is_directive, after_space = True, False
                 tokens.append("\n")
             if is_directive and after_space:

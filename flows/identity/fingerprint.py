@@ -7,10 +7,11 @@ and it lies in that module's directory or below ("identity.jsonl" beside
 tasks/generated/identity.py): C++ by its tokens (flows/identity/cpp_source.py), any other file by
 its bytes.
 
-Not hashed: `CARRIERS`, and imports under `if TYPE_CHECKING:`. Imports inside functions are. Imports
-by computed names are not seen, so stages must not use them. The one exception is the modules of the
-tasks and text sources that a stage's configuration names (`named_modules`), which are entries like
-its own. One of another package counts with all it imports from that package and this repository.
+Not hashed: `CARRIERS`, and imports under `if TYPE_CHECKING:` of typing. Imports inside functions
+are. A module that reads docstrings is refused. Imports by computed names are not seen, so stages
+must not use them. The one exception is the modules of the tasks and text sources that a stage's
+configuration names (`named_modules`), which are entries like its own. One of another package counts
+with all it imports from that package and this repository.
 """
 
 import contextlib
@@ -242,6 +243,12 @@ class Code:
         # Relative imports start from the package: a package's own name for its __init__.py.
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         module = self._scan(path.read_bytes(), path.suffix, package)
+        if module.reads_docstrings:
+            raise ConfigError(
+                f"{name} reads __doc__, and docstrings are in no fingerprint: a changed one would "
+                "change results unseen",
+                hint="put the text into a constant",
+            )
         self._digests[name] = {name: module.digest}
         for file in (path.parent / file_name for file_name in module.file_names):
             if file.is_file():
@@ -333,6 +340,7 @@ def _read_scans(cache: Path) -> dict[str, Module]:
                 digest=module["digest"],
                 imports=tuple(module["imports"]),
                 file_names=tuple(module["file_names"]),
+                reads_docstrings=module["reads_docstrings"],
             )
             for key, module in tree["modules"].items()
         }

@@ -11,6 +11,7 @@ from flows.frozen import frozen
 
 # Positions, and fields that some Python versions fill and others lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+_DOCSTRING = f"__{'doc'}__"  # not one literal: this module is scanned too
 _PARSES = 5  # tries; failures are rare and independent
 
 
@@ -21,6 +22,7 @@ class Module:
     digest: str
     imports: tuple[str, ...] = ()  # dotted names, of modules or of things in them
     file_names: tuple[str, ...] = ()  # string literals that look like a file's name
+    reads_docstrings: bool = False
 
 
 def _parse(source: bytes) -> ast.Module:
@@ -36,23 +38,26 @@ def _parse(source: bytes) -> ast.Module:
 def scan(source: bytes, *, package: str) -> Module:
     """Return a module's digest and references; `package` is where relative imports start."""
     tree = _parse(source)
-    walk = _Walk(package)
+    walk = _Walk(package, _flags_of_typing(tree))
     walk.add(tree)
     return Module(
         digest=hashlib.sha256("\n".join(walk.parts).encode()).hexdigest(),
         imports=tuple(sorted(walk.imports)),
         file_names=tuple(sorted(walk.file_names)),
+        reads_docstrings=walk.reads_docstrings,
     )
 
 
 class _Walk:
     """A syntax tree as a list of words, the same on every Python from 3.11 on (unlike ast.dump)."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package: str, flags: set[str]) -> None:
         self.parts: list[str] = []
         self.imports: set[str] = set()
         self.file_names: set[str] = set()
+        self.reads_docstrings = False
         self._package = package
+        self._flags = flags
 
     def add(self, value: object) -> None:
         """Append `value` (a node, a list of nodes, or a plain value) and everything inside."""
@@ -70,13 +75,16 @@ class _Walk:
     def _add_node(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             self.imports.update(_imported(node, self._package))
+        elif _DOCSTRING in (getattr(node, "attr", ""), getattr(node, "id", "")):
+            self.reads_docstrings = True
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            self.reads_docstrings |= node.value == _DOCSTRING  # for getattr
             # Only a candidate: it counts if such a file exists beside the module.
             if _is_file_name(node.value):
                 self.file_names.add(node.value)
         elif isinstance(node, ast.JoinedStr):  # some Python versions add empty parts
             node.values = [part for part in node.values if getattr(part, "value", None) != ""]
-        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+        elif isinstance(node, ast.If) and ast.unparse(node.test) in self._flags:
             self.add(node.orelse)
             return
         elif isinstance(node, ast.Module) and all(map(_is_idle, node.body)):
@@ -102,9 +110,21 @@ def _is_idle(item: object) -> bool:
     return isinstance(item, ast.Pass)
 
 
-def _is_type_checking(test: ast.expr) -> bool:
-    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", None)
-    return name == "TYPE_CHECKING"
+def _flags_of_typing(tree: ast.Module) -> set[str]:
+    """Return the names by which a module has typing's TYPE_CHECKING, which is false at run time."""
+    flags, others = {"TYPE_CHECKING"}, set[str]()  # of typing; what is or may be another value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = {alias.asname or alias.name for alias in node.names if alias.name == "typing"}
+            flags |= {f"{name}.TYPE_CHECKING" for name in names}
+        elif isinstance(node, ast.ImportFrom):
+            names = {a.asname or a.name for a in node.names if a.name == "TYPE_CHECKING"}
+            is_typing = node.module == "typing" and not node.level
+            flags |= names if is_typing else set()
+            others |= set() if is_typing else names
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            others.add(ast.unparse(node))
+    return {flag for flag in flags if not {flag, flag.partition(".")[0]} & others}
 
 
 def _is_file_name(text: str) -> bool:

@@ -81,3 +81,15 @@ def test_our_sources_use_nothing_that_sees_layout():
         assert not {"__LINE__", "__COUNTER__"} & set(tokens), path
         pairs = zip(["\n", *tokens], tokens, strict=False)
         assert {before for before, token in pairs if token == "#"} <= {"\n"}, path
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("%:define A 1\nint a;\n", "%:define A\n1 int a;\n"),
+        ("%:define F (x)\n", "%:define F(x)\n"),
+        ("  %: define A 1\nA\n", "  %: define A\n1 A\n"),
+    ],
+)
+def test_a_directive_may_begin_with_a_digraph(one: str, other: str):
+    assert digest_of_cpp(one.encode()) != digest_of_cpp(other.encode())

@@ -1,0 +1,55 @@
+"""What a scan takes for no code, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from flows.identity.fingerprint import Code
+from flows.identity.syntax import scan
+from nanochat_core.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    'Text.'\n\nTEXT = f.__doc__\n",
+        "'Text.'\nTEXT = __doc__\n",
+        "class C:\n    'Text.'\n\nTEXT = getattr(C, '__doc__')\n",
+        "TEXT = vars(int)['__doc__']\n",
+    ],
+)
+def test_code_that_reads_docstrings_is_refused(tmp_path: Path, source: str):
+    package = tmp_path / "tasks"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "entry.py").write_text("from tasks import words\n")
+    (package / "words.py").write_text(source)
+    cache = tmp_path / "scans.json"
+    for given in (None, cache, cache):  # scanned, and from the cache
+        code = Code(tmp_path, cache=given)
+        with pytest.raises(ConfigError, match=r"^tasks\.words reads __doc__") as caught:
+            code.closure("tasks.entry")
+        assert caught.value.hint
+        code.save_cache()
+
+
+@pytest.mark.parametrize(
+    ("source", "runs"),
+    [
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    X = 1\n", False),
+        ("from typing import TYPE_CHECKING as T\nif T:\n    X = 1\n", False),
+        ("import typing\nif typing.TYPE_CHECKING:\n    X = 1\n", False),
+        ("import typing as t\nif t.TYPE_CHECKING:\n    X = 1\n", False),
+        ("import settings as x\nif x.TYPE_CHECKING:\n    X = 1\n", True),
+        ("from settings import TYPE_CHECKING\nif TYPE_CHECKING:\n    X = 1\n", True),
+        ("TYPE_CHECKING = True\nif TYPE_CHECKING:\n    X = 1\n", True),
+        ("import typing\ntyping.TYPE_CHECKING = True\nif typing.TYPE_CHECKING:\n    X = 1\n", True),
+        ("import typing\ntyping = object()\nif typing.TYPE_CHECKING:\n    X = 1\n", True),
+        ("if not TYPE_CHECKING:\n    X = 1\n", True),
+        ("def f(x):\n    if x.TYPE_CHECKING:\n        X = 1\n", True),
+    ],
+)
+def test_only_typings_flag_hides_code(source: str, runs: bool):
+    changed = source.replace("X = 1", "X = 2")
+    digests = {scan(text.encode(), package="pkg").digest for text in (source, changed)}
+    assert (len(digests) == 2) == runs
