@@ -5,14 +5,64 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from flows.artifacts.runs import check_name, find_tag
+from flows.frozen import frozen
+from flows.identity.diff import compare
+from flows.identity.fingerprint import canonical_config
 from flows.profiles import PROFILES, open_profile
-from flows.run_request import NamedRecipe
+from flows.run_request import NamedRecipe, Recipe
+from flows.stages import Stage, stages_to_redo
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.section import Tree
 
 _DIGITS = 6  # of a name
+
+
+@frozen
+class ChangedSetting:
+    """A setting that differs from the profile's, and the stages whose results it may change."""
+
+    change: str  # sft.num_epochs 1 -> 2
+    stages: tuple[str, ...]  # that read it
+    after: tuple[str, ...]  # that are made from those
+
+    def __str__(self) -> str:
+        more = f" and {len(self.after)} after" if self.after else ""
+        return f"{self.change}: changes {', '.join(self.stages)}{more}"
+
+
+def settings_reach(
+    profile: str, recipe: Recipe, stages: Sequence[Stage]
+) -> tuple[ChangedSetting, ...]:
+    """Return the settings of `recipe` that differ from the profile's, and which stages they reach.
+
+    Another depth counts as one setting, although others follow from it. Raises ConfigError like
+    `changed_settings`.
+    """
+    default, base = _run(profile, None, ()), _run(profile, recipe.depth, ())
+    run = _run(profile, recipe.depth, recipe.overrides)
+    readers: dict[str, list[str]] = {}
+    for stage in stages:
+        config = [{"config": canonical_config(stage, each)} for each in (default, base, run)]
+        found = [str(change) for change in compare(config[1], config[2])]
+        if config[0] != config[1]:
+            found.insert(0, f"model.depth {default.model.depth} -> {base.model.depth}")
+        for change in found:
+            readers.setdefault(change, []).append(stage.name)
+    return tuple(
+        ChangedSetting(
+            change=change,
+            stages=tuple(names),
+            after=tuple(_after(names, stages)),
+        )
+        for change, names in readers.items()
+    )
+
+
+def _after(names: Sequence[str], stages: Sequence[Stage]) -> Iterator[str]:
+    later = set[str]().union(*(stages_to_redo(stages, force=(), from_stage=name) for name in names))
+    return (stage.name for stage in stages if stage.name in later - set(names))
 
 
 def changed_settings(

@@ -175,7 +175,7 @@ def newest_runs(store: Store, name: str) -> Iterator[Run]:
 
     def find(run: str) -> Run | None:
         # The damaged record of another id, which may be of any name, must not hide all names.
-        return find_run(store, run) if run.startswith(f"{name}-") else _find_whole(store, run, [])
+        return find_run(store, run) if run.startswith(f"{name}-") else find_whole_run(store, run)
 
     # An id that a person or a script chose, such as slurm-17, may belong to any name, so its record
     # is read too.
@@ -192,7 +192,7 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
     A record that cannot be read is left out; the reason is appended to `unread`.
     """
     ids = newest_first(store.list("runs/"))[:count]
-    found = read_all(lambda run: _find_whole(store, run, unread), ids)
+    found = read_all(lambda run: find_whole_run(store, run, unread), ids)
     return [run for run in found if run is not None]
 
 
@@ -202,7 +202,7 @@ def known_names(store: Store) -> list[str]:
     runs = [_id_of(entry) for entry in store.list("runs/")]
     names = {run: name_in(run) for run in runs}
     odd = [run for run, name in names.items() if name is None][-_THREADS:]
-    found = read_all(lambda run: _find_whole(store, run, []), odd)
+    found = read_all(lambda run: find_whole_run(store, run), odd)
     return sorted({*tag_names(store), *filter(None, names.values()), *(r.name for r in found if r)})
 
 
@@ -293,11 +293,13 @@ def _open_tagged(store: Store, name: str, run: str) -> Run:
     return found
 
 
-def _find_whole(store: Store, run: str, unread: list[str]) -> Run | None:
+def find_whole_run(store: Store, run: str, unread: list[str] | None = None) -> Run | None:
+    """Return the record of a run by its id. None also means a damaged one, added to `unread`."""
     try:
         return find_run(store, run)
     except ArtifactError as error:
-        unread.append(str(error))
+        if unread is not None:
+            unread.append(str(error))
         return None
 
 

@@ -8,7 +8,8 @@ from flows.cli.options import PlacementOptions, RedoOptions, RunOptions
 from flows.cli.output import print_warning
 from flows.frozen import frozen
 from flows.identity.manifest import Manifest
-from flows.plan.pinned import open_pinned, sections_of
+from flows.overrides import ChangedSetting, settings_reach
+from flows.plan.pinned import open_pinned, sections_of, stages_with
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Pins, pin
 from flows.profiles import Profile, open_profile
@@ -57,6 +58,7 @@ class Planned:
     store: Store
     placement: Placement
     plan: Plan
+    settings: tuple[ChangedSetting, ...]  # that differ from the profile's
 
 
 def plan_profile(
@@ -83,5 +85,15 @@ def plan_profile(
         from_stage=redo.from_stage,
         pinned=pinned,
         placement=placement,
+        profile=name,
     )
-    return Planned(profile=chosen, pins=pins, store=store, placement=placement, plan=plan)
+    return Planned(
+        profile=chosen,
+        pins=pins,
+        store=store,
+        placement=placement,
+        plan=plan,
+        settings=settings_reach(
+            name, what, [stage for stage in stages_with(pinned) if stage.name not in pinned]
+        ),
+    )

@@ -38,7 +38,10 @@ class Change:
 
     def __str__(self) -> str:
         if self.kind == "config" and not (self.old or self.new or "").startswith("{"):
-            return f"{self.name} {_shown(self.old)} -> {_shown(self.new)}"
+            old, new = _rounded(self.old), _rounded(self.new)
+            if old == new:  # they differ in the last digits alone
+                old, new = self.old, self.new
+            return f"{self.name} {_shown(old)} -> {_shown(new)}"
         if self.kind == "format":
             return f"file format {self.old} -> {self.new}"
         verb = "added" if self.old is None else "removed" if self.new is None else "changed"
@@ -219,6 +222,13 @@ def _is_same(old: "Tree | _Absent", new: "Tree | _Absent") -> bool:
 
 def _text(tree: "Tree | _Absent") -> str | None:
     return None if isinstance(tree, _Absent) else json.dumps(tree, sort_keys=True)
+
+
+def _rounded(text: str | None) -> str | None:
+    """Return JSON with its numbers as people write them: 0.3, not 0.30000000000000004."""
+    if text is None:
+        return None
+    return json.dumps(json.loads(text, parse_float=lambda digits: float(f"{float(digits):.12g}")))
 
 
 def _shown(text: str | None) -> str:

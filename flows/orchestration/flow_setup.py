@@ -19,14 +19,12 @@ from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
 from flows.orchestration.caller import LOCAL_RUN, LocalRun
-from flows.orchestration.stage_runs import cancel_requests_of, check_pool
+from flows.orchestration.stage_runs import cancel_requests_of, check_pool, end_unfinished
 from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins, moving_names, pin
 from flows.profiles import Profile, make_placement
 from flows.run_request import NAME, FlowRequest, OnNodes
 from infra.placement import Placement, default_home, default_store
-from infra.prefect.access import configured_api_url
-from infra.prefect.ended_runs import end_task_runs
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.config import RunConfig
@@ -191,12 +189,9 @@ def open_flow(
 
 
 def end_earlier_start() -> None:
-    """Show what an earlier, killed start of the current flow run began as crashed, not running."""
-    api_url, own = configured_api_url(), flow_run.get_id()
-    if api_url is not None and own is not None and flow_run.get_run_count() > 1:
-        # Only shown: a server that does not answer must not end the run.
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-            end_task_runs(api_url, own, "its process ended; the run was resumed")
+    """Show what an earlier, killed start of the current flow run began as ended."""
+    if (own := flow_run.get_id()) is not None and flow_run.get_run_count() > 1:
+        end_unfinished(own)
 
 
 def pin_names(

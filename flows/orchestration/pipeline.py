@@ -76,6 +76,7 @@ def nanochat(request: RunRequest) -> Outcome:
             from_stage=request.from_stage,
             pinned=pinned,
             placement=context.placement,
+            profile=request.profile,
         )
     )
     starts = setup.starts.add_plan(setup.run_id, plan.stages)

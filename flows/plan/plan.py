@@ -112,13 +112,15 @@ def make_plan(
     from_stage: str | None = None,
     pinned: Mapping[str, Manifest] | None = None,
     placement: Placement | None = None,
+    profile: str | None = None,
     root: Path = REPOSITORY,
 ) -> Plan:
     """Plan every stage of a run; `work` holds the work directories of this machine.
 
     `pinned` are inputs named with --use (flows/plan/pinned.py). `force` names stages to redo;
     `from_stage` one to redo with everything after it. Without a placement there are no estimates.
-    `root` holds the code that would run. Raises ConfigError for an unknown stage, StoreError, and
+    Reasons compare with what runs of `profile` made, or without one with any artifact. `root`
+    holds the code that would run. Raises ConfigError for an unknown stage, StoreError, and
     ArtifactError for a damaged record that would be used.
     """
     pinned = pinned or {}
@@ -131,7 +133,7 @@ def make_plan(
     }
     with _threads() as looks, _threads() as questions:
         # A pool each: a stage waits for its reads, and must not take their threads.
-        reads = PlanReads(store, questions)  # the LIST runs while the code is hashed
+        reads = PlanReads(store, questions, profile)  # the LIST runs while the code is hashed
         code = Code(root, cache=work / "code.json")
         for stage in stages:
             preimage_of(stage, run, code=code)  # fills `code`, which threads then only read
@@ -207,7 +209,7 @@ class _Planner:
         builder = find_builder(self._store, self._work, identity)
         # A rebuild that is asked for starts at step 0.
         resume = None if is_wanted else find_resume(self._store, self._work, identity)
-        state, reason = _why(history, changes) if replaces is None else ("~", "rebuild has begun")
+        state, reason = _why(changes) if replaces is None else ("~", "rebuild has begun")
         whole = self._estimate(stage, history)
         if resume is not None:
             whole = remaining(whole, step=resume.step, total=resume.total)
@@ -220,7 +222,7 @@ class _Planner:
             identity=identity,
             manifest=replaces,
             reason=reason,
-            changes=tuple(changes),
+            changes=tuple(changes or ()),
             builder=builder,
             resume=resume,
             estimate=whole,
@@ -261,14 +263,14 @@ class _Planner:
         after = _roots(inputs)
         preimage = preimage_of(stage, self._run, code=self._code)
         history, changes = self._history(stage, preimage, with_inputs=False)
-        state, reason = _why(history, changes)
-        if history and not changes:
+        state, reason = _why(changes)
+        if changes == []:
             state, reason = ("~", "asked for") if is_wanted else ("?", "")
         return StagePlan(
             stage=stage,
             state=state,
             reason="" if state == "+" else _joined(reason, f"after {listed(after, _SHOWN)}"),
-            changes=tuple(changes),
+            changes=tuple(changes or ()),
             after=after,
             estimate=self._estimate(stage, history),
         )
@@ -308,14 +310,12 @@ class _Planner:
 
     def _history(
         self, stage: Stage, preimage: Mapping[str, Tree], *, with_inputs: bool
-    ) -> tuple[list[Manifest], list[Change]]:
-        """Return the newest artifacts, the nearest to `preimage` first, and its differences."""
-        history = list(self._reads.newest(stage.name, _HISTORY, keep=is_built))
-        closest = nearest(history, preimage, with_inputs=with_inputs)
-        if closest is None:
-            return [], []
-        history.sort(key=lambda manifest: manifest is not closest)
-        return history, compare(closest.preimage, preimage, with_inputs=with_inputs)
+    ) -> tuple[list[Manifest], list[Change] | None]:
+        """Return builds, and the changes since the profile's nearest one; None: it has none."""
+        own, builds = self._reads.history(stage.name, _HISTORY, keep=is_built)
+        if (closest := nearest(own, preimage, with_inputs=with_inputs)) is None:
+            return builds, None
+        return builds, compare(closest.preimage, preimage, with_inputs=with_inputs)
 
     def _ask_for_histories(self, stage: str) -> None:
         """Prefetch the newest artifacts of a missing stage and of all stages after it."""
@@ -367,9 +367,9 @@ def _wanted(
     return stages_to_redo(stages, force=force, from_stage=from_stage)
 
 
-def _why(history: list[Manifest], changes: list[Change]) -> tuple[State, str]:
+def _why(changes: list[Change] | None) -> tuple[State, str]:
     """Return state and reason of a stage to build: its own changes, then those of its inputs."""
-    if not history:  # no artifact to compare with: the reason is the state itself
+    if changes is None:
         return "+", ""
     own = [str(change) for change in changes if change.kind not in PASSED_ON]
     passed_on = [str(change) for change in changes if change.kind in PASSED_ON]

@@ -8,11 +8,14 @@ plan needs: those are read ahead.
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from typing import TypeVar
 
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
+from flows.artifacts.runs import find_whole_run, name_in, newest_first, read_all
+from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.rebuilds import find_rebuild_mark
 from flows.identity.ref import ArtifactRef
@@ -21,18 +24,46 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
 _LOOKED_AT = 4  # candidates for each artifact that is wanted: the newest may be gone
+_RUNS = 4  # latest runs of the profile's name, of names that begin with it, and of others
 _T = TypeVar("_T")
+
+
+@frozen
+class _Runs:
+    """The last runs of a profile."""
+
+    ids: frozenset[str]  # of all runs that have a record
+    profiles: dict[str, str | None]  # by the id of the run, as far as known
+    refs: tuple[ArtifactRef, ...]  # of the profile's runs that were read, the latest first
+
+
+def _read_runs(store: Store, profile: str | None) -> _Runs:
+    ids = newest_first(store.list("runs/"))
+    names = {run: name_in(run) or "" for run in ids}
+    own = [run for run in ids if names[run] == profile]
+    alike = [run for run in ids if names[run].startswith(f"{profile}-")]
+    others = [run for run in ids if run not in {*own, *alike}]
+    chosen = [*own[:_RUNS], *alike[:_RUNS], *others[:_RUNS]] if profile else []
+    runs = [run for run in read_all(partial(find_whole_run, store), chosen) if run is not None]
+    runs.sort(key=lambda run: run.started, reverse=True)
+    return _Runs(
+        ids=frozenset(ids),
+        profiles={run.run: run.profile for run in runs},
+        refs=tuple(ref for run in runs if run.profile == profile for ref in run.refs),
+    )
 
 
 class PlanReads:
     """A cache of one plan's reads, each done once, by a thread of `pool` where possible."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, store: Store, pool: ThreadPoolExecutor, profile: str | None = None) -> None:
         self.unread: list[str] = []  # why earlier artifacts cannot be read
         self._store = store
         self._pool = pool
         self._lock = threading.Lock()
         self._reads: dict[tuple[str, ArtifactRef], Future[object]] = {}
+        self._profile = profile
+        self._runs: Future[_Runs] | None = None
         self._index = pool.submit(self._list)
 
     def find(self, ref: ArtifactRef) -> Manifest | None:
@@ -56,11 +87,41 @@ class PlanReads:
         """Return the last artifacts of a stage, newest first, like `artifacts.newest_manifests`."""
         names = self._index.result().get(stage, [])[: _LOOKED_AT * count]
         refs = [ArtifactRef(stage, name) for name in names]
+        self._ask_for_runs()
         for ref in refs[:count]:
             self._ask(find_manifest, ref)
         # Lazy: past the first `count`, a manifest is read only if an earlier one is missing.
         found = map(self._find_whole, refs)
         return islice((m for m in found if m is not None and keep(m)), count)
+
+    def history(
+        self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
+    ) -> tuple[list[Manifest], list[Manifest]]:
+        """Return artifacts of a stage: those of the profile's runs, and those with the newest."""
+        newest = list(self.newest(stage, count, keep=keep))
+        if self._profile is None:
+            return newest, newest
+        runs = self._ask_for_runs().result()
+        refs = list(dict.fromkeys(ref for ref in runs.refs if ref.stage == stage))[:count]
+        for ref in refs:
+            self._ask(find_manifest, ref)
+        found = [m for m in map(self._find_whole, refs) if m is not None and keep(m)]
+        own = [*found, *(m for m in newest if self._is_own(m.provenance.run, runs))]
+        return own, [*{manifest.fingerprint: manifest for manifest in (*newest, *own)}.values()]
+
+    def _is_own(self, run: str, runs: "_Runs") -> bool:
+        """Return whether the run was of the profile, or has no record, so that it may have been."""
+        if run not in runs.profiles:
+            found = find_whole_run(self._store, run) if run in runs.ids else None
+            runs.profiles[run] = found.profile if found else self._profile
+        return runs.profiles[run] == self._profile
+
+    def _ask_for_runs(self) -> "Future[_Runs]":
+        """Start to read the last runs of the profile, once."""
+        with self._lock:
+            if self._runs is None:
+                self._runs = self._pool.submit(_read_runs, self._store, self._profile)
+            return self._runs
 
     def _find_whole(self, ref: ArtifactRef) -> Manifest | None:
         try:

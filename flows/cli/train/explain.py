@@ -15,14 +15,14 @@ from flows.cli.options import (
     StageName,
 )
 from flows.cli.output import age, aligned, print_json, print_lines
-from flows.cli.planning import plan_profile
+from flows.cli.planning import Planned, plan_profile
 from flows.cli.recipes import read_recipe
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.render import to_json
 from flows.render.events import interval, is_end
-from flows.render.text import duration, money, number
+from flows.render.text import duration, listed, money, number
 from infra.storage.base import Store
 
 
@@ -40,15 +40,25 @@ def explain(
     check_stage(stage)
     planned = plan_profile(profile, what, where)
     item = planned.plan.of(stage)
+    settings = list(_changed(planned, stage))
     others = _find_divergences(planned.store, item.manifest) if item.manifest else []
     if as_json:
         # The stage as `nanochat plan --json` prints it, with more fields: one format for programs.
         stages = json.loads(to_json(planned.plan))["stages"]
         tree = next(tree for tree in stages if tree["stage"] == stage)
-        print_json(tree | _to_tree(item, others))
+        print_json(tree | {"settings": settings} | _to_tree(item, others))
         return 0
-    print_lines(_describe(item, others))
+    print_lines(_describe(item, others, settings))
     return 0
+
+
+def _changed(planned: Planned, stage: str) -> Iterator[str]:
+    """Yield the settings that differ from the profile's and may change the result of a stage."""
+    for setting in planned.settings:
+        if stage in setting.stages:
+            yield setting.change
+        elif stage in setting.after:
+            yield f"{setting.change}, by way of {listed(setting.stages)}"
 
 
 def _find_divergences(store: Store, manifest: Manifest) -> list[str]:
@@ -85,9 +95,10 @@ def _artifact_to_tree(manifest: Manifest, others: list[str]) -> dict[str, Any]:
     }
 
 
-def _describe(item: StagePlan, others: list[str]) -> Iterator[str]:
+def _describe(item: StagePlan, others: list[str], settings: list[str]) -> Iterator[str]:
     yield f"{item.stage.name}: makes {item.stage.makes}"
-    yield from aligned([("", *fact) for fact in _facts(item)])
+    unlike = [("unlike profile", setting) for setting in settings]
+    yield from aligned([("", *fact) for fact in (*_facts(item), *unlike)])
     if item.changes:
         yield ""
         yield "changed since the nearest artifact:"

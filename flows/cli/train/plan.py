@@ -1,6 +1,7 @@
 """`nanochat plan`: show what a run would do, and why."""
 
 import json
+from dataclasses import asdict
 
 from flows.cli.options import (
     AsJson,
@@ -41,9 +42,10 @@ def plan(
     planned = found.plan
     print_unread(planned.unread)
     if as_json:
-        print_json({"run_name": name, **json.loads(to_json(planned))})
+        settings = [asdict(setting) for setting in found.settings]
+        print_json({"run_name": name, "settings": settings, **json.loads(to_json(planned))})
         return planned.exit_code
-    if name != profile:
-        print_lines([f"run {name}", ""])
+    if name != profile or found.settings:
+        print_lines([f"run {name}", *(f"  {setting}" for setting in found.settings), ""])
     print_states(render(planned, name=profile, width=table_width()))
     return planned.exit_code

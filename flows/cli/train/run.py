@@ -94,6 +94,8 @@ def run(
         offer=functools.partial(first_chat, place),
     ) as display:
         display.say(f"run {name}: {render(plan)[-1]}")
+        for setting in planned.settings:
+            display.say(f"  {setting}")
         request = RunRequest(
             profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
         )

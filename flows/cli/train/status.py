@@ -202,7 +202,8 @@ def pinned_of(store: Store, run: Run) -> dict[str, Manifest]:
 def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) -> Plan:
     """Return today's plan of a recorded run. Raises ArtifactError or ConfigError without one."""
     profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-    return make_plan(apply_pins(profile.run, run.upstream), store, work, pinned=pinned)
+    pinned_run = apply_pins(profile.run, run.upstream)
+    return make_plan(pinned_run, store, work, pinned=pinned, profile=run.profile)
 
 
 def find_builders(run: str, planned: Plan, work: Path) -> dict[str, str]:

@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.runs import point
-from flows.overrides import changed_settings, default_name, open_name
-from flows.run_request import NamedRecipe
+from flows.overrides import changed_settings, default_name, open_name, settings_reach
+from flows.profiles import open_profile
+from flows.run_request import NamedRecipe, Recipe
+from flows.stages import SFT, STAGES
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 
@@ -80,3 +82,63 @@ def test_a_default_name_that_is_a_tag_is_refused(tmp_path: Path) -> None:
         open_name(store, "tiny", recipe)
     assert "--name" in (caught.value.hint or "")
     assert open_name(store, "tiny", NamedRecipe(depth=4, run_name="mine")) == "mine"
+
+
+TINY = open_profile("tiny").run
+
+
+def reached(profile: str, *overrides: str, depth: int | None = None) -> list[str]:
+    recipe = Recipe(depth=depth, overrides=overrides)
+    return [str(setting) for setting in settings_reach(profile, recipe, STAGES)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ((), []),
+        (("pretrain.num_steps=120",), []),  # the profile's own value
+        (("sft.num_epochs=2",), ["sft.num_epochs 1 -> 2: changes sft and 4 after"]),
+        (
+            ("rl.num_steps=7", "pretrain.num_steps=9"),
+            [
+                "pretrain.num_steps 120 -> 9: changes pretrain and 8 after",
+                f"rl.num_steps {TINY.rl.num_steps} -> 7: changes rl and 2 after",
+            ],
+        ),
+        (
+            ("seed=7",),
+            [
+                "seed 42 -> 7: changes shards, task_data, pretrain, midtrain, sft, rl and 8 after",
+            ],
+        ),
+        (
+            ('base_eval.prompts=["Once"]',),
+            [
+                'base_eval.prompts ["Return a list of", "The default val... -> ["Once"]: changes '
+                "base_eval and 1 after"
+            ],
+        ),
+    ],
+)
+def test_each_changed_setting_is_named_with_the_stages_that_it_reaches(
+    overrides: tuple[str, ...], expected: list[str]
+) -> None:
+    assert reached("tiny", *overrides) == expected
+
+
+def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth() -> None:
+    depth = "model.depth 3 -> 5: changes pretrain and 8 after"
+    assert reached("tiny", depth=5) == [depth]
+    assert reached("tiny", depth=3) == []
+    sft = "sft.num_epochs 1 -> 2: changes sft and 4 after"
+    assert reached("tiny", "sft.num_epochs=2", depth=5) == [depth, sft]
+    first = reached("d12", depth=14)[0]
+    assert first.startswith("model.depth 12 -> 14: changes pretrain, midtrain, sft, rl and ")
+
+
+def test_stages_that_a_run_does_not_have_are_not_named() -> None:
+    late = STAGES[STAGES.index(SFT) :]
+    recipe = Recipe(overrides=("pretrain.num_steps=9", "sft.num_epochs=2"))
+    [found] = settings_reach("tiny", recipe, late)
+    assert (found.change, found.stages) == ("sft.num_epochs 1 -> 2", ("sft",))
+    assert found.after == ("rl", "chat_eval_sft", "chat_eval_rl", "report")

@@ -94,10 +94,42 @@ def test_plan_previews_a_rebuild_and_says_the_name_of_the_run(
     assert "there is no stage 'stf'" in terminal.fails("plan", "tiny", "--force", "stf")[0]
     changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
     name = default_name("tiny", overrides=("sft.num_epochs=7",))
-    assert terminal.run(*changed)[1][:2] == [f"run {name}", ""]
-    assert terminal.run(*changed, "--name", "mine")[1][:2] == ["run mine", ""]
+    setting = "  sft.num_epochs 1 -> 7: changes sft and 4 after"
+    assert terminal.run(*changed)[1][:3] == [f"run {name}", setting, ""]
+    assert terminal.run(*changed, "--name", "mine")[1][:3] == ["run mine", setting, ""]
     assert terminal.read(*changed)["run_name"] == name
     assert "is the name of another profile" in terminal.fails("plan", "tiny", "--name", "d12")[0]
+
+
+def test_a_changed_setting_is_shown_before_anything_was_built(terminal: Terminal, store: Store):
+    words = ("--set", "sft.num_epochs=2", "--depth", "2")
+    code, lines = terminal.run("plan", "tiny", *words)
+    name = default_name("tiny", depth=2, overrides=("sft.num_epochs=2",))
+    assert (code, lines[:4]) == (
+        2,
+        [
+            f"run {name}",
+            "  model.depth 3 -> 2: changes pretrain and 8 after",
+            "  sft.num_epochs 1 -> 2: changes sft and 4 after",
+            "",
+        ],
+    )
+    assert {line[0] for line in lines[4 : 4 + len(STAGES)]} == {"+"}
+    assert terminal.run("plan", "tiny", *words, "--name", "tiny")[1][1:4] == lines[1:4]
+    assert terminal.read("plan", "tiny", *words)["settings"][1] == {
+        "change": "sft.num_epochs 1 -> 2",
+        "stages": ["sft"],
+        "after": ["rl", "chat_eval_sft", "chat_eval_rl", "report"],
+    }
+    told = [" ".join(line.split()) for line in terminal.said("explain", "tiny", "rl", *words)]
+    assert "unlike profile model.depth 3 -> 2, by way of pretrain" in told
+    assert "unlike profile sft.num_epochs 1 -> 2, by way of sft" in told
+    told = terminal.said("explain", "tiny", "midtrain", *words)
+    assert not any("sft.num_epochs" in line for line in told)
+    assert terminal.read("explain", "tiny", "sft", "--set", "sft.num_epochs=2")["settings"] == [
+        "sft.num_epochs 1 -> 2"
+    ]
+    assert terminal.read("plan", "tiny")["settings"] == []
 
 
 def record(
