@@ -133,7 +133,7 @@ def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth() ->
     sft = "sft.num_epochs 1 -> 2: changes sft and 4 after"
     assert reached("tiny", "sft.num_epochs=2", depth=5) == [depth, sft]
     first = reached("d12", depth=14)[0]
-    assert first.startswith("model.depth 12 -> 14: changes pretrain, midtrain, sft, rl and ")
+    assert first == "model.depth 12 -> 14: changes shards, pretrain, midtrain, sft, rl and 8 after"
 
 
 def test_stages_that_a_run_does_not_have_are_not_named() -> None:
