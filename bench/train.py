@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -25,6 +24,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from nanochat_core.runtime.versions import processor_name
 
 SIDES = ("ours", "peer")
 HERE = Path(__file__).resolve().parent
@@ -312,13 +313,8 @@ def find_failures(results: Sequence[dict[str, Any]], *, at_least: float) -> list
 
 def describe_machine(threads: int) -> str:
     """What the figures depend on."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        name = next(iter(names), name)
     return (
-        f"{name}, {os.cpu_count()} cores, {threads} threads a side, "
+        f"{processor_name()}, {os.cpu_count()} cores, {threads} threads a side, "
         f"torch {version('torch')}, load {os.getloadavg()[0]:.1f}"
     )
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _Options = TypeVar("_Options")
 WHAT = Group("What is trained", sort_key=1)
-WHERE = Group("Where (never changes a result)", sort_key=2)
+WHERE = Group("Where (same results, up to rounding)", sort_key=2)
 
 
 def at_least(least: float) -> Callable[[Any, Any], None]:

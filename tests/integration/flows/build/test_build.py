@@ -18,6 +18,7 @@ from infra.launch import torchrun
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError, StoreError
+from nanochat_core.runtime.versions import processor_name
 from tests.support.flows.waiting import wait_until
 
 # Ends when there is a file `go` in its home.
@@ -57,7 +58,10 @@ def test_the_manifest_says_how_the_stage_was_executed(toys: Any) -> None:
 
     assert manifest.provenance.run == "run-7"
     assert [log.path for log in manifest.logs] == ["events.jsonl", "metrics.parquet"]
-    assert manifest.provenance.versions == {"python": platform.python_version()}  # all it loaded
+    assert manifest.provenance.versions == {  # no package is loaded
+        "python": platform.python_version(),
+        "processor": processor_name(),
+    }
     (segment,) = manifest.provenance.segments
     assert (segment["first_step"], segment["last_step"]) == (0, 2)
     assert (segment["device"], segment["processes"], segment["threads"]) == ("cpu", 1, 1)

@@ -352,5 +352,6 @@ def test_what_runs_a_model_is_noted_for_the_manifest(make_model, name):
     versions = versions_in_use()
     assert versions["runner"] == f"{name} in fp32"
     assert versions["torch"] == importlib.metadata.version("torch")
+    assert versions["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
     if name == "native":
         assert re.search(r"\d+\.\d+", versions["compiler"])

@@ -75,7 +75,7 @@ def boxes_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
 WORDS = [[name] for name in NAMES] + [
     [name, inner] for name in NAMES for inner in APP[name] if not inner.startswith("-")
 ]
-SHARED = ("What is trained", "Where (never changes a result)")
+SHARED = ("What is trained", "Where (same results, up to rounding)")
 
 
 @pytest.mark.parametrize("command", WORDS, ids=" ".join)
