@@ -6,14 +6,13 @@ is needed. Held-out text of the shards needs their files, which are used if tikt
 them, and never downloaded.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import tiktoken
 
 from nanochat_core.runtime.tiktoken_cache import find_cached
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.kinds_of_text import read_kinds
 
 HELD_OUT = "held-out"
 # sha256 of the texts that were counted. After changing a text, count again:
@@ -78,17 +77,6 @@ def evaluate(tokenizer: Tokenizer, held_out: Sequence[str]) -> dict[str, float]:
         for name, tokens in zip(PUBLISHED, COUNTED[kind], strict=True):
             found[f"{kind}/{name}"] = _bytes_of([text]) / tokens
     return found
-
-
-def read_kinds() -> dict[str, str]:
-    """Return kind -> text, in the order of the file."""
-    parts = re.split(r"^=== (\w+)\n", read_texts(), flags=re.MULTILINE)[1:]
-    return {kind: text.strip("\n") for kind, text in zip(parts[::2], parts[1::2], strict=True)}
-
-
-def read_texts() -> str:
-    """Return the content of kinds_of_text.txt."""
-    return Path(__file__).with_name("kinds_of_text.txt").read_text(encoding="utf-8")
 
 
 def find_published() -> dict[str, tiktoken.Encoding]:

@@ -33,7 +33,7 @@ from nanochat_core.train.loop.prefetch import prefetch
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
     open_chat_tokenizer,
-    write_facts,
+    write_chat_facts,
 )
 from nanochat_core.train.loop.step import IGNORE, accumulate_gradients
 from tasks.mixtures.mixture import mixture
@@ -101,7 +101,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_loss = evaluate(num_steps)
     if world.is_first:
-        write_facts(job.output, tokenizer, model, is_chat=True, batch_size=oom_retry.size)
+        write_chat_facts(job.output, tokenizer, model, batch_size=oom_retry.size)
     save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by=section)
     return {
         "val_loss_first": first_loss,

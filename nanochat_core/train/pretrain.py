@@ -15,10 +15,11 @@ from nanochat_core.job import Job
 from nanochat_core.optim.schedule import lr_multiplier, muon_momentum, muon_weight_decay
 from nanochat_core.scaling import flops_per_token, num_params
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.train.loop.fixed_text import fixed_text_loss
+from nanochat_core.train.loop.lineage import write_lineage
 from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.prefetch import prefetch
 from nanochat_core.train.loop.run_environment import run_environment
-from nanochat_core.train.loop.sanity_checks import write_facts
 from nanochat_core.train.loop.step import accumulate_gradients
 
 
@@ -86,7 +87,8 @@ def run(job: Job) -> dict[str, Any]:
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_bpb = evaluate(num_steps)
     if world.is_first:
-        write_facts(job.output, tokenizer, model, is_chat=False, batch_size=oom_retry.size)
+        fixed = fixed_text_loss(model, tokenizer, batch_size=oom_retry.size)
+        write_lineage(job.output, tokenizer=tokenizer.digest(), layout=None, loss=fixed)
     save_trained_model(loop, job.output, tokenizer=job.inputs["tokenizer"], made_by="pretrain")
     return {
         "val_bpb_first": first_bpb,

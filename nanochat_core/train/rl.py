@@ -39,7 +39,7 @@ from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
     open_chat_tokenizer,
     warn_of_rewards,
-    write_facts,
+    write_chat_facts,
 )
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
@@ -131,7 +131,7 @@ def run(job: Job) -> dict[str, Any]:
         scores = evaluate(num_steps)
     if world.is_first:
         write_records(job.output / "samples.jsonl", state["samples"])
-        write_facts(job.output, tokenizer, model, is_chat=True, batch_size=oom_retry.size)
+        write_chat_facts(job.output, tokenizer, model, batch_size=oom_retry.size)
     save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by="rl")
     return {
         "pass_at_1_first": state["first_score"],

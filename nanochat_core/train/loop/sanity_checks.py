@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-import torch
-
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation
-from nanochat_core.tokenizer.evaluation import read_kinds
+from nanochat_core.train.loop.fixed_text import fixed_text_loss
 from nanochat_core.train.loop.lineage import check_lineage, write_lineage
-from nanochat_core.train.loop.step import IGNORE
 from tasks.base import Conversation
 
 # Of a loss recorded by another machine, kernel or batch size. Another tokenizer of the same words
@@ -25,7 +22,6 @@ SAME_LOSS = 0.05
 # never seen the like of; with ids that mean other words, all are above 1.3 and at 1.
 WORSE_THAN_GUESSING = 1.1
 LIKE_OTHER_IDS = 0.8
-PROBE_ROWS = 4  # at most
 FIRST_STEPS = 10  # of RL, within which one reward should differ from another
 # Has every kind of message and part of the layout, so that a change of any changes the digest.
 EXAMPLE: Conversation = {
@@ -55,16 +51,10 @@ def chat_layout() -> str:
     return hashlib.sha256(repr(rendered).encode()).hexdigest()
 
 
-def write_facts(
-    directory: Path, tokenizer: Tokenizer, model: GPT, *, is_chat: bool, batch_size: int
-) -> None:
-    """Record in a trained model's directory its tokenizer, chat layout and loss on a fixed text."""
-    write_lineage(
-        directory,
-        tokenizer=tokenizer.digest(),
-        layout=chat_layout() if is_chat else None,
-        loss=round(probe_loss(model, tokenizer, batch_size=batch_size), 3),
-    )
+def write_chat_facts(directory: Path, tokenizer: Tokenizer, model: GPT, *, batch_size: int) -> None:
+    """Record in a chat model's directory its tokenizer, chat layout and loss on a fixed text."""
+    loss = fixed_text_loss(model, tokenizer, batch_size=batch_size)
+    write_lineage(directory, tokenizer=tokenizer.digest(), layout=chat_layout(), loss=loss)
 
 
 def open_chat_tokenizer(directory: Path, model: GPT, *, batch_size: int) -> Tokenizer:
@@ -88,7 +78,7 @@ def check_fit(model: GPT, tokenizer: Tokenizer, recorded: float | None, *, batch
     stage trains on, measured by the stage that made them. None means unknown: then the model is
     refused if it is worse than guessing, and hardly better than with other ids for the same words.
     """
-    loss = probe_loss(model, tokenizer, batch_size=batch_size)
+    loss = fixed_text_loss(model, tokenizer, batch_size=batch_size)
     hint = (
         "the weights fit neither this tokenizer nor these numerics: is the tokenizer another "
         "model's, or was the model imported as of another era?"
@@ -103,7 +93,7 @@ def check_fit(model: GPT, tokenizer: Tokenizer, recorded: float | None, *, batch
         return
     guessing = math.log(tokenizer.vocab_size)
     if loss > WORSE_THAN_GUESSING * guessing:
-        others = probe_loss(model, tokenizer, batch_size=batch_size, renumbered=True)
+        others = fixed_text_loss(model, tokenizer, batch_size=batch_size, renumbered=True)
         if loss > LIKE_OTHER_IDS * others:
             raise ModelError(
                 f"before the first step the loss on English text is {loss:.2f} nats a token, "
@@ -111,34 +101,6 @@ def check_fit(model: GPT, tokenizer: Tokenizer, recorded: float | None, *, batch
                 f"{tokenizer.vocab_size} tokens gives {guessing:.2f}",
                 hint=hint,
             )
-
-
-@torch.no_grad()
-def probe_loss(
-    model: GPT, tokenizer: Tokenizer, *, batch_size: int, renumbered: bool = False
-) -> float:
-    """Return nats a token on English text of ours, which no stage trains on.
-
-    `renumbered`: with the ids of ordinary tokens in reverse order. Not collective: every rank that
-    calls it computes the same. Restores the model's mode.
-    """
-    kinds, length = read_kinds(), model.config.sequence_len
-    ids = tokenizer.encode(f"{kinds['english']}\n\n{kinds['science']}")
-    if renumbered:
-        ids = [tokenizer.bos - 1 - i for i in ids]
-    parts = [ids[i : i + length] for i in range(0, len(ids), length)][:PROBE_ROWS]
-    # A row at a time, which memory holds; kernels for another shape would take minutes to compile.
-    num_rows = batch_size if model.is_compiled else 1
-    was_training, device = model.training, model.lm_head.weight.device
-    model.eval()
-    nats = 0.0
-    for part in parts:
-        tokens = torch.full((num_rows, length + 1), tokenizer.bos, device=device)
-        targets = torch.full((num_rows, length), IGNORE, device=device)
-        tokens[0, 1 : len(part) + 1] = targets[0, : len(part)] = torch.tensor(part, device=device)
-        nats += float(model.token_losses(tokens[:, :-1], targets).double().sum())
-    model.train(was_training)
-    return nats / sum(map(len, parts))
 
 
 def warn_of_rewards(rewards: Sequence[float]) -> str | None:

@@ -187,7 +187,7 @@ def no_room_to_weigh(
 ) -> list[int]:
     """Passes of RL that weigh more than `rows` answers find no memory; the rows of each pass."""
     real, tried, probes = GPT.token_losses, [], []
-    probe = sanity_checks.probe_loss
+    probe = sanity_checks.fixed_text_loss
 
     def probe_loss(*given: Any, **options: Any) -> float:  # has room: it takes one row at a time
         probes.append(True)
@@ -203,7 +203,7 @@ def no_room_to_weigh(
         return real(self, tokens, targets)
 
     monkeypatch.setattr(GPT, "token_losses", token_losses)
-    monkeypatch.setattr(sanity_checks, "probe_loss", probe_loss)
+    monkeypatch.setattr(sanity_checks, "fixed_text_loss", probe_loss)
     return tried
 
 

@@ -7,7 +7,8 @@ import pytest
 from nanochat_core.runtime.tiktoken_cache import find_cached
 from nanochat_core.tokenizer import evaluation
 from nanochat_core.tokenizer.bpe import Tokenizer
-from nanochat_core.tokenizer.evaluation import COUNTED, HELD_OUT, PUBLISHED, evaluate, read_kinds
+from nanochat_core.tokenizer.evaluation import COUNTED, HELD_OUT, PUBLISHED, evaluate
+from nanochat_core.tokenizer.kinds_of_text import read_kinds, read_texts
 
 BYTES = Tokenizer({bytes([i]): i for i in range(256)})  # a token for each byte
 URL = "https://example.org/encodings/some.tiktoken"
@@ -48,7 +49,7 @@ def test_known_vocabularies_are_measured_on_our_texts_on_every_machine(nothing_c
 
 def test_the_texts_are_those_that_were_counted():
     assert read_kinds().keys() == COUNTED.keys()
-    digest = hashlib.sha256(evaluation.read_texts().encode()).hexdigest()
+    digest = hashlib.sha256(read_texts().encode()).hexdigest()
     assert digest == evaluation.COUNTED_TEXTS, "a text was changed: count again, see evaluation.py"
 
 
