@@ -2,7 +2,7 @@
 arXiv:2502.02737).
 """
 
-from tasks.base import Conversation, TaskError, check_conversation
+from tasks.base import Conversation, TaskError, check_conversation, kind_of
 from tasks.kinds.sources import HubDataset, HubTask, Row
 
 
@@ -20,7 +20,7 @@ def convert(row: Row) -> Conversation:
 
 def _message(message: object) -> dict[str, object]:
     if not isinstance(message, dict):
-        raise TaskError(f"a message is {type(message).__name__}")
+        raise TaskError(f"a message is {kind_of(message)}")
     return {"role": message.get("role"), "content": message.get("content")}
 
 

@@ -28,6 +28,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import padded_vocab_size
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.loop.lineage import write_lineage
+from tasks.user_files import FileFault, check_lfs
 
 _MODEL_FILE = re.compile(r"model_(\d{1,9})\.pt")
 _COMPILED = "_orig_mod."  # torch.compile prefixes the names of a module that it wraps
@@ -184,6 +185,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def _read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a torch archive, memory-mapped. Raises ModelError for anything else."""
     try:
+        check_lfs(path)
         # A compressed archive could expand to any size, and cannot be mapped.
         with zipfile.ZipFile(path) as archive:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
@@ -193,6 +195,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         reason = reason_of(error)
         raise ModelError(f"{path} cannot be read: {reason}") from error
+    except FileFault as error:
+        raise ModelError(str(error), hint=error.hint) from error
     except ModelError:
         raise
     # torch.load raises many types: for what weights_only forbids, and for any kind of damage.

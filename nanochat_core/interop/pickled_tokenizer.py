@@ -15,6 +15,7 @@ import tiktoken
 
 from nanochat_core.errors import ModelError, reason_of
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+from tasks.user_files import FileFault, check_lfs
 
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
 # All instructions that a pickled Encoding needs: plain values, tables, and one object.
@@ -87,6 +88,7 @@ def _read_state(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise _Refused(f"it is larger than {MOST_BYTES} bytes")
+        check_lfs(path)
         data = path.read_bytes()
         # Before unpickling: some instructions allocate memory or call code by themselves.
         _check_program(data)
@@ -102,6 +104,8 @@ def _read_state(path: Path) -> dict[str, Any]:
             f"{path} is not a pickled tokenizer: {error}",
             hint="nothing of it was executed; take the tokenizer.pkl that nanochat wrote",
         ) from None
+    except FileFault as error:
+        raise ModelError(str(error), hint=error.hint) from error
     # A damaged pickle can raise any exception type.
     except Exception as error:
         raise ModelError(

@@ -7,6 +7,7 @@ stage that makes a model records it (lineage.py), and the next one compares (san
 import torch
 
 from nanochat_core.model.gpt import GPT
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.kinds_of_text import read_kinds
 from nanochat_core.train.loop.step import IGNORE
@@ -36,6 +37,7 @@ def fixed_text_loss(
     model.eval()
     nats = 0.0
     for part in parts:
+        HEARTBEAT.beat("evaluating")
         tokens = torch.full((num_rows, length + 1), tokenizer.bos, device=device)
         targets = torch.full((num_rows, length), IGNORE, device=device)
         tokens[0, 1 : len(part) + 1] = targets[0, : len(part)] = torch.tensor(part, device=device)

@@ -129,7 +129,7 @@ def test_a_talk_keeps_its_messages_and_nothing_else():
         ),
         (gsm8k.convert, {"question": "?"}, "column 'answer' holds null"),
         (smoltalk.convert, {"messages": "hi"}, "column 'messages' holds no list"),
-        (smoltalk.convert, {"messages": ["hi"]}, "a message is str"),
+        (smoltalk.convert, {"messages": ["hi"]}, "a message is text"),
         (smoltalk.convert, {"messages": []}, "a conversation needs a list"),
         (smoltalk.convert, {"messages": TALK[:1]}, "the conversation has no answer"),
         (smoltalk.convert, {"messages": TALK[1:]}, "message 0 is of role 'assistant'"),
