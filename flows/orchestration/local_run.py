@@ -22,7 +22,12 @@ from flows.render.terminal import Display
 from flows.run_request import RunRequest
 from infra.placement import ONE_STAGE, unknown_pool
 from infra.prefect import server as prefect_server
-from infra.prefect.access import check_admitted, check_answers, configured_api_url
+from infra.prefect.access import (
+    check_admitted,
+    check_answers,
+    check_client,
+    configured_api_url,
+)
 from infra.prefect.flow_runs import has_deployment, running_server
 from infra.prefect.supervisor.control import wait_for_own_server
 from nanochat_core.build_kernels import build_kernels
@@ -78,8 +83,10 @@ def _leave(display: Display, why: str | None = None) -> None:
 def connect(home: Path, say: Callable[[str], None]) -> str:
     """Point Prefect in this process at its server, starting one if needed, and import Prefect.
 
-    Returns the URL of the server's API. Raises ServerError if no server responds.
+    Returns the URL of the server's API. Raises ServerError if no server responds, or Prefect's
+    client cannot be made.
     """
+    check_client()
     logging.raiseExceptions = False  # Prefect writes into the display that logs were not sent
     configured = configured_api_url()
     if configured is not None:

@@ -151,6 +151,23 @@ def _proxies() -> dict[str, str]:
     return found
 
 
+def check_client() -> None:
+    """Raise ServerError if the environment keeps Prefect's client from being made.
+
+    It takes every proxy and certificate that the environment names, also for a local server.
+    """
+    import httpx
+
+    try:
+        httpx.Client().close()
+    except (ImportError, OSError, ValueError, httpx.InvalidURL) as error:
+        raise ServerError(
+            f"Prefect's client cannot be made: {error}",
+            hint="check HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (http, https, socks5 or socks5h), "
+            "NO_PROXY and SSL_CERT_FILE",
+        ) from error
+
+
 def may_pass(error: urllib.error.HTTPError) -> bool:
     """Return whether the same request may succeed later: the server has failed, or is busy."""
     busy = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)

@@ -119,6 +119,7 @@ def _check(place: StoreOptions) -> None:
     from infra.prefect.access import (
         auth,
         check_answers,
+        check_client,
         check_database,
         configured_api_url,
         database,
@@ -126,6 +127,7 @@ def _check(place: StoreOptions) -> None:
     from infra.prefect.supervisor.control import check_adoptable
 
     auth()  # raises for a malformed password
+    check_client()
     check_adoptable(place.home_path)
     if (shared := configured_api_url()) is not None:
         check_answers(shared)

@@ -14,7 +14,7 @@ TRANSIENT = frozenset({408, 429, 500, 502, 503, 504})  # HTTP statuses after whi
 MAX_WAIT = 60.0  # seconds, even if a Retry-After is longer: a job that is silent for long is ended
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-PROXY = "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (SOCKS needs the package socksio), SSL_CERT_FILE"
+PROXY = "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (http, https, socks5 or socks5h), SSL_CERT_FILE"
 _NO_HUB = ("{endpoint} does not answer like a Hub: {line}", "check HF_ENDPOINT and the proxy")
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from infra.prefect import access
@@ -14,6 +15,7 @@ from infra.prefect.access import (
     ServerError,
     auth,
     check_admitted,
+    check_client,
     check_database,
     database,
     shown_database,
@@ -61,13 +63,60 @@ def test_a_server_elsewhere_is_asked_through_a_proxy_and_one_of_this_machine_is_
     variable: str, guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
-    for name in ("no_proxy", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
+    _remove_proxies(monkeypatch)
     monkeypatch.setenv(variable, guarded.removesuffix("/api"))
     assert check_admitted("http://prefect.example.org/api")
     monkeypatch.setenv(variable, "http://127.0.0.1:9")
     assert check_admitted(guarded)
+
+
+PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("proxy", ["http", "https", "socks5", "socks5h"])
+def test_the_local_server_is_reached_whatever_the_proxy_is(
+    proxy: str, variable: str, guarded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _remove_proxies(monkeypatch)
+    monkeypatch.setenv(variable, f"{proxy}://127.0.0.1:9")
+
+    check_client()
+
+    monkeypatch.setenv(
+        "NO_PROXY", client_environment(tmp_path, guarded, console_logs=True)["NO_PROXY"]
+    )
+    with httpx.Client() as client:  # as Prefect makes its own
+        assert client.get(f"{guarded}/health").json() is True
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("ALL_PROXY", "socks4://127.0.0.1:9"),
+        ("HTTPS_PROXY", "gopher://127.0.0.1:9"),
+        ("http_proxy", "http://[::bad"),
+        ("all_proxy", "http://127.0.0.1:port"),
+        ("no_proxy", "http://[::bad"),
+        ("SSL_CERT_FILE", "/proc/absent"),
+    ],
+)
+def test_an_environment_that_no_client_can_use_is_one_line_with_a_hint(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _remove_proxies(monkeypatch)
+    monkeypatch.setenv(variable, value)
+
+    with pytest.raises(ServerError, match="Prefect's client cannot be made: ") as caught:
+        check_client()
+
+    assert variable.upper() in (caught.value.hint or "")
+
+
+def _remove_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXY_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
 
 
 def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
