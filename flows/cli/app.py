@@ -16,7 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flows.cli.output import print_error, print_mistake, replace_unknown, terminal_width
+from flows.cli.output import (
+    open_closed_streams,
+    print_error,
+    print_mistake,
+    replace_unknown,
+    terminal_width,
+)
 from flows.cli.overview import overview
 from flows.frozen import frozen
 from nanochat_core.errors import NanochatError, reason_of
@@ -136,6 +142,7 @@ _NO_HOME = "Could not determine home directory."  # by Path.expanduser, as a Run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. `arguments` default to those of the process."""
+    open_closed_streams()
     replace_unknown(sys.stdout)
     try:
         code = _call(sys.argv[1:] if arguments is None else arguments)

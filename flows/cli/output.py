@@ -50,6 +50,19 @@ def screen(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
     return Screen(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
 
 
+def open_closed_streams() -> None:
+    """Point standard streams that the caller closed, as cron or `>&-` may, at /dev/null."""
+    # In the order of their numbers: `open` takes the lowest free one, which would otherwise be that
+    # of some later file, and get the output of a library or of a child process.
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+
+
 def replace_unknown(stream: TextIO) -> None:
     """Have a stream take question marks for letters or bytes that its encoding lacks."""
     if isinstance(stream, TextIOWrapper):

@@ -28,6 +28,26 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("profiles --json", 0), ("plan tiny", 2), ("plan tinny", 1), ("--version", 0), ("ls", 0)],
+)
+def test_a_closed_stream_changes_no_exit_code_and_prints_no_traceback(
+    words: str, code: int, closed: str, tmp_path: Path
+) -> None:
+    command = f"{sys.executable} -X dev -m flows.cli.app {words} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", command],
+        env={**os.environ, "NANOCHAT_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
 @pytest.mark.usefixtures("store")
 def test_colour_is_left_out_when_asked() -> None:
     def said(**environment: str) -> str:
