@@ -75,7 +75,7 @@ def _parse(path: Path) -> dict[str, Any]:
         ) from error
     except FileFault as error:
         raise ConfigError(str(error), hint=error.hint) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, or nested too deeply
         raise ConfigError(
             f"{path} is not TOML: {error}", hint="`nanochat config tiny` prints an example"
         ) from error

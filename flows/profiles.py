@@ -343,7 +343,7 @@ def _parse(expected: Any, text: str) -> Any:
         return None if text == "null" else text
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return text  # from_json reports the expected type
 
 

@@ -191,7 +191,7 @@ def _parse(text: str) -> Any:
     """Return text as a JSON value, or unchanged if it is not JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         return text
 
 

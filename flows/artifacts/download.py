@@ -15,7 +15,7 @@ from flows.artifacts.transfer import Place, fetch_verified, files_below, find_mi
 from flows.identity.manifest import File, Manifest
 from flows.render.text import listed
 from infra.storage.base import OnBytes, Store
-from infra.storage.files import try_flock
+from infra.storage.files import try_flock, writing
 from nanochat_core.errors import ArtifactError, ConfigError
 
 _SCRATCH = ".nanochat-fetch"  # inside an existing directory: it may be a mount point
@@ -134,9 +134,10 @@ def _scratch_of(target: Path) -> Generator[Path]:
     # Beside the target, so on the same disk: the final rename is one step.
     beside = target.with_name(f".{target.name}.new")
     scratch = target / _SCRATCH if target.is_dir() else beside
-    scratch.mkdir(parents=True, exist_ok=True)
-    # The lock is on the directory itself, so no lock file appears in a person's directory.
-    descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    with writing(target, ConfigError, hint="name another directory with --to"):
+        scratch.mkdir(parents=True, exist_ok=True)
+        # The lock is on the directory itself, so no lock file appears in a person's directory.
+        descriptor = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if not try_flock(descriptor):
             raise ConfigError(

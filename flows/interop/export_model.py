@@ -15,6 +15,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.stages import REPORT, stage_named
 from infra.storage.base import Store
+from infra.storage.files import writing
 from nanochat_core.errors import ConfigError, ModelError
 
 Form: TypeAlias = Literal["hf", "nanochat", "safetensors"]
@@ -55,9 +56,10 @@ def export_model(
     `to` exists or the precision is none of these.
     """
     check_export(to, dtype=dtype)
-    to.absolute().parent.mkdir(parents=True, exist_ok=True)
-    # A temporary directory on the same file system, so that the rename at the end is atomic.
-    scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
+    with writing(to, ConfigError, hint="name another directory"):
+        to.absolute().parent.mkdir(parents=True, exist_ok=True)
+        # A temporary directory on the same file system, so that the rename at the end is atomic.
+        scratch = Path(tempfile.mkdtemp(prefix=f".{to.name}-", dir=to.absolute().parent))
     try:
         notes = _write(model, scratch, form=form, dtype=dtype, card=card)
         files = sorted(p.relative_to(scratch).as_posix() for p in scratch.rglob("*") if p.is_file())

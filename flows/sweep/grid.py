@@ -193,7 +193,7 @@ def _varied(grid: Grid) -> dict[str, list[str]]:
 def _values(text: str) -> list[str]:
     try:
         tree = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
         tree = None
     if not isinstance(tree, list):
         return [value.strip() for value in text.split(",")]

@@ -48,7 +48,7 @@ def read_mixture(name: str) -> tuple[Share, ...]:
     except FileNotFoundError:
         known = ", ".join(mixture_names())
         raise TaskError(f"there is no mixture '{name}' (one of: {known}, or a .toml)") from None
-    except (OSError, ValueError) as error:  # a wrong encoding and wrong TOML are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # also no UTF-8, no TOML, too deep
         raise TaskError(f"{path} cannot be read as a mixture: {error}") from error
     entries = tree.get("dataset")
     if tree.keys() != {"dataset"} or not isinstance(entries, list) or not entries:

@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 import infra
 from flows.cli.options import make_group
 from flows.cli.output import screen
+from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
 
 Kind: TypeAlias = Literal["compose", "systemd", "slurm", "kubernetes", "skypilot"]
@@ -45,9 +46,10 @@ def write(
             hint="choose another directory, or replace them with --force",
         )
     for name, content in files.items():
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        if name not in existing or name in differing:
-            (target / name).write_bytes(content)
+        with writing(target / name, ConfigError, hint="choose another directory"):
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            if name not in existing or name in differing:
+                (target / name).write_bytes(content)
         done = "replaced" if name in differing else "unchanged" if name in existing else "written"
         screen().print(f"{done:<10}{target / name}")
     return 0

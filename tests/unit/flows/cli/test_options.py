@@ -9,6 +9,7 @@ import pytest
 from flows.cli.options import PlacementOptions, WorkerOptions
 from flows.profiles import open_profile
 from nanochat_core.errors import ConfigError
+from tests.support.flows.terminal import Terminal
 
 
 def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
@@ -111,3 +112,20 @@ def test_gpus_of_another_machine_are_not_counted_here(tmp_path: Path) -> None:
     where.check_gpus(elsewhere=True)
     with pytest.raises(ConfigError, match="--gpus is 1000"):
         where.check_gpus()
+
+
+@pytest.mark.parametrize("depth", [50, 900, 5_000, 100_000])
+@pytest.mark.parametrize(
+    "words",
+    ["plan tiny --set seed=", "plan tiny --place threads=", "sweep tiny --vary seed=", "plan "],
+)
+def test_a_value_that_is_nested_too_deeply_is_one_line(
+    words: str, depth: int, tmp_path: Path, terminal: Terminal
+) -> None:
+    nested = "[" * depth + "]" * depth
+    file = tmp_path / "mine.toml"
+    file.write_text(f"profile = 'tiny'\nseed = {nested}\n")
+
+    command = f"{words}{nested if '=' in words else file}"
+
+    assert terminal.fails(*command.split())[0]

@@ -42,8 +42,20 @@ def test_fetch_below_a_file_is_refused(store: Store, tmp_path: Path, terminal: T
     put_run(store, "tiny-1", publish_files(store, "sft", FILES, tmp_path))
     (tmp_path / "file").touch()
     error, hint = terminal.fails("fetch", "tiny", "--to", str(tmp_path / "file" / "below"))
-    assert error.startswith(f"not a directory: {tmp_path}/file/")
-    assert "is a file" in hint
+    assert error == f"{tmp_path}/file/below cannot be written: not a directory"
+    assert "--to" in hint
+
+
+@pytest.mark.parametrize("target", ["/proc/x", "/proc/self/x/below", "/sys/x"])
+def test_a_directory_that_the_system_refuses_is_one_line(
+    store: Store, tmp_path: Path, terminal: Terminal, target: str
+):
+    put_run(store, "tiny-1", publish_files(store, "sft", FILES, tmp_path))
+    for words in (("fetch", "tiny", "--to", target), ("infra", "write", "compose", target)):
+        error, hint = terminal.fails(*words)
+
+        assert target in error
+        assert "another" in hint
 
 
 def test_fetch_leaves_out_what_only_training_needs(
