@@ -206,3 +206,26 @@ def test_a_damaged_tokenizer_is_refused(tmp_path):
     (tmp_path / SETTINGS_FILE).write_text(json.dumps({**tree, "format": 99}))
     with pytest.raises(ModelError, match="format"):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"(?:\w+\s?)+x|[\s\S]",  # its time grows with the square of the text, or faster
+        r"\w*(?=\w*!)|[\s\S]",
+        SPLIT_PATTERN.replace(r"\p{N}{1,2}", r"\p{N}{1,3}"),  # GPT-4's own
+        SPLIT_PATTERN + "|x",
+        "(",  # does not compile
+        "",
+        "x*",  # empty pieces
+    ],
+)
+def test_a_pattern_that_comes_with_a_model_is_refused_unless_it_is_known(tmp_path, pattern):
+    TOKENIZER.save(tmp_path)
+    tree = json.loads((tmp_path / SETTINGS_FILE).read_text())
+    (tmp_path / SETTINGS_FILE).write_text(json.dumps({**tree, "pattern": pattern}))
+    with pytest.raises(
+        ModelError, match="a split pattern that this version does not know"
+    ) as caught:
+        Tokenizer.load(tmp_path)
+    assert "KNOWN_PATTERNS" in str(caught.value.hint)
