@@ -46,7 +46,7 @@ def test_fetch_below_a_file_is_refused(store: Store, tmp_path: Path, terminal: T
     assert "--to" in hint
 
 
-@pytest.mark.parametrize("target", ["/proc/x", "/proc/self/x/below", "/sys/x"])
+@pytest.mark.parametrize("target", ["/proc/x", "/proc/sys/x/below", "/sys/x"])
 def test_a_directory_that_the_system_refuses_is_one_line(
     store: Store, tmp_path: Path, terminal: Terminal, target: str
 ):
