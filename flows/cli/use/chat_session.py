@@ -158,18 +158,22 @@ class ChatSession:
 def readable(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
     """Yield the text of an answer in pieces of whole characters.
 
-    A calculator call reads `<<12*3=36>>`, one without a value `<<12*>>`.
+    A calculator call reads `<<12*3=36>>`, one without a value `<<12*>>`. The final `#### 36` of an
+    answer is a line of its own, also right behind a call.
     """
     from nanochat_core.server.text import AnswerText
 
-    text, in_call = AnswerText(tokenizer), False
+    text, in_call, after_call = AnswerText(tokenizer), False, False
     for piece in chain(chain.from_iterable(map(text.take, tokens)), text.end()):
         if piece.kind == "tool_result":
             yield f"={piece.text}>>"
         else:
             # A call that is not followed by its result is closed here.
             start = "<<" if piece.kind == "tool_call" else ""
+            if piece.kind == "text" and after_call and piece.text.startswith("#"):
+                start = "\n"
             yield (">>" if in_call else "") + start + piece.text
         in_call = piece.kind == "tool_call"
+        after_call = piece.kind != "text"
     if in_call:
         yield ">>"

@@ -129,6 +129,14 @@ def test_a_calculator_call_reads_as_one_expression(model: Path) -> None:
 
     assert text("is ", call, "12*3", end, start, "36", stop, ".") == "is <<12*3=36>>."
     assert text(call, "12*", end, " or") == "<<12*>> or"
+    done = (call, "12+30", end, start, "42", stop)
+    assert text(*done, "#### 42") == "<<12+30=42>>\n#### 42"
+    assert text("So ", *done, "# 42") == "So <<12+30=42>>\n# 42"
+    assert text(*done, "\n#### 42") == "<<12+30=42>>\n#### 42"
+    assert text(*done, *done, "#### 42") == "<<12+30=42>><<12+30=42>>\n#### 42"
+    assert text(call, "12+", end, "#### 42") == "<<12+>>\n#### 42"
+    assert text(*done, " #### 42") == "<<12+30=42>> #### 42"
+    assert text("no call #### 42") == "no call #### 42"
     assert text(call, "12*", end) == "<<12*>>"
     assert text(call, end, call, "1", end, start, "1", stop) == "<<>><<1=1>>"
 
