@@ -23,7 +23,6 @@ from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.job import write_json
 from nanochat_core.model.gpt import GPT
 from nanochat_core.section import from_json, shown
-from tasks.user_files import FileFault, check_lfs
 
 FORMAT = 1
 DTYPES = (torch.float32, torch.bfloat16)  # of weights and of an optimizer's state
@@ -117,10 +116,7 @@ def load_state(directory: Path) -> Tensors:
 
 def _load_tensors(path: Path, device: torch.device) -> Tensors:
     try:
-        check_lfs(path)
         return load_file(path, device=str(device))
-    except FileFault as error:
-        raise ModelError(str(error), hint=error.hint) from error
     except (OSError, SafetensorError, ValueError, KeyError) as error:
         raise ModelError(
             f"{path} cannot be read: {shown(str(error))}",

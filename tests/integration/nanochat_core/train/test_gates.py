@@ -153,7 +153,7 @@ def test_a_healthy_model_is_trained_on_chats_of_any_style(
         (data / "arithmetic" / f"{split}.jsonl").write_text("".join(lines))
     job = make_job("sft", tmp_path / "job", {**models, "task_data": data, "midtrain": model})
     metrics = run_stage(job)
-    assert metrics["val_loss_first"] > math.log(512)
+    assert metrics["val_loss_first"] > 1.1 * math.log(512)  # and was refused for it
     assert metrics["val_loss"] < metrics["val_loss_first"]
 
 
