@@ -67,7 +67,7 @@ class Option:
 
 
 def options_of(kind: type[Any]) -> dict[str, tuple[Any, Option]]:
-    """Return type and declaration of each parameter of a dataclass, in the order of a form."""
+    """Return type and declaration of each parameter of a dataclass, in the order of the groups."""
     found: dict[str, tuple[Any, Option]] = {}
     hints = get_type_hints(kind, include_extras=True)
     for hint, name in ((hints[item.name], item.name) for item in fields(kind)):

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from flows.cli.output import aligned
 from flows.profiles import PROFILES, open_profile
-from flows.render.table import Row, columns
+from flows.render.table import Row
 from flows.render.text import count, duration, money, size
 from infra.placement import count_gpus
 from infra.storage.s3.probe import Finding
@@ -140,7 +141,7 @@ def table(gpu: GpuSpec) -> list[str]:
         f"{gpu.name}: {gpu.bf16 / 1e12:,.0f} TFLOP/s in bf16, {gpu.bandwidth / 1e12:.3g} TB/s, "
         f"{size(round(gpu.memory))}, {each}",
         "",
-        *columns(rows, right=range(2, len(head))),
+        *aligned(rows, right=range(2, len(head))),
         "",
         "Pretraining alone, by a roofline that was fitted to runs which nanochat published for",
         "H100s; none of it was measured with nanochat-flows. Communication, evaluation and starts",

@@ -12,6 +12,7 @@ from typing import Any
 import coolname.data
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
+from prefect.settings import PREFECT_UI_URL
 
 from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
 from flows.build.build import BuildContext
@@ -25,6 +26,7 @@ from flows.plan.upstream import Log, Pins, moving_names, pin
 from flows.profiles import Profile, make_placement
 from flows.run_request import NAME, FlowRequest, OnNodes
 from infra.placement import Placement, default_home, default_store
+from infra.prefect.flow_runs import page_of
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.config import RunConfig
@@ -192,6 +194,12 @@ def end_earlier_start() -> None:
     """Show what an earlier, killed start of the current flow run began as ended."""
     if (own := flow_run.get_id()) is not None and flow_run.get_run_count() > 1:
         end_unfinished(own)
+
+
+def own_page() -> str | None:
+    """Return the address of the page of the current flow run; None if pages are served nowhere."""
+    root, run = PREFECT_UI_URL.value(), flow_run.get_id()
+    return page_of(root, run) if root and run else None
 
 
 def pin_names(

@@ -8,6 +8,9 @@ from typing import Annotated, Any, TypeVar
 
 from flows.run_request import options_of
 
+# What most people fill in: a form begins with these. The others follow in the order of the groups.
+FIRST = ("model", "profile", "depth", "depths", "run_name", "vary", "seeds", "overrides")
+
 R = TypeVar("R")
 Request = TypeVar("Request")
 
@@ -43,6 +46,12 @@ def _signature_of(request: type[Any], with_rules: bool) -> inspect.Signature:
                 default=empty if defaults[name] is MISSING else defaults[name],
                 annotation=Annotated[kind, replace(option, binds=with_rules)],
             )
-            for name, (kind, option) in options_of(request).items()
+            for name, (kind, option) in sorted(
+                options_of(request).items(), key=lambda item: _rank(item[0])
+            )
         ]
     )
+
+
+def _rank(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)

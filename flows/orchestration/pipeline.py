@@ -8,7 +8,6 @@ from typing import Any
 from prefect import flow
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from flows.artifacts.cache import fetch
 from flows.artifacts.runs import Run, RunRecord, name_in, new_run
@@ -16,7 +15,13 @@ from flows.build.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import cancellable
-from flows.orchestration.flow_setup import flow_run_name, open_flow, typed_name, wait_of_run
+from flows.orchestration.flow_setup import (
+    flow_run_name,
+    open_flow,
+    own_page,
+    typed_name,
+    wait_of_run,
+)
 from flows.orchestration.forms import takes
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
@@ -141,7 +146,7 @@ def run_pipeline(
         run=store_wait(lambda: record.end("finished", fingerprints)),
         stages=built,
         report=report,
-        ui_url=flow_run.get_flow_run_ui_url(),
+        ui_url=own_page(),
     )
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any, TypeAlias
 
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
-from prefect.runtime import flow_run
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run
 from flows.build.build import BuildContext, Built
@@ -20,7 +19,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
-from flows.orchestration.flow_setup import open_flow, wait_of_run
+from flows.orchestration.flow_setup import open_flow, own_page, wait_of_run
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
 from flows.run_request import (
@@ -175,9 +174,7 @@ def build_units(
         pages.close()
     if failures:
         raise _failed(group, results, failures, files)
-    return GroupResult(
-        report=reported, files=files, spent=spent, ui_url=flow_run.get_flow_run_ui_url()
-    )
+    return GroupResult(report=reported, files=files, spent=spent, ui_url=own_page())
 
 
 def _of(group: RunGroup, labels: Collection[str]) -> list[Member]:

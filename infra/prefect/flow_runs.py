@@ -72,6 +72,15 @@ class FlowRun:
         return self.type == "CRASHED" and AUTO_RESUME in self.tags and not is_late
 
 
+def page_of(ui_url: str, flow_run: str) -> str:
+    """Return the address of a flow run's page, in the look of pages that `nanochat up` leads to.
+
+    Prefect's own addresses are of its older pages, below the root of a server.
+    """
+    root = ui_url if "prefect.cloud" in ui_url else f"{ui_url}/v2"
+    return f"{root}/runs/flow-run/{flow_run}"
+
+
 def running_server(home: Path) -> str:
     """Return the URL of the API of the server that `home` uses. Starts none.
 

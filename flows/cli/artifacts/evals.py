@@ -23,6 +23,7 @@ from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_sui
 from flows.frozen import frozen
 from flows.render.text import duration
 from flows.run_request import shared
+from flows.stages import PRETRAIN
 from infra.placement import NO_POOL, check_gpu_pool
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
@@ -209,10 +210,16 @@ def _row(recurring: "Recurring") -> tuple[str, ...]:
         recurring.cron,
         recurring.timezone,
         "paused" if recurring.paused else "on",
-        str(facts.get("metric") or "main"),
+        str(facts.get("metric") or usual_metric(recurring.model)),
         f"{facts.get('drop', DROP):g}",
         str(facts.get("against", "previous")),
     )
+
+
+def usual_metric(model: str) -> str:
+    """Return the metric that is compared where none is chosen; a bare name is a chat model's."""
+    is_base = model.replace("/", "@").startswith(f"{PRETRAIN.name}@")
+    return "core or val_bpb" if is_base else "chatcore"
 
 
 def _run_command(model: str, evaluation: EvalOptions, where: PlacementOptions) -> str:

@@ -70,7 +70,7 @@ def submit(
     print_lines(
         [
             f"run      {run}",
-            f"Prefect  {api_url.removesuffix('/api')}/runs/flow-run/{flow_run}",
+            f"Prefect  {flow_runs.page_of(api_url.removesuffix('/api'), flow_run)}",
             f"status   {shlex.join(['nanochat', 'status', run, *words])}",
         ]
     )

@@ -110,6 +110,22 @@ def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
         assert rules.get("default", "absent") is not None, name
 
 
+@pytest.mark.parametrize(
+    ("path", "first"),
+    [
+        ("flows.orchestration.pipeline.nanochat", "profile depth run_name overrides steps data"),
+        ("flows.evals.flow.nanochat_eval", "model profile overrides metric"),
+        ("flows.miniseries.flow.miniseries", "profile depths run_name overrides"),
+        ("flows.sweep.flow.sweep", "profile depth run_name vary seeds overrides"),
+    ],
+)
+def test_a_form_begins_with_what_most_people_fill_in(path: str, first: str) -> None:
+    form = form_of(path)
+    # Prefect shows the fields by their position, which is that of the flow's parameters.
+    names = sorted(form, key=lambda name: form[name]["position"])
+    assert names[: len(first.split())] == first.split()
+
+
 def test_profiles_and_stages_are_chosen_from_those_there_are() -> None:
     form = form_of("flows.orchestration.pipeline.nanochat")
     assert form["profile"]["enum"] == list(PROFILES)

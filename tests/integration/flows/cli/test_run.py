@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.app import main
+from infra.prefect.flow_runs import page_of
 from infra.prefect.server import find_server, start_server, stop_server, wait_for_server
 
 pytestmark = pytest.mark.prefect
@@ -93,6 +94,10 @@ def test_the_server_starts_once_survives_its_starter_and_stops(
     assert modes == [0o700, 0o700]
     with urllib.request.urlopen(f"{server.ui_url}/ui-settings") as answer:
         assert json.load(answer)["api_url"] == server.api_url
+    # The printed page of a run is one of the new pages, to which the address to log in leads.
+    page = urllib.request.Request(page_of(server.ui_url, "x"), headers={"Accept": "text/html"})
+    with urllib.request.urlopen(page) as answer:
+        assert b'="/v2/' in answer.read()
     assert "Traceback" not in (home / "prefect" / "server.log").read_text()
 
     assert stop_server(home) is True

@@ -124,7 +124,7 @@ def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(
     assert name_in(created["name"]) == default_name("tiny", depth=4, overrides=("seed=7",))
     assert lines == [
         f"run      {created['name']}",
-        f"Prefect  {api_url.removesuffix('/api')}/runs/flow-run/f-1",
+        f"Prefect  {api_url.removesuffix('/api')}/v2/runs/flow-run/f-1",
         f"status   nanochat status {created['name']}",
     ]
 
