@@ -227,7 +227,8 @@ class S3Store:
                 f"store {self.url} has no atomic conditional writes: it "
                 + " and ".join(self.faults),
                 hint="use a server whose PUT applies If-None-Match and If-Match atomically (AWS, "
-                "Cloudflare R2, MinIO, Ceph 20; not Ceph 18), or a directory; reading works here: `ls`, `fetch`",
+                "Cloudflare R2, MinIO, Ceph 20; not Ceph 18), or a directory; reading works here: "
+                "`ls`, `fetch`",
             )
 
     @property
