@@ -19,7 +19,7 @@ from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, text_
 
 MAX_IN_TXT = 100_000_000  # characters of a document
 MAX_ENDINGS = 4  # that are named of the files that are left out
-DIVIDE = "--set 'shards.separator=\"\\n\\n\"'"
+DIVIDE = r"--set 'shards.separator=\n\n'"
 
 _File = TypeVar("_File")
 
@@ -113,11 +113,13 @@ def _read_jsonl(path: Path, config: ShardsConfig) -> Iterator[str]:
 
 def _read_txt(path: Path, config: ShardsConfig) -> Iterator[str]:
     """Yield the documents of a .txt: what is between separators, without one all of it."""
+    # A command line and a form have no newline: they have a backslash and an n.
+    separator = (config.separator or "").replace(r"\n", "\n").replace(r"\t", "\t")
     text = ""
     for chunk in text_chunks(path):
         text += chunk
-        if config.separator is not None:
-            *documents, text = text.split(config.separator)
+        if separator:
+            *documents, text = text.split(separator)
             yield from documents
         if len(text) > MAX_IN_TXT:
             raise DataError(

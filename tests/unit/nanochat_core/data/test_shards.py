@@ -4,12 +4,14 @@ import errno
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.profiles import open_profile
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
 from nanochat_core.data.hub.datasets import DATASETS
@@ -136,6 +138,21 @@ def test_a_file_that_cannot_be_used_is_named(make_job, tmp_path, name, content, 
     with pytest.raises(DataError, match=complaint):
         shards.run(job)
     assert list(job.output.iterdir()) == []
+
+
+def test_one_long_file_is_divided_as_the_hint_says(make_job, tmp_path):
+    (tmp_path / "text").mkdir()
+    lines = [f"Scene {i}.\r\nEnter a ghost." for i in range(400)]
+    (tmp_path / "text" / "input.txt").write_bytes("\r\n\r\n".join(lines).encode())
+    path = str(tmp_path / "text")
+    with pytest.raises(DataError, match="1 document: too few") as error:
+        shards.run(make_job("shards", {}, shards=config(path=path)))
+    setting = re.search(r"--set 'shards\.(\w+)=(.*?)'", error.value.hint or "")
+    assert setting is not None
+    given = ("shards.source=local", f"shards.path={path}", f"shards.{setting[1]}={setting[2]}")
+    profile = open_profile("tiny", overrides=given)
+    settings = config(path=path, separator=profile.run.shards.separator)
+    assert shards.run(make_job("shards", {}, shards=settings))["documents"] == 400
 
 
 def test_too_few_documents_for_the_shards_are_refused(make_job, tmp_path):

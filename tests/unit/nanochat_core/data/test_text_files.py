@@ -135,6 +135,7 @@ def test_documents_are_the_same_whichever_editor_saved_them(tmp_path, encoding):
         ("\n", ["# A", "a", "", "# B", "b<|endoftext|>c", ""]),
         ("\n\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
         ("\n# ", ["# A\na\n", "B\nb<|endoftext|>c\n"]),
+        (r"\n\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
         ("<|endoftext|>", ["# A\na\n\n# B\nb", "c\n"]),
         ("none of it", ["# A\na\n\n# B\nb<|endoftext|>c\n"]),
     ],
