@@ -30,7 +30,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.orchestration.client import quick_client
 from flows.render.events import Loop, describe, interval, is_end
-from flows.render.loss_curve import LossCurves, png_url
+from flows.render.loss_curve import LossCurves, picture_url
 from flows.render.text import key_of
 from flows.stages import Stage
 from nanochat_core.runtime.progress import read_events
@@ -276,7 +276,7 @@ class StagePage:
 
         def draw() -> None:
             self._writer.write(
-                "curve", "image", png_url(shown), description=f"{self._stage}: {titles}"
+                "curve", "image", picture_url(shown), description=f"{self._stage}: {titles}"
             )
 
         if shown:

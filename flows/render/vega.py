@@ -73,6 +73,19 @@ def svg(panel: Panel, *, padding: Mapping[str, int]) -> str:
 
 def png(panels: Iterable[Panel], *, scale: float = PNG_SCALE) -> bytes:
     """Return panels in colours of LIGHT, each below its title, side by side as PNG."""
+    import vl_convert
+
+    return vl_convert.vegalite_to_png(_side_by_side(panels), scale=scale)
+
+
+def picture(panels: Iterable[Panel]) -> str:
+    """Return what `png` draws as SVG: a sixth to a half of its size, and sharp on every screen."""
+    import vl_convert
+
+    return vl_convert.vegalite_to_svg(_side_by_side(panels))
+
+
+def _side_by_side(panels: Iterable[Panel]) -> dict[str, Any]:
     charts = [
         {
             "title": {"text": panel.title, "subtitle": panel.caption},
@@ -80,10 +93,7 @@ def png(panels: Iterable[Panel], *, scale: float = PNG_SCALE) -> bytes:
         }
         for panel in panels
     ]
-    spec = _spec({"hconcat": charts}, LIGHT, padding=12, background=LIGHT["card"])
-    import vl_convert
-
-    return vl_convert.vegalite_to_png(spec, scale=scale)
+    return _spec({"hconcat": charts}, LIGHT, padding=12, background=LIGHT["card"])
 
 
 def _spec(content: Mapping[str, Any], colours: Colours, **settings: Any) -> dict[str, Any]:

@@ -214,6 +214,9 @@ def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
 def _server_environment(home: Path, port: int) -> dict[str, str]:
     url = database()
     return {
+        # Events go after a week, runs with their logs and artifacts after 90 days; Prefect's own
+        # default keeps runs for ever. A person's own setting wins.
+        "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         **own_environment(),
         **_settings(home),
         **_password("PREFECT_SERVER_API_AUTH_STRING"),

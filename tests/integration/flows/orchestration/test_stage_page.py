@@ -167,7 +167,7 @@ def check_went_on(pages: Pages, name: str, built: Any) -> None:
     ]
     curve = shown["toy-training-curve"]
     assert curve["type"] == "image"
-    assert curve["data"].startswith("data:image/png;base64,")
+    assert curve["data"].startswith("data:image/svg+xml,")
     page = shown["toy-artifacts"]["data"]
     assert "| training | resumed at step 5/10 |" in page
     assert "| data | Cached |" in page

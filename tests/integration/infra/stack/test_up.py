@@ -132,6 +132,12 @@ def test_a_locked_database_excuses_its_own_tracebacks_only() -> None:
     assert unexcused("") == []
 
 
+def test_old_runs_and_events_are_dropped_from_the_history(live: LiveStack) -> None:
+    vacuum = live.ask("/admin/settings")["server"]["services"]["db_vacuum"]
+
+    assert set(vacuum["enabled"]) == {"events", "flow_runs"}
+
+
 def test_all_deployments_are_registered(live: LiveStack) -> None:
     names = {item["name"] for item in live.ask("/deployments/filter", {})}
 

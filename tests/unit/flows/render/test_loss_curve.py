@@ -1,9 +1,10 @@
 """A stage's curves, as a PNG."""
 
-import base64
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
-from flows.render.loss_curve import LossCurves, png_url
+from flows.render.loss_curve import LossCurves, picture_url
 from nanochat_core.runtime.metrics import rows_of
 
 
@@ -54,12 +55,14 @@ def test_steps_that_were_done_again_are_shown_as_they_came_out_last() -> None:
     assert points == [(row["step"], row["loss"]) for row in rows_of(told)]  # as metrics.parquet
 
 
-def test_the_picture_is_a_small_png_in_its_own_address() -> None:
+def test_the_picture_is_a_small_drawing_in_its_own_address() -> None:
     many = [step(i, loss=7.0 - i / 100 + i % 7) for i in range(1, 5000)]
     many += [evaluation(i, val_bpb=4 - i / 5000) for i in range(0, 5000, 500)]
-    url = png_url(curves_of("pretrain", many).shown())
+    url = picture_url(curves_of("pretrain", many).shown())
     head, _, data = url.partition(",")
-    assert head == "data:image/png;base64"
-    png = base64.b64decode(data, validate=True)
-    assert png.startswith(b"\x89PNG")
-    assert 5_000 < len(png) < 150_000
+    assert head == "data:image/svg+xml"
+    assert not set(data) & set(' "#<>')  # an address as it is
+    drawing = ElementTree.fromstring(unquote(data))
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "bits per byte" in unquote(data)
+    assert 5_000 < len(url) < 60_000
