@@ -219,7 +219,7 @@ def check_kind(word: str, wanted: str) -> None:
         hint = f"its stage is {word.replace('/', '@').partition('@')[0]}"
     elif kind == "a stage":
         profile = f"the profile comes first: tiny {word}"
-        hint = profile if wanted == "profile" else f"that of a run is like {word}@tiny"
+        hint = profile if wanted == "profile" else f"for the artifact of a run: {word}@tiny"
     raise ConfigError(f"'{word}' is {kind}, not a {wanted}", hint=hint)
 
 
@@ -244,7 +244,7 @@ def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:
     stage, _, name = reference.partition("@")
     if name in STAGE_NAMES and stage not in STAGE_NAMES:
         raise ConfigError(
-            f"'{reference}' is no artifact: the stage comes first",
+            f"'{reference}' does not name an artifact: the stage comes first",
             hint=f"did you mean '{name}@{stage}'?",
         )
     check_stage(stage)

@@ -59,18 +59,23 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     run = open_run(store, reference)
     # `reserve` may repeat the call after a collection; the first result is what the tag stood for.
     before: list[str | None] = []
-    reserve(
-        store, lambda: before.append(point(store, name, run.run)), log=print_note, pause=time.sleep
-    )
+
+    def record() -> None:
+        before.append(point(store, name, run.run))
+
+    try:
+        reserve(store, record, log=print_note, pause=time.sleep)
+        # Look again after it is written: a collection that began earlier may have deleted the run.
+        if find_run(store, run.run) is None:
+            raise ArtifactError(
+                f"run {run.run} was deleted while it was tagged",
+                hint=f"point it at another one: nanochat tag {name} RUN",
+            )
+    except BaseException:
+        if before and find_tag(store, name) == run.run:  # no other process has set it meanwhile
+            point(store, name, before[0]) if before[0] else remove_tag(store, name)
+        raise
     old = before[0]
-    # Look again after the tag is written: a collection that began earlier may have deleted the run.
-    if find_run(store, run.run) is None:
-        if find_tag(store, name) == run.run:  # not of another process, which set it meanwhile
-            point(store, name, old) if old else remove_tag(store, name)
-        raise ArtifactError(
-            f"run {run.run} was forgotten while it was tagged",
-            hint=f"point it at another one: nanochat tag {name} RUN",
-        )
     what = f"{run.run} ({_progress(run)})"
     if old == run.run:
         line = f"{name} -> {what}, as before"

@@ -216,13 +216,13 @@ def test_a_record_that_cannot_be_read_ends_it_with_its_name(
 
 
 @pytest.mark.parametrize("before", [None, "tiny-0", "damaged"])
-@pytest.mark.parametrize("forgotten", [False, True])
+@pytest.mark.parametrize("ending", ["released", "deleted", "interrupted"])
 def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
     store: LocalStore,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    forgotten: bool,
+    ending: str,
     before: str | None,
 ):
     put_run(store, "tiny-1", put_old(store, 1, days=3))
@@ -235,17 +235,19 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
     assert isinstance(held, lease.LeaseGrant)
 
     def end_collection(seconds: float) -> None:
-        if forgotten:
+        if ending == "interrupted":
+            raise KeyboardInterrupt
+        if ending == "deleted":
             store.delete("runs/tiny-1.json")
         lease.release(store, held)
 
     monkeypatch.setattr("flows.cli.artifacts.tag.time", SimpleNamespace(sleep=end_collection))
     where = ["--home", str(tmp_path / "home"), "--store", store.url]
-    assert main(["tag", "main", "tiny-1", *where]) == int(forgotten)
+    assert main(["tag", "main", "tiny-1", *where]) == {"released": 0, "deleted": 1}.get(ending, 130)
     said = capsys.readouterr()
     assert "waiting: garbage is being collected by run gc" in said.err
-    if forgotten:
-        assert "error: run tiny-1 was forgotten while it was tagged" in said.err
-        assert find_tag(store, "main") == (before if before == "tiny-0" else None)
-    else:
+    if ending == "released":
         assert f"{'main' if before != 'tiny-0' else 'main: tiny-0'} -> tiny-1" in said.out
+    else:
+        assert find_tag(store, "main") == (before if before == "tiny-0" else None)
+        assert ("error: run tiny-1 was deleted while" in said.err) == (ending == "deleted")
