@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flows.artifacts.names import check_kind, kind_of, open_newest_run
 from flows.artifacts.runs import Run, known_names
 from flows.cli.options import NamedOptions, StoreOptions, argv_of
 from flows.overrides import name_of
@@ -29,6 +28,8 @@ def read_recipe(
     if profile in PROFILES:
         return profile, what
     if not is_profile_file(profile):
+        from flows.artifacts.names import check_kind  # most commands are given a profile's name
+
         check_kind(profile, "profile")
         raise _unknown_profile(profile, place)
     # Imported here: most commands are given the name of a profile.
@@ -58,7 +59,9 @@ def options_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> NamedOpti
 
 
 def _unknown_profile(word: str, place: StoreOptions | None) -> ConfigError:
-    """Return the error for a word that is no profile, with the settings of a run called so."""
+    """Return the error for a word that names no profile, with the settings of a run called so."""
+    from flows.artifacts.names import kind_of, open_newest_run
+
     names = [*PROFILES]
     with contextlib.suppress(NanochatError):  # the store cannot be reached, or a damaged record
         if place is not None:

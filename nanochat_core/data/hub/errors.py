@@ -171,12 +171,18 @@ def _explanations() -> Sequence[tuple[Callable[[BaseException], object], str, st
             "cached; or train on local text with --set shards.source=local",
         ),
         (
-            of_type(ImportError, _invalid_url()),
+            _is_of_proxy,
             "no request can be sent to {endpoint} for {what} of {repository}: {line}",
             f"check {PROXY}",
         ),
         (of_type(ValueError, KeyError), *_NO_HUB),
     )
+
+
+def _is_of_proxy(cause: BaseException) -> bool:
+    """Return whether the HTTP client could not be made: a proxy's address or kind is wrong."""
+    is_scheme = isinstance(cause, ValueError) and "scheme for proxy" in str(cause)
+    return is_scheme or isinstance(cause, ImportError | _invalid_url())
 
 
 def _invalid_url() -> type[Exception]:

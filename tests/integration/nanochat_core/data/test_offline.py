@@ -113,7 +113,7 @@ def test_a_bad_line_in_task_data_is_an_error_of_data(tmp_path):
         open_task("mmlu", tmp_path, "test")
 
 
-@pytest.mark.parametrize("address", ["socks5://127.0.0.1:9", "http://host:port"])
+@pytest.mark.parametrize("address", ["socks4://127.0.0.1:9", "http://host:port"])
 def test_a_proxy_that_the_hubs_client_cannot_use_is_named(hub, monkeypatch, address):
     _http.close_session()  # the next one reads the environment
     monkeypatch.setenv("ALL_PROXY", address)

@@ -202,7 +202,7 @@ def test_an_address_is_one_of_the_web(url, tmp_path):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("ALL_PROXY", "socks5://127.0.0.1:9"),
+        ("ALL_PROXY", "socks4://127.0.0.1:9"),
         *(("HTTP_PROXY", f"{kind}:port") for kind in ("http://host", "other://host")),
         ("SSL_CERT_FILE", "/nothing"),
     ],

@@ -111,14 +111,22 @@ def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path
     assert sum(sizes) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
 
 
-def test_a_commit_that_is_repeated_brings_back_nothing_that_was_replaced(tmp_path: Path):
+@pytest.mark.parametrize("is_rebuild", [False, True])
+def test_a_commit_that_is_repeated_brings_back_nothing_that_was_replaced(
+    tmp_path: Path, is_rebuild: bool
+):
     class Silent(LocalStore):
-        """Writes the first manifest without an answer, after which the manifest is replaced."""
+        """Writes a manifest without an answer, after which another one replaces it."""
 
         is_silent = True
 
         def put_if_absent(self, key: str, data: bytes) -> bool:
-            is_ours = super().put_if_absent(key, data)
+            return self.answer(super().put_if_absent(key, data), key, data)
+
+        def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
+            return self.answer(super().put_if_same(key, data, version=version), key, data)
+
+        def answer(self, is_ours: bool, key: str, data: bytes) -> bool:
             if key.endswith("/manifest.json") and self.is_silent:
                 self.is_silent = False
                 ours = Manifest.from_json(data, where="")
@@ -132,11 +140,13 @@ def test_a_commit_that_is_repeated_brings_back_nothing_that_was_replaced(tmp_pat
         except StoreUnavailable:
             return action()
 
-    store = Silent(tmp_path / "store")
-    published = publish_rows(store, tmp_path, retry=retry)
+    plain, store = LocalStore(tmp_path / "store"), Silent(tmp_path / "store")
+    old = publish_rows(plain, tmp_path, train=b"before").manifest if is_rebuild else None
+    published = publish_rows(store, tmp_path, replaces=old, retry=retry)
     assert published.adopted
-    assert published.manifest.digest != published.manifest.divergences
-    assert find_manifest(store, ArtifactRef("rows", ROWS.fingerprint)) == published.manifest
+    found = find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
+    assert found == published.manifest
+    assert [store.get(file.key) for file in found.files if file.path == "train.rows"] == [b"other!"]
 
 
 def test_an_artifact_stays_until_the_one_that_replaces_it_is_stored(

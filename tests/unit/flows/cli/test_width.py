@@ -37,6 +37,7 @@ def test_no_line_is_wider_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fill(store)
+    monkeypatch.setenv("NO_COLOR", "1")
     _, wide = terminal.run(*words.split())
     monkeypatch.setenv("COLUMNS", str(NARROW))
     _, piped = terminal.run(*words.split())
