@@ -44,6 +44,9 @@ def _compile(source: str) -> jinja2.Template:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write a page or a picture so that a reader sees all of it, or the older one."""
+    if path.exists() and not path.is_file():  # a device, a pipe: it is written to, never replaced
+        path.write_bytes(data)
+        return
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         temporary.write_bytes(data)

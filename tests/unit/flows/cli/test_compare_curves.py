@@ -84,6 +84,11 @@ def test_a_page_that_cannot_be_written_is_a_mistake(terminal: Terminal, tmp_path
     assert "nowhere/page.html cannot be written: no such file or directory" in error
     assert "--html" in hint
     (tmp_path / "folder").mkdir()
+    device = tmp_path / "device"
+    device.symlink_to("/dev/full")
+    error, _ = terminal.fails("compare", "one", "two", "--html", str(device))
+    assert "no space left on device" in error
+    assert device.is_symlink()
     error, _ = terminal.fails("compare", "one", "two", "--html", str(tmp_path / "folder"))
     assert "folder cannot be written: is a directory" in error
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
