@@ -2,7 +2,7 @@
 
 A command that runs a flow or a stage holds the lock of its run, and removes the file at the end.
 The kernel releases the lock when the process ends, however it ends: a file whose lock is free
-belongs to a run that ended without a word. The next command records that
+belongs to a run that ended without recording its end. The next command records it
 (flows.plan.dead_runs.py). Runs on workers have no lock: Prefect resumes or ends them.
 """
 
@@ -15,6 +15,8 @@ from typing import IO
 
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
+
+_ENDED = "ended\n"  # a line of the file: only the report is left
 
 
 @contextlib.contextmanager
@@ -47,16 +49,27 @@ def is_held(home: Path, run: str) -> bool:
     return False
 
 
-def forget_dead(home: Path, store: str, end: Callable[[str], bool]) -> None:
-    """Call `end` with each run of `store` whose processes have ended; forget it if that is True.
+def forget_dead(
+    home: Path, store: str, end: Callable[[str], bool], report: Callable[[str], bool]
+) -> None:
+    """Call `end`, then `report`, with each run of `store` whose processes have ended.
 
+    Each is called by one command after the other until it returns True; then the run is forgotten.
     A process that begins to hold the lock of the run again waits meanwhile.
     """
     for path in sorted(home.glob("runs/*.lock")):
         # No file: another command was first. No permission: a home of another user.
         with contextlib.suppress(OSError), path.open("r+", encoding="utf-8") as file:
-            is_ours = try_flock(file) and file.readline() == f"{store}\n"
-            if is_ours and end(path.name.removesuffix(".lock")):
+            lines = file.readlines() if try_flock(file) else []
+            if lines[:1] != [f"{store}\n"]:
+                continue
+            run = path.name.removesuffix(".lock")
+            if _ENDED not in lines[1:]:
+                if not end(run):
+                    continue
+                file.write(_ENDED)
+                file.flush()
+            if report(run):
                 path.unlink()
 
 

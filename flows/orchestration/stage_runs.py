@@ -42,6 +42,7 @@ from infra.launch.torchrun import StageInterrupted
 from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
 from infra.prefect.access import configured_api_url
 from infra.prefect.ended_runs import end_task_runs
+from infra.prefect.flow_runs import NO_ANSWER
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
 
@@ -104,7 +105,7 @@ def end_unfinished(flow_run_id: str) -> None:
     Only shown: a server that does not answer ends no run.
     """
     if (api_url := configured_api_url()) is not None:
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        with contextlib.suppress(*NO_ANSWER):
             end_task_runs(api_url, flow_run_id, "its process ended; the run was resumed")
 
 

@@ -1,4 +1,4 @@
-"""Record the end of runs whose process died without a word, in the store and in Prefect.
+"""Record the end of runs whose process died without recording it, in the store and in Prefect.
 
 The modules of Prefect's requests are imported where they are used: most commands need none. A run
 of a command that is killed, or that a second Ctrl-C ends at once, cannot do it itself: the
@@ -25,17 +25,19 @@ def end_dead_runs(store: Store, home: Path) -> None:
     """
 
     def end(run: str) -> bool:
-        from infra.prefect.ended_runs import report_ended
-
         try:
-            # A run that was killed before it wrote its record has none.
-            if (found := find_run(store, run)) is not None and found.status == "running":
-                _end(store, found)
+            _end(store, run)
         except (StoreError, ArtifactError):
             return False
-        return report_ended(home, run, _DIED)
+        return True
 
-    run_lock.forget_dead(home, store.url, end)
+    def report(run: str) -> bool:
+        from infra.prefect.ended_runs import report_ended
+        from infra.prefect.flow_runs import find_flow_runs
+
+        return report_ended(home, find_flow_runs(home, run), _DIED)
+
+    run_lock.forget_dead(home, store.url, end, report)
 
 
 def settle(store: Store, home: Path, run: Run) -> Run:
@@ -43,19 +45,25 @@ def settle(store: Store, home: Path, run: Run) -> Run:
     if run.status != "running" or run_lock.is_held(home, run.run):
         return run
     from infra.prefect.ended_runs import report_ended
-    from infra.prefect.flow_runs import find_flow_runs, find_live
+    from infra.prefect.flow_runs import find_flow_runs, live_among
 
-    if find_live(home, run.run):
+    found = find_flow_runs(home, run.run) or []
+    # Without one of its name Prefect does not answer, or knows another home's runs only.
+    if live_among(home, found) or not any(each.name == run.run for each in found):
         return run
-    if not any(found.name == run.run for found in find_flow_runs(home, run.run) or ()):
-        return run  # Prefect does not answer, or knows another home's runs only
-    with contextlib.suppress(StoreError):
-        run = _end(store, run)
-    report_ended(home, run.run, _DIED)
+    with contextlib.suppress(StoreError, ArtifactError):
+        run = _end(store, run.run) or run
+    report_ended(home, found, _DIED)
     return run
 
 
-def _end(store: Store, run: Run) -> Run:
-    ended = replace(run, status="interrupted", ended=timestamp(time.time()))
-    write_run(store, ended)
-    return ended
+def _end(store: Store, run: str) -> Run | None:
+    """Return the record of a run, ended now unless it has ended; None if it wrote none.
+
+    The record is read once its process is known to be gone: until then it may change.
+    """
+    found = find_run(store, run)
+    if found is not None and found.status == "running":
+        found = replace(found, status="interrupted", ended=timestamp(time.time()))
+        write_run(store, found)
+    return found

@@ -21,7 +21,7 @@ from rich.progress import (
 )
 
 from flows.render.events import Loop, describe
-from flows.render.text import duration, not_timed
+from flows.render.text import duration, not_timed, overdue
 
 SECONDS_BETWEEN_LINES = 5.0
 _STYLES = {
@@ -149,15 +149,18 @@ class Display:
         known, unknown = self._sum_left()
         if not unknown:
             return f"about {duration(known)} left"
-        if unknown == len(self._expected):
-            return f"time left not known: {not_timed(unknown)}"
-        return f"at least {duration(known)} left, {not_timed(unknown)}"
+        late = sum(self._expected[stage] is not None for stage in unknown)
+        reasons = ((not_timed, len(unknown) - late), (overdue, late))
+        why = ", ".join(words(stages) for words, stages in reasons if stages)
+        if len(unknown) == len(self._expected):
+            return f"time left not known: {why}"
+        return f"at least {duration(known)} left, {why}"
 
-    def _sum_left(self) -> tuple[float, int]:
-        """Return the known seconds left, and of how many stages they are not known."""
-        left = [self._seconds_left(stage) for stage in self._expected]
-        known = [seconds for seconds in left if seconds is not None]
-        return sum(known), len(left) - len(known)
+    def _sum_left(self) -> tuple[float, list[str]]:
+        """Return the known seconds left, and the stages of which they are not known."""
+        left = {stage: self._seconds_left(stage) for stage in self._expected}
+        known = [seconds for seconds in left.values() if seconds is not None]
+        return sum(known), [stage for stage, seconds in left.items() if seconds is None]
 
     def _seconds_left(self, stage: str) -> float | None:
         loop = self._loops.get(stage)

@@ -5,28 +5,25 @@ running for ever, with the progress bars that it had.
 """
 
 import urllib.error
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from infra.prefect.access import ask, may_pass
-from infra.prefect.flow_runs import find_api, find_flow_runs
-
-_SECONDS = 10.0  # for an answer: a server on SQLite may be busy
-_STARTED = ["PENDING", "RUNNING", "CANCELLING", "SCHEDULED"]
-_MOST = 200  # objects in an answer
+from infra.prefect.access import ask, configured_api_url, may_pass
+from infra.prefect.flow_runs import LIVE, MOST, NO_ANSWER, SECONDS, FlowRun, find_api
 
 
-def report_ended(home: Path, run: str, why: str) -> bool:
-    """Set the flow runs of the run with this id, which has no process, to Crashed.
+def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
+    """Set these flow runs of a run that has no process to Crashed; see `find_flow_runs`.
 
     Returns whether nothing is left to report. Requests of stages are not touched: their workers
     live. Asks only a server that runs.
     """
-    found = find_flow_runs(home, run)
     api_url = find_api(home)
     if found is None or api_url is None:
-        # A home in which Prefect was never started has nothing to report.
-        return not (home / "prefect" / "server.json").exists()
+        # A home in which Prefect was never started has nothing to report. The directory of its
+        # server is still there after `nanochat down`, wherever the database is.
+        return configured_api_url() is None and not (home / "prefect").exists()
     try:
         for flow_run in found:
             if flow_run.is_request:
@@ -34,7 +31,7 @@ def report_ended(home: Path, run: str, why: str) -> bool:
             if flow_run.is_live:
                 _crash(api_url, "flow_runs", flow_run.id, why)
             end_task_runs(api_url, flow_run.id, why)
-    except (OSError, ValueError, LookupError, TypeError):
+    except NO_ANSWER:
         return False
     return True
 
@@ -46,13 +43,13 @@ def end_task_runs(api_url: str, flow_run: str, why: str) -> None:
     """
     body = {
         "flow_runs": {"id": {"any_": [flow_run]}},
-        "task_runs": {"state": {"type": {"any_": _STARTED}}},
-        "limit": _MOST,
+        "task_runs": {"state": {"type": {"any_": LIVE}}},
+        "limit": MOST,
     }
     for task_run in _ask(api_url, "/task_runs/filter", body):
         _crash(api_url, "task_runs", task_run["id"], why)
     bars = {"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}}
-    for bar in _ask(api_url, "/artifacts/filter", {"artifacts": bars, "limit": _MOST}):
+    for bar in _ask(api_url, "/artifacts/filter", {"artifacts": bars, "limit": MOST}):
         if bar["data"] != 100:
             # With a body, since only requests with one carry the token that the server wants.
             _ask(api_url, f"/artifacts/{bar['id']}", {}, method="DELETE")
@@ -66,7 +63,7 @@ def _crash(api_url: str, kind: str, identity: str, why: str) -> None:
 
 def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> Any:
     try:
-        return ask(api_url, path, body=body, seconds=_SECONDS, method=method)
+        return ask(api_url, path, body=body, seconds=SECONDS, method=method)
     except urllib.error.HTTPError as error:
         if may_pass(error):
             raise

@@ -7,7 +7,7 @@ import http.client
 import json
 import time
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -32,10 +32,12 @@ from nanochat_core.errors import ConfigError, NanochatError
 SECONDS = 10.0  # for an answer: a server on SQLite may be busy
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 MOST_SECONDS_CRASHED = 3600.0  # a run that crashed longer ago was left so by its user
-_MOST = 200  # flow runs in an answer
+MOST = 200  # objects in an answer
+_SECONDS_NOT_ASKED = 30.0  # after a request without an answer: each may wait for seconds
 _PAUSES = (1.0, 2.0, 4.0)  # seconds before each repetition of a request that creates a run
 # No JSON, or JSON of another form, is the answer of a proxy.
-_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
+NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
+_unanswered: dict[str, float] = {}  # URL of an API -> when it last did not answer
 
 
 class NoAnswerError(ServerError):
@@ -119,7 +121,7 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
     try:
         found = _find_deployment(api_url, deployment)
         path = f"/deployments/{found['id']}/create_flow_run" if found is not None else None
-    except _NO_ANSWER as error:
+    except NO_ANSWER as error:
         again = "nothing was submitted: run the same command again once the server answers"
         raise _explain(api_url, error, hint=again) from error
     if path is None:
@@ -131,7 +133,7 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
     for pause in (*_PAUSES, None):
         try:
             return str(ask(api_url, path, body=body, seconds=SECONDS)["id"])
-        except _NO_ANSWER as error:
+        except NO_ANSWER as error:
             explained = _explain(
                 api_url,
                 error,
@@ -152,7 +154,7 @@ def read_flow_run(api_url: str, flow_run: str, *, run: str) -> FlowRun:
     """
     try:
         return _parse(ask(api_url, f"/flow_runs/{flow_run}", seconds=SECONDS))
-    except _NO_ANSWER as error:
+    except NO_ANSWER as error:
         raise _explain(api_url, error, hint=f"look with: nanochat status {run}") from error
 
 
@@ -165,30 +167,31 @@ def find_api(home: Path) -> str | None:
 def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
     """Return the flow runs of the run with this id: its own, and the stages it requested.
 
-    None means that nothing is known, since no server runs or answers.
+    None means that nothing is known, since no server runs or answers, or lately did not answer.
     """
     api_url = find_api(home)
-    if api_url is None:
+    since = _unanswered.get(api_url or "", -_SECONDS_NOT_ASKED)
+    if api_url is None or time.monotonic() - since < _SECONDS_NOT_ASKED:
         return None
-    adopt_password(home)
     chosen = {"operator": "or_", "name": {"any_": [run]}, "tags": {"all_": [f"run:{run}"]}}
-    body = {"flow_runs": chosen, "limit": _MOST}
+    body = {"flow_runs": chosen, "limit": MOST}
     try:
+        adopt_password(home)
         return [_parse(tree) for tree in ask(api_url, "/flow_runs/filter", body=body)]
-    except _NO_ANSWER:
+    except (*NO_ANSWER, ServerError):  # or our password is malformed
+        _unanswered[api_url] = time.monotonic()
         return None
 
 
-def find_live(home: Path, run: str) -> list[FlowRun]:
-    """Return those of `find_flow_runs` that live, or crashed and are resumed without a command."""
-    found = find_flow_runs(home, run) or []
+def live_among(home: Path, found: Sequence[FlowRun]) -> list[FlowRun]:
+    """Return the flow runs that live, or crashed and are resumed without a command."""
     api_url = find_api(home)
     if api_url is None or not any(each.may_be_resumed for each in found):
         return [each for each in found if each.is_live]
     named = {"automations": {"name": {"any_": [AUTOMATION]}}}
     try:
         is_on = any(each["enabled"] for each in ask(api_url, "/automations/filter", body=named))
-    except _NO_ANSWER:
+    except NO_ANSWER:
         is_on = True
     return [each for each in found if each.is_live or (is_on and each.may_be_resumed)]
 

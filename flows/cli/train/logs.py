@@ -18,7 +18,7 @@ from flows.artifacts.transfer import read_file
 from flows.cli.options import Positive, StoreOptions
 from flows.cli.output import print_lines, print_note, print_warning, terminal_size
 from flows.cli.progress import count_of
-from flows.cli.train.status import find_builders, pinned_of, plan_again
+from flows.cli.train.status import pinned_of, plan_again, signs_of_life
 from flows.identity.manifest import EVENTS, Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
@@ -33,10 +33,7 @@ from nanochat_core.runtime.progress import read_events
 OUTPUT = "worker.log"  # what the processes of a job printed
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_BETWEEN_CHECKS = 10.0  # of whether a run that logs nothing is being built: a plan each
-_SECONDS_WITHOUT_BUILDER = 30.0  # between two stages no process builds
-# Prefect shows a run whose worker was lost as running for 90 s, and one that was killed without a
-# worker for ever.
-_SECONDS_IN_PREFECT = 180.0
+_SECONDS_WITHOUT_BUILDER = 30.0  # a command of another machine may be between two stages
 _MIN_LINES = 10  # of a terminal that is lower
 _WIDTH = max(len(stage.name) for stage in STAGES)
 
@@ -141,7 +138,7 @@ def _find_plan(store: Store, run: Run, work: Path) -> Plan | None:
 
 
 class _Watch:
-    """Notices that no process builds a run any more, by what `nanochat status` goes by."""
+    """Notices that no process builds a run any more, as `nanochat status` does."""
 
     def __init__(self, place: StoreOptions) -> None:
         self._place = place
@@ -149,31 +146,25 @@ class _Watch:
         self._lost: float | None = None  # since when no builder was found
 
     def is_lost(self, store: Store, run: Run, *, is_logging: bool) -> bool:
-        """Return whether the run has had no builder for so long that none will come."""
+        """Return whether the run has had no builder for so long that none will come.
+
+        If its process is known to have ended, that is recorded: the record ends the following.
+        """
         now = time.monotonic()
         if is_logging:
             self._checked, self._lost = now, None
         if now - self._checked < _SECONDS_BETWEEN_CHECKS:
             return False
         self._checked = now
-        grace = self._grace(store, run)
-        if grace is None:
+        home = self._place.home_path
+        end_dead_runs(store, home)
+        run = settle(store, home, run)
+        plan = _find_plan(store, run, self._place.work)
+        if run.status != "running" or plan is None or signs_of_life(run.run, plan, home):
             self._lost = None
             return False
         self._lost = now if self._lost is None else self._lost
-        return now - self._lost >= grace
-
-    def _grace(self, store: Store, run: Run) -> float | None:
-        """Return for how many seconds a run may be as it is. None means that it is all right."""
-        from infra.prefect.flow_runs import find_live
-
-        plan = _find_plan(store, run, self._place.work)
-        if plan is None or find_builders(run.run, plan, self._place.work):
-            return None
-        live = find_live(self._place.home_path, run.run)
-        if any(flow_run.type in ("SCHEDULED", "PENDING") for flow_run in live):
-            return None  # it waits for a worker
-        return _SECONDS_IN_PREFECT if live else _SECONDS_WITHOUT_BUILDER
+        return now - self._lost >= _SECONDS_WITHOUT_BUILDER
 
 
 def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> Iterator[str]:

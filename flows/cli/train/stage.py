@@ -237,20 +237,20 @@ def _recorded(
     """
     record = RunRecord(context.store, _go_on(context.store, run))
     context = replace(context, record=record.add)
-    try:
-        with run_lock.hold(context.placement.home, run.run, store=context.store.url):
+    with run_lock.hold(context.placement.home, run.run, store=context.store.url):
+        try:
             record.write()
             # After the record is written: garbage collection may have marked the inputs between the
             # plan that found them and the record that refers to them.
             reserve_found(context, inputs.values())
             yield context
-    except BaseException as error:
-        is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
-        with contextlib.suppress(StoreError):  # must not replace the error that is being raised
-            record.end("interrupted" if is_interrupted else "failed")
-        raise
-    stages = [item.stage.name for item in plan.stages]
-    record.end("finished" if record.has(stages) else "interrupted")
+        except BaseException as error:
+            is_interrupted = isinstance(error, StageInterrupted) or not isinstance(error, Exception)
+            with contextlib.suppress(StoreError):  # must not replace the error that is being raised
+                record.end("interrupted" if is_interrupted else "failed")
+            raise
+        stages = [item.stage.name for item in plan.stages]
+        record.end("finished" if record.has(stages) else "interrupted")
 
 
 def _up_to_date(plan: Plan) -> dict[str, str]:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from flows.artifacts.names import open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
-from flows.artifacts.runs import Run, latest_runs, name_in
+from flows.artifacts.runs import Run, latest_runs, name_in, timestamp
 from flows.cli.options import AsJson, PlacementOptions, StoreOptions
 from flows.cli.output import age, aligned, print_result, print_unread, print_warning
 from flows.cli.recipes import options_of_run
@@ -125,31 +125,34 @@ def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str
         yield _done(ref) if ref else _left(item, work)
     if run.status != "finished":
         yield ""
-        builders = find_builders(run.run, planned, work)
-        for name, builder in sorted(builders.items()):
-            yield f"{name.partition('/')[0]} is being built by {builder}"
-        live = [] if builders else list(_live(run.run, home))
-        yield from live
-        if not builders and not live:
-            yield f"nothing of it is being built; resume with: {command}"
+        left = f"nothing of it is being built; resume with: {command}"
+        yield from signs_of_life(run.run, planned, home) or [left]
+
+
+def signs_of_life(run: str, planned: Plan, home: Path) -> list[str]:
+    """Return in words what builds or executes the run with this id; empty if nothing does."""
+    builders = find_builders(run, planned, home / "work")
+    lines = [f"{name.partition('/')[0]} is being built by {builders[name]}" for name in builders]
+    return sorted(lines) or list(_live(run, home))
 
 
 def _live(run: str, home: Path) -> Iterator[str]:
     """Yield what is known of the run with this id, for which no process builds now.
 
-    A command may be between two stages. A run on workers may wait for one, or was interrupted or
-    killed and is resumed without a command.
+    A command may be between two stages, or wait for a device. A run on workers may wait for one, or
+    was interrupted or killed and is resumed without a command.
     """
     if run_lock.is_held(home, run):
-        yield "its command is running on this machine, between two stages"
+        yield "its command is running on this machine; no stage is being built now"
         return
-    from infra.prefect.flow_runs import find_live
+    from infra.prefect.flow_runs import find_flow_runs, live_among
 
-    for found in find_live(home, run):
+    for found in live_among(home, find_flow_runs(home, run) or ()):
         what = "the run" if found.name == run else found.name.partition("/")[0]
         where = f" in the pool {found.pool}" if found.pool else ""
         if found.may_be_resumed:
-            yield f"{what} has crashed{where}; Prefect resumes it within a minute"
+            when = age(timestamp(found.since))
+            yield f"{what} crashed{where} {when}; Prefect has not resumed it yet"
         elif found.type == "SCHEDULED":
             yield f"{what} waits for a worker{where}: {found.state}"
         else:

@@ -1,5 +1,6 @@
 """Runs whose process is gone end on the pages of a real Prefect server too."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
@@ -7,7 +8,10 @@ from uuid import UUID, uuid4
 import pytest
 
 from infra.prefect.ended_runs import end_task_runs, report_ended
-from infra.prefect.records import Server
+from infra.prefect.flow_runs import find_flow_runs
+from infra.prefect.records import Server, server_path, write_record
+from infra.prefect.server import stop_server
+from nanochat_core.runtime.process_start import this_process
 from tests.support.flows.pools import client
 
 pytestmark = pytest.mark.prefect
@@ -65,7 +69,7 @@ def test_the_runs_of_a_process_that_died_are_crashed_and_leave_no_unfinished_bar
     request, wanted = begin(f"sft-{uuid4().hex}", f"run:{name}", "request:1")
     other, others = begin(f"other-{uuid4().hex}")
     for _ in range(2):  # idempotent
-        assert report_ended(tmp_path, name, "it died")
+        assert report_ended(tmp_path, find_flow_runs(tmp_path, name), "it died")
         crashed = {"live": "Crashed", "made": "Completed"}
         assert shown(run, tasks) == ("Crashed", crashed, ["made"])
     running = {"live": "Running", "made": "Completed"}
@@ -99,7 +103,18 @@ def test_a_flow_that_is_resumed_ends_what_its_killed_start_left(
 def test_a_server_that_is_away_is_asked_again_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
+    def is_reported(home: Path) -> bool:
+        return report_ended(home, find_flow_runs(home, "tiny-1"), "it died")
+
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    (tmp_path / "prefect").mkdir()
-    (tmp_path / "prefect" / "server.json").write_text("{}")
-    assert not report_ended(tmp_path, "tiny-1", "it died")
+    assert not is_reported(tmp_path)  # a shared server
+    monkeypatch.delenv("PREFECT_API_URL")
+    assert is_reported(tmp_path)  # Prefect was never started
+    killed, stopped = tmp_path / "killed", tmp_path / "stopped"
+    for home in (killed, stopped):
+        start = this_process()
+        write_record(home, Server(port=9, pid=start.pid, start="another"))
+        assert not is_reported(home)
+    stop_server(stopped)
+    assert not server_path(stopped).exists()
+    assert not is_reported(stopped)  # its database is in the home, or Postgres

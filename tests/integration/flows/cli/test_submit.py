@@ -1,109 +1,17 @@
-"""`nanochat submit` asks a Prefect server for a run; `status` says what the server knows of it."""
+"""`nanochat submit` asks a Prefect server for a run, and watches it."""
 
-import json
-import threading
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import Status, name_in
+from flows.artifacts.runs import name_in
 from flows.cli.app import main
-from flows.leases import run_lock
 from flows.overrides import default_name
 from infra.storage.base import Store
+from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
-
-
-class Api(BaseHTTPRequestHandler):
-    """The paths of Prefect's API that create and show flow runs."""
-
-    created: ClassVar[list[dict[str, Any]]] = []
-    states: ClassVar[list[tuple[str, str, str]]] = []  # that a flow run is in, one after the other
-    live: ClassVar[list[dict[str, Any]]] = []
-    set_states: ClassVar[list[tuple[str, str]]] = []  # path and type of each state that was set
-    resumes: ClassVar[bool] = True  # whether the automation for crashed runs is on
-    refuses: ClassVar[str | None] = None
-    faults: ClassVar[list[tuple[str, int | None]]] = []  # prefixes of paths that fail so, once
-
-    def do_GET(self) -> None:
-        if self._fails():
-            return
-        if self.path.startswith("/api/flow_runs/"):
-            kind, name, message = Api.states.pop(0)
-            said = {"state_type": kind, "state_name": name, "state": {"message": message}}
-            self._answer(200, {"name": Api.created[-1]["name"], **said})
-            return
-        known = {
-            "/api/health": True,
-            "/api/admin/version": "3",
-            "/api/deployments/name/nanochat/nanochat": {"id": "d-1"},
-        }
-        self._answer(200 if self.path in known else 404, known.get(self.path))
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/api/flow_runs/filter":
-            self._answer(200, Api.live)
-        elif self.path == "/api/automations/filter":
-            self._answer(200, [{"enabled": Api.resumes}])
-        elif self.path in ("/api/task_runs/filter", "/api/artifacts/filter"):
-            self._answer(200, [])
-        elif self.path.endswith("/set_state"):
-            if not self._fails():
-                Api.set_states.append((self.path, body["state"]["type"]))
-                self._answer(200, {})
-        elif Api.refuses is not None:
-            self._answer(409, {"detail": Api.refuses})
-        else:
-            assert self.path == "/api/deployments/d-1/create_flow_run"
-            Api.created.append(body)
-            if not self._fails():  # else only the answer is lost
-                self._answer(201, {"id": "f-1"})
-
-    def _fails(self) -> bool:
-        """Break the request if it is the next to fail: with a status, or without an answer."""
-        if not Api.faults or not self.path.startswith(Api.faults[0][0]):
-            return False
-        code = Api.faults.pop(0)[1]
-        if code is None:
-            self.close_connection = True
-            return True
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(b"<html>\n<title>Proxy</title></html>")
-        return True
-
-    def _answer(self, code: int, tree: Any) -> None:
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(json.dumps(tree).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
-@pytest.fixture
-def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
-    for name in ("created", "states", "live", "faults", "set_states"):
-        monkeypatch.setattr(Api, name, [])
-    monkeypatch.setattr(Api, "resumes", True)
-    monkeypatch.setattr(Api, "refuses", None)
-    monkeypatch.setattr("infra.prefect.flow_runs._PAUSES", (0.0, 0.0))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/api"
-        monkeypatch.setenv("PREFECT_API_URL", url)
-        yield url
-        server.shutdown()
-        thread.join()
 
 
 def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(
@@ -261,105 +169,3 @@ def test_a_mistake_is_found_before_a_run_is_created(
 ) -> None:
     assert error in terminal.fails("submit", "tiny", *words)[0]
     assert Api.created == []
-
-
-@pytest.mark.usefixtures("api_url")
-def test_status_says_that_a_run_waits_for_a_worker(terminal: Terminal, store: Store) -> None:
-    put_run(store, "tiny-1", status="running")
-    Api.live = [
-        {"name": "tiny-1", "state_type": "RUNNING", "state_name": "Running"},
-        {
-            "name": "pretrain/1a2b3c4d5e6f",
-            "state_type": "SCHEDULED",
-            "state_name": "Late",
-            "work_pool_name": "gpu",
-        },
-        {"name": "sft/1a2b3c4d5e6f", "state_type": "COMPLETED", "state_name": "Cached"},
-    ]
-    lines = terminal.said("status", "tiny")
-    assert lines[-2:] == ["the run is running", "pretrain waits for a worker in the pool gpu: Late"]
-    Api.live = []
-    assert "resume with" in terminal.said("status", "tiny")[-1]
-
-
-@pytest.mark.usefixtures("api_url")
-def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal: Terminal) -> None:
-    run = terminal.said("submit", "tiny")[0].split()[1]
-    assert "there is no run" in terminal.fails("status", run)[0]  # the server has none either
-    Api.live = [
-        {"name": run, "state_type": "SCHEDULED", "state_name": "Late", "work_pool_name": "cpu"}
-    ]
-    assert terminal.said("status", run) == [
-        f"run {run}: not started by a worker",
-        "the run waits for a worker in the pool cpu: Late",
-    ]
-    assert terminal.read("status", run) == []
-
-
-def crashed(run: str, *, seconds_ago: float, tags: tuple[str, ...] = ("auto-resume",)) -> Any:
-    """A flow run whose process was killed, as Prefect shows it."""
-    when = datetime.fromtimestamp(time.time() - seconds_ago, UTC).isoformat()
-    return {
-        "id": "f-1",
-        "name": run,
-        "tags": [*tags, f"run:{run}"],
-        "state_type": "CRASHED",
-        "state_name": "Crashed",
-        "state": {"timestamp": when},
-    }
-
-
-@pytest.mark.parametrize("status", ["running", "interrupted"])
-@pytest.mark.usefixtures("api_url")
-def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(
-    terminal: Terminal, store: Store, status: Status
-) -> None:
-    put_run(store, "tiny-1", status=status)
-    Api.live = [crashed("tiny-1", seconds_ago=9)]
-    lines = terminal.said("status", "tiny")
-    assert lines[0] == f"run tiny-1: {status}"
-    assert lines[-1] == "the run has crashed; Prefect resumes it within a minute"
-    Api.live = [Api.live[0] | {"state_type": "SCHEDULED", "state_name": "AwaitingRetry"}]
-    assert terminal.said("status", "tiny")[-1] == "the run waits for a worker: AwaitingRetry"
-
-
-@pytest.mark.parametrize(
-    ("seconds_ago", "tags", "resumes"),
-    [(7200, ("auto-resume",), True), (9, (), True), (9, ("auto-resume",), False)],
-)
-@pytest.mark.usefixtures("api_url")
-def test_a_run_that_crashed_and_is_not_resumed_is_recorded_as_ended(
-    terminal: Terminal,
-    store: Store,
-    seconds_ago: float,
-    tags: tuple[str, ...],
-    resumes: bool,
-) -> None:
-    put_run(store, "tiny-1", status="running", ended=None)
-    Api.live, Api.resumes = [crashed("tiny-1", seconds_ago=seconds_ago, tags=tags)], resumes
-    assert terminal.said("status")[0].split()[:2] == ["tiny-1", "interrupted"]
-    lines = terminal.said("status", "tiny")
-    assert lines[0] == "run tiny-1: interrupted"
-    assert lines[-1].endswith("resume with: nanochat run tiny")
-    assert Api.set_states == []  # it is Crashed already
-
-
-@pytest.mark.usefixtures("api_url")
-def test_a_killed_command_is_shown_as_crashed_by_prefect_and_its_requests_are_left_alone(
-    terminal: Terminal, store: Store, tmp_path: Path
-) -> None:
-    home, running = tmp_path / "home", {"state_type": "RUNNING", "state_name": "Running"}
-    put_run(store, "tiny-1", status="running", ended=None)
-    with pytest.raises(KeyboardInterrupt), run_lock.hold(home, "tiny-1", store=store.url):
-        raise KeyboardInterrupt
-    Api.live = [
-        {"id": "f-1", "name": "tiny-1", "tags": ["run:tiny-1"], **running},
-        {"id": "f-2", "name": "sft/1a2b", "tags": ["run:tiny-1", "request:7"], **running},
-    ]
-    Api.faults = [("/api/flow_runs/f-1", 503)]  # it cannot answer at once
-    terminal.said("status")
-    assert list((home / "runs").iterdir()) != []
-    Api.faults = []
-    assert terminal.said("status", "tiny")[-1] == "sft is running"
-    assert Api.set_states == [("/api/flow_runs/f-1/set_state", "CRASHED")]
-    assert list((home / "runs").iterdir()) == []

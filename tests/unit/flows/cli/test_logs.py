@@ -1,5 +1,6 @@
 """`nanochat logs` prints what stages logged: from the store, and from the work of this machine."""
 
+import contextlib
 import json
 import os
 import threading
@@ -9,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import write_run
+from flows.artifacts.runs import find_run, write_run
 from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import ArtifactRef
-from flows.leases import file_lock
+from flows.leases import file_lock, run_lock
 from flows.leases.file_lock import work_directory
 from flows.profiles import open_profile
 from flows.stages import SHARDS
@@ -197,8 +198,13 @@ def test_following_ends_when_no_process_builds_the_run_any_more(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_following_continues_while_a_silent_stage_is_being_built(
-    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("builds", [True, False])  # else its command waits, for a device perhaps
+def test_following_continues_while_a_silent_run_is_alive(
+    terminal: Terminal,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    builds: bool,
 ) -> None:
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
@@ -210,13 +216,46 @@ def test_following_continues_while_a_silent_stage_is_being_built(
         wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
         write_run(store, replace(run, status="failed"))
 
-    with file_lock.try_hold(file_lock.lock_path(work, REF)) as is_held:
-        assert is_held
+    stage = file_lock.try_hold(file_lock.lock_path(work, REF))
+    command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
+    with stage if builds else command:
         ending = threading.Thread(target=end_after_some_looks, daemon=True)
         ending.start()
         lines = terminal.said("logs", "tiny", "-f")  # without a note
         ending.join()
     assert len(lines) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+def test_following_ends_when_the_command_that_it_waits_for_dies(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    counted = Counting(home / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
+    # It may die between the two questions of one check.
+    monkeypatch.setattr("flows.cli.train.logs._SECONDS_WITHOUT_BUILDER", 5.0)
+    put_run(store, "tiny-1", status="running", ended=None)
+    write_events(work_directory(home / "work", REF) / "events.jsonl", STEPS[:1])
+    is_waiting = threading.Event()
+
+    def wait_and_die() -> None:
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            run_lock.hold(home, "tiny-1", store=store.url),
+        ):
+            is_waiting.set()
+            wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
+            raise KeyboardInterrupt
+
+    waiting = threading.Thread(target=wait_and_die, daemon=True)
+    waiting.start()
+    assert is_waiting.wait(100)
+    assert len(terminal.said("logs", "tiny", "-f")) == 1  # without a note
+    waiting.join()
+    found = find_run(store, "tiny-1")
+    assert found is not None
+    assert found.status == "interrupted"
 
 
 def test_mistakes_are_answered_in_a_line(terminal: Terminal, store: Store) -> None:

@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 from pydoc_data.topics import topics
+from types import SimpleNamespace
 
 import pytest
 
+from flows.artifacts.runs import find_run
 from flows.build.retry import TransientStageError
 from flows.cli.app import main
 from infra.launch.torchrun import StageInterrupted
+from infra.storage.base import Store
+from infra.storage.local import LocalStore
+from nanochat_core.errors import StoreError
 from tests.support.flows.terminal import Terminal
 
 SMALL = ("--gpus", "0", "--set", "tokenizer.vocab_size=300", "--set", "model.vocab_size=300")
@@ -47,6 +52,39 @@ def test_what_was_lost_has_an_exit_code_of_its_own(
         "error: node 1 heard nothing of node 0",
         "hint: start node 0",
     ]
+
+
+def test_a_record_whose_end_the_store_refused_is_ended_by_the_next_command(
+    terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(LocalStore):
+        is_away = False
+
+        def put(self, key: str, data: bytes) -> None:
+            if self.is_away:
+                raise StoreError("the store does not answer")
+            super().put(key, data)
+
+    refusing = Refusing(tmp_path / "home" / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: refusing)
+
+    def build(*args: object, **kwargs: object) -> SimpleNamespace:
+        refusing.is_away = True
+        return SimpleNamespace(cached=False, uri="")
+
+    monkeypatch.setattr("flows.cli.train.stage.build_share", build)
+    words = ("stage", "shards", "tiny", *argv_of(tmp_path / "a"), "--run", "again-1")
+    assert main(words) != 0
+
+    def status() -> str | None:
+        found = find_run(store, "again-1")
+        return found and found.status
+
+    assert main(["ls"]) == 0  # the store is still away
+    assert status() == "running"
+    refusing.is_away = False
+    assert main(["ls"]) == 0
+    assert status() == "interrupted"
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,9 @@ def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_look(
         assert main(["status", "tiny-d1-2"]) == 0
         told = capsys.readouterr().out
         assert told.startswith("run tiny-d1-2: running\n")
-        assert told.endswith("\nits command is running on this machine, between two stages\n")
+        assert told.endswith(
+            "\nits command is running on this machine; no stage is being built now\n"
+        )
     for run in ("tiny-2", "tiny-d1-1", "other-7"):
         found = find_run(store_of(home), run)
         assert found is not None

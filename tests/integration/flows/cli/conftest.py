@@ -1,0 +1,30 @@
+"""Fixtures of the tests of commands."""
+
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+
+import pytest
+
+from infra.storage.base import Store
+from tests.support.flows.prefect_api import Api
+
+
+@pytest.fixture
+def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The API of a small Prefect server, which is the one to use."""
+    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
+    for name in ("created", "states", "live", "faults", "set_states"):
+        monkeypatch.setattr(Api, name, [])
+    monkeypatch.setattr(Api, "resumes", True)
+    monkeypatch.setattr(Api, "refuses", None)
+    monkeypatch.setattr("infra.prefect.flow_runs._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("infra.prefect.flow_runs._unanswered", {})
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/api"
+        monkeypatch.setenv("PREFECT_API_URL", url)
+        yield url
+        server.shutdown()
+        thread.join()

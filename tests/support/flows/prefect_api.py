@@ -1,0 +1,73 @@
+"""A small Prefect server: the paths of its API that create, show and end flow runs."""
+
+import json
+from http.server import BaseHTTPRequestHandler
+from typing import Any, ClassVar
+
+
+class Api(BaseHTTPRequestHandler):
+    """The paths of Prefect's API that create and show flow runs."""
+
+    created: ClassVar[list[dict[str, Any]]] = []
+    states: ClassVar[list[tuple[str, str, str]]] = []  # that a flow run is in, one after the other
+    live: ClassVar[list[dict[str, Any]]] = []
+    set_states: ClassVar[list[tuple[str, str]]] = []  # path and type of each state that was set
+    resumes: ClassVar[bool] = True  # whether the automation for crashed runs is on
+    refuses: ClassVar[str | None] = None
+    faults: ClassVar[list[tuple[str, int | None]]] = []  # prefixes of paths that fail so, once
+
+    def do_GET(self) -> None:
+        if self._fails():
+            return
+        if self.path.startswith("/api/flow_runs/"):
+            kind, name, message = Api.states.pop(0)
+            said = {"state_type": kind, "state_name": name, "state": {"message": message}}
+            self._answer(200, {"name": Api.created[-1]["name"], **said})
+            return
+        known = {
+            "/api/health": True,
+            "/api/admin/version": "3",
+            "/api/deployments/name/nanochat/nanochat": {"id": "d-1"},
+        }
+        self._answer(200 if self.path in known else 404, known.get(self.path))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/api/flow_runs/filter":
+            self._answer(200, Api.live)
+        elif self.path == "/api/automations/filter":
+            self._answer(200, [{"enabled": Api.resumes}])
+        elif self.path in ("/api/task_runs/filter", "/api/artifacts/filter"):
+            self._answer(200, [])
+        elif self.path.endswith("/set_state"):
+            if not self._fails():
+                Api.set_states.append((self.path, body["state"]["type"]))
+                self._answer(200, {})
+        elif Api.refuses is not None:
+            self._answer(409, {"detail": Api.refuses})
+        else:
+            assert self.path == "/api/deployments/d-1/create_flow_run"
+            Api.created.append(body)
+            if not self._fails():  # else only the answer is lost
+                self._answer(201, {"id": "f-1"})
+
+    def _fails(self) -> bool:
+        """Break the request if it is the next to fail: with a status, or without an answer."""
+        if not Api.faults or not self.path.startswith(Api.faults[0][0]):
+            return False
+        code = Api.faults.pop(0)[1]
+        if code is None:
+            self.close_connection = True
+            return True
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(b"<html>\n<title>Proxy</title></html>")
+        return True
+
+    def _answer(self, code: int, tree: Any) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(json.dumps(tree).encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
