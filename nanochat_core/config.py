@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 
 from nanochat_core.errors import ConfigError
-from nanochat_core.section import Section, check_bounds, check_counts, shown, within
+from nanochat_core.section import Section, check_bounds, check_counts, shown, unescaped, within
 
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
@@ -125,6 +125,9 @@ class ShardsConfig(Section):
     revision: str | None  # of a hub dataset
     column: str | None = None  # of the text in .parquet and .jsonl; None means "text"
     separator: str | None = None  # of documents in a .txt; None means a file is one
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separator", self.separator and unescaped(self.separator))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,15 +306,12 @@ class RLConfig(Section):
     rollout_precision: str = "model"  # or "bf16", "int8"
 
     def __post_init__(self) -> None:
-        if self.baseline not in (known := ("group_mean", "leave_one_out")):
-            raise ConfigError(
-                f"rl.baseline is '{self.baseline}'", hint=f"one of: {', '.join(known)}"
-            )
-        if self.rollout_precision not in (known := ("model", "bf16", "int8")):
-            raise ConfigError(
-                f"rl.rollout_precision is '{self.rollout_precision}'",
-                hint=f"one of: {', '.join(known)}",
-            )
+        for name, known in (
+            ("baseline", ("group_mean", "leave_one_out")),
+            ("rollout_precision", ("model", "bf16", "int8")),
+        ):
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(f"rl.{name} is '{value}'", hint=f"one of: {', '.join(known)}")
         if self.samples_per_example < 2:
             raise ConfigError(
                 f"rl.samples_per_example is {self.samples_per_example}, expected at least 2",

@@ -273,9 +273,12 @@ def open_mixture(name: str) -> tuple[MixtureEntry, ...]:
     # Imported here only: training jobs import this module too, but read no mixture.
     from tasks.base import TaskError
     from tasks.mixtures.mixture_files import read_mixture
+    from tasks.user_files import FileFault
 
     try:
         shares = read_mixture(name)
+    except FileFault as error:
+        raise ConfigError(str(error), hint=error.hint) from error
     except TaskError as error:
         raise ConfigError(str(error), hint="see tasks/mixtures for what one looks like") from error
     return tuple(MixtureEntry(task=s.task, num_examples=s.rows, epochs=s.epochs) for s in shares)

@@ -115,6 +115,15 @@ def shown(value: object) -> str:
     return reprlib.repr(value)
 
 
+def unescaped(text: str) -> str:
+    r"""Return a text with newlines and tabs for their escapes, every newline as "\n".
+
+    A command line and a form have a backslash and an n; both spellings must have one identity.
+    """
+    text = text.replace(r"\n", "\n").replace(r"\r", "\r").replace(r"\t", "\t")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def neutral_key(section: type[Any], name: str) -> str:
     """Return the key in `NEUTRAL` of the field `name` of a section."""
     return f"{section.__name__}.{name}"

@@ -6,12 +6,22 @@ Editors and exports differ in all of these, and none of them is part of the text
 import codecs
 import io
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+MAX_LINE = 100_000_000  # characters
 _CHUNK = 1 << 20  # bytes
+_NUL_BYTES = 1024  # at the beginning of a file, in which text has no NUL
+_MARKED = {  # UTF-32 first: its mark begins with that of UTF-16
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
 _MARK = "\ufeff"  # joined files have it in the middle too
+_CONVERT = "convert the file: iconv -f ITS_ENCODING -t utf-8"
 _LFS = b"version https://git-lfs.github.com/spec/"
 
 
@@ -45,7 +55,7 @@ def json_lines(path: Path, *, hint: str, digest: Any = None) -> Iterator[tuple[s
     `text_chunks` does or naming the line that is not JSON.
     """
     decoder = json.JSONDecoder(parse_constant=_refuse)
-    for number, line in enumerate(pieces(text_chunks(path, digest=digest), "\n"), start=1):
+    for number, line in enumerate(_lines(path, digest, hint), start=1):
         where = f"{path}:{number}"
         try:
             if line := line.lstrip(_MARK).strip():
@@ -54,20 +64,30 @@ def json_lines(path: Path, *, hint: str, digest: Any = None) -> Iterator[tuple[s
             raise FileFault(f"{where} is not JSON: {error}", hint) from error
 
 
-def pieces(chunks: Iterable[str], separator: str) -> Iterator[str]:
-    """Yield the text between separators, as `str.split` of all chunks does."""
-    rest = ""
-    for chunk in chunks:
-        *whole, rest = (rest + chunk).split(separator)
-        yield from whole
-    yield rest
+def _lines(path: Path, digest: Any, hint: str) -> Iterator[str]:
+    """Yield the lines of a file. Raises FileFault for one of more than MAX_LINE characters."""
+    parts: list[str] = []  # joined once: a line may be long
+    number, size = 1, 0
+    for chunk in text_chunks(path, digest=digest):
+        first, *more = chunk.split("\n")
+        parts.append(first)
+        size += len(first)
+        if size > MAX_LINE:
+            raise FileFault(
+                f"{path}:{number} is longer than {MAX_LINE / 1e6:,.0f} MB", f"divide it: {hint}"
+            )
+        for part in more:
+            yield "".join(parts)
+            parts, size = [part], len(part)
+        number += len(more)
+    yield "".join(parts)
 
 
 def text_chunks(path: Path, *, digest: Any = None) -> Iterator[str]:
     r"""Yield a file's text, about a MB at a time, without a byte order mark, newlines as "\n".
 
-    The encoding is UTF-8 unless the first bytes are those of UTF-16 or UTF-32. A name that ends in
-    one of COMPRESSED is decompressed. `digest` gets all bytes of the file. Raises OSError, and
+    The encoding is UTF-8 unless the file begins with the mark of UTF-16 or UTF-32. A name that ends
+    in one of COMPRESSED is decompressed. `digest` gets all bytes of the file. Raises OSError, and
     FileFault naming the file, and the line that is in another encoding.
     """
     check_lfs(path)
@@ -78,7 +98,13 @@ def text_chunks(path: Path, *, digest: Any = None) -> Iterator[str]:
         begin = b""
         while len(begin) < 4 and (chunk := next(data, b"")):  # a decompressor may give less
             begin += chunk
-        encoding = json.detect_encoding(begin)
+        marked = (name for mark, name in _MARKED.items() if begin.startswith(mark))
+        encoding = next(marked, "utf-8")
+        if encoding.startswith("utf-8") and (at := begin.find(0, 0, _NUL_BYTES)) >= 0:
+            raise FileFault(
+                f"{path}:{1 + begin[:at].count(10)} is not UTF-8 text: it has a NUL byte",
+                f"{_CONVERT}, for example UTF-16LE",
+            )
         decoder = codecs.getincrementaldecoder(encoding)()
         newlines = io.IncrementalNewlineDecoder(None, translate=True)
         try:
@@ -87,11 +113,12 @@ def text_chunks(path: Path, *, digest: Any = None) -> Iterator[str]:
                 lines += text.count("\n")
                 yield newlines.decode(text, final=not chunk)
         except UnicodeDecodeError as error:
-            lines += error.object[: error.start].decode(encoding).count("\n")
+            # Of the encoding that its mark chose: what follows the first chunk has none.
+            lines += error.object[: error.start].decode(error.encoding).count("\n")
             name = "UTF-8" if encoding.startswith("utf-8") else encoding.upper()
             raise FileFault(
                 f"{path}:{lines} is not {name}: {error.reason}",
-                "convert the file: iconv -f ITS_ENCODING -t utf-8",
+                _CONVERT,
             ) from error
         # What follows the end of compressed data. `raw` may be closed by now, `file` is not.
         while digest is not None and (chunk := file.read(_CHUNK)):

@@ -151,8 +151,10 @@ def read_keys(path: Path) -> tuple[str, ...]:
     """Return the API keys in a file, one a line. Raises ConfigError if it has none."""
     try:
         lines = read_text(path).splitlines()
-    except (OSError, FileFault) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except FileFault as error:
+        raise ConfigError(str(error), hint=error.hint) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {reason_of(error)}") from error
     keys = tuple(line.strip() for line in lines if line.strip())
     if not keys or any(not k.isascii() or not k.isprintable() or " " in k for k in keys):
         raise ConfigError(

@@ -32,6 +32,7 @@ from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.prefetch import prefetch
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
+    check_fit,
     open_chat_tokenizer,
     write_chat_facts,
 )
@@ -55,7 +56,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
 
         # Data: conversations packed into rows, each epoch in its own order.
-        tokenizer = open_chat_tokenizer(job.model_input, model, batch_size=oom_retry.size)
+        tokenizer = open_chat_tokenizer(job.model_input, model)
         train, held_out = make_rows(
             job, config, model.config.sequence_len, seed, world, log=loop.progress.message
         )
@@ -74,6 +75,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             return loss
 
         start, state = loop.resume(num_steps)
+        if not start:
+            check_fit(job.model_input, model, tokenizer, log=loop.progress.message)
         started = time.monotonic()
         first_loss = state["first_loss"] if start else evaluate(0)
         # A checkpoint is saved before its state is evaluated: the job may have ended in between.
@@ -101,7 +104,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_loss = evaluate(num_steps)
     if world.is_first:
-        write_chat_facts(job.output, tokenizer, model, batch_size=oom_retry.size)
+        write_chat_facts(job.output, tokenizer, model)
     save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by=section)
     return {
         "val_loss_first": first_loss,

@@ -87,7 +87,7 @@ def run(job: Job) -> dict[str, Any]:
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_bpb = evaluate(num_steps)
     if world.is_first:
-        fixed = fixed_text_loss(model, tokenizer, batch_size=oom_retry.size)
+        fixed = fixed_text_loss(model, tokenizer)
         write_lineage(job.output, tokenizer=tokenizer.digest(), layout=None, loss=fixed)
     save_trained_model(loop, job.output, tokenizer=job.inputs["tokenizer"], made_by="pretrain")
     return {

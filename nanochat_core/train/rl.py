@@ -37,6 +37,7 @@ from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
+    check_fit,
     open_chat_tokenizer,
     warn_of_rewards,
     write_chat_facts,
@@ -74,7 +75,7 @@ def run(job: Job) -> dict[str, Any]:
         # Answers are sampled in evaluation mode; the gradients' passes switch to training mode.
         model, optimizer, world = loop.model.eval(), loop.optimizer, loop.world
         metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
-        tokenizer = open_chat_tokenizer(job.model_input, model, batch_size=oom_retry.size)
+        tokenizer = open_chat_tokenizer(job.model_input, model)
         engine = Engine(
             model,
             tokenizer,
@@ -91,6 +92,7 @@ def run(job: Job) -> dict[str, Any]:
 
         start, state = loop.resume(num_steps)
         if not start:
+            check_fit(job.model_input, model, tokenizer, log=loop.progress.message)
             state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
         # A checkpoint is saved before its state is evaluated: the job may have ended in between.
         if checkpointer.validates_after(start, num_steps):
@@ -131,7 +133,7 @@ def run(job: Job) -> dict[str, Any]:
         scores = evaluate(num_steps)
     if world.is_first:
         write_records(job.output / "samples.jsonl", state["samples"])
-        write_chat_facts(job.output, tokenizer, model, batch_size=oom_retry.size)
+        write_chat_facts(job.output, tokenizer, model)
     save_trained_model(loop, job.output, tokenizer=job.model_input / "tokenizer", made_by="rl")
     return {
         "pass_at_1_first": state["first_score"],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.base import TaskError
-from tasks.user_files import read_text
+from tasks.user_files import FileFault, read_text
 
 # Each by its name, because a fingerprint sees the data files that a module names.
 FILES = (
@@ -41,14 +41,19 @@ def mixture_names() -> list[str]:
 
 
 def read_mixture(name: str) -> tuple[Share, ...]:
-    """Read the mixture called `name`, or the file at that path. Raises TaskError naming it."""
+    """Read the mixture called `name`, or the file at that path. Raises TaskError naming it.
+
+    Raises FileFault for one that is not text.
+    """
     path = Path(name) if name.endswith(".toml") or "/" in name else _DIRECTORY / f"{name}.toml"
     try:
         tree = tomllib.loads(read_text(path))
     except FileNotFoundError:
         known = ", ".join(mixture_names())
         raise TaskError(f"there is no mixture '{name}' (one of: {known}, or a .toml)") from None
-    except (OSError, ValueError, RecursionError) as error:  # also no UTF-8, no TOML, too deep
+    except FileFault:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # also not TOML, or nested too deep
         raise TaskError(f"{path} cannot be read as a mixture: {error}") from error
     entries = tree.get("dataset")
     if tree.keys() != {"dataset"} or not isinstance(entries, list) or not entries:

@@ -14,6 +14,7 @@ from nanochat_core.data.shard_files import TEXT, read_batches
 from nanochat_core.data.text.documents import Document
 from nanochat_core.data.text.text_folder import is_hidden, unreadable
 from nanochat_core.errors import DataError
+from nanochat_core.runtime.heartbeat import HEARTBEAT
 from tasks.base import kind_of
 from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, text_chunks
 
@@ -113,17 +114,22 @@ def _read_jsonl(path: Path, config: ShardsConfig) -> Iterator[str]:
 
 def _read_txt(path: Path, config: ShardsConfig) -> Iterator[str]:
     """Yield the documents of a .txt: what is between separators, without one all of it."""
-    # A command line and a form have no newline: they have a backslash and an n.
-    separator = (config.separator or "").replace(r"\n", "\n").replace(r"\t", "\t")
     text = ""
     for chunk in text_chunks(path):
-        text += chunk
-        if separator:
-            *documents, text = text.split(separator)
+        HEARTBEAT.beat("reading documents")
+        text += chunk.replace("\ufeff", "")  # joined files have their marks in the middle
+        if config.separator:
+            *documents, text = text.split(config.separator)
             yield from documents
         if len(text) > MAX_IN_TXT:
+            size = f"{MAX_IN_TXT / 1e6:,.0f} MB"
+            if config.separator:
+                raise DataError(
+                    f"{path} has a document of more than {size} between separators",
+                    hint="choose a shards.separator that divides it, or divide the file",
+                )
             raise DataError(
-                f"{path} has more than {MAX_IN_TXT / 1e6:,.0f} MB, and a .txt is one document",
+                f"{path} has more than {size}, and a .txt is one document",
                 hint="divide it at blank lines, for example: " + DIVIDE,
             )
     yield text

@@ -14,7 +14,13 @@ from tasks.user_files import FileFault, json_lines, read_text, text_chunks
 
 TEXT = "a \u00e9\r\nb\r\n\r\nc \U0001f600\u2028x\x85y\rd\n"
 READ = "a \u00e9\nb\n\nc \U0001f600\u2028x\x85y\nd\n"
-ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16", "utf-16-be-sig", "utf-32", "utf-32-be-sig")
+
+
+def encode(text, encoding):
+    """Encode with a mark, which Python writes for the machine's byte order alone."""
+    name = encoding.removesuffix("-be-sig")
+    return text.encode(name) if name == encoding else f"\ufeff{text}".encode(f"{name}-be")
 
 
 def zstd(data):
@@ -28,7 +34,7 @@ COMPRESSORS |= {".GZ": gzip.compress, ".zst": zstd}
 @pytest.mark.parametrize("ending", COMPRESSORS)
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_text_is_the_same_whatever_saved_it(tmp_path, encoding, ending, monkeypatch):
-    data, compress = TEXT.encode(encoding), COMPRESSORS[ending]
+    data, compress = encode(TEXT, encoding), COMPRESSORS[ending]
     path = tmp_path / f"a.txt{ending}"
     path.write_bytes(compress(data[:9]) + compress(data[9:]))  # as `cat` joins compressed files
     for size in (1, 7, 1 << 20):  # of what is read at a time
@@ -45,7 +51,7 @@ def test_lines_of_json_may_have_any_newlines_and_blank_lines(tmp_path, encoding,
     values = [{"a": "x\u2028\r\n\u00e9"}, [1, None], "\ufeff"]
     lines = [json.dumps(value, ensure_ascii=False) for value in values]
     path = tmp_path / "a.jsonl"
-    path.write_bytes((newline.join(lines) + newline).encode(encoding))
+    path.write_bytes(encode(newline.join(lines) + newline, encoding))
     assert [value for _, value in json_lines(path, hint="a line")] == values
 
 
@@ -72,6 +78,13 @@ def test_a_file_without_text_is_none(tmp_path, content):
         ("a.txt", b"one\ntwo\n\xff\n", ":3 is not UTF-8: invalid start byte"),
         ("a.txt", "\u00e9".encode()[:1], ":1 is not UTF-8: unexpected end of data"),
         ("a.txt", "a\r\nb\r\n".encode("utf-16") + b"\x00\xd8a\x00", ":3 is not UTF-16: illegal"),
+        ("a.txt", encode("\u00d8\r\n" * 400_000, "utf-16-be-sig") + b"\xd8\x00\x00a", ":400001 is not"),
+        ("a.txt", encode("a\n" * 400_000, "utf-16") + b"\x00\xd8a\x00", ":400001 is not UTF-16"),
+        ("a.txt", encode("a\n" * 300_000, "utf-32-be-sig") + b"aaaa", ":300001 is not UTF-32"),
+        ("a.txt", b"a\x00b\x00 c", ":1 is not UTF-8 text: it has a NUL byte"),
+        ("a.txt", "\u043e, \u043c\n".encode("utf-16-le"), ":1 is not UTF-8 text: it has a NUL"),
+        ("a.txt.gz", gzip.compress("a\nb".encode("utf-32-be")), ":1 is not UTF-8 text: it has a"),
+        ("a.txt", b"\xef\xbb\xbfa\nb\n\x00", ":3 is not UTF-8 text: it has a NUL byte"),
         ("a.txt", "a\n".encode("utf-16") + b"a", ":2 is not UTF-16: truncated data"),
         (
             "a.gz",
@@ -99,3 +112,34 @@ def test_a_folder_and_a_missing_file_are_errors_of_the_system(tmp_path):
     for path in (tmp_path, tmp_path / "none", tmp_path / "none.gz"):
         with pytest.raises(OSError, match=r"\[Errno"):
             read_text(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 999, 1000])
+def test_a_line_of_the_largest_size_is_read_and_a_longer_one_named(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(user_files, "MAX_LINE", 1002)
+    monkeypatch.setattr(user_files, "_CHUNK", 10)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps("x" * size) + "\n\n7")
+    assert [value for _, value in json_lines(path, hint="")] == ["x" * size, 7]
+    path.write_text("7\n" + json.dumps("x" * 1001))
+    with pytest.raises(FileFault, match=f"{path}:2 is longer than") as error:
+        list(json_lines(path, hint="a line is a text"))
+    assert "a line is a text" in error.value.hint
+
+
+def test_the_parts_of_a_long_line_are_joined_once(tmp_path, monkeypatch):
+    """Joined at each read they took time, and memory, that grow with the square of its length."""
+    monkeypatch.setattr(user_files, "_CHUNK", 1000)
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps("x" * 300_000))
+    made = []
+
+    class Text(str):
+        def __radd__(self, other):
+            made.append(len(other) + len(self))
+            return Text(str(other) + str(self))
+
+    chunks = [Text(chunk) for chunk in text_chunks(path)]
+    monkeypatch.setattr(user_files, "text_chunks", lambda *_, **__: iter(chunks))
+    assert [value for _, value in json_lines(path, hint="")] == ["x" * 300_000]
+    assert not made

@@ -1,5 +1,6 @@
 """What torch.compile compiles of a model, and how often."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
+from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.chat import mean_loss
+from nanochat_core.train.loop.fixed_text import fixed_text_loss
 from nanochat_core.train.loop.step import accumulate_gradients
 
 pytestmark = pytest.mark.torch
@@ -114,4 +117,23 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         found.append({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
     for name, expected in found[0].items():
         torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
+def test_the_loss_on_the_fixed_text_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    model = GPT(replace(CONFIG, vocab_size=tokenizer.vocab_size), numerics("fp32"))
+    model.init_weights(1)
+    plain = fixed_text_loss(model, tokenizer)
+    model.compile_passes()
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    assert fixed_text_loss(model, tokenizer) == plain > 0
+    assert not counters["stats"]
+    tokens = torch.randint(CONFIG.vocab_size, (2, 17))
+    model.summed_loss(tokens[:, :-1], tokens[:, 1:])
+    assert counters["stats"]["unique_graphs"] == 1  # passes after it are compiled
     torch._dynamo.reset()
