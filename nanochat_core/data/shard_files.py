@@ -141,7 +141,8 @@ def _write_groups(
 def read_batches(path: Path, *, column: str = TEXT) -> Iterator[list[str]]:
     """Yield the documents of a parquet file in order, a few MB at a time; none if it is empty.
 
-    The column may have any type of strings, or bytes that are UTF-8. A null document is read as an
+    The column may have any type of strings, or bytes that are UTF-8. One that was written as a
+    dictionary takes the memory of a row group's dictionary. A null document is read as an
     empty one. Raises DataError naming the file, with its row group and row, if it is no parquet
     file, is damaged, or has no such column or two of them.
     """
@@ -272,7 +273,13 @@ def _batches(
     size = file.metadata.row_group(group)
     mean_bytes = max(1, size.total_byte_size // max(1, size.num_rows))
     num_rows = max(1, min(MAX_BATCH_ROWS, _BATCH_BYTES // mean_bytes))
-    batches = file.iter_batches(num_rows, row_groups=[group], columns=[column], use_threads=False)
+    kind = file.schema_arrow.field(column).type
+    if isinstance(kind, pa.DictionaryType):
+        batches = _plain_batches(path, group, pa.field(column, kind.value_type), num_rows)
+    else:
+        batches = file.iter_batches(
+            num_rows, row_groups=[group], columns=[column], use_threads=False
+        )
     row = sum(file.metadata.row_group(i).num_rows for i in range(group))
     while True:
         HEARTBEAT.beat("reading documents")
@@ -297,12 +304,38 @@ def _batches(
         yield pc.fill_null(texts, "")
 
 
+def _plain_batches(
+    path: Path, group: int, field: pa.Field, num_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Read a column that was written as a dictionary, as plain values.
+
+    `iter_batches` would give it the type it was written with: each batch would copy all values of
+    the batches before it. pyarrow writes the dictionary of a row group as one page: so much memory
+    it takes here too.
+    """
+    import pyarrow.dataset as ds  # loaded late: few files need it
+    from pyarrow.fs import LocalFileSystem
+
+    options = ds.ParquetFragmentScanOptions(
+        use_buffered_stream=True, buffer_size=_BUFFER_BYTES, pre_buffer=False
+    )
+    return (
+        ds.ParquetFileFormat(default_fragment_scan_options=options)
+        .make_fragment(str(path), LocalFileSystem(), row_groups=[group])
+        .to_batches(
+            schema=pa.schema([field]),
+            batch_size=num_rows,
+            batch_readahead=0,
+            fragment_readahead=0,
+            use_threads=False,
+        )
+    )
+
+
 def _as_strings(values: Any) -> pa.Array:
     """Return an array of any text type as large strings, which may be no UTF-8."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    if isinstance(values, pa.DictionaryArray):
-        values = values.dictionary.take(values.indices)
     # By way of bytes, since a cast to strings would check them and not say which row is wrong.
     return values.cast(pa.large_binary()).view(_LARGE)
 

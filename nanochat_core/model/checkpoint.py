@@ -28,6 +28,9 @@ FORMAT = 1
 DTYPES = (torch.float32, torch.bfloat16)  # of weights and of an optimizer's state
 WEIGHT = "weight/"  # key prefix of the fp32 masters in an optimizer's state
 
+# Not check_lfs of tasks/user_files.py: the code of a training does not read text of users.
+_LFS = b"version https://git-lfs.github.com/spec/"
+
 Tensors: TypeAlias = dict[str, torch.Tensor]
 
 
@@ -118,10 +121,18 @@ def _load_tensors(path: Path, device: torch.device) -> Tensors:
     try:
         return load_file(path, device=str(device))
     except (OSError, SafetensorError, ValueError, KeyError) as error:
-        raise ModelError(
-            f"{path} cannot be read: {shown(str(error))}",
-            hint="fetch the model again: `nanochat fetch --help`",
-        ) from error
+        reason, hint = shown(str(error)), "fetch the model again: `nanochat fetch --help`"
+        if _begins_with(path, _LFS):
+            reason, hint = "it is a pointer of Git LFS", "get the file: git lfs pull"
+        raise ModelError(f"{path} cannot be read: {reason}", hint=hint) from error
+
+
+def _begins_with(path: Path, data: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(data)) == data
+    except OSError:
+        return False
 
 
 def _check_shapes(directory: Path, expected: Tensors, actual: Tensors) -> None:

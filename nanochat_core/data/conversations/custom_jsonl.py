@@ -24,12 +24,17 @@ import numpy as np
 from nanochat_core.config import DatasetConfig
 from nanochat_core.data.conversations.disk_shuffle import Split, Spool
 from nanochat_core.errors import DataError, reason_of
+from nanochat_core.runtime.heartbeat import HEARTBEAT
+from nanochat_core.section import shown
 from tasks.base import SPLITS, Conversation, TaskError, check_conversation
 from tasks.user_files import FileFault, json_lines
 
 TEST_PERCENT = 5  # of the distinct prompts
 WEIGHT_KEYS = ("weight", "train", "training", "loss", "loss_mask")
-REFUSED_KEYS = (*WEIGHT_KEYS, "tools", "functions", "system", "chosen", "rejected")
+REFUSED_KEYS = (
+    *(*WEIGHT_KEYS, "weights", "mask", "masks", "train_on_inputs", "train_on_input"),
+    *("tools", "functions", "system", "chosen", "rejected", "label"),
+)
 
 _HINT = (
     'a line is [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], '
@@ -56,6 +61,7 @@ def read_own_file(
     digest = hashlib.sha256()
     try:
         for where, tree in json_lines(path, hint=_HINT, digest=digest):
+            HEARTBEAT.beat("reading conversations")
             conversation, split = _parse(tree, where=where)
             spool.add(conversation)
             said.append(split)
@@ -109,7 +115,7 @@ def _parse(tree: Any, *, where: str) -> tuple[Conversation, int]:
         if not any(m["role"] == "assistant" and m.get("weight", 1) for m in messages or ()):
             raise TaskError("the conversation has no answer to learn")
         if (split := line.get("split")) not in (None, *SPLITS):
-            raise TaskError(f"split is {split!r}, expected one of: {', '.join(SPLITS)}")
+            raise TaskError(f"split is {shown(split)}, expected one of: {', '.join(SPLITS)}")
     except TaskError as error:
         raise DataError(f"{where}: {error}", hint=hint) from error
     return conversation, {None: _UNSAID, "train": _TRAIN, "test": _TEST}[split]
@@ -130,7 +136,11 @@ def _message(message: Any, index: int) -> Any:
     kept = {key: message[key] for key in ("role", "content") if key in message}
     for key, weight in weights.items():
         if not isinstance(weight, int | float) or weight not in (0, 1):
-            raise TaskError(f"message {index}: {key} is {weight!r}, expected 0 or 1")
+            raise TaskError(f"message {index}: {key} is {shown(weight)}, expected 0 or 1")
+        if weight and message.get("role") in ("system", "user"):
+            raise TaskError(
+                f"message {index}: {key} is {weight}, but only an assistant's is learnt"
+            )
         if kept.setdefault("weight", int(weight)) != weight:
             raise TaskError(f"message {index}: {' and '.join(weights)} contradict each other")
     return kept

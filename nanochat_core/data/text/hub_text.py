@@ -49,6 +49,8 @@ def _choose(
         path_of=lambda file: file.path,
         size_of=lambda file: file.size,
         log=log,
+        named=pattern,
+        path=where,
     )
     first = min((kind_of_file(file.path) or "" for file in texts), key=KINDS.index)
     chosen = [file for file in texts if pattern or kind_of_file(file.path) == first]

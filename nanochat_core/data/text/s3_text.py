@@ -63,8 +63,8 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
         try:
             yield from documents_of(path, config)
         except DataError as error:
-            said = str(error).replace(str(path), f"s3://{item.path}")
-            raise DataError(said, hint=error.hint) from error
+            message = str(error).replace(str(path), f"s3://{item.path}")
+            raise DataError(message, hint=error.hint) from error
 
 
 def s3_snapshot(path: str | None) -> tuple[str, ...]:
@@ -97,6 +97,8 @@ def list_objects(
         path_of=lambda item: item.path,
         size_of=lambda item: item.size,
         log=log,
+        named=wanted,
+        path=path,
     )
     return sorted(objects, key=lambda item: item.path)
 

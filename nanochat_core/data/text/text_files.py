@@ -20,6 +20,7 @@ from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, text_
 
 MAX_IN_TXT = 100_000_000  # characters of a document
 MAX_ENDINGS = 4  # that are named of the files that are left out
+MAX_DESCRIPTION = 1_000_000  # bytes of a .json that describes data
 DIVIDE = r"--set 'shards.separator=\n\n'"
 
 _File = TypeVar("_File")
@@ -41,23 +42,46 @@ def choose_text(
     path_of: Callable[[_File], str],
     size_of: Callable[[_File], int],
     log: Callable[[str], None],
+    named: str = "",
+    path: str | None = None,
 ) -> list[_File]:
     """Return the files that are text, in the given order; log how many are not, by their endings.
 
-    Hidden files and what macOS adds to folders and archives do not count. Raises DataError if no
-    file is text, or if at least half of them, with more bytes than the others, are not.
+    Hidden files and what macOS adds to folders and archives do not count, but `named` is read (see
+    `is_hidden`). `path`: shards.path of a source that takes patterns, for the hint. Raises
+    DataError if no file is text, or if the others have more bytes; a README does not count there.
     """
-    files = [file for file in files if not is_hidden(path_of(file))]
+    files = [file for file in files if not is_hidden(path_of(file), named=named)]
     chosen = [file for file in files if kind_of_file(path_of(file))]
     others = [file for file in files if not kind_of_file(path_of(file))]
-    said = f"{len(others):,} of {len(files):,} files are no text: {_endings(map(path_of, others))}"
+    counts = f"{len(others):,} of {len(files):,} files are not text"
+    left_out = f"{counts}: {_endings(map(path_of, others))}"
     if not chosen:
-        raise DataError(f"{where} has no file to read" + (f"; {said}" if others else ""), hint=HINT)
-    if len(others) >= len(chosen) and sum(map(size_of, others)) > sum(map(size_of, chosen)):
-        raise DataError(f"most of {where} would be left out; {said}", hint=HINT)
+        reason = f"; {left_out}" if others else ""
+        raise DataError(f"{where} has no file to read{reason}", hint=HINT)
+    data = [size_of(file) for file in others if not _is_about(path_of(file), size_of(file))]
+    if sum(data) > sum(map(size_of, chosen)):
+        pattern = path and _pattern(path, path_of(chosen[0]))
+        hint = f"to read the text alone: --set 'shards.path={pattern}'" if pattern else HINT
+        raise DataError(f"most bytes of {where} would be left out; {left_out}", hint=hint)
     if others:
-        log(f"left out of {where}: {said}")
+        log(f"left out of {where}: {left_out}")
     return chosen
+
+
+def _is_about(path: str, size: int) -> bool:
+    """Return whether a file describes data, by its name, or by its size if it is a .json."""
+    name = PurePosixPath(path.lower())
+    is_small = name.suffix == ".json" and size <= MAX_DESCRIPTION
+    return is_small or name.name.startswith(("readme", "license"))
+
+
+def _pattern(path: str, chosen: str) -> str:
+    """Return shards.path with a pattern of the files whose names end like that of `chosen`."""
+    kind = kind_of_file(chosen) or ""
+    folder, _, last = path.rstrip("/").rpartition("/")
+    base = folder if set(last) & set("*?[") else path.rstrip("/")
+    return f"{base}/*{kind}{'' if chosen.lower().endswith(kind) else '*'}"
 
 
 def _endings(paths: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ It is computed from names, sizes and times: reading the content would make plans
 
 import hashlib
 import os
+from itertools import chain, repeat
 from pathlib import Path
 
 from nanochat_core.errors import DataError, reason_of
@@ -60,9 +61,17 @@ def files_below(folder: Path) -> list[Path]:
     return [path for path in found if not is_hidden(path.name)]
 
 
-def is_hidden(path: str) -> bool:
-    """Return whether a relative path is of a hidden file or folder, or of what macOS adds."""
-    return any(part.startswith(".") or part == "__MACOSX" for part in path.split("/"))
+def is_hidden(path: str, *, named: str = "") -> bool:
+    """Return whether a relative path is of a hidden file or folder, or of what macOS adds.
+
+    `named`: the folder or pattern that a user gave, which is read although it is hidden: `*` names
+    nothing hidden, `.cache/*` does.
+    """
+    pairs = zip(path.split("/"), chain(named.split("/"), repeat("")), strict=False)
+    return any(
+        (part.startswith(".") or part == "__MACOSX") and part[0] != given[:1]
+        for part, given in pairs
+    )
 
 
 def _status(path: Path) -> os.stat_result:

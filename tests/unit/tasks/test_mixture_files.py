@@ -1,5 +1,7 @@
 import pytest
 
+from nanochat_core.errors import ConfigError
+from nanochat_core.scaling import open_mixture
 from tasks.base import TaskError
 from tasks.mixtures.mixture_files import Share, mixture_names, read_mixture
 from tasks.names import TASKS
@@ -58,3 +60,20 @@ def test_what_is_no_mixture_is_named(text, message, tmp_path):
 def test_an_unknown_mixture_is_refused_with_those_there_are():
     with pytest.raises(TaskError, match=r"no mixture 'midtrian' \(one of: midtrain, sft"):
         read_mixture("midtrian")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"# caf\xe9\n",
+        "[[dataset]]".encode("utf-16-le"),
+        b"version https://git-lfs.github.com/spec/",
+    ],
+)
+def test_a_mixture_that_is_not_text_is_named_once_with_its_hint(content, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        open_mixture(str(path))
+    assert str(error.value).count(str(path)) == 1
+    assert any(word in (error.value.hint or "") for word in ("iconv", "git lfs pull"))

@@ -78,7 +78,11 @@ def test_a_file_without_text_is_none(tmp_path, content):
         ("a.txt", b"one\ntwo\n\xff\n", ":3 is not UTF-8: invalid start byte"),
         ("a.txt", "\u00e9".encode()[:1], ":1 is not UTF-8: unexpected end of data"),
         ("a.txt", "a\r\nb\r\n".encode("utf-16") + b"\x00\xd8a\x00", ":3 is not UTF-16: illegal"),
-        ("a.txt", encode("\u00d8\r\n" * 400_000, "utf-16-be-sig") + b"\xd8\x00\x00a", ":400001 is not"),
+        (
+            "a.txt",
+            encode("\u00d8\r\n" * 400_000, "utf-16-be-sig") + b"\xd8\x00\x00a",
+            ":400001 is not",
+        ),
         ("a.txt", encode("a\n" * 400_000, "utf-16") + b"\x00\xd8a\x00", ":400001 is not UTF-16"),
         ("a.txt", encode("a\n" * 300_000, "utf-32-be-sig") + b"aaaa", ":300001 is not UTF-32"),
         ("a.txt", b"a\x00b\x00 c", ":1 is not UTF-8 text: it has a NUL byte"),

@@ -71,6 +71,22 @@ def test_a_folder_or_a_pattern_may_name_files_of_any_kind(hub: HubServer, make_j
     assert made(job) == sorted(texts("line"))
 
 
+def test_a_hidden_folder_that_is_named_is_read(hub: HubServer, make_job):
+    hub.add(REPOSITORY, {f".cache/{name}": data for name, data in FILES.items()})
+    job = make_job("shards", {}, shards=config(f"{REPOSITORY}/.cache/data/train-*"))
+    assert made(job) == sorted(texts("first") + texts("second"))
+
+
+def test_a_dataset_that_has_more_of_other_data_names_the_pattern(hub: HubServer, make_job):
+    hub.add(REPOSITORY, {**FILES, "data/all.csv": b"x" * 10**6})
+    with pytest.raises(DataError, match="most bytes of someone/letters would be") as error:
+        shards.run(make_job("shards", {}, shards=config()))
+    pattern = f"{REPOSITORY}/*.parquet"
+    assert pattern in str(error.value.hint)
+    expected = sorted(text for kind in ("first", "second", "test") for text in texts(kind))
+    assert made(make_job("shards", {}, shards=config(pattern))) == expected
+
+
 def test_a_pattern_chooses_files(hub: HubServer, make_job):
     hub.add(REPOSITORY, FILES)
     job = make_job("shards", {}, shards=config(f"{REPOSITORY}/data/train-*"))

@@ -86,6 +86,15 @@ def test_a_pattern_within_a_name_lists_the_folder_before_it(bucket: Bucket) -> N
     assert found.path.endswith("/train-1.txt")
 
 
+def test_a_prefix_that_is_hidden_is_read_and_what_is_hidden_below_is_not(bucket: Bucket) -> None:
+    for name in (".cache/text/a.txt", ".cache/text/.git/b.txt", ".cache/text/.c.txt"):
+        bucket.put(name, b"one")
+    for name in (".cache/text", ".cache", ".cache/*", ".cache/text/a.txt"):
+        (found,) = s3_text.list_objects(f"texts/{bucket.folder}/{name}")
+        assert found.path.endswith("/.cache/text/a.txt")
+    assert len(s3_text.list_objects(f"texts/{bucket.folder}")) == 3
+
+
 def test_a_name_with_the_characters_of_a_pattern_is_found(bucket: Bucket) -> None:
     bucket.put("run[1]/a?.txt", b"one")
     for name in ("run[1]", "run[1]/a?.txt", "run*"):

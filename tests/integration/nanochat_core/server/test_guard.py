@@ -160,8 +160,12 @@ def test_a_key_file_holds_a_word_a_line(tmp_path):
         path.write_text(text)
         with pytest.raises(ConfigError, match="holds no API key"):
             read_keys(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot be read: no such file"):
         read_keys(tmp_path / "none")
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(ConfigError, match=f"^{path}:1 is not UTF-8") as error:
+        read_keys(path)
+    assert "iconv" in (error.value.hint or "")
 
 
 def test_a_method_of_the_clients_own_is_not_written_to_the_log(live, caplog, monkeypatch):

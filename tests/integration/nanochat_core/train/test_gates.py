@@ -12,7 +12,7 @@ import torch
 
 from nanochat_core.errors import DataError, ModelError
 from nanochat_core.job import Job
-from nanochat_core.model.checkpoint import load_config, load_model
+from nanochat_core.model.checkpoint import load_config, load_model, load_state
 from nanochat_core.runtime.progress import last_by_step, read_events
 from nanochat_core.tokenizer import chat
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -300,3 +300,16 @@ def test_a_model_says_what_it_was_taught_with(models: dict[str, Path]) -> None:
         assert facts.pop("loss") == pytest.approx(math.log(512), rel=0.5)
         assert facts.pop("text") == fixed_text_digest()
         assert facts == {"format": 2, "tokenizer": digest, "layout": layout}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("content", ["version https://git-lfs.github.com/spec/v1\noid", "", "{}"])
+def test_weights_that_are_a_pointer_of_git_lfs_say_how_to_get_them(
+    models: dict[str, Path], tmp_path: Path, name: str, content: str
+) -> None:
+    model = shutil.copytree(models["pretrain"], tmp_path / "model")
+    (model / name).write_text(content)
+    with pytest.raises(ModelError, match=f"{name} cannot be read: ") as error:
+        load_state(model)
+    assert ("is a pointer of Git LFS" in str(error.value)) == ("git-lfs" in content)
+    assert ("git lfs pull" in (error.value.hint or "")) == ("git-lfs" in content)

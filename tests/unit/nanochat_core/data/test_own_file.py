@@ -175,6 +175,8 @@ def test_keys_that_hold_nothing_are_those_of_an_export(tmp_path):
         ({"train": "false"}, "message 1: train is 'false', expected 0 or 1"),
         ({"train": True, "weight": 0}, "message 1: weight and train contradict each other"),
         ({"weight": 0}, "the conversation has no answer to learn"),
+        ({"weight": 10**400}, "message 1: weight is 100000000000000000...0000000000000000000, exp"),
+        ({"loss": "x" * 999}, "message 1: loss is 'xxxxxxxxxxxx...xxxxxxxxxxxxx', expected 0 or 1"),
         ({"content": [{"type": "text", "text": "a", "mask": 1}]}, "message 1 has 'mask', which"),
     ],
 )
@@ -187,15 +189,27 @@ def test_a_key_of_a_message_that_is_not_obeyed_is_refused(tmp_path, more, compla
 
 
 @pytest.mark.parametrize("role", ["system", "user"])
-def test_only_an_assistant_is_learnt(tmp_path, role):
-    with pytest.raises(DataError, match="weight is 1, but only an assistant's"):
-        kept(tmp_path, [[{"role": role, "content": "a", "train": True}, *talk("a")]])
+@pytest.mark.parametrize(("key", "value"), [("train", True), ("weight", 1), ("loss_mask", 1.0)])
+def test_only_an_assistant_is_learnt(tmp_path, role, key, value):
+    with pytest.raises(DataError, match=f"{key} is {value}, but only an assistant's"):
+        kept(tmp_path, [[{"role": role, "content": "a", key: value}, *talk("a")]])
 
 
 @pytest.mark.parametrize("key", REFUSED_KEYS)
 def test_a_key_of_a_line_that_others_obey_is_refused(tmp_path, key):
     with pytest.raises(DataError, match=f"letters.jsonl:1: '{key}' of a line cannot be obeyed"):
         kept(tmp_path, [{"messages": talk("a"), key: 0}])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"weights": [0, 1]}, {"mask": [1]}, {"train_on_inputs": True}, {"label": False}],
+)
+def test_what_changes_which_tokens_are_learnt_is_refused(tmp_path, more):
+    [key] = more
+    with pytest.raises(DataError, match=f"'{key}' of a line cannot be obeyed") as error:
+        kept(tmp_path, [{"messages": talk("a"), **more}])
+    assert "leave it out" in (error.value.hint or "")
 
 
 def test_other_keys_of_lines_are_ignored_with_a_line_in_the_log(tmp_path):

@@ -24,10 +24,10 @@ def texts_of(path, **changes):
     return [document.text for document in documents_of(path, config(**changes))]
 
 
-def choose(sizes):
+def choose(sizes, **options):
     """Name -> bytes; returns the chosen names and the lines of the log."""
-    log = []
-    chosen = choose_text(sizes, "here", path_of=str, size_of=sizes.__getitem__, log=log.append)
+    log, size_of = [], sizes.__getitem__
+    chosen = choose_text(sizes, "here", path_of=str, size_of=size_of, log=log.append, **options)
     return chosen, log
 
 
@@ -56,7 +56,9 @@ def test_an_ending_says_what_is_text_in_capital_letters_and_compressed_too(name,
 def test_what_is_left_out_is_counted_by_ending():
     chosen, log = choose({"a.txt": 9, "b.TXT": 9, "c.md": 1, "d.MD": 1, "e.csv": 1, "LICENSE": 1})
     assert chosen == ["a.txt", "b.TXT"]
-    assert log == ["left out of here: 4 of 6 files are no text: 2 .md, 1 .csv, 1 without an ending"]
+    assert log == [
+        "left out of here: 4 of 6 files are not text: 2 .md, 1 .csv, 1 without an ending"
+    ]
     many = {f"a.x{i}": 1 for i in range(9)}
     assert choose({"a.txt": 99} | many)[1][0].endswith("1 .x0, 1 .x1, 1 .x2, 1 .x3, others")
     assert choose({"a.txt": 1, "b.jsonl": 1})[1] == []
@@ -69,12 +71,14 @@ def test_what_is_left_out_is_counted_by_ending():
         {"a.md": 1, "b.csv": 2, ".hidden.txt": 9},
         {"a.txt": 10, "b.md": 11},
         {"a.txt": 10, **{f"{i}.md": 10 for i in range(3)}},
-        {"a.jsonl": 10, "b.json": 5, "c.json": 6},
+        {"a.jsonl": 10**7, "b.json": 6 * 10**6, "c.json": 5 * 10**6},
+        {"a.txt": 10, "b.txt": 10, "c.txt": 10, "big.csv": 10**9},
+        {"data/readme/a.txt": 10, "data/readme/b.csv": 11},
         {"a.txt": 0, "b.pdf": 1},
     ],
 )
 def test_text_that_would_mostly_be_left_out_is_an_error(sizes):
-    with pytest.raises(DataError, match=r"files are no text: \d \.") as error:
+    with pytest.raises(DataError, match=r"files are not text: \d \.") as error:
         choose(sizes)
     assert "convert" in (error.value.hint or "")
 
@@ -83,12 +87,45 @@ def test_text_that_would_mostly_be_left_out_is_an_error(sizes):
     "sizes",
     [
         {"data.jsonl": 10**9, "README.md": 9, "LICENSE": 9, "dataset_infos.json": 9},  # of the Hub
-        {"a.txt": 1, "b.txt": 1, "c.txt": 1, "big.pdf": 10**9},
+        {"a.txt": 1, "README.md": 5000, "data/LICENSE.txt.md": 900, "Readme": 9},
+        {"a.parquet": 100, "dataset_infos.json": 10**6, "data/state.json": 10**6},
         {"a.txt": 10, "b.md": 10},
     ],
 )
 def test_text_with_some_other_files_beside_it_is_read(sizes):
     assert len(choose(sizes)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "pattern"),
+    [
+        ("owner/name", "data/a.parquet", "owner/name/*.parquet"),
+        ("owner/name/data/", "data/a.TXT", "owner/name/data/*.txt"),
+        ("owner/name/data/*", "data/a.jsonl.gz", "owner/name/data/*.jsonl*"),
+        ("bucket", "bucket/a.ndjson", "bucket/*.ndjson"),
+    ],
+)
+def test_the_hint_names_the_pattern_of_the_text_where_a_source_takes_one(path, text, pattern):
+    with pytest.raises(DataError, match="most bytes of here would be left out") as error:
+        choose({"README.md": 3000, "t.csv": 10**9, text: 10**8}, path=path)
+    assert f"'shards.path={pattern}'" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("named", "path", "is_read"),
+    [
+        ("bucket/.cache/text", "bucket/.cache/text/a.txt", True),
+        ("bucket/.cache/*/a*", "bucket/.cache/text/a.txt", True),
+        ("bucket/a/__MACOSX", "bucket/a/__MACOSX/a.txt", True),
+        (".a.txt", ".a.txt", True),
+        ("bucket/.cache", "bucket/.cache/.git/a.txt", False),
+        ("bucket/*", "bucket/.cache/a.txt", False),
+        ("bucket", "bucket/text/.a.txt", False),
+        ("", ".cache/a.txt", False),
+    ],
+)
+def test_what_a_user_named_is_read_although_it_is_hidden(named, path, is_read):
+    assert choose({path: 1, "b.txt": 1}, named=named)[0] == [*([path] if is_read else []), "b.txt"]
 
 
 def test_hidden_files_and_those_of_macos_are_not_data(tmp_path):
@@ -115,7 +152,7 @@ def test_a_folder_that_lies_in_a_hidden_one_is_read(tmp_path):
     found = list(local_text.documents(settings, Progress(events), tmp_path))
     assert [document.text for document in found] == ["one", "two"]
     said = [event["text"] for event in read_events(events) if "text" in event]
-    assert said == [f"left out of {folder}: 1 of 3 files are no text: 1 .md"]
+    assert said == [f"left out of {folder}: 1 of 3 files are not text: 1 .md"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
@@ -136,6 +173,8 @@ def test_documents_are_the_same_whichever_editor_saved_them(tmp_path, encoding):
         ("\n\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
         ("\n# ", ["# A\na\n", "B\nb<|endoftext|>c\n"]),
         (r"\n\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
+        (r"\r\n\r\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
+        ("\r\n\r\n", ["# A\na", "# B\nb<|endoftext|>c\n"]),
         ("<|endoftext|>", ["# A\na\n\n# B\nb", "c\n"]),
         ("none of it", ["# A\na\n\n# B\nb<|endoftext|>c\n"]),
     ],
@@ -155,6 +194,27 @@ def test_a_large_txt_is_read_if_its_documents_are_small(tmp_path, monkeypatch):
         texts_of(tmp_path / "a.txt")
     assert "shards.separator" in (error.value.hint or "")
     assert len(texts_of(tmp_path / "a.txt", separator="\n\n")) == 501
+    with pytest.raises(DataError, match=r"a document of more than .* between separators") as error:
+        texts_of(tmp_path / "a.txt", separator="none of it")
+    assert "--set" not in (error.value.hint or "")
+
+
+def test_a_separator_has_one_identity_however_it_is_written():
+    for spellings in (
+        ("\n\n", r"\n\n", "\r\n\r\n", r"\r\n\r\n", "\r\r"),
+        ("\t#", r"\t#"),
+        ("<|end|>",),
+    ):
+        trees = [config(separator=each) for each in spellings]
+        trees += [ShardsConfig.from_tree(tree.tree()) for tree in trees]
+        assert {tree.canonical()["separator"] for tree in trees} == {spellings[0]}
+    assert config(separator=None).separator is None
+    assert config(separator="").separator == ""
+
+
+def test_the_marks_of_files_that_were_joined_are_not_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfa\n\n\xef\xbb\xbfb" + "\ufeffc".encode())
+    assert texts_of(tmp_path / "a.txt", separator="\n\n") == ["a", "bc"]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl", "a.txt"])
