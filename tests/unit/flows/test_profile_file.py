@@ -206,3 +206,18 @@ def test_the_example_of_the_guide_is_a_profile(tmp_path: Path) -> None:
         "spelling",
         "identity",
     ]
+
+
+@pytest.mark.parametrize("typed", [r"\n\n", "\n\n", r"\r\n\r\n", "\r\n\r\n", "\n# ", "\t", "; "])
+def test_a_separator_is_the_same_on_a_command_line_and_in_a_file(
+    tmp_path: Path, typed: str
+) -> None:
+    source = ("shards.source=local", "shards.path=/letters")
+    recipe = NamedRecipe(overrides=(*source, f"shards.separator={typed}"))
+    meant = typed.replace(r"\r", "").replace("\r", "").replace(r"\n", "\n")
+    assert settings_of("tiny", recipe).shards.separator == meant
+    text = f"[shards]\nsource = 'local'\npath = '/letters'\nseparator = {json.dumps(typed)}\n"
+    found = read(tmp_path, f"profile = 'tiny'\n{text}")
+    again = NamedRecipe(overrides=found.overrides)
+    assert settings_of("tiny", again).shards.separator == meant
+    assert name_of("tiny", again) == name_of("tiny", recipe)
