@@ -31,10 +31,12 @@ SPLITS = ("train", "test")
 PART_TYPES = ("text", "python", "python_output")
 
 _CALL = re.compile(r"<<([^<>]+)=([^<>=]*)>>")
-_FINAL = re.compile(r"#### (-?\d.*)")
+_FIRST = re.compile(r"#### (-?[0-9.,]+)")
+_FINAL = re.compile(r"#### (-?[0-9].*)")
 # Not the beginning of a word, a list, a fraction or a sum.
 _NUMBER = re.compile(
-    r"(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?![\w%/]|[.,]\d|[ \t]*[-+*/^=][ \t]*\d)"
+    r"(-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)"
+    r"(?![\w%/]|[.,]\d|[ \t]*[-+*/^=][ \t]*\d)"
 )
 _NAMES: dict[type, str] = {
     type(None): "null",
@@ -177,7 +179,7 @@ def parts_of(text: str) -> list[Part]:
 def final_number(answer: str) -> str | None:
     """Return the number of the last `#### n` in `answer`, without thousands separators, or None.
 
-    None also if that is not one number: `#### 1/2`, `#### 12abc`. GSM8K has a rule of its own.
+    None also if that is not one number: `#### 1/2`, `#### 12abc`.
     """
     # The last one: an answer that corrects itself counts as corrected.
     found = _FINAL.findall(answer)
@@ -188,6 +190,20 @@ def final_number(answer: str) -> str | None:
 def is_final_number(conversation: Conversation, answer: str) -> bool:
     """Return whether the last `#### n` of `answer` is the "answer"; separators do not matter."""
     return final_number(answer) == conversation["answer"]
+
+
+def first_number(answer: str) -> str | None:
+    """Return the n of the first `#### n`, without commas, or None."""
+    # GSM8K's own rule, and nanochat's, so that scores are comparable: 5 and 5.0 are different
+    # answers, and 12abc and 12 are one. It is the reward of RL too, as in nanochat.
+    found = _FIRST.search(answer)
+    return found[1].replace(",", "") if found else None
+
+
+def is_first_number(conversation: Conversation, answer: str) -> bool:
+    """Return whether the first `#### n` of both are equal as text, except for commas."""
+    expected = first_number(text_of(conversation["messages"][-1]["content"]))
+    return expected is not None and first_number(answer) == expected
 
 
 def is_held_out(text: str, *, percent: int) -> bool:

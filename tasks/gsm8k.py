@@ -6,30 +6,15 @@ A solution has calls written `<<48/2=24>>` and ends in `#### 72`.
 
 import re
 
-from tasks.base import Conversation, Part, one_turn, text_of
+from tasks.base import Conversation, Part, is_first_number, one_turn
 from tasks.kinds.sources import Grader, HubDataset, HubTask, Row, text
 
 _CALL = re.compile(r"<<([^>]+)>>")
-_ANSWER = re.compile(r"#### (-?[0-9.,]+)")
 
 
 def convert(row: Row) -> Conversation:
     """Convert a row (question, answer) to a conversation with calls as parts."""
     return one_turn(text(row, "question"), _parts(text(row, "answer")))
-
-
-def is_correct(conversation: Conversation, answer: str) -> bool:
-    """Return whether the first `#### n` of both are equal as text, except for commas."""
-    expected = number(text_of(conversation["messages"][-1]["content"]))
-    return expected is not None and number(answer) == expected
-
-
-def number(answer: str) -> str | None:
-    """Return the n of the first `#### n`, without commas, or None."""
-    # The dataset's own rule, and nanochat's, so that scores are comparable: 5 and 5.0 are different
-    # answers, and 12abc and 12 are one. It is the reward of RL too, as in nanochat.
-    found = _ANSWER.search(answer)
-    return found[1].strip().replace(",", "") if found else None
 
 
 def _parts(solution: str) -> list[Part]:
@@ -56,5 +41,5 @@ TASK = HubTask(
         files={split: f"main/{split}-*.parquet" for split in ("train", "test")},
     ),
     convert=convert,
-    grader=Grader(is_correct=is_correct, baseline=0.0),
+    grader=Grader(is_correct=is_first_number, baseline=0.0),
 )

@@ -104,16 +104,18 @@ def collect(
     clock: Callable[[], float] = clock,
     pause: Callable[[float], None] = time.sleep,
     watch: Watch,
+    log: Callable[[str], None],
 ) -> Collected:
     """Mark garbage, and delete what was marked `rules.grace` seconds ago or longer.
 
-    `cache` as for `plan_collection`. `claim` returns a new claimant for each lease. Raises
+    `cache` as for `plan_collection`. `claim` returns a new claimant for each lease.
+    `log` gets a line if this process has to wait for another collector, which may be dead. Raises
     StageError if another process collects, LeaseLost, ArtifactError if a record is damaged,
     StoreError. After each the store is sound.
     """
     # The lease comes before anything is read. A process that records a use and finds no lease was
     # early enough to be seen; one that finds the lease waits (flows/artifacts/pins.py).
-    sweeper = Sweeper(store, claim(), clock=clock, pause=pause)
+    sweeper = Sweeper(store, claim(), clock=clock, pause=pause, log=log)
     try:
         plan = _look(store, rules, sweeper, cache=cache, threads=threads, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.

@@ -257,6 +257,7 @@ def _find_older(store: Store, key: str) -> Edges | None:
 
 
 def _edges_of(manifest: Manifest) -> Edges:
+    # Other edges are another FORMAT of flows/gc/edges_cache.py.
     return Edges(
         inputs=manifest.input_refs,
         attempts=frozenset(attempt_of(file.key) for file in (*manifest.files, *manifest.logs)),

@@ -58,6 +58,7 @@ class Sweeper:
         ttl: float = lease.TTL,
         beat: float = lease.BEAT,
         pause: Callable[[float], None] = time.sleep,
+        log: Callable[[str], None],
     ) -> None:
         self.clock = clock
         self._store = store
@@ -76,6 +77,8 @@ class Sweeper:
                     f"garbage is being collected already by {held}",
                     hint="one collection at a time is enough",
                 )
+            if found is None:
+                log(f"waiting: garbage is being collected by {held}")
             found = held
             pause(_SECONDS_BETWEEN_LOOKS)
         self._held = held

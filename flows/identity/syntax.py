@@ -11,7 +11,10 @@ from flows.frozen import frozen
 
 # Positions, and fields that some Python versions fill and others lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-_DOCSTRING = f"__{'doc'}__"  # not one literal: this module is scanned too
+# Names that read docstrings. Not whole literals: this module is scanned too.
+_DOCSTRINGS = frozenset((f"__{'doc'}__", f"get{'doc'}"))
+_FLAG = {"typing.TYPE_CHECKING"}
+_NAMESPACES = frozenset({"globals", "locals", "vars", "exec", "eval"})  # which bind any name
 _PARSES = 5  # tries; failures are rare and independent
 
 
@@ -75,10 +78,12 @@ class _Walk:
     def _add_node(self, node: ast.AST) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             self.imports.update(_imported(node, self._package))
-        elif _DOCSTRING in (getattr(node, "attr", ""), getattr(node, "id", "")):
-            self.reads_docstrings = True
+        elif isinstance(node, ast.Name | ast.Attribute | ast.alias | ast.MatchClass):
+            names = (getattr(node, field, "") for field in ("id", "attr", "name"))
+            found = {*names, *getattr(node, "kwd_attrs", ())}
+            self.reads_docstrings |= not found.isdisjoint(_DOCSTRINGS)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            self.reads_docstrings |= node.value == _DOCSTRING  # for getattr
+            self.reads_docstrings |= node.value in _DOCSTRINGS  # for getattr
             # Only a candidate: it counts if such a file exists beside the module.
             if _is_file_name(node.value):
                 self.file_names.add(node.value)
@@ -111,20 +116,31 @@ def _is_idle(item: object) -> bool:
 
 
 def _flags_of_typing(tree: ast.Module) -> set[str]:
-    """Return the names by which a module has typing's TYPE_CHECKING, which is false at run time."""
-    flags, others = {"TYPE_CHECKING"}, set[str]()  # of typing; what is or may be another value
+    """Return the names by which a module has typing's TYPE_CHECKING, which is false at run time.
+
+    A name counts if the module imports it from typing, gives it no other value and has no other way
+    to do that (a star import, `globals()`).
+    """
+    sources: dict[str, set[str]] = {}  # of a name: what is imported under it; "" is another value
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = {alias.asname or alias.name for alias in node.names if alias.name == "typing"}
-            flags |= {f"{name}.TYPE_CHECKING" for name in names}
-        elif isinstance(node, ast.ImportFrom):
-            names = {a.asname or a.name for a in node.names if a.name == "TYPE_CHECKING"}
-            is_typing = node.module == "typing" and not node.level
-            flags |= names if is_typing else set()
-            others |= set() if is_typing else names
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            others.add(ast.unparse(node))
-    return {flag for flag in flags if not {flag, flag.partition(".")[0]} & others}
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            is_import = isinstance(node, ast.Import)
+            module = "" if is_import else f"{'.' * node.level}{node.module or ''}."
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                sources.setdefault(name, set()).add(module + alias.name)
+        elif isinstance(node, ast.Name) and node.id in _NAMESPACES:
+            return set()
+        elif not isinstance(node, ast.alias) and type(getattr(node, "ctx", 0)) is not ast.Load:
+            # Any string: an argument, a caught exception, a key of a namespace.
+            for _, value in ast.iter_fields(node):
+                for name in cast("list[object]", value if isinstance(value, list) else [value]):
+                    if isinstance(name, str):
+                        sources.setdefault(name, set()).add("")
+    if "*" in sources or sources.get("TYPE_CHECKING", _FLAG) != _FLAG:
+        return set()
+    flags = {name for name, found in sources.items() if found == _FLAG}
+    return flags | {f"{n}.TYPE_CHECKING" for n, found in sources.items() if found == {"typing"}}
 
 
 def _is_file_name(text: str) -> bool:

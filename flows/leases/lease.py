@@ -88,7 +88,7 @@ class LeaseHolder:
 
 
 class Observer:
-    """Since when each lease's record is unchanged, as one process has seen it."""
+    """Measures for how long each lease's record is unchanged, as this process has seen it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock  # monotonic seconds
@@ -125,7 +125,7 @@ def try_acquire(
     with the same claim, and finds a lease whose grant got no answer. Raises StoreError.
     """
     key = ref.lease_key
-    observer = observer or _first_sight()
+    observer = observer or Observer(lambda: 0.0)  # for which no lease is silent
     seen = None
     for _ in range(_TRIES):
         asked = observer.clock()
@@ -194,8 +194,9 @@ def find_holder(
     """Return the process that builds. None means no process: the lease is absent, free or expired.
 
     `dead` is a home in which no process holds the fingerprint's kernel lock: its leases do not
-    count. Without an `observer` a lease has expired by the store's clock: for displays, which
-    decide nothing.
+    count. Without an `observer` a lease expires by the store's clock, which may be wrong or set:
+    displays may then be wrong, and waits end early. Garbage collection stays safe: it spares what
+    is younger than its grace, and deletes under the lease, which must be `forgotten` to be taken.
     """
     asked = observer.clock() if observer else 0.0
     found = _find(store, ref)
@@ -217,11 +218,6 @@ def end_abandoned(store: Store, ref: ArtifactRef, found: LeaseRecord) -> None:
     if stored is not None and stored[0] == found:
         ended = replace(found, beat=found.beat + 1, released=True)
         store.put_if_same(ref.lease_key, _to_json(ended), version=stored[1].version)
-
-
-def _first_sight() -> Observer:
-    """Return an observer for which no lease is silent."""
-    return Observer(lambda: 0.0)
 
 
 def _may_take(holder: LeaseHolder, me: Claimant, *, ttl: float) -> bool:

@@ -253,7 +253,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path} has a split pattern that this version does not know: it might take minutes "
             "for a short text",
-            hint="if you trust it, add it to KNOWN_PATTERNS in nanochat_core/tokenizer/bpe.py",
+            hint="a model with this tokenizer cannot be used here; use one whose tokenizer splits "
+            "text as nanochat's does, or train one",
         )
     return settings
 

@@ -15,7 +15,7 @@ more of them than words.
 import random
 from collections.abc import Iterator
 
-from tasks.base import Conversation, Part, check_split, is_final_number, one_turn
+from tasks.base import Conversation, Part, check_split, is_first_number, one_turn
 from tasks.generated.spelling import ABSENT_PERCENT, ALPHABET, COUNT_DIRECT, QUOTES, words_of
 from tasks.kinds.sources import GeneratedTask, Grader
 
@@ -91,5 +91,5 @@ SIMPLE = GeneratedTask(
 BEE = GeneratedTask(
     name="spelling_bee",
     generate=generate_bee,
-    grader=Grader(is_correct=is_final_number, baseline=0.0),
+    grader=Grader(is_correct=is_first_number, baseline=0.0),
 )

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from textwrap import dedent
 
 from tasks.base import Conversation
 from tasks.kinds.sources import Grader
@@ -12,8 +13,11 @@ from tasks.sandbox.run import protections, run_all
 SECONDS = 5.0
 MEMORY_MB = 256
 
-_BLOCK = re.compile(r"^([ \t]*)(```+|~~~+)[ \t]*([^\n`]*)\n(.*?)^\1\2", re.DOTALL | re.MULTILINE)
-_WITHIN_LINE = re.compile(r"```(?:python)?\s*\n(.*?)\n```", re.DOTALL)  # nanochat's
+# Text may precede a fence in its line if nanochat knows it: ``` or ```python.
+_BLOCK = re.compile(
+    r"^([ \t]*)(?:\S[^\n]*?(?=```(?:python)?\s*\n))??(```+|~~~+)[ \t]*([^\n`]*)\n(.*?)^(?:\1)?\2",
+    re.DOTALL | re.MULTILINE,
+)
 _PYTHON = frozenset(("", "python", "py", "python3", "py3"))  # in small letters
 
 
@@ -58,12 +62,10 @@ def code_of(answer: str) -> str:
     nanochat knows the fences ``` and ```python only, and takes what is between two others for the
     program: its answers in other fences fail, and here they run. All else is its rule.
     """
-    blocks = _BLOCK.findall(answer)
-    for *_, info, code in blocks:
+    for indent, _, info, code in _BLOCK.findall(answer):
         if "".join(info.split()[:1]).strip("{.}").lower() in _PYTHON:
-            return code.strip()
-    found = None if blocks else _WITHIN_LINE.search(answer)
-    return (found[1] if found else answer).strip()
+            return (dedent(code) if indent else code).strip()
+    return answer.strip()
 
 
 def _imports(prompt: str) -> str:

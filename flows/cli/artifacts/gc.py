@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.runs import timestamp
 from flows.cli.options import AsJson, Positive, StoreOptions
-from flows.cli.output import aligned, print_result, screen
+from flows.cli.output import aligned, print_note, print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.edges_cache import cache_path
 from flows.gc.inventory import Kind, Piece
@@ -74,7 +74,7 @@ def gc(
     cache = cache_path(place.work, store.url)
     # collect() plans by itself: a plan of its own would list the store twice.
     with _progress() as watch:
-        done = collect(store, rules, cache=cache, watch=watch) if apply else None
+        done = collect(store, rules, cache=cache, watch=watch, log=print_note) if apply else None
         planned = done.plan if done else plan_collection(store, rules, cache=cache, watch=watch)
     lines = _describe_collected(done) if done else _describe(planned, keep_days)
     print_result(lambda: _to_tree(store.url, planned, done), lines, as_json=as_json)

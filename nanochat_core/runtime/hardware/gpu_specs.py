@@ -44,6 +44,7 @@ GPUS = (
     _spec("GB200", 2500, 5000, 8.0, 186),
     _spec("B200", 2250, 4500, 8.0, 180, 6.79),
     _spec("GH200", 989, 1979, 4.0, 96, also=("GH200 480GB", "GH200 120GB")),
+    _spec("GH200 144GB", 989, 1979, 4.9, 144),
     _spec("H200", 989, 1979, 4.8, 141, 4.59),
     _spec("H200 NVL", 835, 1671, 4.8, 141),
     _spec("H100 NVL", 835, 1671, 3.9, 94, 3.19),
@@ -52,8 +53,8 @@ GPUS = (
     _spec("H800", 989, 1979, 3.35, 80),
     _spec("A100-SXM4-40GB", 312, None, 1.555, 40, also=("A100 40GB",)),
     _spec("A100-PCIE-40GB", 312, None, 1.555, 40),
-    _spec("A100", 312, None, 1.935, 80, 1.79),
-    _spec("A800", 312, None, 1.935, 80),
+    _spec("A100", 312, None, 1.935, 80, 1.79, also=("A100 PCIe",)),
+    _spec("A800", 312, None, 1.935, 80, also=("A800 PCIe",)),
     _spec("L40S", 362, 733, 0.864, 48),
     _spec("L40", 181, 362, 0.864, 48),
     _spec("L4", 121, 242, 0.3, 24),
@@ -69,7 +70,7 @@ GPUS = (
     # These have no bf16: their FLOP/s are those of fp16.
     _spec("V100-SXM2-16GB", 125, None, 0.9, 16, also=("V100",)),
     _spec("V100-SXM2-32GB", 125, None, 0.9, 32, also=("V100 32GB",)),
-    _spec("V100-PCIE-16GB", 112, None, 0.9, 16),
+    _spec("V100-PCIE-16GB", 112, None, 0.9, 16, also=("V100 PCIe",)),
     _spec("V100-PCIE-32GB", 112, None, 0.9, 32),
     _spec("T4", 65, None, 0.3, 16),
 )
@@ -77,29 +78,30 @@ GPUS = (
 _MAKERS = frozenset(
     ("nvidia", "amd", "geforce", "rtx", "tesla", "quadro", "instinct", "radeon", "gpu")
 )
-_FORM = re.compile(r"sxm\d?|pcie|ac|hbm\d?e?")  # how a GPU is mounted, or its memory's kind
+_FORM = re.compile(r"sxm\d?|oam|ac|hbm\d?e?")  # how a GPU is mounted, or its memory's kind
+_MEMORY = re.compile(r"(\d+)gb?")
 
 
 def find_gpu_spec(name: str) -> GpuSpec | None:
     """Return what is known of a GPU by torch's name or an alias; None if nothing, as of a CPU.
 
-    A name with a word more than the table's is another GPU (Ti, SUPER, Laptop, MIG), unless the
-    word says how it is mounted or how much memory the table's GPU has.
+    A name with a word more than the table's is another GPU (Ti, SUPER, Laptop, MIG, PCIe), unless
+    the word says how else it is mounted or how much memory the table's GPU has.
     """
-    words = _words(name)
-    for count in range(len(words), 0, -1):
-        spec = _BY_NAME.get("".join(words[:count]))
-        if spec is not None:
-            memory = f"{spec.memory / 1e9:g}gb"
-            more = words[count:]
-            return spec if all(w == memory or _FORM.fullmatch(w) for w in more) else None
+    words, memory = _words_and_memory(name)
+    for known, spec in _NAMES:
+        known_words, known_memory = _words_and_memory(known)
+        if words == known_words and memory in (known_memory, {spec.memory / 1e9}):
+            return spec
     return None
 
 
 def nearest_gpus(name: str) -> list[str]:
-    """Return the names in the table that are most like `name`, the most like first."""
+    """Return up to three names of the table: first of the same chip, then the most like `name`."""
+    chip = _words_and_memory(name)[0] - {"pcie", "nvl"}
+    same = [spec.name for known, spec in _NAMES if chip & _words_and_memory(known)[0]]
     near = difflib.get_close_matches("".join(_words(name)), _BY_NAME, n=3, cutoff=0.5)
-    return list(dict.fromkeys(_BY_NAME[key].name for key in near))
+    return list(dict.fromkeys((*same, *(_BY_NAME[key].name for key in near))))[:3]
 
 
 def peak_flops(name: str) -> float | None:
@@ -114,4 +116,12 @@ def _words(name: str) -> list[str]:
     return [short for word in words if word not in _MAKERS and (short := word.removeprefix("rtx"))]
 
 
-_BY_NAME = {"".join(_words(name)): spec for spec in GPUS for name in (spec.name, *spec.also)}
+def _words_and_memory(name: str) -> tuple[set[str], set[int]]:
+    """Return the words in any order, but those of the form, and the GB that the name says."""
+    words = {word for word in _words(name) if not _FORM.fullmatch(word)}
+    sizes = {word: int(found[1]) for word in words if (found := _MEMORY.fullmatch(word))}
+    return words - sizes.keys(), set(sizes.values())
+
+
+_NAMES = [(name, spec) for spec in GPUS for name in (spec.name, *spec.also)]
+_BY_NAME = {"".join(_words(name)): spec for name, spec in _NAMES}

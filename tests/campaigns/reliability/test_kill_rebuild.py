@@ -149,4 +149,11 @@ class Home:
         rules = Rules(keep=DAY, grace=3600.0)
         for days in (10.0, 20.0):
             now = time.time() + days * DAY
-            collect(store, rules, threads=2, clock=lambda now=now: now, watch=lambda what, n: None)
+            collect(
+                store,
+                rules,
+                threads=2,
+                clock=lambda now=now: now,
+                watch=lambda what, n: None,
+                log=print,
+            )

@@ -249,6 +249,7 @@ class Collector(Actor):
             clock=lambda: self.world.now,
             pause=self.pause,
             watch=lambda what, count: None,
+            log=lambda text: None,
         )
 
 

@@ -61,3 +61,23 @@ def test_letters_are_counted_in_words_and_by_the_calculator():
         assert letter in question
         seen_absent |= count == "0"
     assert seen_absent
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_correct"),
+    [
+        ("#### {n}", True),
+        ("#### {n} letters", True),
+        ("#### {n}x", True),
+        ("#### {n}, no: #### 99", True),
+        ("#### 99, no: #### {n}", False),
+        ("#### {n}.", False),
+        ("#### {n}.0", False),
+        ("####{n}", False),
+        ("{n}", False),
+    ],
+)
+def test_a_count_is_read_by_nanochats_rule(answer: str, is_correct: bool):
+    conversation = examples("spelling_bee", "test", 1)[0]
+    text = answer.format(n=conversation["answer"])
+    assert registry.grader_of("spelling_bee").is_correct(conversation, text) == is_correct

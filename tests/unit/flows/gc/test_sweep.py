@@ -105,10 +105,15 @@ def test_there_is_one_collection_at_a_time(store: MemoryStore):
         store.now += seconds
         held[0] = lease.renew(store, held[0], step=0, total=0)
 
+    said: list[str] = []
     with pytest.raises(StageError, match="is being collected already by run gc"):
-        gc(store, pause=pause)
+        gc(store, pause=pause, log=said.append)
     began = store.now
-    gc(store)  # the other one was killed
+    gc(store, log=said.append)  # the other one was killed
+    assert len(said) == 2
+    assert all(line.startswith("waiting: garbage is being collected by run gc") for line in said)
+    gc(store, log=said.append)
+    assert len(said) == 2  # no other collects
     assert lease.TTL < store.now - began < lease.TTL + 5
 
 

@@ -229,7 +229,7 @@ def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
     put_run(full_house.store, "tiny-1", stages=stages, started=WHEN, ended=WHEN)
     rules = Rules(keep=3600, grace=0)
     for _ in range(2):
-        collect(full_house.store, rules, watch=lambda what, count: None)
+        collect(full_house.store, rules, watch=lambda what, count: None, log=print)
     old = accepted_from(new)[0]
     assert find_manifest(full_house.store, old) is None
     with Cache(tmp_path / "cache", 10**9) as cache:

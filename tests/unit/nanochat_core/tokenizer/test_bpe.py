@@ -228,4 +228,5 @@ def test_a_pattern_that_comes_with_a_model_is_refused_unless_it_is_known(tmp_pat
         ModelError, match="a split pattern that this version does not know"
     ) as caught:
         Tokenizer.load(tmp_path)
-    assert "KNOWN_PATTERNS" in str(caught.value.hint)
+    assert "cannot be used here" in str(caught.value.hint)
+    assert ".py" not in str(caught.value.hint)
