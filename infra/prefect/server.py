@@ -87,6 +87,8 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
                 if guarded and auth() is None:
                     ensure_password(home)
                 elif not guarded:
+                    if auth() == find_password(home):  # adopted from an earlier server
+                        os.environ.pop(AUTH, None)
                     remove_password(home)
                 adopt_password(home)
                 return _spawn_on_free_port(home, port)

@@ -17,6 +17,7 @@ from infra.prefect.access import ServerError, check_answers
 from infra.prefect.password import ensure_password, find_password
 from infra.prefect.records import FORMAT, Server
 from infra.prefect.server import (
+    adopt_password,
     client_environment,
     end_process,
     find_server,
@@ -145,10 +146,15 @@ def test_homes_of_all_users_get_different_ports_before_their_servers_open_them(
     assert start("c", ports[0]) == ports[0]
 
 
-def test_a_server_without_a_password_is_had_by_asking_for_it(tmp_path: Path, silent: Path) -> None:
+@pytest.mark.parametrize("is_adopted", [False, True])
+def test_a_server_without_a_password_is_had_by_asking_for_it(
+    tmp_path: Path, silent: Path, is_adopted: bool
+) -> None:
     home = tmp_path / "home"
     (home / "prefect").mkdir(parents=True)
     ensure_password(home)  # of an earlier server
+    if is_adopted:  # as `nanochat up` does first
+        adopt_password(home)
 
     server = start_server(home, guarded=False)
 
