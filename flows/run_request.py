@@ -1,7 +1,7 @@
 """The parameters of a run, each declared once: type, default, help, label, group and rules.
 
 The options of the command line (flows/cli/options.py), the forms in Prefect's pages
-(flows/orchestration/forms.py), the requests for single stages (flows/build/stage_request.py) and
+(flows/orchestration/forms.py), the requests for single stages (flows/building/stage_request.py) and
 the records of runs (flows/artifacts/runs.py) inherit these classes: a parameter belongs into the
 class that all its readers share. `shared` passes the values on from one to the next.
 """

@@ -3,7 +3,7 @@
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
 {stage}/{fingerprint}/checkpoints/anew/run.json                           flows/identity/rebuilds.py
-{stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/...  flows/build/checkpoint_shards.py
+{stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/... flows/building/checkpoint_shards.py
 
 They are keyed by the fingerprint: another run, another node count or a colleague resumes them. Each
 attempt to send one has a prefix of its own, so nothing that was committed is ever overwritten. With

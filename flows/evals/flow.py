@@ -15,7 +15,7 @@ from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
 from flows.artifacts.runs import Run, new_run
-from flows.build.build import BuildContext, Built
+from flows.building.build import BuildContext, Built
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
 from flows.evals.request import EvalRequest
 from flows.evals.suite import Rule, check_metric, history_name, open_suite

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from prefect import flow
 
 from flows.artifacts.runs import Run
-from flows.build.build import BuildContext
+from flows.building.build import BuildContext
 from flows.frozen import frozen
 from flows.miniseries.findings import analyse
 from flows.miniseries.report import report_of

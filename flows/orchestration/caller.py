@@ -20,7 +20,7 @@ from prefect.exceptions import CancelledRun, TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed
 
-from flows.build.context import Watch
+from flows.building.context import Watch
 from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.upstream import Pins

@@ -17,7 +17,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
 
 from flows.artifacts.runs import Run
-from flows.build.build import (
+from flows.building.build import (
     BuildContext,
     Built,
     find_result,
@@ -26,8 +26,8 @@ from flows.build.build import (
     reporting_failure,
     reuse,
 )
-from flows.build.retry import TransientStageError
-from flows.build.stage_request import StageRequest, make_request
+from flows.building.retry import TransientStageError
+from flows.building.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
 from flows.leases.lease import find_holder
 from flows.leases.outage import WaitLog

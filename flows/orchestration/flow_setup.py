@@ -15,7 +15,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_UI_URL
 
 from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
-from flows.build.build import BuildContext
+from flows.building.build import BuildContext
 from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog

@@ -13,9 +13,9 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 
-from flows.build.gangs import build_on_gang
-from flows.build.retry import is_retryable
-from flows.build.stage_request import StageRequest, build_on_node, stage_of
+from flows.building.gangs import build_on_gang
+from flows.building.retry import is_retryable
+from flows.building.stage_request import StageRequest, build_on_node, stage_of
 from flows.identity.ref import short
 from flows.orchestration.flow_setup import end_earlier_start
 from flows.orchestration.forms import takes

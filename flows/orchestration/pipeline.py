@@ -11,7 +11,7 @@ from prefect.logging import get_run_logger
 
 from flows.artifacts.cache import fetch
 from flows.artifacts.runs import Run, RunRecord, name_in, new_run
-from flows.build.build import BuildContext, Built, reserve_found, reuse
+from flows.building.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import cancellable

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.artifacts.runs import Run
-from flows.build.build import Built
+from flows.building.build import Built
 from flows.identity.ref import short
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
 from flows.plan.plan import STATES, Plan

@@ -25,7 +25,7 @@ from prefect.states import Completed
 from prefect.utilities.context import get_task_and_flow_run_ids
 
 from flows.artifacts.runs import name_in
-from flows.build.build import Built
+from flows.building.build import Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.orchestration.client import quick_client

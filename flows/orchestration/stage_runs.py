@@ -32,9 +32,9 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelling
 
 from flows.artifacts.runs import RunRecord
-from flows.build.build import Built
-from flows.build.context import BuildContext
-from flows.build.stage_request import StageRequest, match_digest
+from flows.building.build import Built
+from flows.building.context import BuildContext
+from flows.building.stage_request import StageRequest, match_digest
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals

@@ -1,4 +1,4 @@
-"""The Prefect task of a stage: `flows.build.build` or `flows.orchestration.dispatch`, with states.
+"""The Prefect task of a stage: `building.build` or `orchestration.dispatch`, with states.
 
 Prefect's own result cache is off: the artifact alone decides whether a stage is up to date. A
 reused stage ends in a state named Cached with the artifact's address as its message. One that fails
@@ -20,8 +20,8 @@ from prefect.states import Crashed, Failed
 from prefect.utilities.annotations import quote
 
 from flows.artifacts.runs import Run
-from flows.build.build import BuildContext, Built, build
-from flows.build.retry import MAX_RETRIES, RetryBudget, is_retryable
+from flows.building.build import BuildContext, Built, build
+from flows.building.retry import MAX_RETRIES, RetryBudget, is_retryable
 from flows.orchestration.dispatch import HINT, dispatch
 from flows.orchestration.stage_page import StagePage, final_state
 from flows.render.text import duration

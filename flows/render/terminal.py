@@ -1,6 +1,6 @@
 """Progress of stages while they are built: bars on a terminal, plain lines elsewhere.
 
-`Display.watch` takes the events that `flows.build.build` emits. Stages may be built at the same
+`Display.watch` takes the events that `flows.building.build` emits. Stages may be built at the same
 time, each in its own thread.
 """
 

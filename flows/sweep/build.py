@@ -13,7 +13,7 @@ from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run
-from flows.build.build import BuildContext, Built
+from flows.building.build import BuildContext, Built
 from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from flows.build.build import Built
+from flows.building.build import Built
 from flows.render.text import duration, money
 
 

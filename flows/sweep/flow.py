@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.artifacts.runs import Run
-from flows.build.build import BuildContext
+from flows.building.build import BuildContext
 from flows.frozen import frozen
 from flows.orchestration.caller import cancellable
 from flows.orchestration.flow_setup import flow_run_name

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.build.stage_request import build_on_node, read_request
+from flows.building.stage_request import build_on_node, read_request
 from flows.cli.train.run import resumable
 from flows.cli.train.stage import exit_code_of
 from infra.launch.rendezvous import find_gang

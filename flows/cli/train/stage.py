@@ -19,9 +19,9 @@ from flows.artifacts.runs import (
     new_run_id,
     timestamp,
 )
-from flows.build.build import BuildContext, reserve_found
-from flows.build.nodes import build_share
-from flows.build.retry import is_retryable
+from flows.building.build import BuildContext, reserve_found
+from flows.building.nodes import build_share
+from flows.building.retry import is_retryable
 from flows.cli.options import (
     NamedOptions,
     PlacementOptions,

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from flows.build import gangs
-from flows.build.gangs import build_on_gang, gang_name
-from flows.build.stage_request import StageRequest
+from flows.building import gangs
+from flows.building.gangs import build_on_gang, gang_name
+from flows.building.stage_request import StageRequest
 from flows.identity.fingerprint import identify
 from flows.leases.lease import find_holder
 from flows.profiles import open_profile

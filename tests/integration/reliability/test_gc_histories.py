@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-import flows.build.build
+import flows.building.build
 import flows.gc.collect
 import flows.gc.reach
 import flows.gc.survey
@@ -73,7 +73,7 @@ def only_record(store: Any, record: Callable[[], None], **options: Any) -> None:
 # to be tried, so that the search is short while the code draws as it does now.
 AT_ONCE = Rules(keep=RULES.keep, grace=0.0)
 CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
-    "runs do not wait": (flows.build.build, "reserve", only_record, RULES, 12),
+    "runs do not wait": (flows.building.build, "reserve", only_record, RULES, 12),
     "tags do not wait": (gc_actors, "reserve", only_record, RULES, 5),
     "use is not recorded before": (RunRecord, "add", lambda *arguments: None, RULES, 29),
     "foreign files are ignored": (flows.gc.reach, "_edges_of", own_files_only, RULES, 14),

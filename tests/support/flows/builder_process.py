@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flows.build.build import build
+from flows.building.build import build
 from flows.leases import lease
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage

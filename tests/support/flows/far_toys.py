@@ -15,11 +15,11 @@ from typing import Any
 from prefect import flow
 from prefect.runtime import flow_run
 
-import flows.build.retry
-import flows.build.stage_request
+import flows.building.retry
+import flows.building.stage_request
 import flows.orchestration.one_stage
-from flows.build.context import BuildContext, Watch
-from flows.build.stage_request import StageRequest
+from flows.building.context import BuildContext, Watch
+from flows.building.stage_request import StageRequest
 from flows.identity.manifest import Manifest
 from flows.orchestration.caller import cancellable
 from flows.orchestration.one_stage import one_stage
@@ -71,7 +71,7 @@ def _open_order(
     context = context_of(directory, request.run, home="far", gpus=request.gpus or 0)
     if OTHER_CODE in os.environ:
         context = replace(context, root=_changed(context.root, directory / "changed"))
-    found = [flows.build.stage_request._input(context, name) for name in request.inputs]
+    found = [flows.building.stage_request._input(context, name) for name in request.inputs]
     return _stage_of(request), replace(context, watch=watch), {m.stage: m for m in found}
 
 
@@ -89,11 +89,11 @@ def _stage_of(request: StageRequest) -> Stage:
 
 
 if DIRECTORY in os.environ:  # in a worker; the test itself imports this module too
-    patched: Any = (flows.build.stage_request, flows.orchestration.one_stage)
+    patched: Any = (flows.building.stage_request, flows.orchestration.one_stage)
     for module in patched:
         module.open_request = _open_order
         module.stage_of = _stage_of
-    flows.build.retry.FIRST_PAUSE = 0.5
+    flows.building.retry.FIRST_PAUSE = 0.5
 
 
 @flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)

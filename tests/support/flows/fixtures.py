@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import BuildContext
+from flows.building.build import BuildContext
 from flows.profiles import open_profile
 from flows.stages import Stage
 from infra.placement import Placement

@@ -8,9 +8,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from flows.build.build import BuildContext, Built
-from flows.build.messages import Start, Status, read_message
-from flows.build.nodes import build_share
+from flows.building.build import BuildContext, Built
+from flows.building.messages import Start, Status, read_message
+from flows.building.nodes import build_share
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings

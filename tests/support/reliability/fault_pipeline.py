@@ -1,10 +1,10 @@
 """A small pipeline against an S3 server behind the fault proxy: what becomes of each fault.
 
-Two stages are built by flows.build.build, as in a run. Only the launch of jobs is replaced: a toy
-job runs in this process, because what is tried here is every request to the store, and processes
-would take most of the time. A run waits for a store that does not answer; it is stopped a moment
-later. Its output follows from all bytes of its inputs, so that damage which is not found changes
-the digests at the end. One output goes up and comes down in several parts.
+Two stages are built by flows.building.build, as in a run. Only the launch of jobs is replaced: a
+toy job runs in this process, because what is tried here is every request to the store, and
+processes would take most of the time. A run waits for a store that does not answer; it is stopped a
+moment later. Its output follows from all bytes of its inputs, so that damage which is not found
+changes the digests at the end. One output goes up and comes down in several parts.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import flows.build.build
-import flows.build.job
+import flows.building.build
+import flows.building.job
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
@@ -172,7 +172,7 @@ class Pipeline:
         try:
             for stage in self.stages:
                 inputs = {source.name: built[source.name] for source in stage.inputs}
-                built[stage.name] = flows.build.build.build(
+                built[stage.name] = flows.building.build.build(
                     stage, context, inputs, force=False
                 ).manifest
         except NanochatError as error:
@@ -254,7 +254,7 @@ def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[
     with contextlib.ExitStack() as stack:
         for where in (parts, s3_store, multipart):
             stack.enter_context(mock.patch.object(where, "PART", _PART))
-        stack.enter_context(mock.patch.object(flows.build.job, "run_job", toy_job))
+        stack.enter_context(mock.patch.object(flows.building.job, "run_job", toy_job))
         endpoint = "AWS_ENDPOINT_URL_S3"
         upstream = ("127.0.0.1", int(environment[endpoint].rpartition(":")[2]))
         proxy = stack.enter_context(FaultProxy(upstream, slow=_READ_SECONDS / 3))

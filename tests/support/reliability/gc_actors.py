@@ -1,8 +1,8 @@
 """Who uses a store while its garbage is collected: runs, collectors, and people with commands.
 
-Runs are flows.build.build.build for three stages, with the record that flows.orchestration.pipeline
-keeps. Left out are fingerprinting (a stage's variant is its whole pre-image) and the jobs, which
-are sleeps that leave checkpoints.
+Runs are flows.building.build.build for three stages, with the record that
+flows.orchestration.pipeline keeps. Left out are fingerprinting (a stage's variant is its whole
+pre-image) and the jobs, which are sleeps that leave checkpoints.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-import flows.build.build
+import flows.building.build
 from flows.artifacts.pins import pin, reserve
 from flows.artifacts.publish import commit, find_manifest, publish
 from flows.artifacts.revocations import accepted_from, find_revoked, revoke
 from flows.artifacts.runs import Run, RunRecord, find_run, new_run_id, point, timestamp
-from flows.build.build import BuildContext, Built, Lookup, build
+from flows.building.build import BuildContext, Built, Lookup, build
 from flows.gc.collect import collect, make_claim
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Input, Manifest, Provenance
@@ -204,7 +204,7 @@ class Runner(Actor):
         replaces: Manifest | None,
         lease: HeldLease,
     ) -> Built:
-        """What flows.build.build does when it is its turn: a job, then publishing."""
+        """What flows.building.build does when it is its turn: a job, then publishing."""
         rng = self.world.rng
         root = f"{stage.name}/{identity.fingerprint}/checkpoints/step-0000010"
         if rng.random() < 0.3:
@@ -363,7 +363,7 @@ def identity_of(stage: str, variants: Variants, digests: Mapping[str, str]) -> I
 def _build_simulated(
     stage: Stage, context: BuildContext, sought: Lookup, *arguments: Any, **options: Any
 ) -> Built:
-    """In place of flows.build.build._build, in the process that calls it."""
+    """In place of flows.building.build._build, in the process that calls it."""
     assert isinstance(context.store, SimStore)
     runner = context.store.process.program
     assert isinstance(runner, Runner)
@@ -387,10 +387,10 @@ def simulated_pipeline(world: World) -> Generator[None]:
     with simulated(world):
         patches = {"identify_from": _identity_from, "_build": _build_simulated}
         for name, value in patches.items():
-            before[name] = getattr(flows.build.build, name)
-            setattr(flows.build.build, name, value)
+            before[name] = getattr(flows.building.build, name)
+            setattr(flows.building.build, name, value)
         try:
             yield
         finally:
             for name, value in before.items():
-                setattr(flows.build.build, name, value)
+                setattr(flows.building.build, name, value)

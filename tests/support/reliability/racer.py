@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flows.build.build import build
+from flows.building.build import build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef

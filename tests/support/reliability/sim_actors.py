@@ -1,4 +1,4 @@
-"""Who takes part in a simulated history: builders, which run flows.build.build, and readers.
+"""Who takes part in a simulated history: builders, which run flows.building.build, and readers.
 
 Of the product's own code a builder leaves out what has nothing to do with the store: fingerprinting
 (there is one fingerprint), the job (a sleep under the lease) and the facts recorded about it. A
@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import flows.build.build
+import flows.building.build
 import flows.leases.acquire
 import flows.leases.file_lock
 import flows.leases.held_lease
@@ -23,7 +23,7 @@ import flows.leases.outage
 import infra.storage.s3.errors
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
-from flows.build.build import BuildContext, Built, build
+from flows.building.build import BuildContext, Built, build
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import File, Manifest
 from flows.leases.held_lease import HeldLease, LeaseTimings
@@ -161,7 +161,7 @@ class Builder(Actor):
     def build_under(
         self, context: BuildContext, replaces: Manifest | None, lease: HeldLease
     ) -> Built:
-        """Run a job and publish, as flows.build.build does under its lease."""
+        """Run a job and publish, as flows.building.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
@@ -283,7 +283,7 @@ def _build_simulated(
     replaces: Manifest | None,
     lease: HeldLease,
 ) -> Built:
-    """In place of flows.build.build._build, in the process that calls it."""
+    """In place of flows.building.build._build, in the process that calls it."""
     builder = cast("AnyStore", context.store).process.program
     assert isinstance(builder, Builder)
     return builder.build_under(context, replaces, lease)
@@ -304,10 +304,10 @@ def simulated(world: World) -> Generator[None]:
         (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
         (flows.leases.file_lock, "time", time),
         (flows.leases.file_lock, "home_id", str),
-        (flows.build.build, "time", time),
-        (flows.build.build, "Code", lambda root, cache: None),
-        (flows.build.build, "identify_from", lambda *a, **k: IDENTITY),
-        (flows.build.build, "_build", _build_simulated),
+        (flows.building.build, "time", time),
+        (flows.building.build, "Code", lambda root, cache: None),
+        (flows.building.build, "identify_from", lambda *a, **k: IDENTITY),
+        (flows.building.build, "_build", _build_simulated),
         (uuid, "uuid4", world.uuid4),
     )
     before = [(module, name, getattr(module, name)) for module, name, _ in patches]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.runs import Run, new_run
-from flows.build.stage_request import StageRequest
+from flows.building.stage_request import StageRequest
 from flows.evals.request import EvalRequest
 from flows.run_request import OnPool, RunRequest, options_of, shared
 from infra.placement import check_pool_name

@@ -43,7 +43,7 @@ def train(home: Path) -> Any:
     """A run called main, up to the base model and its scores."""
     from prefect import flow
 
-    from flows.build.build import BuildContext
+    from flows.building.build import BuildContext
     from flows.orchestration.pipeline import run_pipeline
     from flows.profiles import make_placement, open_profile
     from flows.stages import stage_named

@@ -8,7 +8,7 @@ import pytest
 
 from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import RunRecord, find_run
-from flows.build.build import BuildContext, build
+from flows.building.build import BuildContext, build
 from flows.gc.collect import make_claim
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease

@@ -17,7 +17,7 @@ from typing import Any
 import grimp
 import pytest
 
-from flows.build.code_check import leaked_modules
+from flows.building.code_check import leaked_modules
 from flows.identity import cpp_source
 from flows.identity.fingerprint import (
     CARRIERS,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.build.build import BuildContext, build
+from flows.building.build import BuildContext, build
 from flows.identity import fingerprint
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of, preimage_of
 from flows.identity.manifest import Manifest

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import BuildContext, build
-from flows.build.retry import TransientStageError
+from flows.building.build import BuildContext, build
+from flows.building.retry import TransientStageError
 from infra.launch.torchrun import StageInterrupted
 from infra.prefect.records import Server
 from infra.storage.base import VersionedObject
@@ -72,7 +72,7 @@ class Caller:
     @property
     def tag(self) -> str:
         """The tag of the orders of its stage."""
-        from flows.build.build import look_up
+        from flows.building.build import look_up
 
         fingerprint = look_up(self.stage, self.context, {}, force=False).identity.fingerprint
         return f"stage:gpu/{fingerprint[:12]}"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import look_up
-from flows.build.stage_request import StageRequest, make_request
+from flows.building.build import look_up
+from flows.building.stage_request import StageRequest, make_request
 from infra.prefect.records import Server
 
 pytestmark = pytest.mark.prefect
@@ -45,7 +45,7 @@ def carry_out(
     toys: Any, asked: StageRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[StageRequest], Any]:
     """Runs the flow with an order of this stage; gives the state that it ends in."""
-    import flows.build.stage_request
+    import flows.building.stage_request
     import flows.orchestration.one_stage
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
@@ -53,7 +53,7 @@ def carry_out(
     def open_order(asked: StageRequest, *, watch: Any) -> Any:
         return stage, replace(toys.context(asked.run), watch=watch), {}
 
-    monkeypatch.setattr(flows.build.stage_request, "open_request", open_order)
+    monkeypatch.setattr(flows.building.stage_request, "open_request", open_order)
     monkeypatch.setattr(flows.orchestration.one_stage, "stage_of", lambda asked: stage)
 
     def run(asked: StageRequest) -> Any:
@@ -109,7 +109,7 @@ def test_a_worker_with_a_scheduler_asks_it_for_a_gang(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import flows.build.gangs
+    import flows.building.gangs
 
     fields = "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0"
     for name, body in {
@@ -123,8 +123,8 @@ def test_a_worker_with_a_scheduler_asks_it_for_a_gang(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("NANOCHAT_GANGS", "slurm")
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path / "home"))
-    opened = flows.build.stage_request.open_request
-    monkeypatch.setattr(flows.build.gangs, "open_request", opened)
+    opened = flows.building.stage_request.open_request
+    monkeypatch.setattr(flows.building.gangs, "open_request", opened)
     state = carry_out(replace(asked, nodes=2))
     assert state.is_failed()
     assert state.message == "no row file"

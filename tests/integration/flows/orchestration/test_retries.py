@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.runs import Run, find_run, write_run
-from flows.build.retry import TransientStageError
+from flows.building.retry import TransientStageError
 from flows.plan.starts import read_starts
 from infra.launch.torchrun import JobFailed
 from infra.prefect.records import Server
@@ -44,7 +44,7 @@ def run(job):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.build import retry
+    from flows.building import retry
 
     monkeypatch.setattr(retry, "FIRST_PAUSE", 0.1)
 

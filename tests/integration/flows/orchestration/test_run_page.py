@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flows.build.build import Built
+from flows.building.build import Built
 from flows.identity.manifest import Manifest
 from flows.orchestration.run_page import (
     artifacts_text,

@@ -179,7 +179,7 @@ def test_a_stage_is_shown_in_a_flow_run_that_has_no_tasks(
 ) -> None:
     from prefect import flow
 
-    from flows.build.build import build
+    from flows.building.build import build
     from flows.orchestration.stage_page import StagePage, final_state
 
     training = toys.stage("training", source=TRAINING)

@@ -19,7 +19,7 @@ from prefect.futures import PrefectConcurrentFuture, wait
 from prefect.states import Completed
 from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
-from flows.build.retry import TransientStageError
+from flows.building.retry import TransientStageError
 from flows.orchestration.stage_runs import keeping_signals
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError

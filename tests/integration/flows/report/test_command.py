@@ -23,7 +23,7 @@ card = report_card.make_card(report_inputs.open_artifacts(inputs))
 assert card.reproduction.command == "nanochat run tiny"
 page.render(card), markdown.render(card)
 loaded = [n for n, text in read_record(Path({str(tmp_path)!r}, "code")) if text.strip()]
-from flows.build.code_check import leaked_modules
+from flows.building.code_check import leaked_modules
 code = dict(Code(REPOSITORY).closure(REPORT.entry))
 identity = Identity(stage="report", fingerprint="0" * 64, preimage={{"code": code}})
 print(leaked_modules(identity, loaded))

@@ -101,8 +101,8 @@ def test_a_template_with_a_misspelt_field_is_refused(cluster: Cluster, tmp_path:
 def test_a_name_of_the_longest_stage_leaves_room_for_the_pods_number(
     cluster: Cluster, gangs: Kubernetes
 ) -> None:
-    from flows.build.gangs import gang_name
-    from flows.build.stage_request import StageRequest
+    from flows.building.gangs import gang_name
+    from flows.building.stage_request import StageRequest
     from flows.run_request import MOST_NODES
     from flows.stages import STAGES
 

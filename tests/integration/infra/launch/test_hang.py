@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.build.retry import is_retryable
+from flows.building.retry import is_retryable
 from infra.launch import torchrun, watchdog
 from infra.launch.torchrun import JobFailed, run_job
 from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of

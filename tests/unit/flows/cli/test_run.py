@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from flows.build.build import uri_of
+from flows.building.build import uri_of
 from flows.cli.train.run import first_chat
 from infra.storage.local import LocalStore
 from tests.support.flows.shelf import make_manifest

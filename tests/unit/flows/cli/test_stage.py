@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows.artifacts.runs import find_run
-from flows.build.retry import TransientStageError
+from flows.building.retry import TransientStageError
 from flows.cli.app import main
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store

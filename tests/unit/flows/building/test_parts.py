@@ -19,9 +19,9 @@ from flows.artifacts.checkpoints import (
     send,
     settle,
 )
-from flows.build.checkpoint_shards import note_shard, uploading_shards
-from flows.build.coordinator import Coordinator
-from flows.build.messages import CheckpointShard, Start
+from flows.building.checkpoint_shards import note_shard, uploading_shards
+from flows.building.coordinator import Coordinator
+from flows.building.messages import CheckpointShard, Start
 from flows.identity.manifest import File
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from infra.launch.mirror import Superseded

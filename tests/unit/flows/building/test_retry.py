@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.build.retry import (
+from flows.building.retry import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     RetryBudget,

@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar
 
-from flows.build.build import Built, find_result, finish, reporting_failure, reuse
-from flows.build.context import Watch
-from flows.build.retry import TransientStageError
-from flows.build.stage_request import StageRequest, check_same, match_digest, open_request
+from flows.building.build import Built, find_result, finish, reporting_failure, reuse
+from flows.building.context import Watch
+from flows.building.retry import TransientStageError
+from flows.building.stage_request import StageRequest, check_same, match_digest, open_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from infra.gangs.base import GangError, Gangs, GangSpec, GangState, SchedulerUnavailable

@@ -22,7 +22,7 @@ from typing import Any
 from flows.artifacts.checkpoint_records import COMMIT
 from flows.artifacts.checkpoints import check_arrived, place_of, step_of
 from flows.artifacts.transfer import in_parallel
-from flows.build.messages import CheckpointShard
+from flows.building.messages import CheckpointShard
 from flows.identity.manifest import File
 from infra.launch.background import poll
 from infra.launch.mirror import Superseded, reporting_errors

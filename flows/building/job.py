@@ -1,7 +1,7 @@
 """Run a stage's job under its lease: fetch inputs, restore and mirror checkpoints, start processes.
 
-On several nodes this is node 0's side, with flows/build/coordinator.py; the other nodes' side is
-flows/build/nodes.py.
+On several nodes this is node 0's side, with flows/building/coordinator.py; the other nodes' side is
+flows/building/nodes.py.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from typing import Any
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
-from flows.build.code_check import CodeCheck
-from flows.build.context import BuildContext
-from flows.build.coordinator import Coordinator, lead
-from flows.build.executions import append_segment
+from flows.building.code_check import CodeCheck
+from flows.building.context import BuildContext
+from flows.building.coordinator import Coordinator, lead
+from flows.building.executions import append_segment
 from flows.identity.fingerprint import Code, Identity, plugins_of
 from flows.identity.manifest import File, Manifest
 from flows.leases import file_lock

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import build, look_up
-from flows.build.stage_request import (
+from flows.building.build import build, look_up
+from flows.building.stage_request import (
     StageRequest,
     check_same,
     make_request,

@@ -1,8 +1,8 @@
 """Build one stage on several machines (nodes), each with its own disk.
 
-Node 0 builds the stage as one machine would (flows/build/build.py, flows/build/coordinator.py).
-The others fetch the inputs, connect to node 0 at the address in its lease, fetch the checkpoint
-that it names, run their ranks, and upload what these save. They hold no lease and publish nothing.
+Node 0 builds the stage as one machine would (build.py and coordinator.py here). The others fetch
+the inputs, connect to node 0 at the address in its lease, fetch the checkpoint that it names, run
+their ranks, and upload what these save. They hold no lease and publish nothing.
 If an attempt ends without the artifact, they wait for node 0's next lease.
 """
 
@@ -19,13 +19,21 @@ from typing import Any
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache
-from flows.build.build import Lookup, build, find_result, finish, look_up, reporting_failure, reuse
-from flows.build.checkpoint_shards import uploading_shards
-from flows.build.code_check import CodeCheck
-from flows.build.context import BuildContext, Built
-from flows.build.coordinator import SECONDS_BETWEEN_BEATS, rendezvous_of
-from flows.build.executions import append_segment
-from flows.build.job import (
+from flows.building.build import (
+    Lookup,
+    build,
+    find_result,
+    finish,
+    look_up,
+    reporting_failure,
+    reuse,
+)
+from flows.building.checkpoint_shards import uploading_shards
+from flows.building.code_check import CodeCheck
+from flows.building.context import BuildContext, Built
+from flows.building.coordinator import SECONDS_BETWEEN_BEATS, rendezvous_of
+from flows.building.executions import append_segment
+from flows.building.job import (
     fetch_inputs,
     make_check,
     make_job,
@@ -34,8 +42,8 @@ from flows.build.job import (
     report_building,
     work_of,
 )
-from flows.build.messages import MISTAKE, Start, State, Status, read_message
-from flows.build.retry import TransientStageError, is_retryable
+from flows.building.messages import MISTAKE, Start, State, Status, read_message
+from flows.building.retry import TransientStageError, is_retryable
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
 from flows.leases import file_lock

@@ -11,7 +11,7 @@ import pytest
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
-from flows.build.build import BuildContext, build
+from flows.building.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.rebuilds import mark_rebuild
 from flows.identity.ref import ArtifactRef

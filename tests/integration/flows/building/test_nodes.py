@@ -12,12 +12,12 @@ import pytest
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import find_manifest
-from flows.build import nodes
-from flows.build.build import BuildContext, build
-from flows.build.coordinator import NodeLost
-from flows.build.messages import Start, read_message
-from flows.build.nodes import build_share
-from flows.build.retry import TransientStageError, is_retryable
+from flows.building import nodes
+from flows.building.build import BuildContext, build
+from flows.building.coordinator import NodeLost
+from flows.building.messages import Start, read_message
+from flows.building.nodes import build_share
+from flows.building.retry import TransientStageError, is_retryable
 from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
 from infra.launch.torchrun import StageInterrupted

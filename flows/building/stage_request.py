@@ -14,8 +14,8 @@ from typing import Annotated
 from flows.artifacts.names import check_stage
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
-from flows.build.context import BuildContext, Built, Watch
-from flows.build.nodes import build_share
+from flows.building.context import BuildContext, Built, Watch
+from flows.building.nodes import build_share
 from flows.frozen import frozen
 from flows.identity.fingerprint import Code, Identity, fingerprint_of
 from flows.identity.manifest import Manifest, identify_from

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flows.build.retry import TransientStageError
+from flows.building.retry import TransientStageError
 from flows.identity.fingerprint import CARRIERS, Code, Identity
 from flows.identity.rebuilds import open_work, rebuild_of
 from nanochat_core.errors import StageError

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.build.messages import Status
+from flows.building.messages import Status
 from tests.support.flows.two_nodes import context_of, port_of, start
 
 SOURCE = """

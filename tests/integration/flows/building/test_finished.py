@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flows.build.build import build
+from flows.building.build import build
 from nanochat_core.errors import StageError, StoreError
 
 # Counts its executions in a file beside the home.

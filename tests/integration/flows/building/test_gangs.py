@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from flows.build import gangs, stage_request
-from flows.build.build import build, look_up
-from flows.build.gangs import PATIENCE, build_on_gang, gang_name
-from flows.build.retry import TransientStageError, is_retryable
-from flows.build.stage_request import StageRequest, build_on_node, make_request, read_request
+from flows.building import gangs, stage_request
+from flows.building.build import build, look_up
+from flows.building.gangs import PATIENCE, build_on_gang, gang_name
+from flows.building.retry import TransientStageError, is_retryable
+from flows.building.stage_request import StageRequest, build_on_node, make_request, read_request
 from infra.gangs.base import GangError, GangSpec, GangState, SchedulerUnavailable
 from nanochat_core.errors import ConfigError, StageError
 from tests.support.flows.fixtures import ENTRY

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from flows.artifacts.publish import find_manifest
-from flows.build.build import build
-from flows.build.code_check import leaked_modules
+from flows.building.build import build
+from flows.building.code_check import leaked_modules
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock

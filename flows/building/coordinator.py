@@ -1,7 +1,7 @@
 """Node 0 of a stage on several nodes: starts the other nodes, watches them, notes their shards.
 
-Otherwise node 0 builds as a single machine does (flows/build/build.py). The other nodes' side is
-flows/build/nodes.py.
+Otherwise node 0 builds as a single machine does (flows/building/build.py). The other nodes' side is
+flows/building/nodes.py.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from pathlib import Path
 from flows.artifacts import checkpoints
 from flows.artifacts.checkpoints import step_of
 from flows.artifacts.transfer import in_parallel
-from flows.build.checkpoint_shards import (
+from flows.building.checkpoint_shards import (
     THREADS,
     is_committed,
     note_shard,
     record_of,
     upload_shard,
 )
-from flows.build.context import BuildContext
-from flows.build.messages import MISTAKE, CheckpointShard, Start, Status, read_message
-from flows.build.retry import is_retryable
+from flows.building.context import BuildContext
+from flows.building.messages import MISTAKE, CheckpointShard, Start, Status, read_message
+from flows.building.retry import is_retryable
 from flows.identity.manifest import File
 from flows.identity.ref import short
 from flows.leases.held_lease import HeldLease, LeaseTimings

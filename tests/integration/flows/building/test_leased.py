@@ -14,7 +14,7 @@ import pytest
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked, revoke
-from flows.build.build import build
+from flows.building.build import build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from flows.artifacts.publish import find_manifest
-from flows.build.build import BuildContext, build, look_up
-from flows.build.code_check import CodeChanged
-from flows.build.job import make_job
-from flows.build.retry import is_retryable
+from flows.building.build import BuildContext, build, look_up
+from flows.building.code_check import CodeChanged
+from flows.building.job import make_job
+from flows.building.retry import is_retryable
 from flows.identity.fingerprint import CARRIERS, REPOSITORY
 from flows.identity.manifest import Manifest
 from flows.identity.rebuilds import mark_rebuild, open_work

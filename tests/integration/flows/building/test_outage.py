@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.publish import find_manifest
-from flows.build.build import BuildContext, build
+from flows.building.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import LeaseLost, try_acquire

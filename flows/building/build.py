@@ -18,10 +18,10 @@ from flows.artifacts.pins import reserve
 from flows.artifacts.publish import Published, find_manifest, publish
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import timestamp
-from flows.build.code_check import CodeChanged
-from flows.build.context import BuildContext, Built
-from flows.build.executions import find_commit, read_segments
-from flows.build.job import fetch_inputs, make_check, make_job, run_stage, work_of
+from flows.building.code_check import CodeChanged
+from flows.building.context import BuildContext, Built
+from flows.building.executions import find_commit, read_segments
+from flows.building.job import fetch_inputs, make_check, make_job, run_stage, work_of
 from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import Manifest, Provenance, identify_from
 from flows.identity.rebuilds import NONE, find_rebuild_mark, is_rebuilt, mark_rebuild, open_work
