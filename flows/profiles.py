@@ -323,8 +323,11 @@ def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
     if name == "mixture" and not text.strip().startswith("["):
         value = [entry.tree() for entry in scaling.open_mixture(text.strip())]
     else:
-        # White space around a value is not part of it, but divides documents.
-        value = _parse(expected, text if name == "separator" else text.strip())
+        # White space around a value is not part of it, but divides documents. Of `name = value` the
+        # space after the sign is no part of either.
+        spaced = text.removeprefix(" ") if path.endswith(" ") else text
+        is_kept = name == "separator" and text.strip() != "null"
+        value = _parse(expected, spaced if is_kept else text.strip())
     from_json(expected, value, where=path)  # checks it here, so that the error names the setting
     tree[name] = value
 

@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 MAX_LINE = 100_000_000  # characters
 _CHUNK = 1 << 20  # bytes
-_NUL_BYTES = 1024  # at the beginning of a file, in which text has no NUL
+_BEGIN = 1024  # bytes of a file that show whether it is UTF-16 or UTF-32 without a mark
+_CONTROL = 9  # a quarter of the bytes of letters in UTF-16 is below, at least; of UTF-8 none
 _MARKED = {  # UTF-32 first: its mark begins with that of UTF-16
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -100,9 +101,11 @@ def text_chunks(path: Path, *, digest: Any = None) -> Iterator[str]:
             begin += chunk
         marked = (name for mark, name in _MARKED.items() if begin.startswith(mark))
         encoding = next(marked, "utf-8")
-        if encoding.startswith("utf-8") and (at := begin.find(0, 0, _NUL_BYTES)) >= 0:
+        control = [at for at, byte in enumerate(begin[:_BEGIN]) if byte < _CONTROL]
+        if encoding.startswith("utf-8") and 4 * len(control) > len(begin[:_BEGIN]):
             raise FileFault(
-                f"{path}:{1 + begin[:at].count(10)} is not UTF-8 text: it has a NUL byte",
+                f"{path}:{1 + begin[: control[0]].count(10)} is not UTF-8 text: it has many "
+                "control bytes, as UTF-16 without a byte order mark",
                 f"{_CONVERT}, for example UTF-16LE",
             )
         decoder = codecs.getincrementaldecoder(encoding)()

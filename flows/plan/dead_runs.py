@@ -51,6 +51,8 @@ def settle(store: Store, home: Path, run: Run) -> Run:
     # Without one of its name Prefect does not answer, or knows another home's runs only.
     if live_among(home, found) or not any(each.name == run.run for each in found):
         return run
+    if run_lock.is_held(home, run.run):  # it began again meanwhile
+        return run
     with contextlib.suppress(StoreError, ArtifactError):
         run = _end(store, run.run) or run
     report_ended(home, found, _DIED)

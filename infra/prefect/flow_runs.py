@@ -33,7 +33,7 @@ SECONDS = 10.0  # for an answer: a server on SQLite may be busy
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 MOST_SECONDS_CRASHED = 3600.0  # a run that crashed longer ago was left so by its user
 MOST = 200  # objects in an answer
-_SECONDS_NOT_ASKED = 30.0  # after a request without an answer: each may wait for seconds
+_SECONDS_NOT_ASKED = 5.0  # after a request without an answer: each may wait for seconds
 _PAUSES = (1.0, 2.0, 4.0)  # seconds before each repetition of a request that creates a run
 # No JSON, or JSON of another form, is the answer of a proxy.
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)

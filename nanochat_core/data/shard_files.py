@@ -142,9 +142,9 @@ def read_batches(path: Path, *, column: str = TEXT) -> Iterator[list[str]]:
     """Yield the documents of a parquet file in order, a few MB at a time; none if it is empty.
 
     The column may have any type of strings, or bytes that are UTF-8. One that was written as a
-    dictionary takes the memory of a row group's dictionary. A null document is read as an
-    empty one. Raises DataError naming the file, with its row group and row, if it is no parquet
-    file, is damaged, or has no such column or two of them.
+    dictionary takes more memory: a row group's dictionary, and large values as often as they
+    repeat in 256 rows. A null document is read as an empty one. Raises DataError naming the file,
+    with its row group and row, if it is no parquet file, is damaged, or has no such column or two.
     """
     with _open(path, column) as file:
         for group in range(file.num_row_groups):

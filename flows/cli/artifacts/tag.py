@@ -1,5 +1,6 @@
 """`nanochat tag`: give a run a name, such as main or best; list or remove these names."""
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from flows.cli.output import age, aligned, print_note, print_result
 from flows.stages import STAGES
 from infra.near import suggest
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
 _HEAD = ("tag", "run", "status", "stages", "started", "")
 
@@ -59,6 +60,9 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
     run = open_run(store, reference)
     # `reserve` may repeat the call after a collection; the first result is what the tag stood for.
     before: list[str | None] = []
+    known: str | None = None
+    with contextlib.suppress(ArtifactError):  # a damaged tag is replaced as if there were none
+        known = find_tag(store, name)
 
     def record() -> None:
         before.append(point(store, name, run.run))
@@ -72,8 +76,11 @@ def _point(store: Store, name: str, reference: str) -> tuple[Any, list[str]]:
                 hint=f"point it at another one: nanochat tag {name} RUN",
             )
     except BaseException:
-        if before and find_tag(store, name) == run.run:  # no other process has set it meanwhile
-            point(store, name, before[0]) if before[0] else remove_tag(store, name)
+        with contextlib.suppress(StoreError, ArtifactError):  # must not replace the error
+            # Another process may have set it meanwhile, and an answer of `point` may be lost.
+            if find_tag(store, name) == run.run:
+                old = before[0] if before else known
+                point(store, name, old) if old else remove_tag(store, name)
         raise
     old = before[0]
     what = f"{run.run} ({_progress(run)})"

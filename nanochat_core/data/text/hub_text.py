@@ -9,7 +9,7 @@ from nanochat_core.data.hub.client import HubFile, download, list_files
 from nanochat_core.data.hub.datasets import split_path
 from nanochat_core.data.hub.transfers import OnBytes, fetch_files
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_files import KINDS, choose_text, documents_of, kind_of_file
+from nanochat_core.data.text.text_files import choose_text, documents_of, first_kind, kind_of_file
 from nanochat_core.runtime.progress import Progress
 
 
@@ -51,8 +51,9 @@ def _choose(
         log=log,
         named=pattern,
         path=where,
+        is_one_kind=not pattern,
     )
-    first = min((kind_of_file(file.path) or "" for file in texts), key=KINDS.index)
+    first = first_kind(file.path for file in texts)
     chosen = [file for file in texts if pattern or kind_of_file(file.path) == first]
     if len(chosen) < len(texts):
         log(

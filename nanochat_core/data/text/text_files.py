@@ -5,7 +5,7 @@ capital letters or compressed too, and the same files are left out, with a line 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, text_
 MAX_IN_TXT = 100_000_000  # characters of a document
 MAX_ENDINGS = 4  # that are named of the files that are left out
 MAX_DESCRIPTION = 1_000_000  # bytes of a .json that describes data
+MAX_DESCRIPTIONS = 10_000_000  # bytes of all files that describe data
 DIVIDE = r"--set 'shards.separator=\n\n'"
 
 _File = TypeVar("_File")
@@ -44,12 +45,14 @@ def choose_text(
     log: Callable[[str], None],
     named: str = "",
     path: str | None = None,
+    is_one_kind: bool = False,
 ) -> list[_File]:
     """Return the files that are text, in the given order; log how many are not, by their endings.
 
     Hidden files and what macOS adds to folders and archives do not count, but `named` is read (see
-    `is_hidden`). `path`: shards.path of a source that takes patterns, for the hint. Raises
-    DataError if no file is text, or if the others have more bytes; a README does not count there.
+    `is_hidden`). `path`: shards.path of a source that takes patterns, for the hint; with
+    `is_one_kind` the source reads the first kind among the files alone. Raises DataError if no file
+    is text, or if the others have more bytes; a few MB of descriptions do not count there.
     """
     files = [file for file in files if not is_hidden(path_of(file), named=named)]
     chosen = [file for file in files if kind_of_file(path_of(file))]
@@ -59,14 +62,23 @@ def choose_text(
     if not chosen:
         reason = f"; {left_out}" if others else ""
         raise DataError(f"{where} has no file to read{reason}", hint=HINT)
-    data = [size_of(file) for file in others if not _is_about(path_of(file), size_of(file))]
-    if sum(data) > sum(map(size_of, chosen)):
-        pattern = path and _pattern(path, path_of(chosen[0]))
+    about = sum(size_of(f) for f in others if _is_about(path_of(f), size_of(f)))
+    data = sum(map(size_of, others)) - min(about, MAX_DESCRIPTIONS)
+    if data > sum(map(size_of, chosen)):
+        names = [path_of(file) for file in chosen]
+        if is_one_kind:
+            names = [name for name in names if kind_of_file(name) == first_kind(names)]
+        pattern = path and _pattern(path, names)
         hint = f"to read the text alone: --set 'shards.path={pattern}'" if pattern else HINT
         raise DataError(f"most bytes of {where} would be left out; {left_out}", hint=hint)
     if others:
         log(f"left out of {where}: {left_out}")
     return chosen
+
+
+def first_kind(names: Iterable[str]) -> str:
+    """Return the first of KINDS that one of these text files has."""
+    return min((kind_of_file(name) or "" for name in names), key=KINDS.index)
 
 
 def _is_about(path: str, size: int) -> bool:
@@ -76,12 +88,21 @@ def _is_about(path: str, size: int) -> bool:
     return is_small or name.name.startswith(("readme", "license"))
 
 
-def _pattern(path: str, chosen: str) -> str:
-    """Return shards.path with a pattern of the files whose names end like that of `chosen`."""
-    kind = kind_of_file(chosen) or ""
-    folder, _, last = path.rstrip("/").rpartition("/")
-    base = folder if set(last) & set("*?[") else path.rstrip("/")
-    return f"{base}/*{kind}{'' if chosen.lower().endswith(kind) else '*'}"
+def _pattern(path: str, chosen: Sequence[str]) -> str | None:
+    """Return shards.path with a pattern of exactly the chosen files; None if there is none.
+
+    Endings are compared as they are spelled: patterns respect case.
+    """
+    kind = kind_of_file(chosen[0]) or ""
+    at = chosen[0].lower().rindex(kind)
+    ending = chosen[0][at : at + len(kind)]
+    rest = "" if at + len(kind) == len(chosen[0]) else "*"
+    last = path.rpartition("/")[2]
+    if not all(ending in name[at - len(chosen[0]) :] for name in chosen) or "[" in last:
+        return None
+    if set(last) & set("*?"):
+        return f"{path}{ending}{rest}" if last.endswith("*") else None
+    return f"{path.rstrip('/')}/*{ending}{rest}"
 
 
 def _endings(paths: Iterable[str]) -> str:

@@ -55,9 +55,9 @@ GPUS = (
     _spec("A100-PCIE-40GB", 312, None, 1.555, 40),
     _spec("A100", 312, None, 1.935, 80, 1.79, also=("A100 PCIe",)),
     _spec("A800", 312, None, 1.935, 80, also=("A800 PCIe",)),
-    _spec("L40S", 362, 733, 0.864, 48),
-    _spec("L40", 181, 362, 0.864, 48),
-    _spec("L4", 121, 242, 0.3, 24),
+    _spec("L40S", 362, 733, 0.864, 48, also=("L40S PCIe",)),
+    _spec("L40", 181, 362, 0.864, 48, also=("L40 PCIe",)),
+    _spec("L4", 121, 242, 0.3, 24, also=("L4 PCIe",)),
     _spec("RTX A6000", 154.8, None, 0.768, 48),
     _spec("RTX 5090", 209.5, 419, 1.792, 32),
     _spec("RTX 5070", 61.7, 123.5, 0.672, 12),
@@ -72,7 +72,7 @@ GPUS = (
     _spec("V100-SXM2-32GB", 125, None, 0.9, 32, also=("V100 32GB",)),
     _spec("V100-PCIE-16GB", 112, None, 0.9, 16, also=("V100 PCIe",)),
     _spec("V100-PCIE-32GB", 112, None, 0.9, 32),
-    _spec("T4", 65, None, 0.3, 16),
+    _spec("T4", 65, None, 0.3, 16, also=("T4 PCIe",)),
 )
 
 _MAKERS = frozenset(

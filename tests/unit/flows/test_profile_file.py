@@ -216,6 +216,10 @@ def test_a_separator_is_the_same_on_a_command_line_and_in_a_file(
     recipe = NamedRecipe(overrides=(*source, f"shards.separator={typed}"))
     meant = typed.replace(r"\r", "").replace("\r", "").replace(r"\n", "\n")
     assert settings_of("tiny", recipe).shards.separator == meant
+    spaced = NamedRecipe(overrides=(*source, f"shards.separator = {typed}"))
+    assert settings_of("tiny", spaced).shards.separator == meant
+    none = NamedRecipe(overrides=(*source, "shards.separator = null"))
+    assert settings_of("tiny", none).shards.separator is None
     text = f"[shards]\nsource = 'local'\npath = '/letters'\nseparator = {json.dumps(typed)}\n"
     found = read(tmp_path, f"profile = 'tiny'\n{text}")
     again = NamedRecipe(overrides=found.overrides)

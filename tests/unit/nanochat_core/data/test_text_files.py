@@ -75,6 +75,7 @@ def test_what_is_left_out_is_counted_by_ending():
         {"a.txt": 10, "b.txt": 10, "c.txt": 10, "big.csv": 10**9},
         {"data/readme/a.txt": 10, "data/readme/b.csv": 11},
         {"a.txt": 0, "b.pdf": 1},
+        {"a.txt": 10, "readme_dump.csv": 10**10},
     ],
 )
 def test_text_that_would_mostly_be_left_out_is_an_error(sizes):
@@ -100,8 +101,9 @@ def test_text_with_some_other_files_beside_it_is_read(sizes):
     ("path", "text", "pattern"),
     [
         ("owner/name", "data/a.parquet", "owner/name/*.parquet"),
-        ("owner/name/data/", "data/a.TXT", "owner/name/data/*.txt"),
+        ("owner/name/data/", "data/a.TXT", "owner/name/data/*.TXT"),
         ("owner/name/data/*", "data/a.jsonl.gz", "owner/name/data/*.jsonl*"),
+        ("bucket/2024-*", "bucket/2024-01/a.txt", "bucket/2024-*.txt"),
         ("bucket", "bucket/a.ndjson", "bucket/*.ndjson"),
     ],
 )
@@ -109,6 +111,17 @@ def test_the_hint_names_the_pattern_of_the_text_where_a_source_takes_one(path, t
     with pytest.raises(DataError, match="most bytes of here would be left out") as error:
         choose({"README.md": 3000, "t.csv": 10**9, text: 10**8}, path=path)
     assert f"'shards.path={pattern}'" in (error.value.hint or "")
+
+
+def test_many_small_json_files_that_would_be_left_out_are_an_error():
+    with pytest.raises(DataError, match=r"11 of 12 files are not text"):
+        choose({"notes.txt": 10, **{f"{i}.json": 10**6 for i in range(11)}})
+
+
+def test_no_pattern_is_named_that_would_leave_text_out():
+    with pytest.raises(DataError, match="most bytes") as error:
+        choose({"t.csv": 10**9, "a.parquet": 9, "b.jsonl": 9}, path="owner/name")
+    assert "shards.path" not in (error.value.hint or "")
 
 
 @pytest.mark.parametrize(
