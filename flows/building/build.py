@@ -239,9 +239,11 @@ def _begin(
     any machine, resume what has been saved since. A run with `redo` begins its own.
     """
     mark = find_rebuild_mark(context.store, identity.ref)
-    has_begun = mark is not None and (replaces is None or mark.is_of(replaces))
-    if redo and mark is not None and mark.run != context.run_id:
-        has_begun = False
+    has_begun = (
+        mark is not None
+        and (replaces is None or mark.is_of(replaces))
+        and (not redo or mark.run == context.run_id)
+    )
     if (redo or replaces is not None) and not has_begun:
         check_lease()
         checkpoints.forget(context.store, identity.ref)  # first: it would delete the mark too

@@ -33,7 +33,7 @@ MEASURED = {
     "chat_eval_rl": 9.0,
     "report": 2.4,
 }
-MOST_SCALED = 4.0  # times more or less work than was measured; overheads do not scale
+MAX_SCALED = 4.0  # times more or less work than was measured; overheads do not scale
 _EQUAL = 1.01  # amounts of work whose ratio is below that are the same
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
@@ -56,14 +56,14 @@ def estimate(
 
     `history` are artifacts of the stage, in any order. One of another kind of work (see work.py) or
     device is ignored, and of the others only those with the nearest amount of work count. If that
-    is more than MOST_SCALED times off, the measured times or the roofline come before them.
+    is more than MAX_SCALED times off, the measured times or the roofline come before them.
     """
     work, device = measure_work(stage, run), _device_for(stage, placement)
     past = _nearest(
         [past for m in history if (past := _past(m, work.kind, placement, device))], work
     )
     measured = _measured(stage, work) if device == "cpu" else None
-    is_far = not past or past[0].distance(work) > MOST_SCALED
+    is_far = not past or past[0].distance(work) > MAX_SCALED
     seconds, source = None, ""
     if is_far and measured is not None:
         seconds, source = measured, "as measured on two cores"
@@ -154,7 +154,7 @@ def _measured(stage: Stage, work: Work) -> float | None:
     if seconds is None or work.kind != reference.kind:
         return None
     ratio = work.amount / reference.amount
-    return seconds * ratio if 1 / MOST_SCALED <= ratio <= MOST_SCALED else None
+    return seconds * ratio if 1 / MAX_SCALED <= ratio <= MAX_SCALED else None
 
 
 def _by_roofline(run: RunConfig, flops: float, placement: Placement) -> tuple[float | None, str]:

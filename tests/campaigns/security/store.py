@@ -29,7 +29,7 @@ COMMANDS = (
     *(("sql", "select * from artifacts"), ("fetch", "sft@tiny"), ("tag",)),
 )
 SECONDS = 60  # in which a command ends, on a busy machine
-MOST_REQUESTS = 60  # of a command that a gateway answers: 14 records at once, four tries each
+MAX_REQUESTS = 60  # of a command that a gateway answers: 14 records at once, four tries each
 
 
 def _sparse(path: Path) -> None:
@@ -150,7 +150,7 @@ def _gateways(directory: Path, commands: Sequence[Sequence[str]]) -> Row:
                     fault = fault or f"exit code {code}, as if the store were empty"
                 elif "error: store s3://fake/store" not in err:
                     fault = fault or f"another error: {err[:200]!a}"
-                if len(fake.requests) > MOST_REQUESTS:
+                if len(fake.requests) > MAX_REQUESTS:
                     fault = fault or f"{len(fake.requests)} requests"
                 if fault is not None:
                     through.append(f"{' '.join(command)}: {name}: {fault}")

@@ -28,7 +28,7 @@ class Judge:
     place: str  # {stage}/{fingerprint}
     ttl: float  # of its leases
     contents: set[bytes]  # what stages make, all of it right
-    strict: bool  # whether it judges how artifacts are replaced
+    strict: bool  # check how artifacts are replaced
     forced: set[str] = field(default_factory=set)  # runs that may replace one
     owners: dict[Process, str] = field(default_factory=dict)  # of the lease each builds under
     # A manifest is called by the key of its first file, which no other attempt's manifest has.

@@ -52,7 +52,7 @@ def test_tokens_go_out_with_their_text_and_none_of_a_stop_string(client, route, 
             for c in stream
             for logs in [c.choices[0].logprobs]
         ]
-        told = [bytes(t.bytes) for t in whole.logprobs.content] if whole.logprobs else []
+        sent = [bytes(t.bytes) for t in whole.logprobs.content] if whole.logprobs else []
         assert whole.message.content == text
     else:
         form = {"model": NAME, "prompt": asked, "logprobs": 0, "stop": stop, "max_tokens": 64}
@@ -63,11 +63,11 @@ def test_tokens_go_out_with_their_text_and_none_of_a_stop_string(client, route, 
             for c in stream
             for logs in [c.choices[0].logprobs]
         ]
-        told = [_bytes_of(t) for t in whole.logprobs.tokens] if whole.logprobs else []
+        sent = [_bytes_of(t) for t in whole.logprobs.tokens] if whole.logprobs else []
         assert whole.text == text
     for content, tokens in parts:
         assert b"".join(tokens).decode() == (content or "")
-    assert b"".join(told).decode() == text
+    assert b"".join(sent).decode() == text
 
 
 def _bytes_of(token: str) -> bytes:

@@ -121,11 +121,11 @@ def test_a_changed_setting_is_shown_before_anything_was_built(terminal: Terminal
         "stages": ["sft"],
         "after": ["rl", "chat_eval_sft", "chat_eval_rl", "report"],
     }
-    told = [" ".join(line.split()) for line in terminal.said("explain", "tiny", "rl", *words)]
-    assert "unlike profile model.depth 3 -> 2, by way of pretrain" in told
-    assert "unlike profile sft.num_epochs 1 -> 2, by way of sft" in told
-    told = terminal.said("explain", "tiny", "midtrain", *words)
-    assert not any("sft.num_epochs" in line for line in told)
+    lines = [" ".join(line.split()) for line in terminal.said("explain", "tiny", "rl", *words)]
+    assert "unlike profile model.depth 3 -> 2, by way of pretrain" in lines
+    assert "unlike profile sft.num_epochs 1 -> 2, by way of sft" in lines
+    lines = terminal.said("explain", "tiny", "midtrain", *words)
+    assert not any("sft.num_epochs" in line for line in lines)
     assert terminal.read("explain", "tiny", "sft", "--set", "sft.num_epochs=2")["settings"] == [
         "sft.num_epochs 1 -> 2"
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from flows.identity.manifest import Manifest
 from flows.identity.work import measure_work
-from flows.plan.estimate import MEASURED, MOST_SCALED, estimate
+from flows.plan.estimate import MAX_SCALED, MEASURED, estimate
 from flows.plan.render import render
 from flows.profiles import open_profile
 from flows.stages import REPORT, SFT, stage_named
@@ -196,7 +196,7 @@ def test_without_a_build_of_this_model_the_nearest_is_scaled(
 def test_a_build_that_is_far_from_it_does_not_replace_what_was_measured(built: House) -> None:
     tiny = open_profile("tiny", depth=1).run
     ratio = measure_work(SFT, TINY).amount / measure_work(SFT, tiny).amount
-    assert ratio > MOST_SCALED
+    assert ratio > MAX_SCALED
     found = estimate(SFT, TINY, [took(built, "sft", tiny, 500.0)], PLACEMENT)
     assert found is not None
     assert (found.seconds, found.source) == (MEASURED["sft"], "as measured on two cores")
