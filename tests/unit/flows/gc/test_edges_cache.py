@@ -1,6 +1,8 @@
 """What a collection remembers of manifests: it spares reads, and changes no result."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,7 +12,6 @@ from flows.artifacts.publish import commit
 from flows.artifacts.revocations import revoke
 from flows.gc import edges_cache
 from flows.gc.collect import CollectionPlan
-from flows.gc.reach import Edges
 from flows.identity.manifest import Manifest
 from infra.storage.base import ObjectInfo
 from tests.support.flows.rubbish import gc, look, make, make_grown, make_other, place, put_whole
@@ -212,8 +213,18 @@ def test_a_file_of_another_format_is_read_anew(
         store.forget()
         look(store, cache=cache)
         assert len(store.reads) == len(made)
-    # One who adds an edge finds this line, and the number that has to be raised with it.
-    assert list(Edges.__annotations__) == ["inputs", "attempts", "revocations"]
+
+
+def test_other_edges_of_the_same_manifests_have_another_format(
+    store: CountingStore, cache: Path
+) -> None:
+    """Raise FORMAT with the digest: a cache of before would lack the new edges."""
+    fill(store)
+    look(store, cache=cache)
+    rows = json.loads(cache.read_bytes().partition(b"\n")[2])
+    edges = json.dumps([[place, *named] for place, _, *named in rows])
+    digest = hashlib.sha256(edges.encode()).hexdigest()
+    assert (edges_cache.FORMAT, digest[:12]) == (1, "58cbabce324e")
 
 
 def test_a_store_without_etags_is_read_anew_each_time(
