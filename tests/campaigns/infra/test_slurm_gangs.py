@@ -1,4 +1,6 @@
-"""A stage that a run requests from a real Slurm of two nodes; figures are in docs/guides/slurm.md.
+"""A stage that a run requests from a real Slurm of two nodes.
+
+Figures are in docs/verification/clusters.md.
 
 .venv/bin/python -m pytest -q -s tests/campaigns/infra/test_slurm_gangs.py
 """
