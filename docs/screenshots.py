@@ -65,10 +65,10 @@ def open_page(browser: Browser, address: str, **options: Any) -> Page:
     """The page in a browser that has seen nothing, with greedy answers."""
     page = browser.new_context(**options).new_page()
     page.goto(address)
-    page.get_by_text("parameters: it is").wait_for()
+    page.get_by_text("This model has").wait_for()
     page.evaluate("localStorage.setItem('nanochat.settings', '{\"temperature\": 0}')")
     page.reload()
-    page.get_by_text("parameters: it is").wait_for()
+    page.get_by_text("This model has").wait_for()
     return page
 
 

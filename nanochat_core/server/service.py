@@ -5,13 +5,13 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from nanochat_core.engine.requests import EndEvent, Event, TokenEvent
 from nanochat_core.server.config import ServerConfig
 from nanochat_core.server.metrics import Metrics
-from nanochat_core.server.text import AnswerText, StopStrings, TextPiece, TextToken
+from nanochat_core.server.text import AnswerText, MarkerFilter, StopStrings, TextPiece, TextToken
 from nanochat_core.server.workers.ipc import EngineRequest
 from nanochat_core.server.workers.pool import AnswerStream, Pool
 
@@ -105,9 +105,10 @@ class _Choice:
     sample: int
     text: AnswerText
     stops: StopStrings
+    markers: MarkerFilter = field(default_factory=MarkerFilter)
     tokens: list[TextToken] = field(default_factory=list)  # their text is not yet shown
     length: int = 0  # of the text so far, in characters
-    shown: int = 0  # of them; the rest may be the beginning of a stop string
+    shown: int = 0  # of them; the rest may be the beginning of a stop string or a marker
     written: list[str] = field(default_factory=list)  # for the log
     over: bool = False
     counted: bool = False
@@ -224,33 +225,34 @@ class GenerationStream:
         for piece in pieces:
             if piece.kind == "text":
                 choice.length += len(piece.text)
-                items += self._show(choice, choice.stops.take(piece.text))
-            else:
-                items.append(StreamEvent(sample=choice.sample, piece=piece))
-                choice.written.append(piece.text)
+                piece = replace(piece, text=choice.stops.take(piece.text))
+            items += self._show(choice, choice.markers.take(piece))
         return items
 
-    def _show(self, choice: _Choice, text: str) -> list[StreamEvent]:
-        """Return the event of text that is no part of a stop string, if there is any.
+    def _show(self, choice: _Choice, pieces: Iterable[TextPiece]) -> list[StreamEvent]:
+        """Return the events of pieces that are no part of a stop string.
 
         A token goes out with the first character of its text, so none of a stop string's does.
         """
-        if not text:
-            return []
-        choice.shown += len(text)
-        choice.written.append(text)
-        tokens = tuple(token for token in choice.tokens if token.offset < choice.shown)
-        del choice.tokens[: len(tokens)]  # offsets never fall
-        piece = TextPiece(kind="text", text=text)
-        return [StreamEvent(sample=choice.sample, piece=piece, tokens=tokens)]
+        items = list[StreamEvent]()
+        for piece in pieces:
+            tokens = ()
+            choice.written.append(piece.written)
+            if piece.kind == "text":
+                choice.shown += len(piece.written)
+                tokens = tuple(token for token in choice.tokens if token.offset < choice.shown)
+                del choice.tokens[: len(tokens)]  # offsets never fall
+            items.append(StreamEvent(sample=choice.sample, piece=piece, tokens=tokens))
+        return items
 
     def _end(self, choice: _Choice, reason: Finish, error: str) -> list[StreamEvent]:
         choice.over = True
         self.finish = self.finish or reason
         self._count_end(choice, reason)
         end = StreamEvent(sample=choice.sample, finish=reason, error=error)
-        # Text that was held back cannot become a stop string any more.
-        return [*self._show(choice, choice.stops.end()), end]
+        # Text that was held back cannot become a stop string or a marker any more.
+        held = TextPiece(kind="text", text=choice.stops.end())
+        return [*self._show(choice, (*choice.markers.take(held), *choice.markers.end())), end]
 
     def _count_end(self, choice: _Choice, reason: Finish) -> None:
         if not choice.counted:

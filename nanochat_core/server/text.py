@@ -1,12 +1,20 @@
-"""Decodes an answer's tokens to text: whole characters, calculator calls, stop strings."""
+"""Decodes an answer's tokens to text for people: whole characters, calculator calls, stop strings,
+and the final number without the marker `####` that graders look for."""
 
 import codecs
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from nanochat_core.engine.requests import LogProbs
 from nanochat_core.tokenizer.bpe import BOS, Tokenizer
+
+MARKER = "#### "
+# The number as `tasks.base.final_number` reads it, alone on its line.
+_NUMBER = r"-?[0-9][0-9.,]*[ \t\r]*"
+_MARKED_LINE = re.compile(f"{MARKER}{_NUMBER}\n")
+_MAYBE_MARKED = re.compile(f"#{{1,4}}|{MARKER}(?:-?|{_NUMBER})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +31,13 @@ class TextPiece:
     """A part of an answer: text of whole characters, a call's expression, or its result."""
 
     kind: Literal["text", "tool_call", "tool_result"]
-    text: str
+    text: str  # for people
+    marker: str | None = None  # what the model wrote instead of `text`, if that is a marker
+
+    @property
+    def written(self) -> str:
+        """The text that the model wrote."""
+        return self.text if self.marker is None else self.marker
 
 
 class AnswerText:
@@ -68,6 +82,68 @@ class AnswerText:
             yield TextPiece(kind=self._inside, text=self._tokenizer.decode(self._held))
             self._inside = None
             self._held.clear()
+
+
+class MarkerFilter:
+    """Replaces the marker of a final number: the line `#### 42` is shown as `42`.
+
+    Graders look for `#### 42`, GSM8K's form, which stands at the start of a line or right after a
+    call. Text that may become one is held back, so a heading like `#### 2 examples` stays.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._is_line_start = True
+        self._is_after_call = False
+
+    def take(self, piece: TextPiece) -> Iterator[TextPiece]:
+        """Take the next piece and yield what is known of it and of what was held back."""
+        if piece.kind != "text":
+            yield from self.end()
+            self._is_after_call = True
+            yield piece
+            return
+        rest, self._held = self._held + piece.text, ""
+        passed = ""
+        while rest:
+            if self._is_line_start or self._is_after_call:
+                if _MAYBE_MARKED.fullmatch(rest):
+                    self._held = rest
+                    break
+                if _MARKED_LINE.match(rest):
+                    yield from _text(passed)
+                    yield self._replace(MARKER)
+                    passed, rest = "", rest[len(MARKER) :]
+            line = rest[: rest.find("\n") + 1] or rest
+            passed, rest = passed + line, rest[len(line) :]
+            self._is_line_start, self._is_after_call = line.endswith("\n"), False
+        yield from _text(passed)
+
+    def end(self) -> Iterator[TextPiece]:
+        """Yield what was held back, and no more can change."""
+        held, self._held = self._held, ""
+        if held.startswith(MARKER.rstrip()):  # also one that was cut short
+            yield self._replace(held[: len(MARKER)])
+            held = held[len(MARKER) :]
+        if held:
+            self._is_line_start = False
+        yield from _text(held)
+
+    def _replace(self, marker: str) -> TextPiece:
+        text = "" if self._is_line_start else "\n"  # right after a call, which may not be shown
+        self._is_line_start = self._is_after_call = False
+        return TextPiece(kind="text", text=text, marker=marker)
+
+
+def answer_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> Iterator[TextPiece]:
+    """Yield the pieces of one answer as its tokens come."""
+    text, markers = AnswerText(tokenizer), MarkerFilter()
+    for token in tokens:
+        for piece in text.take(token):
+            yield from markers.take(piece)
+    for piece in text.end():
+        yield from markers.take(piece)
+    yield from markers.end()
 
 
 class StopStrings:

@@ -2,18 +2,21 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from flows.artifacts.names import open_model
 from flows.cli.options import DeviceOptions, ModelName
-from flows.cli.output import print_mistake, print_warning, replace_unknown, screen
+from flows.cli.output import print_mistake, print_warning, replace_unknown, screen, styled
 from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.errors import ConfigError, NanochatError
+
+if TYPE_CHECKING:
+    from nanochat_core.server.text import TextPiece
 
 # Unicode's direction marks: an answer must not reverse the text around it.
 _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -21,7 +24,7 @@ _BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _UNSEEN = dict.fromkeys({*range(32), *range(127, 160), *_BIDI} - {ord("\n"), ord("\t")})
 
 _HELP = """\
-/temperature N   0 (always the likeliest) to 2 (wild); without N, shows it
+/temperature N   0 is greedy; higher is more random (max 2); without N, shows it
 /topk N          draw from the N likeliest tokens; 0: from all
 /maxtokens N     length limit of one answer
 /seed N          the same seed gives the same answers
@@ -51,7 +54,9 @@ def chat(
         str | None,
         Parameter(name=["--prompt", "-p"], help="Answer this once and exit."),
     ] = None,
-    temperature: Annotated[float, Parameter(help="0: always the likeliest token; up to 2.")] = 0.6,
+    temperature: Annotated[
+        float, Parameter(help="0 is greedy; higher is more random (max 2).")
+    ] = 0.6,
     top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
     max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
     seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
@@ -67,8 +72,7 @@ def chat(
     with screen(stderr=True).status(note) if prompt is None else contextlib.nullcontext():
         session = ChatSession.open(directory, sampling=sampling, device=device)
     if prompt is not None:  # for scripts: only the answer, and no history
-        for piece in session.answer(prompt):
-            _say(piece)
+        say_answer(session.answer(prompt))
         _say("\n")
         return 0
     return _talk(session, history=where.home_path / "chat_history")
@@ -128,15 +132,16 @@ def _turn(session: ChatSession, text: str) -> None:
     forgotten = session.forgotten
     pieces = session.answer(text)
     try:
-        for piece in pieces:
-            _say(piece)
+        say_answer(pieces)
     except KeyboardInterrupt:
         # Ends the answer's tokens, so that what was said so far stays in the conversation.
         pieces.close()
         _say(" [stopped]")
     _say("\n")
     if session.forgotten > forgotten:
-        print_warning(f"the context is full: {session.forgotten} old turns are forgotten")
+        dropped = session.forgotten - forgotten
+        turns = "1 earlier turn" if dropped == 1 else f"{dropped} earlier turns"
+        print_warning(f"context full: dropped {turns}")
 
 
 def _command(session: ChatSession, text: str) -> str:
@@ -168,9 +173,52 @@ def _setting(session: ChatSession, command: str, value: str | None = None) -> st
     return f"{name} {getattr(session.sampling, name)}"
 
 
-def _say(text: str) -> None:
+def say_answer(pieces: "Iterable[TextPiece]") -> None:
+    """Print an answer as it comes. Only a terminal gets the calculator calls, scripts the text."""
+    if sys.stdout.isatty():
+        for text, style in _with_calls(pieces):
+            _say(text, style)
+        return
+    for piece in pieces:
+        if piece.kind == "text":
+            _say(piece.text)
+
+
+def _with_calls(pieces: "Iterable[TextPiece]") -> Iterator[tuple[str, str]]:
+    """Yield (text, style) of an answer whose calls read `[calculator: 12*3 = 36]`."""
+    last, is_open, is_after_call = (
+        "\n",
+        False,
+        False,
+    )  # the last character; a call has no result yet
+    for piece in pieces:
+        if piece.kind == "tool_result":
+            if is_open:
+                yield f" = {piece.text}]", "dim"
+            is_open = False
+            continue
+        if is_open:
+            yield "]", "dim"
+        is_open = piece.kind == "tool_call"
+        text = piece.text
+        if is_open:
+            yield ("" if last.isspace() else " ") + f"[calculator: {text}", "dim"
+            last, is_after_call = "]", True
+            continue
+        if is_after_call and piece.marker is not None:
+            text = "\n"  # the final number is a line of its own
+        elif is_after_call and text[:1].isalnum():
+            text = f" {text}"
+        if text:
+            yield text, ""
+            last, is_after_call = text[-1], False
+    if is_open:
+        yield "]", "dim"
+
+
+def _say(text: str, style: str = "") -> None:
     """Write and flush `text` without control characters, which could change the terminal."""
-    sys.stdout.write(text.translate(_UNSEEN))
+    sys.stdout.write(styled(text.translate(_UNSEEN), style, sys.stdout))
     sys.stdout.flush()
 
 

@@ -5,9 +5,8 @@ encoding of their text, which could differ. When the context is full, the oldest
 """
 
 import logging
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +14,7 @@ from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from nanochat_core.engine.engine import Engine
+    from nanochat_core.server.text import TextPiece
     from nanochat_core.tokenizer.bpe import Tokenizer
 
 _LOG = logging.getLogger(__name__)
@@ -87,15 +87,17 @@ class ChatSession:
         self.forgotten = 0
 
     def ask(self, text: str) -> str:
-        """Return the whole answer to `text`; raises like `answer`."""
-        return "".join(self.answer(text))
+        """Return the answer to `text` without its calculator calls; raises like `answer`."""
+        return "".join(piece.text for piece in self.answer(text) if piece.kind == "text")
 
-    def answer(self, text: str) -> Generator[str]:
-        """Ask `text`; yield the answer in pieces of whole characters.
+    def answer(self, text: str) -> "Generator[TextPiece]":
+        """Ask `text`; yield the answer in pieces: text of whole characters, calls, their results.
 
         If the generator is closed early, the pieces so far count as the model's answer. Raises
         ConfigError if the question alone does not fit the context.
         """
+        from nanochat_core.server.text import answer_pieces
+
         question = self._question(text)
         # 1 + ...: every prompt begins with BOS.
         if 1 + len(question) > self._longest:
@@ -110,7 +112,7 @@ class ChatSession:
         sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, room))
         turn = self._turns[-1]
         try:
-            yield from readable(self._tokenizer, self._tokens(prompt, sampling, turn))
+            yield from answer_pieces(self._tokenizer, self._tokens(prompt, sampling, turn))
         finally:
             # Also after Ctrl-C: in the next prompt this answer must be closed.
             turn.append(self._tokenizer.special("<|assistant_end|>"))
@@ -153,27 +155,3 @@ class ChatSession:
                 return
             turn.append(column[0])
             yield column[0]
-
-
-def readable(tokenizer: "Tokenizer", tokens: Iterable[int]) -> Iterator[str]:
-    """Yield the text of an answer in pieces of whole characters.
-
-    A calculator call reads `<<12*3=36>>`, one without a value `<<12*>>`. The final `#### 36` of an
-    answer is a line of its own, also right behind a call.
-    """
-    from nanochat_core.server.text import AnswerText
-
-    text, in_call, after_call = AnswerText(tokenizer), False, False
-    for piece in chain(chain.from_iterable(map(text.take, tokens)), text.end()):
-        if piece.kind == "tool_result":
-            yield f"={piece.text}>>"
-        else:
-            # A call that is not followed by its result is closed here.
-            start = "<<" if piece.kind == "tool_call" else ""
-            if piece.kind == "text" and after_call and piece.text.startswith("#"):
-                start = "\n"
-            yield (">>" if in_call else "") + start + piece.text
-        in_call = piece.kind == "tool_call"
-        after_call = piece.kind != "text"
-    if in_call:
-        yield ">>"

@@ -1,6 +1,7 @@
 """nanochat's own route, POST /chat/completions: a conversation in, server-sent events out.
 
 data: {"token": "...", "gpu": 0}           text, as it is written
+data: {"token": "", "gpu": 0, "marker": "#### "}     the model wrote the marker of a final number
 data: {"tool_call": "12*3"}                the model asks the calculator
 data: {"tool_result": "36"}                the calculator's result
 data: {"usage": {"prompt_tokens", "completion_tokens", "seconds", "finish_reason"}}
@@ -66,7 +67,10 @@ async def _stream(generation: GenerationStream) -> AsyncIterator[str]:
             if item.piece is None:
                 chunk += _end(generation, item.error)
             elif item.piece.kind == "text":
-                chunk += event({"token": item.piece.text, "gpu": generation.stream.worker})
+                marker = {"marker": item.piece.marker} if item.piece.marker else {}
+                chunk += event(
+                    {"token": item.piece.text, "gpu": generation.stream.worker, **marker}
+                )
             else:
                 chunk += event({item.piece.kind: item.piece.text})
         yield chunk or PING

@@ -1,7 +1,8 @@
 """OpenAI's routes: POST /v1/chat/completions and /v1/completions, streamed or not; GET /v1/models.
 
 Calculator calls and their results are left out of answers: OpenAI's clients would show them as
-text. Requests, limits and defaults are in openai_schema.py.
+text. So is the marker of a chat answer's final number, see `MarkerFilter`. Requests, limits and
+defaults are in openai_schema.py.
 """
 
 import asyncio
@@ -194,7 +195,7 @@ async def _gather(
             for item in items:
                 if item.finish == "failed":
                     return refusal("/v1", generations[number].failure_status, item.error)
-                choices[n * number + item.sample].add(item)
+                shape.add(choices[n * number + item.sample], item)
     whole = [shape.gather(i, choice, tokenizer) for i, choice in enumerate(choices)]
     return JSONResponse({**head, "choices": whole, "usage": _usage(generations)})
 

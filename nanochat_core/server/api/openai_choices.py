@@ -19,13 +19,6 @@ class Gathered:
     tokens: list[TextToken] = field(default_factory=list)
     finish: Finish | None = None
 
-    def add(self, event: StreamEvent) -> None:
-        """Append an event of this choice; calculator calls are left out."""
-        if event.piece and event.piece.kind == "text":
-            self.text += event.piece.text
-            self.tokens += event.tokens
-        self.finish = event.finish or self.finish
-
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -39,6 +32,7 @@ class Shape:
     closing: dict[str, Any]  # what it has at its end
     whole: Callable[[str], dict[str, Any]]  # what a choice has if it is not streamed
     log_probs: Callable[[Sequence[TextToken], Tokenizer], dict[str, Any]]
+    shows_markers: bool  # of final numbers: for graders, not for people
 
     def open(self, index: int) -> list[dict[str, Any]]:
         """Return the choices to send before any text."""
@@ -46,15 +40,32 @@ class Shape:
 
     def stream(self, index: int, event: StreamEvent, tokenizer: Tokenizer) -> list[dict[str, Any]]:
         """Return the choices to send for an event; calculator calls are left out."""
-        if event.piece and event.piece.kind == "text":
-            logs = self.log_probs(event.tokens, tokenizer) if event.tokens else None
-            return [_choice(index, self.delta(event.piece.text), logs)]
+        text, tokens = self._text(event)
+        if text:
+            logs = self.log_probs(tokens, tokenizer) if tokens else None
+            return [_choice(index, self.delta(text), logs)]
         return [_choice(index, self.closing, finish=event.finish)] if event.finish else []
+
+    def add(self, choice: Gathered, event: StreamEvent) -> None:
+        """Append an event to a choice that is not streamed; calculator calls are left out."""
+        text, tokens = self._text(event)
+        choice.text += text
+        choice.tokens += tokens
+        choice.finish = event.finish or choice.finish
 
     def gather(self, index: int, choice: Gathered, tokenizer: Tokenizer) -> dict[str, Any]:
         """Return a choice that is not streamed."""
         logs = self.log_probs(choice.tokens, tokenizer) if choice.tokens else None
         return _choice(index, self.whole(choice.text), logs, choice.finish)
+
+    def _text(self, event: StreamEvent) -> tuple[str, Sequence[TextToken]]:
+        """Return the text of an event, and the tokens that it was decoded from."""
+        piece = event.piece
+        if piece is None or piece.kind != "text":
+            return "", ()
+        if self.shows_markers:
+            return piece.written, event.tokens
+        return piece.text, () if piece.marker else event.tokens
 
 
 def _choice(
@@ -120,6 +131,7 @@ CHAT = Shape(
     closing={"delta": {}},
     whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     log_probs=_chat_log_probs,
+    shows_markers=False,
 )
 TEXT = Shape(
     prefix="cmpl",
@@ -130,4 +142,5 @@ TEXT = Shape(
     closing={"text": ""},
     whole=lambda text: {"text": text},
     log_probs=_text_log_probs,
+    shows_markers=True,
 )

@@ -10,6 +10,7 @@ from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import Pool
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
+from tasks.base import Part, parts_of
 
 ANSWER_SHARE = 4  # a quarter of the context is reserved for the answer, or max_tokens if fewer
 SHORT = 2000  # characters; to tokenise fewer costs less than a thread
@@ -22,6 +23,7 @@ async def prepare_chat_prompt(
 ) -> tuple[Pool, list[int]]:
     """Return the prompt of a conversation of (role, content), and the pool that is to answer it.
 
+    `<<12+30=42>>` in an assistant's message is a calculator call and its result.
     Raises RequestError, or ServiceUnavailable if no engine process takes `num_samples` more.
     """
     check_turns(messages)
@@ -70,23 +72,26 @@ def make_chat_prompt(
     a system message; "refuse" raises RequestError. So does a last message that is too long alone.
     """
     wanted = max_tokens if overflow == "refuse" else min(max_tokens, context // ANSWER_SHARE)
+    turns = [
+        {"role": role, "content": parts_of(content) if role == "assistant" else content}
+        for role, content in messages
+    ]
     # Each message is encoded once to choose the turns to leave out. Rendering again after each
-    # removal would take quadratic time. + 2: the special tokens around each message.
-    lengths = [len(tokenizer.encode(content)) + 2 for _, content in messages]
+    # removal would take quadratic time.
+    lengths = [_count_tokens(tokenizer, turn["content"]) for turn in turns]
     total = sum(lengths) + 2
     first = 1 if messages[0][0] == "system" else 0
-    kept = list(messages)
+    kept = turns
     if overflow == "drop":
         gone = first
         # In pairs, a user's message and its answer, so that roles still alternate.
         while total + wanted > context and gone < len(messages) - 1:
             total -= lengths[gone] + lengths[gone + 1]
             gone += 2
-        kept = [*messages[:first], *messages[gone:]]
+        kept = [*turns[:first], *turns[gone:]]
     # The lengths are an estimate; the rendered prompt decides, and rarely needs another pass.
     while True:
-        turns = [{"role": role, "content": content} for role, content in kept]
-        prompt = render_for_completion(tokenizer, {"messages": turns})
+        prompt = render_for_completion(tokenizer, {"messages": kept})
         if len(prompt) + wanted <= context or overflow == "refuse" or len(kept) == first + 1:
             break
         del kept[first : first + 2]
@@ -122,6 +127,16 @@ def make_text_prompt(
     if overflow == "refuse":
         _check_total(prompt, max_tokens, context, "the prompt", param="prompt")
     return _check_room(prompt, context, "the prompt", param="prompt")
+
+
+def _count_tokens(tokenizer: Tokenizer, content: str | Sequence[Part]) -> int:
+    """Return the tokens of a message, special ones included: two around it and each call part."""
+    if isinstance(content, str):
+        return len(tokenizer.encode(content)) + 2
+    return 2 + sum(
+        len(tokenizer.encode(part["text"])) + (0 if part["type"] == "text" else 2)
+        for part in content
+    )
 
 
 def _check_total(prompt: list[int], wanted: int, context: int, what: str, *, param: str) -> None:

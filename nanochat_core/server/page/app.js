@@ -50,11 +50,12 @@ async function answer(conversation, question) {
 }
 
 /** Add one event to the answer. */
-function take(run, {token, tool_call: call, tool_result: result, usage}) {
+function take(run, {token, marker, tool_call: call, tool_result: result, usage}) {
   const {message} = run, last = message.parts.at(-1);
   if (token !== undefined) {
     run.tokens += 1;
-    if (last?.text !== undefined) last.text += token;
+    if (typeof marker === "string") message.parts.push({text: token, marker});
+    else if (last?.text !== undefined && last.marker === undefined) last.text += token;
     else message.parts.push({text: token});
   }
   if (call !== undefined) message.parts.push({call: String(call)});
@@ -216,7 +217,7 @@ function inWords(count) {
 /** What to expect of a model of this size. */
 function aboutModel(count) {
   const size = `This model has ${inWords(count)} parameters`;
-  if (count < TINY) return `${size}: it is tiny. It was made to try things out, writes a lot of nonsense and knows almost nothing. Do not rely on its answers.`;
+  if (count < TINY) return `${size}, very few: it was made to try things out, writes a lot of nonsense and knows almost nothing. Do not rely on its answers.`;
   if (count < SMALL_MODEL) return `${size}: it is small. It talks, but makes many things up and says them with confidence.`;
   return `${size}. It can be wrong: check what matters.`;
 }
@@ -225,11 +226,11 @@ async function loadStats() {
   info = await readStats();
   takeDefaults(info);
   const count = Number(info.parameters) || 0, name = typeof info.model === "string" ? info.model : "nanochat";
-  get("model").textContent = get("hello-title").textContent = name;
+  get("model").textContent = name;
   document.title = (current.title || "New chat") + " \u00b7 " + name;
-  get("hello-text").textContent = count ? aboutModel(count) : "Ask something.";
+  get("hello-text").textContent = count ? aboutModel(count) : "";
   get("size").hidden = !count;
-  get("size").replaceChildren((count < TINY ? "tiny: " : "") + inWords(count), make("i", {}, " parameters"));
+  get("size").replaceChildren(inWords(count), make("i", {}, " parameters"));
   get("size").title = "What to expect";
   drawComposer();
 }

@@ -133,8 +133,9 @@ function removeLeaf(conversation, message) {
   if (conversation.leaf === message.id) conversation.leaf = message.parent;
 }
 
-/** What the model sees of an answer in later turns: the text around its calls. */
-const spoken = (message) => message.parts.map((part) => part.text ?? "").join("");
+/** What the model sees of an answer in later turns: all that it wrote, and the calculator's results. */
+const written = (message) => message.parts.map(({text, marker, call, result}) =>
+  call === undefined ? marker ?? text : result === undefined ? "" : `<<${call}=${result}>>`).join("");
 
 /** {messages, forgotten}: the conversation up to the question `last`, as the server takes it.
  * Questions that have no answer are left out; so are the oldest turns beyond the server's limits. */
@@ -144,7 +145,7 @@ function promptFor(conversation, last, limits) {
   for (let i = 0; i + 1 < path.length; i += 1) {
     const [question, answer] = [path[i], path[i + 1]];
     if (question.role !== "user" || answer.role !== "assistant") continue;
-    const said = wellFormed(spoken(answer).slice(0, limits.message));
+    const said = wellFormed(written(answer).slice(0, limits.message));
     if (said.trim()) turns.push({role: "user", content: question.content}, {role: "assistant", content: said});
   }
   const all = turns.length;

@@ -22,6 +22,16 @@ function make(tag, attributes, ...children) {
   return element;
 }
 
+/** A drawing of one line, of 20 by 20. */
+function icon(line) {
+  const [svg, path] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
+  svg.setAttribute("viewBox", "0 0 20 20");
+  svg.setAttribute("aria-hidden", "true");
+  path.setAttribute("d", line);
+  svg.append(path);
+  return svg;
+}
+
 /** Draw `source` into `element`. Blocks that did not change since the last call keep their nodes,
  * so that a selection in them survives. `marks[i]` makes the node that CALL_MARK i stands for. */
 function drawMarkdown(element, source, marks = []) {

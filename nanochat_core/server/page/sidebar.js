@@ -9,8 +9,8 @@ function drawList() {
       make("button", {type: "button", class: "title", "data-key": "open" + id, "aria-current": id === current.id ? "true" : null,
         onclick: () => { openConversation(id); focusText(); }},
       make("span", {}, title || "Untitled"), ...(runs.has(id) ? [make("i", {class: "dot", title: "writing"})] : [])),
-      button("rename", "Rename", "\u270e", () => renameConversation(id)),
-      button("delete", "Delete", "\u00d7", () => dropConversation(id)));
+      button("rename", "Rename", icon("M4 16l1-4 8-8 3 3-8 8zM11 6l3 3"), () => renameConversation(id)),
+      button("delete", "Delete", icon("M5 5l10 10M15 5L5 15"), () => dropConversation(id)));
   }));
   if (focused) get("list").querySelector(`[data-key="${focused}"]`)?.focus();
 }

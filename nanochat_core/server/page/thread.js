@@ -4,22 +4,25 @@ const elements = new Map();   // id of a message -> its element
 
 /** Markdown of an answer with a mark for each call, and what draws the marks. */
 function answerSource(message) {
-  let source = "";
   const marks = [];
-  for (const [i, part] of message.parts.entries()) {
-    if (part.call === undefined) {
-      // Models taught with sums end with "#### 14", right after a call: that is a line of its own.
-      if (source && !source.endsWith("\n") && part.text.startsWith("####")) source += "\n";
-      source += part.text.replace(/[\uE000\uE001]/g, "\uFFFD");
-      continue;
-    }
+  const source = joinParts(message, (text) => text.replace(/[\uE000\uE001]/g, "\uFFFD"), (part, i) => {
     // Another mark once the result is there or cannot come, so that the text around it is drawn anew.
     const waits = part.result === undefined && message.state === "writing" && part === message.parts.at(-1);
     const mark = 3 * i + (waits ? 0 : part.result === undefined ? 1 : 2);
     marks[mark] = () => callNode(part, waits);
-    source += `\uE000${mark}\uE001`;
-  }
+    return `\uE000${mark}\uE001`;
+  });
   return {source, marks};
+}
+
+/** The parts of an answer as one text. What follows a marker, a final number, is a line of its own. */
+function joinParts(message, drawText, drawCall) {
+  let all = "";
+  for (const [i, part] of message.parts.entries()) {
+    all += part.call === undefined ? drawText(part.text) : drawCall(part, i);
+    if (part.marker !== undefined && all && !all.endsWith("\n")) all += "\n";
+  }
+  return all;
 }
 
 function callNode({call, result}, waits) {
@@ -31,8 +34,8 @@ function callNode({call, result}, waits) {
 }
 
 /** The answer as text, for the clipboard and for screen readers. */
-const answerText = (message) => message.parts.map((part) =>
-  part.text ?? (part.result === undefined ? `[${part.call}]` : `[${part.call} = ${part.result}]`)).join("");
+const answerText = (message) => joinParts(message, (text) => text,
+  ({call, result}) => result === undefined ? `[${call}]` : `[${call} = ${result}]`);
 
 /** The element of a message, drawn as it is now. */
 function drawMessage(conversation, message) {

@@ -222,14 +222,27 @@ def test_calculator_calls_are_shown_as_they_happen(page: Page, server: ScriptedS
     expect(page.locator(".call")).to_have_text("calculator: 12*3 = 36")
     expect(answers(page)).to_have_text("It is calculator: 12*3 = 36.")
     ask(page, "thanks")
-    assert server.asked[1]["messages"][1]["content"] == "It is ."  # calls are not spoken
+    assert server.asked[1]["messages"][1]["content"] == "It is <<12*3=36>>."
 
 
-def test_what_a_sum_ends_with_is_a_line_of_its_own(page: Page, server: ScriptedServer):
-    server.replies.append([event(tool_call="5+9"), event(tool_result="14"), *answer("#### 14")])
-    body = ask(page, "5 + 9")
-    expect(body.locator("p")).to_have_text("calculator: 5+9 = 14")
-    expect(body.locator("h6")).to_have_text("14")
+def test_a_final_number_is_a_line_of_its_own_and_its_marker_is_for_the_model(
+    page: Page, server: ScriptedServer
+):
+    server.replies.append(
+        [
+            event(token="Well: "),
+            event(tool_call="5+9"),
+            event(tool_result="14"),
+            event(token="", marker="#### "),
+            *answer("14 indeed"),
+        ]
+    )
+    shown = "Well: calculator: 5+9 = 14\n14 indeed"
+    expect(ask(page, "5 + 9")).to_have_text(shown, use_inner_text=True)
+    page.reload()
+    expect(answers(page)).to_have_text(shown, use_inner_text=True)
+    ask(page, "thanks")
+    assert server.asked[1]["messages"][1]["content"] == "Well: <<5+9=14>>#### 14 indeed"
 
 
 def test_tokens_and_speed_are_shown_and_the_servers_numbers_win(page: Page, server: ScriptedServer):
@@ -241,11 +254,11 @@ def test_tokens_and_speed_are_shown_and_the_servers_numbers_win(page: Page, serv
     )
 
 
-def test_the_page_says_plainly_that_a_model_is_tiny(page: Page):
-    expect(page.get_by_text("This model has 1.9 M parameters: it is tiny.")).to_be_visible()
+def test_the_page_says_plainly_what_a_tiny_model_is(page: Page):
+    expect(page.get_by_text("This model has 1.9 M parameters, very few:")).to_be_visible()
     expect(page.get_by_role("heading", level=1)).to_have_text("sft@tiny")
     ask(page, "hello")
-    page.get_by_text("tiny: 1.9 M").click()
+    page.get_by_role("button", name="1.9 M parameters").click()
     expect(page.get_by_role("alert").get_by_text("Do not rely on its answers")).to_be_visible()
 
 
@@ -271,7 +284,7 @@ def test_it_is_used_without_a_mouse(page: Page, server: ScriptedServer):
     expect(page.get_by_role("button", name="Previous answer")).to_be_visible()
     page.keyboard.press("Control+Shift+N")
     expect(box).to_be_focused()
-    expect(page.get_by_role("heading", level=2, name="sft@tiny")).to_be_visible()
+    expect(page.get_by_role("heading", level=2, name="Ask something")).to_be_visible()
 
 
 def test_code_and_answers_can_be_copied(open_page, server: ScriptedServer):

@@ -147,7 +147,7 @@ def test_a_server_without_stats_is_fine(page: Page, server: ScriptedServer, comp
     complaints.expect("status of 404")
     server.stats = None
     page.reload()
-    expect(page.get_by_role("heading", level=2)).to_have_text("nanochat")
+    expect(page.get_by_role("heading", level=1)).to_have_text("nanochat")
     expect(ask(page, "hello")).to_have_text("You said: hello")
     assert server.asked[0]["temperature"] == 0.6
     while not complaints.heard:

@@ -42,6 +42,10 @@ def test_the_calculator_is_seen(page: Page, live: Live):
     expect(page.locator(".call b")).to_be_visible()
 
 
+def test_the_marker_of_a_final_number_is_not_seen(page: Page, live: Live):
+    expect(ask(page, "echo #### 42")).to_have_text("42")
+
+
 def test_stopping_frees_the_slot(page: Page, live: Live):
     send(page, "/maxtokens 4000")
     send(page, "long")

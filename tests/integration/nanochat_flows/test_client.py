@@ -18,4 +18,6 @@ def test_a_conversation_has_answers_that_repeat_by_their_seed(tmp_path: Path) ->
     first, second = (client.chat(str(model), max_tokens=8, seed=7) for _ in range(2))
     answers = [first.ask("hello"), first.ask("and again")]
     assert all(answers)
-    assert answers == ["".join(second.answer("hello")), second.ask("and again")]
+    pieces = list(second.answer("hello"))
+    assert {piece.kind for piece in pieces} == {"text"}
+    assert answers == ["".join(piece.text for piece in pieces), second.ask("and again")]

@@ -1,6 +1,7 @@
 """Talking to a real, random model: answers stream, repeat by seed, and Ctrl-C stops only one."""
 
 import io
+import re
 import socket
 import sys
 from pathlib import Path
@@ -9,10 +10,12 @@ import pytest
 import torch
 
 from flows.cli.app import main
-from flows.cli.use.chat_session import ChatSession, Sampling, readable
+from flows.cli.use.chat import say_answer
+from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.engine.engine import Engine
 from nanochat_core.errors import ConfigError
 from nanochat_core.model.checkpoint import load_model
+from nanochat_core.server.text import answer_pieces
 from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_for_completion
 from tests.support.flows.chat_model import write_chat_model
@@ -111,34 +114,56 @@ def test_the_pieces_of_an_answer_are_whole_characters_of_the_whole_answer(model:
     ((ids,), _) = engine.generate_batch(prompt, **settings)
     tools = [i for i in ids[len(prompt) :] if i >= 300 - len(SPECIAL_TOKENS)]
 
-    pieces = list(open_session(model, sampling).answer("caf\u00e9"))
+    pieces = [piece.text for piece in open_session(model, sampling).answer("caf\u00e9")]
     assert tools == []
     assert "".join(pieces) == tokenizer.decode(ids[len(prompt) :])
     assert 100 < len(pieces) < 400
     assert all(pieces)
 
 
-def test_a_calculator_call_reads_as_one_expression(model: Path) -> None:
+CALL = "<|python_start|>12+30<|python_end|><|output_start|>42<|output_end|>"
+NO_RESULT = "<|python_start|>12+<|python_end|>"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown", "text"),
+    [
+        (f"{CALL}#### 42", "[calculator: 12+30 = 42]\n42", "42"),
+        (f"{CALL}\n#### 42", "[calculator: 12+30 = 42]\n42", "\n42"),
+        (f"is {CALL}.", "is [calculator: 12+30 = 42].", "is ."),
+        (f"is{CALL}42 now", "is [calculator: 12+30 = 42] 42 now", "is42 now"),
+        (f"a: a\n{CALL}#### 1", "a: a\n[calculator: 12+30 = 42]\n1", "a: a\n1"),
+        (f"{CALL}{CALL}", "[calculator: 12+30 = 42] [calculator: 12+30 = 42]", ""),
+        (f"{NO_RESULT} or", "[calculator: 12+] or", " or"),
+        (f"{NO_RESULT}#### 42", "[calculator: 12+]\n42", "42"),
+        (NO_RESULT, "[calculator: 12+]", ""),
+        ("<|output_start|>5<|output_end|>x", "x", "x"),  # no call, so no result
+        ("#### Title\nx", "#### Title\nx", "#### Title\nx"),
+    ],
+)
+def test_a_terminal_shows_calls_and_a_script_gets_the_text_alone(
+    model: Path,
+    written: str,
+    shown: str,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     tokenizer = Tokenizer.load(model / "tokenizer")
-    call, end = tokenizer.special("<|python_start|>"), tokenizer.special("<|python_end|>")
-    start, stop = tokenizer.special("<|output_start|>"), tokenizer.special("<|output_end|>")
+    parts = re.split(r"(<\|\w+\|>)", written)
+    ids = [[tokenizer.special(p)] if p.startswith("<|") else tokenizer.encode(p) for p in parts]
+    pieces = list(answer_pieces(tokenizer, [i for some in ids for i in some]))
 
-    def text(*parts: int | str) -> str:
-        ids = [[p] if isinstance(p, int) else tokenizer.encode(p) for p in parts]
-        return "".join(readable(tokenizer, [i for some in ids for i in some]))
-
-    assert text("is ", call, "12*3", end, start, "36", stop, ".") == "is <<12*3=36>>."
-    assert text(call, "12*", end, " or") == "<<12*>> or"
-    done = (call, "12+30", end, start, "42", stop)
-    assert text(*done, "#### 42") == "<<12+30=42>>\n#### 42"
-    assert text("So ", *done, "# 42") == "So <<12+30=42>>\n# 42"
-    assert text(*done, "\n#### 42") == "<<12+30=42>>\n#### 42"
-    assert text(*done, *done, "#### 42") == "<<12+30=42>><<12+30=42>>\n#### 42"
-    assert text(call, "12+", end, "#### 42") == "<<12+>>\n#### 42"
-    assert text(*done, " #### 42") == "<<12+30=42>> #### 42"
-    assert text("no call #### 42") == "no call #### 42"
-    assert text(call, "12*", end) == "<<12*>>"
-    assert text(call, end, call, "1", end, start, "1", stop) == "<<>><<1=1>>"
+    say_answer(pieces)
+    assert capsys.readouterr().out == text
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    say_answer(pieces)
+    coloured = capsys.readouterr().out
+    assert re.sub(r"\x1b\[\d*m", "", coloured) == shown
+    assert coloured.count("\x1b[2m") == coloured.count("\x1b[0m")
+    assert ("\x1b[2m" in coloured) == ("calculator" in shown)
 
 
 def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(model: Path) -> None:
@@ -152,10 +177,24 @@ def test_a_message_longer_than_the_context_is_refused_and_nothing_is_forgotten(m
 def test_the_oldest_turns_are_forgotten_when_the_context_is_full(model: Path) -> None:
     session = open_session(model)
     for number in range(25):
-        assert "".join(session.answer(f"{number} " * 20))
+        assert session.ask(f"{number} " * 20)
     assert 0 < session.forgotten < 25
     session.clear()
     assert session.forgotten == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "dropped"), [((250, 250), "1 earlier turn"), ((100, 100, 350), "2 earlier turns")]
+)
+def test_a_warning_has_the_number_of_turns_that_were_dropped(
+    model: Path,
+    lengths: tuple[int, ...],
+    dropped: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert chat(model, "".join("1 " * length + "\n" for length in lengths), monkeypatch) == 0
+    assert capsys.readouterr().err == f"warning: context full: dropped {dropped}\n"
 
 
 def test_an_answer_that_was_stopped_stays_in_the_conversation(model: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from nanochat_core.server.api import openai_api, prompts
 from nanochat_core.server.service import ServerConfig
 from nanochat_core.tokenizer.bpe import Tokenizer
+from nanochat_core.tokenizer.chat import parse_answer
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 from tests.support.nanochat_core.server.live import (
     NAME,
@@ -52,6 +53,39 @@ def test_calls_and_results_are_events_of_their_own(live):
         {"tool_call": "12*3"},
         {"tool_result": "36"},
     ]
+
+
+def test_the_marker_of_a_final_number_is_no_text(live):
+    *events, _, _ = live.ask("echo #### 42")
+    assert events == [
+        {"token": "", "gpu": 0, "marker": "#### "},
+        {"token": "42", "gpu": 0},
+    ]
+
+
+def test_a_call_in_an_earlier_answer_is_one_in_the_prompt():
+    answer = 'p-p: <<"pp".count("p")=2>>#### 2'
+    said = [("user", "<<1+1=2>>"), ("assistant", answer), ("user", "and?")]
+    prompt = prompts.make_chat_prompt(
+        TOKENIZER, said, context=4096, max_tokens=1, overflow="refuse"
+    )
+    start, end = TOKENIZER.special("<|assistant_start|>"), TOKENIZER.special("<|assistant_end|>")
+    assert parse_answer(TOKENIZER, prompt[prompt.index(start) + 1 :]) == answer
+    calls = [i for i, token in enumerate(prompt) if token == TOKENIZER.special("<|python_start|>")]
+    assert len(calls) == 1  # what a user types is text
+    assert prompt.index(start) < calls[0] < prompt.index(end)
+
+
+def test_a_conversation_of_calls_is_cut_to_fit_in_one_pass(monkeypatch):
+    rendered: list[int] = []
+    render = prompts.render_for_completion
+    monkeypatch.setattr(
+        prompts, "render_for_completion", lambda *given: rendered.append(0) or render(*given)
+    )
+    many = [(("user", "assistant")[i % 2], "<<1=1>>" * 5) for i in range(499)]
+    prompt = prompts.make_chat_prompt(TOKENIZER, many, context=4096, max_tokens=1, overflow="drop")
+    assert 4000 < len(prompt) < 4096
+    assert len(rendered) == 1
 
 
 def test_letters_of_several_tokens_come_whole(live):

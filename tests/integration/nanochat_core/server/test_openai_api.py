@@ -157,6 +157,28 @@ def test_calls_are_left_out(client):
     assert answer.choices[0].message.content == "it is 36"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_marker_of_a_final_number_is_left_out_of_a_chat(client, stream):
+    asked = {"model": NAME, "messages": ask("echo So:\n#### 42"), "logprobs": True}
+    if stream:
+        choices = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
+        text = "".join(choice.delta.content or "" for choice in choices)
+        told = [entry for choice in choices for entry in (choice.logprobs or NOTHING).content]
+        assert all(choice.delta.content for choice in choices[1:-1])
+    else:
+        (choice,) = client.chat.completions.create(**asked).choices
+        text, told = choice.message.content, choice.logprobs.content
+    assert text == "So:\n42"
+    assert "".join(entry.token for entry in told) == text
+
+
+def test_a_text_that_is_completed_keeps_its_markers(client):
+    (choice,) = client.completions.create(
+        model=NAME, prompt="echo So:\n#### 42", logprobs=0
+    ).choices
+    assert choice.text == "".join(choice.logprobs.tokens) == "So:\n#### 42"
+
+
 def test_a_developer_message_and_parts_of_text(client):
     messages = [
         {"role": "developer", "content": "echo "},

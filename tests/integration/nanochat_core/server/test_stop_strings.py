@@ -37,6 +37,7 @@ STOPPED = [
     ("echo a\u20acb", ["\u20acb"], "a"),
     ("call", ["36"], "it is "),
     ("call", ["is 37"], "it is 36"),  # held back across a call
+    ("echo a\nb #### 4", ["####"], "a\nb "),
 ]
 
 

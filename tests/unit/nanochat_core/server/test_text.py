@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from nanochat_core.engine.requests import LogProbs
 from nanochat_core.server.api.openai_choices import TEXT
-from nanochat_core.server.text import AnswerText, StopStrings, TextPiece, TextToken
+from nanochat_core.server.text import (
+    AnswerText,
+    MarkerFilter,
+    StopStrings,
+    TextPiece,
+    TextToken,
+    answer_pieces,
+)
 from tests.support.nanochat_core.server.byte_tokenizer import TOKENIZER
 
 CALL_START, CALL_END, RESULT_START, RESULT_END, ANSWER_END = (
@@ -60,6 +67,92 @@ def test_a_call_and_its_result_are_no_text():
 
 def test_a_call_that_was_cut_short_is_reported():
     assert pieces_of([CALL_START, *b"12*"]) == [TextPiece(kind="tool_call", text="12*")]
+
+
+def filtered(*texts: str | None) -> list[TextPiece]:
+    """The pieces that are shown of texts; None is a call with its result."""
+    markers = MarkerFilter()
+    pieces: list[TextPiece] = []
+    for text in texts:
+        if text is None:
+            pieces += markers.take(TextPiece(kind="tool_call", text="1+1"))
+            pieces += markers.take(TextPiece(kind="tool_result", text="2"))
+        else:
+            pieces += markers.take(TextPiece(kind="text", text=text))
+    return [*pieces, *markers.end()]
+
+
+def joined(pieces: list[TextPiece]) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == "text")
+
+
+CALL = None
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ((CALL, "#### 42"), "42"),
+        (("apple: a,p,p,l,e\n", CALL, "#### 2"), "apple: a,p,p,l,e\n2"),
+        (("12 + 30 = ", CALL, "42\n#### 42"), "12 + 30 = 42\n42"),
+        (("So there are ", CALL, "#### -1,234.5"), "So there are \n-1,234.5"),
+        (("a\n\n#### 3 \nb",), "a\n\n3 \nb"),
+        ((CALL, "\n#### 42"), "\n42"),
+        ((CALL, CALL, "#### 2"), "2"),
+        (("#### 7", CALL, "#### 8"), "7\n8"),
+        # Cut short by the length limit, or where a call begins.
+        ((CALL, "####"), ""),
+        (("a\n#### ", CALL, "b"), "a\nb"),
+        ((CALL, "#### 4"), "4"),
+        # Headings, and what stands inside a line.
+        (("#### Title\ntext",), "#### Title\ntext"),
+        (("a\n#### 2 examples",), "a\n#### 2 examples"),
+        (("#### 1. First",), "#### 1. First"),
+        (("### 3",), "### 3"),
+        (("##### 3",), "##### 3"),
+        (("#",), "#"),
+        (("it is #### 4",), "it is #### 4"),
+        ((CALL, " is #### 4"), " is #### 4"),
+        (("####4",), "####4"),
+    ],
+)
+def test_the_marker_of_a_final_number_is_not_shown_however_it_comes(written, shown):
+    pieces = filtered(*written)
+    letters = [part for text in written for part in ([CALL] if text is CALL else text)]
+    assert joined(pieces) == joined(filtered(*letters)) == shown
+    texts = "".join(text for text in written if text is not CALL)
+    assert "".join(piece.written for piece in pieces if piece.kind == "text") == texts
+
+
+@settings(deadline=None)
+@given(st.lists(st.none() | st.text("#1 -.a\n", min_size=1, max_size=8), max_size=12))
+def test_no_text_is_lost_and_where_it_is_split_does_not_matter(texts):
+    pieces = filtered(*texts)
+    written = "".join(text for text in texts if text is not None)
+    assert "".join(piece.written for piece in pieces if piece.kind == "text") == written
+    letters = [part for text in texts for part in ([None] if text is None else text)]
+    assert joined(pieces) == joined(filtered(*letters))
+
+
+def test_text_waits_only_while_it_may_become_a_marker():
+    markers = MarkerFilter()
+
+    def take(text: str) -> str:
+        return joined([*markers.take(TextPiece(kind="text", text=text))])
+
+    assert [take(text) for text in ("a", "\n#", "###", " ", "4", "2", "!", " 3", "\n")] == [
+        *("a", "\n", "", "", "", "", "#### 42!", " 3", "\n")
+    ]
+
+
+def test_an_answer_is_its_text_its_calls_and_its_final_number():
+    tokens = [CALL_START, *b"6*7", CALL_END, RESULT_START, *b"42", RESULT_END, *b"#### 42"]
+    assert list(answer_pieces(TOKENIZER, tokens)) == [
+        TextPiece(kind="tool_call", text="6*7"),
+        TextPiece(kind="tool_result", text="42"),
+        TextPiece(kind="text", text="", marker="#### "),
+        TextPiece(kind="text", text="42"),
+    ]
 
 
 @pytest.mark.parametrize(
