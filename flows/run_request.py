@@ -152,7 +152,7 @@ class PinnedRecipe(Recipe):
         Option(
             label="Use artifacts",
             help="Artifacts to use for their stages, such as pretrain@other or sft/1a2b3c.",
-            more="Neither they nor what only they need is built. Ends without a report card.",
+            more="Those stages and their inputs are skipped. Ends without a report card.",
             group="stages",
             rules=list_of(
                 pattern=rf"^(({_USABLE})(@{NAME}|/[0-9a-f]+)|{NAME})$",

@@ -265,7 +265,7 @@ class PlacementOptions(OnMachine, DeviceOptions):
 
     device_batch_size: Annotated[
         int | None,
-        Parameter(help="Rows per device at a time; lower to save memory."),
+        Parameter(help="Micro-batch per device; lower it if memory runs out."),
     ] = None
     attention: Annotated[
         Attention | None, Parameter(help="Attention backend; default the best one of the device.")

@@ -9,7 +9,7 @@ from flows.artifacts.revocations import Revoked
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
 from flows.render.table import columns
-from flows.render.text import duration, money, not_timed, visible
+from flows.render.text import duration, money, visible
 
 _FORMAT = 1  # of the JSON
 _TOO_LONG = 30 * 86400.0  # seconds
@@ -115,11 +115,12 @@ def totals(plan: Plan) -> dict[str, Any]:
     summary = ", ".join(f"{counts[s]} {word}" for s, word in _SUMMARY.items() if counts[s])
     if plan.exit_code == 0:
         summary = f"nothing to run: {len(plan.stages)} stages up to date"
-    elif known:
-        summary += "; at least " if unknown else "; about "
-        summary += duration(seconds) + (f", {money(dollars)}" if dollars else "")
-    if unknown:
-        summary += f" ({not_timed(unknown)})"
+    else:
+        took = duration(seconds) + (f", {money(dollars)}" if dollars else "")
+        if unknown:
+            summary += f"; {unknown} of {unknown + len(known)} stages have no estimate"
+        if known:
+            summary += f"; the rest take {took}" if unknown else f"; about {took}"
     return {
         "summary": summary,
         "seconds": seconds,

@@ -1,6 +1,7 @@
 """`nanochat status`: list the latest runs, or show the progress of one."""
 
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -11,19 +12,20 @@ from cyclopts import Parameter
 from flows.artifacts.names import open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
-from flows.artifacts.runs import Run, latest_runs, name_in, timestamp
+from flows.artifacts.runs import Run, latest_runs, timestamp
 from flows.cli.options import AsJson, PlacementOptions, StoreOptions
 from flows.cli.output import age, aligned, print_result, print_unread, print_warning
 from flows.cli.recipes import options_of_run
 from flows.evals.suite import evaluated_model
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef, short
+from flows.identity.ref import ArtifactRef, name_in, short
 from flows.leases import file_lock, run_lock
 from flows.plan.dead_runs import end_dead_runs, settle
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
+from flows.render.text import duration
 from flows.stages import CHAT_MODELS, STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -154,7 +156,9 @@ def _live(run: str, home: Path) -> Iterator[str]:
             when = age(timestamp(found.since))
             yield f"{what} crashed{where} {when}; Prefect has not resumed it yet"
         elif found.type == "SCHEDULED":
-            yield f"{what} waits for a worker{where}: {found.state}"
+            pool = f" `{found.pool}`" if found.pool else ""
+            waited = f" ({duration(time.time() - found.since)})" if found.since else ""
+            yield f"{what}: waiting for a free{pool} worker{waited}"
         else:
             yield f"{what} is {found.state.lower()}{where}"
 

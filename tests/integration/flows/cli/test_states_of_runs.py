@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ def test_status_says_that_a_run_waits_for_a_worker(terminal: Terminal, store: St
             "state_type": "SCHEDULED",
             "state_name": "Late",
             "work_pool_name": "gpu",
+            "state": {"timestamp": (datetime.now(UTC) - timedelta(seconds=125)).isoformat()},
         },
         {"name": "sft/1a2b3c4d5e6f", "state_type": "COMPLETED", "state_name": "Cached"},
     ]
     lines = terminal.said("status", "tiny")
-    assert lines[-2:] == ["the run is running", "pretrain waits for a worker in the pool gpu: Late"]
+    assert lines[-2] == "the run is running"
+    assert lines[-1].startswith("pretrain: waiting for a free `gpu` worker (2 min")
     Api.live = []
     assert "resume with" in terminal.said("status", "tiny")[-1]
 
@@ -49,7 +51,7 @@ def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal: T
     ]
     assert terminal.said("status", run) == [
         f"run {run}: not started by a worker",
-        "the run waits for a worker in the pool cpu: Late",
+        "the run: waiting for a free `cpu` worker",
     ]
     assert terminal.read("status", run) == []
 
@@ -79,7 +81,7 @@ def test_no_second_run_is_offered_while_the_first_is_about_to_be_resumed(
         assert lines[0] == f"run tiny-1: {status}"
         assert lines[-1] == f"the run crashed {ago}; Prefect has not resumed it yet"
     Api.live = [Api.live[0] | {"state_type": "SCHEDULED", "state_name": "AwaitingRetry"}]
-    assert terminal.said("status", "tiny")[-1] == "the run waits for a worker: AwaitingRetry"
+    assert terminal.said("status", "tiny")[-1].startswith("the run: waiting for a free worker (")
 
 
 @pytest.mark.parametrize(

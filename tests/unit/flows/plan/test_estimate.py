@@ -46,9 +46,9 @@ def test_other_text_and_other_questions_take_another_time(full_house: House):
     plan = full_house.plan(run, placement=PLACEMENT)
     assert [plan.of(n).estimate for n in ("shards", "tokens", "chat_eval_sft")] == [None] * 3
     assert plan.of("sft").estimate is not None  # its conversations are the same
-    assert "at least" in render(plan)[-1]
+    assert "; the rest take " in render(plan)[-1]
     unknown = sum(i.estimate is None and i.state != "=" for i in plan.stages)
-    assert f"({unknown} stages not timed yet)" in render(plan)[-1]
+    assert f"; {unknown} of " in render(plan)[-1]
 
 
 def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house: House):
