@@ -6,6 +6,7 @@ its colour. Lines are written without rich, whose import takes as long as planni
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -31,6 +32,8 @@ _STYLES = {
     "!": "magenta",
     "x": "red",
 }
+_VERDICTS = {"better": "green", "worse": "yellow", None: "dim"}
+_DELTA = re.compile(r"[+-]\S+(?: points)? \([^()]*\)(?: (better|worse))?")
 _CODES = {
     **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"},
     **{"magenta": "35", "cyan": "36"},
@@ -90,6 +93,16 @@ def print_states(lines: Iterable[str]) -> None:
     for line in lines:
         style = _STYLES.get(line.partition(" ")[0], "")
         _write(sys.stdout, styled(one_line(line), style, sys.stdout))
+
+
+def print_deltas(lines: Iterable[str]) -> None:
+    """Print lines; a difference with its interval is in the colour of the verdict after it."""
+
+    def coloured(found: re.Match[str]) -> str:
+        return styled(found[0], _VERDICTS[found[1]], sys.stdout)
+
+    for line in lines:
+        _write(sys.stdout, _DELTA.sub(coloured, one_line(line)))
 
 
 def print_json(tree: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from flows.artifacts.publish import find_whole
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import delta_between, scores_of
+from flows.compare.score_table import direction
 from flows.evals.suite import Against, Rule
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
@@ -26,7 +27,6 @@ from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 USUAL = ("chatcore", "core", "val_bpb")  # default metrics: the first that was measured is used
-_LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
 _HISTORY = 200  # newest runs of a name that are read
 _SHOWN_NAMES = 12
 
@@ -148,7 +148,7 @@ def assess(
         delta=delta,
     )
     # Strictly more than `drop`, so that a drop of 0 does not report an unchanged model.
-    is_worse = -delta.value * _sign(metric) > rule.drop
+    is_worse = -delta.value * direction(metric) > rule.drop
     return replace(found, regressed=is_worse and not found.is_inside)
 
 
@@ -203,11 +203,6 @@ def _baseline(earlier: Sequence[Evaluation], metric: str, against: Against) -> E
         return next(iter(earlier), None)
     return max(
         earlier,
-        key=lambda e: scores_of(e.manifest)[metric].value * _sign(metric),
+        key=lambda e: scores_of(e.manifest)[metric].value * direction(metric),
         default=None,
     )
-
-
-def _sign(metric: str) -> int:
-    """Return 1 if more is better, -1 if less is."""
-    return -1 if metric.endswith(_LESS_IS_BETTER) else 1

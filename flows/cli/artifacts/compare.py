@@ -11,21 +11,20 @@ from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.options import AsJson, NotNegative, StoreOptions
-from flows.cli.output import aligned, print_result, screen
+from flows.cli.output import aligned, print_deltas, print_json, screen
+from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
 from flows.identity.diff import Change
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart
-from flows.render.score import Delta, Score
-from flows.render.table import Row
-from flows.render.text import listed, number
+from flows.render.score import Delta
+from flows.render.text import listed
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
 
 _MAX_ANSWER = 60  # characters
 _MAX_CHANGES = 8
-MODELS = {stage.name for stage in STAGES if stage.model or stage.compute == "cpu"}
 
 
 def compare(
@@ -48,18 +47,18 @@ def compare(
 ) -> int:
     """Compare what runs or artifacts measured with the first of them, with intervals.
 
-    First what differs in settings and code, then scores of evaluations, then training with its
-    curves, below each other on one scale.
+    First which scores are better and worse and what differs in settings and code, then the scores,
+    then training with its curves, below each other on one scale.
 
-    A difference marked * is larger than other questions of the same kind would explain: its 95 %
-    interval leaves out 0. The interval is of pairs where the same questions were answered or the
-    same text was read. Another seed of training may still explain it. gained and lost count answers
-    that became right and wrong.
+    A difference is called better or worse if it is larger than other questions of the same kind
+    would explain: its 95 % interval leaves out 0. The interval is of pairs where the same questions
+    were answered or the same text was read. Another seed of training may still explain it. gained
+    and lost count answers that became right and wrong.
     """
     import tempfile
 
     from flows.compare.curves import curve_tree, curves_of
-    from flows.compare.page import Compared, render, write
+    from flows.compare.page import render, write
 
     if len(references) < 2:
         raise ConfigError(
@@ -68,41 +67,35 @@ def compare(
         )
     store = place.open_store()
     found = [_by_stage(store, item) for item in open_alike(store, references)]
-    # Evaluations of the last model first: they are what one compares for.
-    names = in_order({stage for each in found for stage in each})
-    names = [n for n in reversed(names) if n not in MODELS] + [n for n in names if n in MODELS]
     curves: dict[str, list[Chart]] = {}
-    rows: dict[str, list[list[str]]] = {}
+    stages: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
-        stages: list[dict[str, Any]] = []
-        for name in names:
+        for name in in_order({stage for each in found for stage in each}):
             manifests = [each.get(name) for each in found]
-            stage, rows[name] = _compare_stage(store, name, manifests)
+            stage = _compare_stage(store, name, manifests)
             # Curves need the events of every artifact.
             if len(set(stage["fingerprints"])) > 1:
                 curves[name] = curves_of(store, name, manifests, Path(directory))
             # Drop stages that measured nothing, such as tokens: a run has all of them.
             if stage["scores"] or stage["same"] or curves.get(name):
                 stages.append(stage)
-    if html is not None:
-        compared = [
-            Compared(
-                name=stage["stage"],
-                same=stage["same"],
-                rows=rows[stage["stage"]],
-                curves=curves.get(stage["stage"], ()),
-            )
-            for stage in stages
-        ]
-        write(html, render(references, changes_of(references, stages), compared))
-
-    def tree() -> dict[str, Any]:
+    if as_json:
         trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
-        return {"references": references, "stages": trees}
-
-    print_result(tree, _lines(references, stages, rows, curves, answers), as_json=as_json)
-    if html is not None and not as_json:
-        screen().print(str(html))
+        print_json({"references": references, "stages": trees})
+    compared = Compared(
+        names=references,
+        changes=changes_of(references, stages),
+        scores=score_rows(stages),
+        others=other_rows(stages),
+        charts=[chart for of_stage in curves.values() for chart in of_stage],
+        same=list(dict.fromkeys(stage_title(s["stage"]) for s in stages if s["same"])),
+    )
+    if html is not None:
+        write(html, render(compared))
+    if not as_json:
+        print_deltas(_lines(compared, stages, answers))
+        if html is not None:
+            screen().print(str(html))
     return 0
 
 
@@ -146,11 +139,8 @@ def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
 
 def _compare_stage(
     store: Store, stage: str, manifests: Sequence[Manifest | None]
-) -> tuple[dict[str, Any], list[list[str]]]:
-    """Return a stage's scores and their differences from the first, as JSON and as table rows.
-
-    A row is the metric, then for each reference its score and the difference.
-    """
+) -> dict[str, Any]:
+    """Return a stage's scores and their differences from the first, as JSON values."""
     from flows.compare.compare import pairs_of, scores_of
     from flows.render.paired import NONE, delta_of
 
@@ -169,33 +159,28 @@ def _compare_stage(
         "answers": [[] for _ in manifests],
         "not_paired": [None for _ in manifests],
     }
-    rows: list[list[str]] = []
     if same or not names:
-        return tree, rows
+        return tree
     paired = [NONE, *pairs_of(store, manifests)]
     for name in names:
         first = scores[0].get(name)
         cells: list[dict[str, Any] | None] = []
-        row = [name]
-        of_name = [each.get(name) for each in scores]
-        for index, score in enumerate(of_name):
-            delta = None
+        for index, score in enumerate(each.get(name) for each in scores):
             cell = score and asdict(score)
             if cell and score and first and index:
                 delta = delta_of(first, score, paired[index].differences.get(name))
+                # Compared with itself it differs by 0 exactly, without an interval.
+                if tree["fingerprints"][index] == tree["fingerprints"][0]:
+                    delta = Delta(value=0.0)
                 cell["delta"] = {**asdict(delta), "clear": delta.is_clear}
             cells.append(cell)
-            row += [_shown(score), delta.text if delta else ""]
-        # Counts such as rows and ranks are of interest where they differ.
-        if any(score is None or score.low is not None or score != first for score in of_name):
-            rows.append(row)
         tree["scores"].append({"metric": name, "of": cells})
     tree["answers"] = [
         [{**asdict(item), "delta": asdict(item.interval)} for item in pairs.by_task.values()]
         for pairs in paired
     ]
     tree["not_paired"] = [pairs.why_not for pairs in paired]
-    return tree, rows
+    return tree
 
 
 def changes_between(old: Manifest | None, new: Manifest | None) -> list[Change]:
@@ -205,51 +190,36 @@ def changes_between(old: Manifest | None, new: Manifest | None) -> list[Change]:
     return differ_in_causes(old.preimage, new.preimage, with_inputs=False)
 
 
-def _lines(
-    references: Sequence[str],
-    stages: Sequence[Mapping[str, Any]],
-    rows: Mapping[str, Sequence[Row]],
-    curves: Mapping[str, Sequence[Chart]],
-    answers: int,
-) -> Iterator[str]:
-    if not stages:
-        yield "nothing that they made measured anything"
-    changes = changes_of(references, stages)
-    for name, of_name in changes.items():
-        yield f"{name} differs from {references[0]} in {listed(of_name, _MAX_CHANGES)}"
-    if changes:
-        yield ""
-    for stage in (stage for stage in stages if not stage["same"]):
-        found = rows[stage["stage"]], curves.get(stage["stage"], ())
-        yield from _lines_of(references, stage, *found, answers)
-    if same := [stage["stage"] for stage in stages if stage["same"]]:
-        yield f"the same artifact: {', '.join(same)}"
-
-
-def _lines_of(
-    references: Sequence[str],
-    stage: Mapping[str, Any],
-    rows: Sequence[Row],
-    curves: Sequence[Chart],
-    answers: int,
-) -> Iterator[str]:
-    """Return the lines of one stage whose artifacts differ."""
+def _lines(compared: Compared, stages: Sequence[Mapping[str, Any]], answers: int) -> Iterator[str]:
     from flows.compare.curves import drawn
 
-    if rows:
-        head = [stage["stage"], *(word for name in references for word in (name, ""))]
-        yield from aligned([head, *rows])
-    else:
-        yield stage["stage"]
-    yield ""
-    for found in curves:
-        yield from drawn(found, references)
-        yield ""
-    for name, why_not, tasks in zip(references, stage["not_paired"], stage["answers"], strict=True):
-        if why_not:
-            yield f"{name} was not asked what {references[0]} was: {why_not}"
-        for task in tasks:
-            yield from _answers(name, task, answers)
+    if not stages:
+        yield "nothing that they made measured anything"
+    yield from compared.verdicts
+    for name, of_name in compared.changes.items():
+        yield f"{name} differs from {compared.names[0]} in {listed(of_name, _MAX_CHANGES)}"
+    for title, rows in (("score", compared.scores), ("training", compared.others)):
+        if rows:
+            yield from ("", *aligned([compared.head(title), *(row.texts for row in rows)]))
+    if changed := list(_answers_of(compared.names, stages, answers)):
+        yield from ("", *changed)
+    for chart in compared.charts:
+        yield from ("", *drawn(chart, compared.names))
+    if compared.same:
+        yield from ("", f"the same artifact: {', '.join(compared.same)}")
+
+
+def _answers_of(
+    references: Sequence[str], stages: Sequence[Mapping[str, Any]], shown: int
+) -> Iterator[str]:
+    for stage in stages:
+        title = stage_title(stage["stage"])
+        answers = zip(references, stage["not_paired"], stage["answers"], strict=True)
+        for name, why_not, tasks in answers:
+            if why_not:
+                yield f"{title}: {name} was not asked what {references[0]} was: {why_not}"
+            for task in tasks:
+                yield from _answers(f"{title} {task['task']}: {name}", task, shown)
 
 
 def changes_of(
@@ -263,16 +233,10 @@ def changes_of(
     return {name: changes for name, changes in made.items() if changes}
 
 
-def _shown(score: Score | None) -> str:
-    if score is None:
-        return ""
-    return number(score.value, digits=6) if score.low is None else score.text()
-
-
-def _answers(name: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
+def _answers(title: str, task: Mapping[str, Any], shown: int) -> Iterator[str]:
     yield (
-        f"{task['task']}: {Delta(**task['delta']).text}; of {task['total']} questions {name} "
-        f"gained {task['gained']} and lost {task['lost']}; {len(task['changed'])} answers changed"
+        f"{title} gained {task['gained']} and lost {task['lost']} of {task['total']} questions; "
+        f"{len(task['changed'])} answers changed"
     )
     for item in task["changed"][:shown]:
         verdicts = ["right" if item[key] else "wrong" for key in ("was_right", "is_right")]

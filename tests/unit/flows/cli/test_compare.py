@@ -8,6 +8,8 @@ from tests.support.flows.measured import put_measured
 from tests.support.flows.shelf import put_run
 from tests.support.flows.terminal import Terminal
 
+ONE_TWO = ("one", "two")
+
 
 def judged(store: Store, seed: int, right: list[bool]) -> Manifest:
     share = sum(right) / len(right)
@@ -47,16 +49,51 @@ def runs(store: Store) -> list[Manifest]:
 def test_scores_stand_side_by_side_with_what_changed(runs: list[Manifest], terminal: Terminal):
     lines = terminal.said("compare", "one", "two")
     assert lines == [
+        "two against one: 1 better (pretraining sums), 1 without a significant difference",
         "two differs from one in seed 0 -> 1",
         "",
-        "base_eval  one                 two",
-        "sums       0.4 (0.3 to 0.5)    0.65 (0.55 to 0.75)  +0.25 (+0.1398 to +0.3499) *",
-        "val_bpb    1                   1.125                +0.125",
+        "stage        score          one     two     difference",
+        "pretraining  sums           40.0 %  65.0 %  +25.0 points (+14.0 to +35.0) better",
+        "pretraining  bits per byte  1       1.125   +0.125",
         "",
-        "sums: +0.25 (+0.1398 to +0.3499) *; of 100 questions two gained 30 and lost 5; "
-        "70 answers changed",
-        "the same artifact: pretrain",
+        "pretraining sums: two gained 30 and lost 5 of 100 questions; 70 answers changed",
+        "",
+        "the same artifact: pretraining",
     ]
+
+
+def test_less_is_better_of_losses_and_counts_are_written_alike(store: Store, terminal: Terminal):
+    for seed, (bpb, tokens) in enumerate(((1.0, 40_960), (1.2, 245_760), (0.9, 1_186_917_580_800))):
+        bounds = {"val_bpb": bpb, "val_bpb_low": bpb - 0.01, "val_bpb_high": bpb + 0.01}
+        config = {"seed": seed}
+        made = [
+            put_measured(store, "base_eval", config=config, metrics=bounds),
+            put_measured(store, "pretrain", config=config, metrics={"tokens": tokens}),
+            put_measured(store, "report", config=config, metrics={"bytes": seed}),
+        ]
+        put_run(store, f"r{seed}", *made, name=f"r{seed}")
+    lines = terminal.said("compare", "r0", "r1", "r2", "r0")
+    assert [" ".join(line.split()) for line in lines if line.startswith("pretraining")] == [
+        "pretraining bits per byte 1.0000 1.2000 +0.2000 (+0.1859 to +0.2141) worse "
+        "0.9000 -0.1000 (-0.1141 to -0.0859) better 1.0000 same",
+        "pretraining tokens 40,960 245,760 +204,800 1.19 T +1.19 T 40,960 same",
+    ]
+    assert not any("report" in line or "bytes" in line.split() for line in lines)
+    assert [stage["stage"] for stage in terminal.read("compare", "r0", "r1")["stages"]] == [
+        *("pretrain", "base_eval", "report")
+    ]
+
+
+def test_a_difference_has_the_colour_of_its_verdict(
+    runs: list[Manifest], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    there, back = (
+        "\n".join(terminal.said("compare", *names)) for names in (ONE_TWO, ONE_TWO[::-1])
+    )
+    assert "65.0 %  \x1b[32m+25.0 points (+14.0 to +35.0) better\x1b[0m" in there
+    assert "40.0 %  \x1b[33m-25.0 points (-35.0 to -14.0) worse\x1b[0m" in back
 
 
 def test_changed_answers_are_printed_when_asked_for(runs: list[Manifest], terminal: Terminal):
@@ -66,7 +103,7 @@ def test_changed_answers_are_printed_when_asked_for(runs: list[Manifest], termin
 
 def test_for_programs_there_are_all_of_them(runs: list[Manifest], terminal: Terminal):
     tree = terminal.read("compare", "one", "two", "one")
-    [stage, same] = tree["stages"]
+    [same, stage] = tree["stages"]
     sums = stage["scores"][0]
     assert sums["metric"] == "sums"
     assert sums["of"][1]["delta"]["clear"]
@@ -84,7 +121,7 @@ def test_a_run_that_lacks_a_stage_has_no_numbers_there(
 ):
     put_run(store, "three", name="three")
     tree = terminal.read("compare", "one", "three", "two")
-    [base_eval, pretrain] = tree["stages"]
+    [pretrain, base_eval] = tree["stages"]
     assert not pretrain["same"]
     assert base_eval["scores"][0]["of"][1] is None
     assert base_eval["scores"][0]["of"][2]["delta"]["clear"]
@@ -146,11 +183,11 @@ def test_answers_to_another_suite_are_not_paired(store: Store, terminal: Termina
     for number, suite in enumerate(("a" * 64, "b" * 64, "a" * 64)):
         put_run(store, f"r{number}", asked(store, number, suite=suite), name=f"r{number}")
     lines = terminal.said("compare", "r0", "r1", "r2")
-    assert lines[-3] == (
-        "r1 was not asked what r0 was: their suites are aaaaaaaaaaaa and bbbbbbbbbbbb"
-    )
-    assert lines[-2].startswith("sums: +1 (")
-    assert "; of 1 questions r2 gained 1" in lines[-2]
+    assert lines[-3:] == [
+        "SFT: r1 was not asked what r0 was: their suites are aaaaaaaaaaaa and bbbbbbbbbbbb",
+        "SFT sums: r2 gained 1 and lost 0 of 1 questions; 1 answers changed",
+        "SFT words: r2 gained 1 and lost 0 of 1 questions; 1 answers changed",
+    ]
     [stage] = terminal.read("compare", "r0", "r1", "r2")["stages"]
     assert [len(tasks) for tasks in stage["answers"]] == [0, 0, 2]
     assert [bool(reason) for reason in stage["not_paired"]] == [False, True, False]
@@ -161,6 +198,6 @@ def test_a_question_with_another_text_is_not_the_same_question(store: Store, ter
         put_run(store, f"r{number}", asked(store, number, suite=None, prompt=prompt), name="r")
     lines = terminal.said("compare", "r0", "r1")
     assert lines[-2:] == [
-        "r1 was not asked what r0 was: the questions differ in words",
-        "sums: +1 (-0.1221 to +1); of 1 questions r1 gained 1 and lost 0; 1 answers changed",
+        "SFT: r1 was not asked what r0 was: the questions differ in words",
+        "SFT sums: r1 gained 1 and lost 0 of 1 questions; 1 answers changed",
     ]

@@ -1,0 +1,173 @@
+"""A comparison as one table: a row for each stage and metric, a column for each run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.render.charts import Chart
+from flows.render.score import Delta
+from flows.render.text import count, listed, number, percent
+from flows.stages import EVALUATORS, REPORT, STAGES
+
+_EVALUATIONS = {stage.name for stage in EVALUATORS.values()}
+_SHARES = ("pass_at_1", "pass_at_1_first", "waste")  # of stages that train or prepare data
+_LESS_IS_BETTER = ("bpb", "loss")  # suffixes of metric names
+_TITLES = {
+    **{"core": "CORE", "chatcore": "ChatCORE", "pass_at_1": "pass@1"},
+    **{"val_bpb": "bits per byte", "train_bpb": "training bits per byte"},
+    **{"val_loss": "validation loss", "flops": "FLOPs"},
+}
+_MAX_NAMED = 4
+_LARGE = 1e9  # counts from here on are written with a unit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One run's value of a metric."""
+
+    value: str = ""
+    delta: str = ""  # the difference from the first run
+    verdict: str = ""  # better or worse; "" if the difference is not significant
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One metric of one stage."""
+
+    stage: str
+    metric: str
+    cells: Sequence[Cell]  # one per run, in order
+
+    @property
+    def texts(self) -> list[str]:
+        """The row as cells of text: the value of each run, after the first with its difference."""
+        first, *others = self.cells
+        pairs = ((cell.value, f"{cell.delta} {cell.verdict}".rstrip()) for cell in others)
+        return [self.stage, self.metric, first.value, *(text for pair in pairs for text in pair)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Runs, or artifacts of a stage, and how they differ from the first."""
+
+    names: Sequence[str]
+    changes: Mapping[str, Sequence[str]]  # by name: settings and code
+    scores: Sequence[Row]
+    others: Sequence[Row]  # what training and the preparation of data measured
+    charts: Sequence[Chart]
+    same: Sequence[str]  # titles of the stages whose artifact is the same
+
+    @property
+    def title(self) -> str:
+        """The names, or the number of them if they are many."""
+        *others, last = self.names
+        many = f"{len(self.names)} side by side"
+        return f"{', '.join(others)} and {last}" if len(others) < _MAX_NAMED else many
+
+    @property
+    def verdicts(self) -> list[str]:
+        """Which scores are better and worse, a line for each run after the first."""
+        rows = self.scores
+        return [
+            _verdict(f"{name} against {self.names[0]}", index, rows)
+            for index, name in enumerate(self.names)
+            if index and rows
+        ]
+
+    def head(self, title: str) -> list[str]:
+        """The head of a table whose metrics are called `title`."""
+        first, *others = self.names
+        return ["stage", title, first, *(word for name in others for word in (name, "difference"))]
+
+
+def direction(metric: str) -> int:
+    """Return 1 if more of a metric is better, -1 if less is."""
+    return -1 if metric.endswith(_LESS_IS_BETTER) else 1
+
+
+def score_rows(stages: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of evaluations, of `stages` as `nanochat compare --json` has them."""
+    return list(_rows(stage for stage in stages if stage["stage"] in _EVALUATIONS))
+
+
+def other_rows(stages: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return the rows of stages that train or prepare data."""
+    without = {*_EVALUATIONS, REPORT.name}
+    return list(_rows(stage for stage in stages if stage["stage"] not in without))
+
+
+def _verdict(names: str, index: int, rows: Sequence[Row]) -> str:
+    # The last model first: it is what a run is for.
+    known = [row for row in reversed(rows) if row.cells[index].delta]
+    found = {
+        verdict: [f"{r.stage} {r.metric}" for r in known if r.cells[index].verdict == verdict]
+        for verdict in ("better", "worse")
+    }
+    parts = [
+        f"{len(of)} {verdict} ({listed(of, _MAX_NAMED)})" for verdict, of in found.items() if of
+    ]
+    if rest := len(known) - sum(map(len, found.values())):
+        parts.append(f"{rest} without a significant difference")
+    return f"{names}: {', '.join(parts) or 'no score in common'}"
+
+
+def stage_title(name: str) -> str:
+    """Return a stage's name for people: an evaluation has that of the model that it evaluates."""
+    stage = next((stage for stage in STAGES if stage.name == name), None)
+    model = stage.inputs[0] if stage and name in _EVALUATIONS else stage
+    return (model and model.label) or name.replace("_", " ")
+
+
+def _metric_title(name: str) -> str:
+    base = name.removesuffix("_first")
+    title = _TITLES.get(base, base.replace("_", " "))
+    return title if base == name else f"{title} at step 0"
+
+
+def _rows(stages: Iterator[Mapping[str, Any]]) -> Iterator[Row]:
+    for stage in stages:
+        for score in stage["scores"]:
+            cells: list[Mapping[str, Any] | None] = score["of"]
+            # Counts such as rows and ranks are of interest where they differ.
+            values = [cell and cell["value"] for cell in cells]
+            if len(set(values)) > 1 or any(cell and cell["low"] is not None for cell in cells):
+                metric = score["metric"]
+                is_share = (
+                    stage["stage"] in _EVALUATIONS
+                    and metric not in ("core", "chatcore")
+                    and not metric.endswith("bpb")
+                ) or metric in _SHARES
+                yield Row(
+                    stage=stage_title(stage["stage"]),
+                    metric=_metric_title(metric),
+                    cells=[_cell(metric, cell, is_share=is_share) for cell in cells],
+                )
+
+
+def _cell(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> Cell:
+    if cell is None:
+        return Cell()
+    delta = None
+    if "delta" in cell:
+        delta = Delta(**{name: cell["delta"][name] for name in ("value", "low", "high")})
+    decimals = None if cell["low"] is None else 3 if metric == "chatcore" else 4
+    shown = percent if is_share else _number if decimals is None else f"{{:.{decimals}f}}".format
+    if delta is None:
+        return Cell(value=shown(cell["value"]))
+    if delta.value == 0 and delta.low is None:
+        text = "same"
+    elif is_share:
+        text = delta.points
+    elif decimals is None:
+        text = f"{'-' if delta.value < 0 else '+'}{_number(abs(delta.value))}"
+    else:
+        text = delta.number(decimals=decimals)
+    is_better = delta.value * direction(metric) > 0
+    verdict = ("better" if is_better else "worse") if delta.is_clear else ""
+    return Cell(value=shown(cell["value"]), delta=text, verdict=verdict)
+
+
+def _number(value: float) -> str:
+    if value.is_integer():
+        return count(value) if abs(value) >= _LARGE else number(int(value))
+    return number(value)
