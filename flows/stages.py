@@ -37,7 +37,7 @@ class Stage:
     format: int = 1  # of its files; part of the fingerprint: raise it when their meaning changes
     reads_records: bool = False  # it also reads its inputs' manifests and logs
     model: Literal["base", "chat"] | None = None  # the kind of model that it makes
-    label: str = ""  # of that model, in tables; in lower case the `--kind` of an import
+    label: str = ""  # of its training, in tables for people
     curves: tuple[Quantity, ...] = ()
 
 
@@ -91,7 +91,7 @@ PRETRAIN = Stage(
     entry="nanochat_core.train.pretrain",
     compute="gpu",
     model="base",
-    label="base",
+    label="pretraining",
     curves=(
         Quantity("step", "loss", "Pretraining loss", "nats per token"),
         Quantity("eval", "val_bpb", "Pretraining val_bpb", "bits per byte of held-out text"),
@@ -114,7 +114,7 @@ MIDTRAIN = Stage(
     entry="nanochat_core.train.midtrain",
     compute="gpu",
     model="chat",
-    label="mid",
+    label="midtraining",
     curves=(Quantity("step", "loss", "Midtraining loss", "nats per token of the assistant"),),
 )
 SFT = Stage(

@@ -6,7 +6,6 @@ for its unfinished ones, newest first.
 """
 
 import datetime
-import re
 import threading
 import time
 import uuid
@@ -18,7 +17,7 @@ from flows.artifacts.transfer import in_parallel
 from flows.frozen import frozen
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
-from flows.identity.ref import ArtifactRef
+from flows.identity.ref import RUN_ID, ArtifactRef, name_in
 from flows.run_request import OnMachine, Recipe, shared
 from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
@@ -30,7 +29,6 @@ Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _THREADS = 8  # small records read at the same time
 _SWAPS = 20  # tries: each fails only if another process has set the same tag meanwhile
-_ID = re.compile(r"(.+)-(\d{8}t\d{6}z)-[0-9a-f]{4}")  # as new_run_id makes them
 _MAX_SHOWN = 60  # characters of a name that is refused
 
 _Item = TypeVar("_Item")
@@ -307,12 +305,6 @@ def _id_of(entry: ObjectInfo) -> str:
     return entry.key.removeprefix("runs/").removesuffix(".json")
 
 
-def name_in(run: str) -> str | None:
-    """Return the name in a run's id. None means that a person chose the id."""
-    match = _ID.fullmatch(run)
-    return match[1] if match else None
-
-
 def newest_first(records: Iterable[ObjectInfo]) -> list[str]:
     """Return the ids of runs by their listed records, in the order in which a name means them."""
     return [_id_of(entry) for entry in sorted(records, key=_time_of, reverse=True)]
@@ -320,7 +312,7 @@ def newest_first(records: Iterable[ObjectInfo]) -> list[str]:
 
 def _time_of(entry: ObjectInfo) -> tuple[str, float, str]:
     """Return a sort key: the start time in a run's id, else the time of its record's last write."""
-    match = _ID.fullmatch(_id_of(entry))
+    match = RUN_ID.fullmatch(_id_of(entry))
     stamp = match[2] if match else _stamp(timestamp(entry.modified))
     return stamp, entry.modified, entry.key
 

@@ -190,13 +190,15 @@ def identify_from(
 def record_digest(manifest: Manifest) -> str:
     """Return 64 hex digits over all that the report reads of an artifact besides its files.
 
-    Run, owner, time of creation and versions are not shown there and do not count.
+    Owner, time of creation and most versions are not shown there and do not count.
     """
     made = manifest.provenance
     return fingerprint_of(
         {
             "fingerprint": manifest.fingerprint,  # stands for its pre-image and its inputs
             "files": [[file.path, file.size] for file in manifest.files],
+            "run": made.run,
+            "processor": made.versions.get("processor"),
             "git_commit": made.git_commit,
             "metrics": made.metrics,
             "segments": list(made.segments),

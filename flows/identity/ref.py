@@ -1,6 +1,9 @@
-"""The name of an artifact, and the keys of its objects in a store."""
+"""The name of an artifact, the keys of its objects in a store, and the name in a run's id."""
 
+import re
 from typing import NamedTuple
+
+RUN_ID = re.compile(r"(.+)-(\d{8}t\d{6}z)-[0-9a-f]{4}")  # as `new_run_id` makes them
 
 
 class ArtifactRef(NamedTuple):
@@ -71,6 +74,12 @@ class ArtifactRef(NamedTuple):
     def logs_prefix(self, attempt: str) -> str:
         """Return the prefix of the logs that an attempt to publish uploads."""
         return f"{self.prefix}/logs/{attempt}"
+
+
+def name_in(run: str) -> str | None:
+    """Return the name in a run's id. None means that a person chose the id."""
+    match = RUN_ID.fullmatch(run)
+    return match[1] if match else None
 
 
 def short(digest: str) -> str:

@@ -29,7 +29,7 @@ from flows.artifacts.runs import (
 )
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
-from flows.stages import MODELS, TOKENIZER
+from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, TOKENIZER
 from infra.storage.base import OnBytes, Store
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ConfigError, ModelError
@@ -37,7 +37,7 @@ from nanochat_core.section import Tree
 
 _ROOM = "import-"  # prefix of temporary directories, followed by the process id
 IMPORTED = "(imported)"  # instead of a profile's name, none of which has parentheses
-KINDS = {stage.label.lower(): stage.name for stage in MODELS}
+KINDS = {"base": PRETRAIN.name, "mid": MIDTRAIN.name, "sft": SFT.name, "rl": RL.name}
 # The directories in which nanochat stores its checkpoints, of both of its eras.
 _FOLDERS = {
     "base_checkpoints": "base",

@@ -14,8 +14,9 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_UI_URL
 
-from flows.artifacts.runs import RunRecord, find_run, name_in, new_run_id, timestamp
+from flows.artifacts.runs import RunRecord, find_run, new_run_id, timestamp
 from flows.building.build import BuildContext
+from flows.identity.ref import name_in
 from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
@@ -168,6 +169,9 @@ def open_flow(
     if caller is not None:
         for run in dict.fromkeys((run_id, *runs_of(run_id))):
             caller.locks.enter_context(run_lock.hold(home, run, store=store.url))
+        if page := own_page():
+            text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
+            caller.watch("run", {"kind": "message", "text": text})
     end_earlier_start()
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(store, stop)

@@ -12,14 +12,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Generator
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from flows.plan.upstream import Pins
 from flows.render.terminal import Display
-from flows.run_request import RunRequest
 from infra.placement import ONE_STAGE, unknown_pool
 from infra.prefect import server as prefect_server
 from infra.prefect.access import (
@@ -33,33 +31,20 @@ from infra.prefect.supervisor.control import wait_for_own_server
 from nanochat_core.build_kernels import build_kernels
 
 if TYPE_CHECKING:
-    from flows.orchestration.pipeline import Outcome
+    pass
 
 SECONDS_FOR_AN_IMPORT = 0.05  # after which it is looked again whether it has ended
 INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
-
-
-def run_flow(
-    request: RunRequest, *, home: Path, display: Display, pins: Pins | None = None
-) -> "Outcome":
-    """Run the flow that is requested and show its stages on `display`, which is open.
-
-    Raises ServerError, and what the first failed stage raised: a NanochatError for a user's
-    mistake. Raises KeyboardInterrupt if a person or a scheduler stopped the run, here or in
-    Prefect's pages, after the workers have saved; a second Ctrl-C does not wait for them.
-    """
-    with ready(home, display, pins):
-        from flows.orchestration.caller import call_flow
-        from flows.orchestration.pipeline import nanochat
-
-        return call_flow(nanochat, **asdict(request))
 
 
 @contextlib.contextmanager
 def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[None]:
     """Connect Prefect to its server and make this command the local run, so a flow can be called.
 
-    `pins` are upstream names that the command has resolved already.
+    `pins` are upstream names that the command has resolved already; stages are shown on `display`.
+    Raises ServerError, and what the flow raises: a NanochatError for a user's mistake, and
+    KeyboardInterrupt if a person or a scheduler stopped the run, here or in Prefect's pages, after
+    the workers have saved; a second Ctrl-C does not wait for them.
     """
     with stoppable(display):
         connect(home, display.say)

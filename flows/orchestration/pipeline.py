@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from prefect import flow
@@ -10,15 +9,15 @@ from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 
 from flows.artifacts.cache import fetch
-from flows.artifacts.runs import Run, RunRecord, name_in, new_run
+from flows.artifacts.runs import Run, RunRecord, new_run
 from flows.building.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
+from flows.identity.ref import name_in
 from flows.leases.outage import StoreWait
 from flows.orchestration.caller import cancellable
 from flows.orchestration.flow_setup import (
     flow_run_name,
     open_flow,
-    own_page,
     typed_name,
     wait_of_run,
 )
@@ -33,9 +32,6 @@ from flows.profiles import open_profile
 from flows.run_request import RETRIES, RunRequest
 from flows.stages import REPORT, Stage, stages_to_redo
 
-REPORT_PAGE = "report.html"
-_REPORT_TEXT = "report.md"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -43,8 +39,6 @@ class Outcome:
 
     run: Run
     stages: dict[str, Built]
-    report: Path | None  # the report card's page on this machine
-    ui_url: str | None  # Prefect's page of the flow run
 
 
 def _name(parameters: dict[str, Any]) -> str:
@@ -134,7 +128,8 @@ def run_pipeline(
             wait(list(futures.values()))
         built = there | _results(futures)
         pages.show_artifacts(built)
-        report = _show_report(context, built.get(REPORT.name), pages, store_wait)
+        if (report := built.get(REPORT.name)) is not None:
+            _show_report(context, report, pages, store_wait)
     except BaseException as error:
         if not stop_stages(error, context, list(futures.values()), {run.run: record}):
             pages.show_artifacts(there | _finished(futures))
@@ -145,8 +140,6 @@ def run_pipeline(
     return Outcome(
         run=store_wait(lambda: record.end("finished", fingerprints)),
         stages=built,
-        report=report,
-        ui_url=own_page(),
     )
 
 
@@ -171,16 +164,12 @@ def _finished(futures: Mapping[str, "PrefectFuture[Built]"]) -> dict[str, Built]
 
 
 def _show_report(
-    context: BuildContext, built: Built | None, pages: RunPages, store_wait: StoreWait
-) -> Path | None:
-    """Show the report card in Prefect; return the path of its page, or None without one."""
-    if built is None:
-        return None
+    context: BuildContext, built: Built, pages: RunPages, store_wait: StoreWait
+) -> None:
+    """Show the report card in Prefect, and log the path of its page."""
     with context.open_cache() as cache:
         files = store_wait(lambda: fetch(context.store, built.manifest, cache)) / "files"
-        text = files / _REPORT_TEXT
+        text = files / "report.md"
         if text.exists():
             pages.show_report(text.read_text(encoding="utf-8"), built.uri)
-        page = files / REPORT_PAGE
-        get_run_logger().info(f"report card: {page}")
-        return page if page.exists() else None
+        get_run_logger().info(f"report card: {files / 'report.html'}")

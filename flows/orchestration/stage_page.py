@@ -24,10 +24,9 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.utilities.context import get_task_and_flow_run_ids
 
-from flows.artifacts.runs import name_in
 from flows.building.build import Built
 from flows.identity.manifest import Manifest
-from flows.identity.ref import short
+from flows.identity.ref import name_in, short
 from flows.orchestration.client import quick_client
 from flows.render.events import Loop, describe, interval, is_end
 from flows.render.loss_curve import LossCurves, picture_url

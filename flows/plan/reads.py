@@ -14,11 +14,11 @@ from typing import TypeVar
 
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
-from flows.artifacts.runs import find_whole_run, name_in, newest_first, read_all
+from flows.artifacts.runs import find_whole_run, newest_first, read_all
 from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.rebuilds import find_rebuild_mark
-from flows.identity.ref import ArtifactRef
+from flows.identity.ref import ArtifactRef, name_in
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError

@@ -14,6 +14,7 @@ WIDTH, HEIGHT = 366, 176
 PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
 COLOURS = 6  # of the palette: c0 to c5
+FEW = 3  # points that are drawn as dots, without a line
 MOST_FAINT = 3  # with more curves the raw values behind their averages are left out
 
 
@@ -67,11 +68,14 @@ class Chart:
             style = {**line_style(index, colours), "strokeWidth": 2}
             shown = thin(points)
             if self.quantity.kind == "eval":
-                yield layer(_values(shown), "line", style, x=x, y=y)
-                if len(self.curves) == 1:
+                if len(shown) > FEW:
+                    yield layer(_values(shown), "line", style, x=x, y=y)
+                if len(self.curves) == 1 or len(shown) <= FEW:
                     dot = {"size": 36, "fill": style["stroke"], "opacity": 1}
                     yield layer(_values(shown), "circle", dot, x=x, y=y)
                 continue
+            # The first steps fall so steeply that they would flatten the rest of the curve.
+            shown = shown[len(shown) // 20 :]
             # Each step is noisy: the raw values faint, and their average on top.
             if len(self.curves) <= MOST_FAINT:
                 faint = {"stroke": style["stroke"], "strokeWidth": 1, "opacity": 0.3}

@@ -2,18 +2,19 @@
 
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flows.identity.manifest import Provenance
-from flows.identity.ref import short
+from flows.identity.ref import name_in, short
 from flows.render.charts import Chart, Stop
-from flows.render.score import Delta, Score
-from flows.render.text import count, duration, percent
+from flows.render.score import Score
+from flows.render.text import count, duration
 from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
-from flows.report.scores import TaskScore, chat_changes, chat_scores, measured, task_scores
+from flows.report.scores import ChatScores, TaskScore, chat_scores, measured, summary, task_scores
 from flows.stages import (
     BASE_EVAL,
     CHAT_MODELS,
@@ -27,6 +28,12 @@ from flows.stages import (
 )
 from nanochat_core.runtime.progress import last_by_step
 
+ABOUT_STAGES = (
+    "Midtraining teaches the base model the form of conversations, SFT (supervised fine-tuning) "
+    "continues on chosen ones, and RL (reinforcement learning) rewards right answers to {task}. "
+    "ChatCORE is the mean over the tasks, from guessing (0) to all right (1)."
+)
+MIN_VOCABULARY = 1024  # tokens: smaller ones are not compared
 VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # compared with ours; name -> title
 # Fields of a segment that are no facts of the machine, and its host name.
 _UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}
@@ -72,6 +79,9 @@ class Speed:
 class Card:
     """Everything on the report card."""
 
+    name: str  # of the run that built the newest of the artifacts
+    date: str  # on which it did: "2026-11-29"
+    machine: str  # of pretraining
     depth: int
     parameters: int
     tokens: int
@@ -81,10 +91,8 @@ class Card:
     bpb_first: float
     bpb_last: float
     rl_task: str
-    chat_scores: Mapping[str, tuple[TaskScore | None, ...]]  # by task, in order of CHAT_MODELS
-    chatcore: Mapping[str, Score | None]  # by chat model; None: a task could not be evaluated
-    # By task, and of "chatcore": what changed from the model before.
-    chat_changes: Mapping[str, tuple[Delta | None, ...]]
+    chat: ChatScores
+    summary: tuple[str, ...]  # the lines of `scores.summary`
     failures: tuple[str, ...]  # why a task could not be evaluated, a line each
     charts: tuple[Chart, ...]
     chat_samples: tuple[Sample, ...]
@@ -94,7 +102,7 @@ class Card:
     core: Score | None  # None: not measured
     core_scores: Mapping[str, TaskScore]
     # Bytes per token on each kind of text: ours, then those of VOCABULARIES in their order, None if
-    # its files were not available. Empty: the tokenizer's artifact has no such events.
+    # its files were not available. Empty: ours is small, or its artifact has no such events.
     fit: Mapping[str, tuple[float | None, ...]]
     stages: tuple[StageRow, ...]
     speeds: tuple[Speed, ...]
@@ -119,12 +127,13 @@ class Card:
 
     @property
     def lead(self) -> str:
-        """The size, time and cost of the run in a sentence."""
+        """The size, time, cost, date and machine of the run."""
         layers = f"{self.depth} layer{'s' if self.depth > 1 else ''}"
         price = f", ${self.dollars:.2f}" if self.dollars else ""
         return (
-            f"{layers}, trained on {count(self.tokens)} tokens of text "
-            f"with {self.flops:.2e} FLOPs; {duration(self.seconds)} of work over all stages{price}."
+            f"{count(self.parameters)} parameters in {layers}, trained on {count(self.tokens)} "
+            f"tokens of text with {self.flops:.2e} FLOPs; {duration(self.seconds)} of work over "
+            f"all stages{price}. {self.date}, {self.machine}."
         )
 
     @property
@@ -132,65 +141,22 @@ class Card:
         """Return whether any stage ran on a GPU whose peak is known."""
         return any(speed.mfu is not None for speed in self.speeds)
 
-    def score(self, task: str, model: Stage) -> TaskScore | None:
-        """Return the score of `task` after stage `model`; None if it was not asked."""
-        return (
-            self.chat_scores[task][CHAT_MODELS.index(model)] if task in self.chat_scores else None
-        )
-
-    def is_worse(self, task: str, place: int) -> bool:
-        """Return whether a model of CHAT_MODELS scores below the one before it, beyond chance.
-
-        That is: the 95 % interval of the difference leaves out 0.
-        """
-        change = self.chat_changes[task][place]
-        return change is not None and change.is_clear and change.value < 0
-
-    def chatcore_change(self, model: Stage) -> str:
-        """Return by how much ChatCORE differs from the model before; "" if that is not known."""
-        changes = self.chat_changes.get("chatcore")
-        change = changes[CHAT_MODELS.index(model)] if changes else None
-        return change.number(decimals=3) if change else ""
-
-    def summary(self) -> list[str]:
-        """Return a line each: ChatCORE and RL's task by model, and what a stage made worse."""
-        chatcore = [self.chatcore[model.name] for model in CHAT_MODELS]
-        shown = [score.text(decimals=3) if score else "not known" for score in chatcore]
-        lines = [f"ChatCORE: {_by_model(shown)}"]
-        if scores := self.chat_scores.get(self.rl_task):
-            shares = [percent(score.accuracy) if score else "not asked" for score in scores]
-            lines.append(f"{self.rl_task}, which RL rewards: {_by_model(shares)}")
-        worse = [
-            f"worse after {model.label}: {task} {percent(before.accuracy)} -> "
-            f"{percent(after.accuracy)}, {change.points}"
-            for place, model in enumerate(CHAT_MODELS)
-            for task, scores in self.chat_scores.items()
-            if self.is_worse(task, place)
-            and (before := scores[place - 1])
-            and (after := scores[place])
-            and (change := self.chat_changes[task][place])
-        ]
-        return lines + (worse or ["no stage made a task worse, beyond chance"])
-
-
-def _by_model(texts: Sequence[str]) -> str:
-    """["a", "b", "c"] -> "mid a, SFT b, RL c"."""
-    return ", ".join(f"{m.label} {text}" for m, text in zip(CHAT_MODELS, texts, strict=True))
-
 
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
     pretrain = artifacts[PRETRAIN.name]
-    evaluations = [artifacts[EVALUATORS[model.name].name] for model in CHAT_MODELS]
-    scores = {
-        model.name: evaluation.read_json("scores.json")
-        for model, evaluation in zip(CHAT_MODELS, evaluations, strict=True)
-    }
+    metrics = pretrain.manifest.provenance.metrics
+    newest = max((artifacts[s.name].manifest.provenance for s in REPORT.inputs), key=_ended)
+    evaluations = {m.name: artifacts[EVALUATORS[m.name].name] for m in CHAT_MODELS}
+    chat = chat_scores(evaluations)
     # REPORT.inputs has every stage before the report, in the order in which they are built.
     stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
     base = artifacts[BASE_EVAL.name].read_json("scores.json")
     config: Any = artifacts[RL.name].manifest.preimage["config"]
     return Card(
+        name=name_in(newest.run) or newest.run,
+        date=time.strftime("%Y-%m-%d", time.gmtime(_ended(newest))),
+        machine=_machine(pretrain.manifest.provenance),
         depth=pretrain.read_json("config.json")["model"]["depth"],
         parameters=int(pretrain.metric("parameters")),
         tokens=int(pretrain.metric("tokens")),
@@ -200,16 +166,15 @@ def make_card(artifacts: Mapping[str, Artifact]) -> Card:
         bpb_first=pretrain.metric("val_bpb_first"),
         bpb_last=pretrain.metric("val_bpb"),
         rl_task=config[RL.name]["task"],
-        chat_scores=chat_scores(scores),
-        chatcore={name: measured(tree, "chatcore") for name, tree in scores.items()},
-        chat_changes=chat_changes(scores, [evaluation.files for evaluation in evaluations]),
+        chat=chat,
+        summary=tuple(summary(metrics, chat)),
         failures=tuple(
-            f"{label}, {task}: {reason}"
-            for label, of_model in (
-                (PRETRAIN.label, base),
-                *((model.label, scores[model.name]) for model in CHAT_MODELS),
-            )
-            for task, reason in of_model.get("failed", {}).items()
+            f"{model.label}, {task}: {reason}"
+            for model in MODELS
+            for task, reason in artifacts[EVALUATORS[model.name].name]
+            .read_json("scores.json")
+            .get("failed", {})
+            .items()
         ),
         charts=_charts(artifacts),
         chat_samples=_chat_samples(artifacts),
@@ -283,6 +248,8 @@ def _rl_samples(rl: Artifact) -> tuple[Sample, ...]:
 
 
 def _fit(tokenizer: Artifact) -> dict[str, tuple[float | None, ...]]:
+    if tokenizer.manifest.provenance.metrics.get("vocab_size", MIN_VOCABULARY) < MIN_VOCABULARY:
+        return {}
     # The tokenizer logs one event at step 0: "code" is ours, "code/gpt2" that of GPT-2.
     values = last_by_step(iter(tokenizer.events), "eval").get(0, {})
     return {
@@ -334,11 +301,18 @@ def _last_segment(provenance: Provenance) -> Mapping[str, Any]:
     return provenance.segments[-1] if provenance.segments else {}
 
 
+def _ended(provenance: Provenance) -> float:
+    """Return when the last execution of the job ended, in seconds since 1970; 0 if not recorded."""
+    return _last_segment(provenance).get("ended", 0.0)
+
+
 def _machine(provenance: Provenance) -> str:
     """Return the number of processes and their device."""
     segment = _last_segment(provenance)
     # The stage's own name for the device ("NVIDIA H100 80GB HBM3") is better than "cuda".
     device = str(provenance.metrics.get("device") or segment.get("device") or "not known")
+    if device == "cpu" and "threads" in segment:
+        device = f"{provenance.versions.get('processor', 'CPU')}, {segment['threads']} threads"
     processes = segment.get("processes", 1)
     return f"{processes} x {device}" if processes > 1 else device
 

@@ -165,7 +165,8 @@ def _needs(wanted: Settings) -> Iterator[str]:
                 f"the text was the documentation of {version} and {len(packages)} packages, which "
                 "this version of nanochat-flows does not read: it makes another text"
                 if packages
-                else f"the text is the documentation of {version}; another version makes another"
+                else f"trained on the docs of {version.replace('python==', 'Python ')}; "
+                "other versions give other data"
             )
         case "local":
             yield f"the text is the folder as it was then: {' '.join(snapshot)}"

@@ -9,7 +9,6 @@ from flows.render.score import Delta, Score
 from flows.render.table import markdown_table
 from flows.render.text import (
     bytes_per_token,
-    count,
     duration,
     escaped,
     fenced,
@@ -19,9 +18,8 @@ from flows.render.text import (
     size,
     visible,
 )
-from flows.report.card import VOCABULARIES, Card, Sample
+from flows.report.card import ABOUT_STAGES, VOCABULARIES, Card, Sample
 from flows.report.scores import GPT2_CORE, TaskScore
-from flows.stages import CHAT_MODELS
 
 
 def render(card: Card) -> str:
@@ -32,30 +30,26 @@ def render(card: Card) -> str:
 
 
 def _headline(card: Card) -> Iterator[str]:
-    yield f"# Report card: d{card.depth}, {count(card.parameters)} parameters"
+    yield f"# Report card: {visible(card.name)}"
     yield ""
     yield card.lead
     yield ""
-    yield (
-        f"- val_bpb {card.bpb_last:.4f}, {percent(card.bpb_fall)} below "
-        f"{card.bpb_first:.4f} at step 0"
-    )
     # This list is the first of the text: `nanochat run` prints it (`headline` in its module).
-    yield from (f"- {line}" for line in card.summary())
+    yield from (f"- {line}" for line in card.summary)
 
 
 def _scores(card: Card) -> Iterator[str]:
     yield "\n## Scores\n"
+    yield ABOUT_STAGES.format(task=card.rl_task)
     yield "Share of questions answered correctly with one greedy answer each (pass@1);"
-    yield "in brackets the 95 % interval. Last, the difference from the model before; where both"
-    yield "answered the same questions, its interval is that of the pairs."
+    yield "in brackets the 95 % interval. Last, the difference from the stage before."
     yield ""
     rows = [
-        [task, *map(_cell, scores, card.chat_changes[task])]
-        for task, scores in card.chat_scores.items()
+        [task, *map(_cell, scores, card.chat.changes[task])]
+        for task, scores in card.chat.tasks.items()
     ]
-    rows.append(["ChatCORE", *map(_chatcore, card.chatcore.values())])
-    yield markdown_table(["task", *(stage.label for stage in CHAT_MODELS)], rows)
+    rows.append(["ChatCORE", *map(_chatcore, card.chat.chatcore)])
+    yield markdown_table(["task", *(model.label for model in card.chat.models)], rows)
     if card.failures:
         yield "\nCould not be evaluated:\n\n" + fenced(visible("\n".join(card.failures)))
 

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from flows.render.html import fill
-from flows.report.card import VOCABULARIES, Card
-from flows.report.scores import GPT2_CORE
-from flows.stages import CHAT_MODELS, RL
+from flows.report.card import ABOUT_STAGES, VOCABULARIES, Card
+from flows.report.scores import GPT2_CORE, is_loss
 
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
@@ -15,9 +14,8 @@ def render(card: Card) -> str:
     return fill(
         TEMPLATE,
         card=card,
-        models=CHAT_MODELS,
-        rl=RL,
-        before_rl=RL.inputs[0],
+        about=ABOUT_STAGES.format(task=card.rl_task),
+        is_loss=is_loss,
         vocabularies=VOCABULARIES,
         gpt2_core=GPT2_CORE,
         place=_place,

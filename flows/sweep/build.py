@@ -19,7 +19,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
-from flows.orchestration.flow_setup import open_flow, own_page, wait_of_run
+from flows.orchestration.flow_setup import open_flow, wait_of_run
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
 from flows.run_request import (
@@ -59,7 +59,6 @@ class GroupResult:
     report: GroupReport
     files: Files
     spent: Spent
-    ui_url: str | None  # Prefect's page of the flow run
 
 
 def build_group(
@@ -174,7 +173,7 @@ def build_units(
         pages.close()
     if failures:
         raise _failed(group, results, failures, files)
-    return GroupResult(report=reported, files=files, spent=spent, ui_url=own_page())
+    return GroupResult(report=reported, files=files, spent=spent)
 
 
 def _of(group: RunGroup, labels: Collection[str]) -> list[Member]:

@@ -251,5 +251,3 @@ def _ending(model: str, evaluated: "Evaluated", *, took: str) -> Iterator[str]:
     how = "cached" if evaluated.evaluation.cached else "built"
     yield f"{evaluated.evaluation.manifest.name} {how}, in {took}"
     yield f"{model}: {evaluated.verdict.text}"
-    if evaluated.outcome.ui_url:
-        yield f"Prefect  {evaluated.outcome.ui_url}"

@@ -6,6 +6,7 @@ import itertools
 import shlex
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from flows.cli.options import (
 from flows.cli.output import login_line, print_error, print_states, screen
 from flows.cli.planning import plan_profile
 from flows.cli.recipes import read_recipe
+from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.overrides import open_name
 from flows.plan.dead_runs import end_dead_runs
@@ -28,14 +30,13 @@ from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.text import duration
 from flows.run_request import RunRequest, shared
-from flows.stages import REPORT, SFT
+from flows.stages import CHAT_MODELS, EVALUATORS, PRETRAIN, REPORT, SFT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from flows.artifacts.cache import Cache
-    from flows.orchestration.pipeline import Outcome
     from flows.render.terminal import Display
 
 
@@ -76,11 +77,11 @@ def run(
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.
     elif workers.pool is None and is_recorded(store, name, plan):
-        results = _results(find_report(plan, store, where.cache))
-        print_states([render(plan)[-1], *results, *_next(name, place)])
+        made = {item.stage.name: item.manifest for item in plan.stages if item.manifest}
+        print_states([render(plan)[-1], "", *ending(made, store, where.cache, name, place)])
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
-    from flows.orchestration.local_run import run_flow
+    from flows.orchestration.local_run import ready
 
     began = time.monotonic()
     with resumable(
@@ -99,9 +100,17 @@ def run(
         request = RunRequest(
             profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
         )
-        outcome = run_flow(request, home=where.home_path, display=display, pins=planned.pins)
-    took = duration(time.monotonic() - began)
-    print_states(_ending(outcome, name, home=where.home_path, place=place, took=took))
+        with ready(where.home_path, display, planned.pins):
+            from flows.orchestration.caller import call_flow
+            from flows.orchestration.pipeline import nanochat
+
+            if line := login_line(where.home_path):  # a shared server has its own login
+                display.say(line)
+            stages = call_flow(nanochat, **asdict(request)).stages
+        cached, took = sum(s.cached for s in stages.values()), duration(time.monotonic() - began)
+        display.say(f"run {name}: {len(stages) - cached} stages built, {cached} cached, in {took}")
+    made = {stage: built.manifest for stage, built in stages.items()}
+    print_states(["", *ending(made, store, where.cache, name, place)])
     return 0
 
 
@@ -150,33 +159,34 @@ def resumable(
         raise KeyboardInterrupt from None
 
 
-def find_report(planned: Plan, store: Store, cache: "Cache") -> Path | None:
-    """Fetch the report card of `planned` and return its page; None if it has none.
+def ending(
+    made: Mapping[str, Manifest], store: Store, cache: "Cache", name: str, place: Sequence[str]
+) -> Iterator[str]:
+    """Yield the lines at the end of a run: what its models score, its report card, what is next.
 
-    Raises ArtifactError, StoreError.
+    `made` are its artifacts, by stage. Raises ArtifactError, StoreError.
     """
     from flows.artifacts.cache import fetch
 
-    manifests = [item.manifest for item in planned.stages if item.stage == REPORT]
-    if not manifests or manifests[0] is None:
-        return None
-    page = fetch(store, manifests[0], cache) / "files" / "report.html"
-    return page if page.exists() else None
+    if report := made.get(REPORT.name):
+        page = fetch(store, report, cache) / "files" / "report.html"
+        lines = headline(page.with_name("report.md").read_text(encoding="utf-8"))
+        lines.append(f"report card: {page}")
+    else:
+        from flows.report.inputs import Artifact
+        from flows.report.scores import chat_scores, summary
 
-
-def _ending(
-    outcome: "Outcome", name: str, *, home: Path, place: Sequence[str], took: str
-) -> Iterator[str]:
-    """Yield the lines printed after a run: counts, scores, addresses and next commands."""
-    cached = sum(built.cached for built in outcome.stages.values())
-    yield ""
-    yield f"{len(outcome.stages) - cached} stages built, {cached} cached, in {took}"
-    yield from _results(outcome.report)
-    if outcome.ui_url:
-        yield f"Prefect      {outcome.ui_url} (it keeps running; `nanochat down` stops it)"
-        if line := login_line(home):  # a shared server has its own login
-            yield line
-    yield from _next(name, place)
+        evaluations = {
+            model.name: Artifact(manifest=m, files=fetch(store, m, cache) / "files", events=())
+            for model in CHAT_MODELS
+            if (m := made.get(EVALUATORS[model.name].name))
+        }
+        base = made.get(PRETRAIN.name)
+        metrics = base.provenance.metrics if base else {}
+        lines = list(summary(metrics, chat_scores(evaluations)))
+    lines.append(f"next: {shlex.join(['nanochat', 'chat', name, *place])}")
+    for label, _, text in (line.partition(": ") for line in lines):
+        yield f"{label:<13}  {text}"
 
 
 def first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> str | None:
@@ -186,17 +196,6 @@ def first_chat(place: Sequence[str], stage: str, event: Mapping[str, Any]) -> st
     # By fingerprint: `sft@NAME` is that of the newest finished run, which may be an older one.
     model = ArtifactRef(stage, event["uri"].rpartition("/")[2]).name
     return f"first chat, in another terminal: {shlex.join(['nanochat', 'chat', model, *place])}"
-
-
-def _results(report: Path | None) -> Iterator[str]:
-    if report:
-        yield from headline(report.with_name("report.md").read_text(encoding="utf-8"))
-        yield f"report card  {report}"
-
-
-def _next(name: str, place: Sequence[str]) -> Iterator[str]:
-    yield f"next         {shlex.join(['nanochat', 'chat', name, *place])}"
-    yield f"             {shlex.join(['nanochat', 'serve', name, *place])}"
 
 
 def headline(report: str) -> list[str]:

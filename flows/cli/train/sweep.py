@@ -146,8 +146,6 @@ def run_group(
         took = duration(time.monotonic() - began)
         print_lines(["", f"{built} stages built, {cached} cached, in {took}", ""])
     print_report(made.report, made.files, spent=made.spent, as_json=as_json)
-    if made.ui_url and not as_json:
-        print_lines([f"Prefect  {made.ui_url} (it keeps running; `nanochat down` stops it)"])
     return 0
 
 

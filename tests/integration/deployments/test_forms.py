@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import name_in
+from flows.identity.ref import name_in
 from flows.overrides import default_name
 from flows.profiles import PROFILES
 from flows.stages import STAGES

@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from flows.artifacts.runs import name_in
 from flows.cli.app import main
 from flows.cli.train.submit import DEPLOYMENT
+from flows.identity.ref import name_in
 from infra.prefect.flow_runs import submit
 from infra.prefect.records import Server
 from tests.support.deployments.prefect_api import PrefectApi

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,6 +60,7 @@ def make_inputs(
     answer: str = "It has 5 letters.",
     num_steps: int = 40,
     run: RunConfig | None = None,
+    vocab_size: int = 65_536,
 ) -> dict[str, Path]:
     """The files of every stage; `run` is what was asked for, profile tiny unless told."""
     run = run or open_profile("tiny").run
@@ -72,6 +74,9 @@ def make_inputs(
             (files / "examples.parquet").write_bytes(make_examples(files))
         write_events(files.parent / "logs" / "events.jsonl", stage.name, num_steps)
         made[stage.name] = make_manifest(stage, files, made, run)
+        if stage.name == "tokenizer":
+            provenance = replace(made[stage.name].provenance, metrics={"vocab_size": vocab_size})
+            made[stage.name] = replace(made[stage.name], provenance=provenance)
         (files.parent / "manifest.json").write_bytes(made[stage.name].to_json())
     return {name: store / name / "files" for name in made}
 
@@ -209,7 +214,7 @@ def make_manifest(stage: Stage, files: Path, made: dict[str, Manifest], run: Run
         digest=digest_of(listed),
         inputs=inputs,
         provenance=Provenance(
-            run="r",
+            run="mine-20261121t055338z-1a2b",
             owner="o",
             epoch=1,
             created="2026-11-21T05:53:38Z",

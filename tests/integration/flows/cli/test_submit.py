@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import name_in
 from flows.cli.app import main
+from flows.identity.ref import name_in
 from flows.overrides import default_name
 from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api

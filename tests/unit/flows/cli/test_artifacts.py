@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.train.run import headline
 from infra.storage.base import Store
 from tests.support.flows.rows import publish_files
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -71,8 +70,3 @@ def test_status_lists_runs_and_shows_one(store: Store, terminal: Terminal) -> No
     assert "nothing is being built" not in said
     assert "+ shards" in said
     assert terminal.read("status", "tiny")[0]["run"] == "tiny-2"
-
-
-def test_a_run_ends_with_the_numbers_its_report_card_opens_with() -> None:
-    card = "# Report card\n\nd3.\n\n- val_bpb 1.9\n- spelling: 80 %\n\n## Scores\n\n- not this\n"
-    assert headline(card) == ["val_bpb 1.9", "spelling: 80 %"]

@@ -26,7 +26,7 @@ def test_a_run_of_the_file_is_nothing_new_where_the_profile_is_built(
     assert terminal.run("plan", str(path)) == terminal.run("plan", "tiny")
     lines = terminal.said("run", str(path))
     assert lines[0].startswith("nothing to run")
-    assert lines[1].split() == ["next", "nanochat", "chat", "tiny"]
+    assert lines[-1].split() == ["next", "nanochat", "chat", "tiny"]
 
     path.write_text(text.replace("temperature = 0.8", "temperature = 0.5"), encoding="utf-8")
     words = ("--set", "rl.temperature=0.5")

@@ -1,11 +1,18 @@
-"""What `nanochat run` says while it runs."""
+"""What `nanochat run` says while it runs, and at its end."""
 
+import dataclasses
 from pathlib import Path
 
+from flows.artifacts.cache import Cache
 from flows.building.build import uri_of
-from flows.cli.train.run import first_chat
+from flows.cli.train.run import ending, first_chat
+from flows.identity.manifest import Manifest
 from infra.storage.local import LocalStore
+from tests.support.flows.reported import make_inputs, run_report
+from tests.support.flows.rows import publish_files
 from tests.support.flows.shelf import make_manifest
+
+NEXT = "next           nanochat chat mine --home here"
 
 
 def test_thefirst_chat_is_with_the_model_that_sft_has_just_made(tmp_path: Path) -> None:
@@ -18,3 +25,47 @@ def test_thefirst_chat_is_with_the_model_that_sft_has_just_made(tmp_path: Path) 
     assert line.endswith(f": nanochat chat {model.name} --home here")
     assert first_chat((), "rl", event) is None
     assert first_chat((), "sft", {**event, "kind": "cached"}) is None
+
+
+def ending_of(made: dict[str, Manifest], store: LocalStore, directory: Path) -> list[str]:
+    with Cache(directory / "cache", 10**9) as cache:
+        return list(ending(made, store, cache, "mine", ("--home", "here")))
+
+
+def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_next_command(
+    tmp_path: Path,
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    inputs = make_inputs(tmp_path / "made")
+    page, text = run_report(tmp_path / "job", inputs)
+    card = {"report.html": page.encode(), "report.md": text.encode()}
+    report = publish_files(store, "report", card, tmp_path)
+    lines = ending_of({"report": report}, store, tmp_path)
+    assert lines[:3] == [
+        "bits per byte  3.200 -> 1.600 (-50.0 %)",
+        "ChatCORE       0.100 after midtraining, 0.210 after SFT, 0.610 after RL",
+        "worse          spelling 90.0 % -> 70.0 % after RL",
+    ]
+    assert Path(lines[3].removeprefix("report card    ")).read_text() == page
+    assert lines[4:] == [NEXT]
+
+    # Without a report card, as of a run with --use, the evaluations have the same lines.
+    names = ("chat_eval_midtrain", "chat_eval_sft", "chat_eval_rl")
+    made = {
+        name: publish_files(
+            store, name, {f.name: f.read_bytes() for f in inputs[name].iterdir()}, tmp_path
+        )
+        for name in names
+    }
+    pretrain = make_manifest("pretrain", metrics={"val_bpb_first": 3.2, "val_bpb": 1.6})
+    assert ending_of({**made, "pretrain": pretrain}, store, tmp_path) == [*lines[:3], NEXT]
+    del made["chat_eval_midtrain"]
+    assert ending_of(made, store, tmp_path) == [
+        "ChatCORE       0.210 after SFT, 0.610 after RL",
+        lines[2],
+        NEXT,
+    ]
+    del made["chat_eval_rl"]
+    assert ending_of(made, store, tmp_path) == ["ChatCORE       0.210 after SFT", NEXT]
+    imported = dataclasses.replace(make_manifest("pretrain"))
+    assert ending_of({"pretrain": imported}, store, tmp_path) == [NEXT]

@@ -70,7 +70,7 @@ def test_what_the_profile_says_is_not_repeated():
 @pytest.mark.parametrize(
     ("packages", "note"),
     [
-        ((), "documentation of python==3.99.1; another version"),
+        ((), "trained on the docs of Python 3.99.1; other versions give other data"),
         (("numpy==9.9.9", "torch==9"), "of python==3.99.1 and 2 packages, which this version"),
     ],
 )
@@ -145,7 +145,7 @@ def test_the_command_stands_on_both_forms_of_the_card(tmp_path: Path):
     assert "&lt;b&gt;" in page
     assert """--set 'base_eval.prompts=["<b>"]'""" in text
     for document in (page, text):
-        assert "the text is the documentation of python==" in document
+        assert "trained on the docs of Python 3." in document
 
 
 def test_a_card_without_a_command_says_why(ordinary: dict[str, Path], card: Card, tmp_path: Path):

@@ -1,5 +1,6 @@
 """The report card of a synthetic run: what it says, that it is safe to open, that it repeats."""
 
+import html
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from flows.profiles import open_profile
 from flows.render.charts import Chart, smooth, thin
 from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
+from flows.render.vega import IN_PAGE
 from flows.report import stage
 from flows.report.inputs import Stop
 from flows.stages import Quantity
@@ -28,30 +30,38 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Card:
     return make_report(tmp_path_factory.mktemp("hostile"), answer=HOSTILE)
 
 
-def test_the_page_names_val_bpb_and_the_chat_scores_before_and_after_rl(card: Card) -> None:
+def test_the_page_names_val_bpb_and_the_chat_scores_of_every_stage(card: Card) -> None:
     page, text = card
+    tiles = " ".join(re.sub("<[^>]*>", " ", page.partition("</dl>")[0]).split())
+    assert "Validation bits per byte 1.6000 val_bpb, 50.0 % below 3.2000 at step 0" in tiles
+    assert "ChatCORE after midtraining 0.100 0.050 to 0.200 ChatCORE after SFT 0.210" in tiles
+    assert "ChatCORE after RL 0.610 +0.400 (" in tiles
     for document in (page, text):
-        assert "val_bpb" in document
-        assert "1.6000" in document
+        assert "SFT (supervised fine-tuning)" in " ".join(document.split())
         assert "50.0 %" in document
         assert "val_bpb 1.6000 (1.5500 to 1.6500)" in " ".join(document.split())
     assert "61.0 %" in page
     assert "+40.0 points (+32.8 to +46.4)" in page
-    assert "\n- arithmetic, which RL rewards: mid 10.0 %, SFT 21.0 %, RL 61.0 %\n" in text
-    assert re.search(r"\n- ChatCORE: mid 0\.\d+ .*, SFT 0\.\d+ .*, RL 0\.\d+ ", text)
+    assert "\n- bits per byte: 3.200 -> 1.600 (-50.0 %)\n" in text
+    assert "\n- ChatCORE: 0.100 after midtraining, 0.210 after SFT, 0.610 after RL\n" in text
+    assert "\n| task | midtraining | SFT | RL |\n" in text
 
 
 def test_the_page_names_the_experiment_and_marks_what_rl_made_worse(
     card: Card, tmp_path: Path
 ) -> None:
     page, text = card
-    assert "<title>Report card: tiny</title>" in page
-    assert page.count('class="worse"') == 1  # spelling, 90 % and 70 %; sums are better
-    assert "\n- worse after RL: spelling 90.0 % -> 70.0 %, -20.0 points (-28.4 to -12.0)\n" in text
-    assert text.count("worse after") == 1
+    assert "<h1>mine</h1>" in page
+    assert text.startswith("# Report card: mine\n")
+    for document in card:
+        assert "1970-01-01, 8 x NVIDIA H100 80GB HBM3." in document
+    assert page.count('<td class="worse">') == 1  # spelling, 90 % and 70 %; sums are better
+    loss = "worse: spelling 90.0 % -> 70.0 % after RL"
+    assert f'<p class="worse">{html.escape(loss)}</p>' in page
+    assert f"\n- {loss}\n" in text
     run = open_profile("tiny", overrides=["seed=7", "rl.num_steps=3"]).run
     page, _ = make_report(tmp_path, run=run)
-    assert "<title>Report card: tiny --set seed=7 --set rl.num_steps=3</title>" in page
+    assert "nanochat run tiny --set seed=7 --set rl.num_steps=3</code>" in page
 
 
 def swap_evaluations(inputs: dict[str, Path], one: str, other: str) -> None:
@@ -66,9 +76,8 @@ def test_what_a_stage_before_rl_made_worse_is_named_though_rl_repaired_it(tmp_pa
     inputs = make_inputs(tmp_path / "store")
     swap_evaluations(inputs, "chat_eval_midtrain", "chat_eval_sft")
     _, text = run_report(tmp_path / "job", inputs)
-    assert "\n- arithmetic, which RL rewards: mid 21.0 %, SFT 10.0 %, RL 61.0 %\n" in text
-    worse = re.findall(r"\n- worse after (\w+: \w+ [\d.]+ % -> [\d.]+ %), -\d", text)
-    assert worse == ["SFT: arithmetic 21.0 % -> 10.0 %", "RL: spelling 90.0 % -> 70.0 %"]
+    losses = "spelling 90.0 % -> 70.0 % after RL, arithmetic 21.0 % -> 10.0 % after SFT"
+    assert f"\n- worse: {losses}\n" in text
 
 
 def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
@@ -78,7 +87,7 @@ def test_a_run_without_a_loss_says_so(tmp_path: Path) -> None:
         for file in inputs["chat_eval_sft"].iterdir():
             (inputs[name] / file.name).write_bytes(file.read_bytes())
     _, text = run_report(tmp_path / "job", inputs)
-    assert "\n- no stage made a task worse, beyond chance\n" in text
+    assert "\n- nothing worse: no task scores clearly lower than one stage before\n" in text
     assert "+0.0 points" not in text.partition("## Scores")[0]
 
 
@@ -160,6 +169,11 @@ def test_bytes_per_token_stand_beside_those_of_known_vocabularies(card: Card) ->
     assert widths == ["93.29", "100.00", "41.13", "36.58", "82.90"]
 
 
+def test_a_small_vocabulary_is_not_compared(tmp_path: Path) -> None:
+    inputs = make_inputs(tmp_path / "store", vocab_size=320)
+    assert "Vocabulary" not in "".join(run_report(tmp_path, inputs))
+
+
 def test_a_tokenizer_without_statistics_has_no_table(tmp_path: Path) -> None:
     inputs = make_inputs(tmp_path / "store")
     (inputs["tokenizer"].parent / "logs" / "events.jsonl").unlink()
@@ -232,6 +246,17 @@ def test_a_chart_takes_its_colours_from_the_page() -> None:
     assert 'aria-label="a &amp; b: &quot;c&quot;"' in svg
     assert not re.search(r'(fill|stroke)="(#|rgb|white|black)', svg)
     assert "id=" not in svg
+
+
+def test_a_few_points_are_dots_and_a_loss_begins_after_its_first_steps() -> None:
+    evaluated, loss = (Quantity(kind, "loss", "loss", "nats") for kind in ("eval", "step"))
+    for points, lines in ((3, 0), (4, 1)):
+        curve = [(step, 1.0 / (step + 1)) for step in range(points)]
+        layers = Chart(quantity=evaluated, curves=[curve]).panel(IN_PAGE, 100, 100).layers
+        assert [layer["mark"]["type"] for layer in layers] == ["line"] * lines + ["circle"]
+    curve = [(step, 9.0 - step) for step in range(1, 41)]
+    for layer in Chart(quantity=loss, curves=[curve]).panel(IN_PAGE, 100, 100).layers:
+        assert layer["data"]["values"][0]["step"] == 3
 
 
 def test_numbers_read_like_numbers() -> None:

@@ -23,7 +23,9 @@ def test_a_task_that_could_not_be_evaluated_is_reported(tmp_path):
     page, text = run_report(tmp_path / "job", inputs)
     assert "Could not be evaluated: RL, humaneval: no &lt;sandbox&gt; here." in page
     assert "RL, humaneval: no <sandbox> here" in text
-    assert re.search(r"\n- ChatCORE: mid 0.*, SFT 0.*, RL not known\n", text)
+    assert re.search(
+        r"\n- ChatCORE: 0.* after midtraining, 0.* after SFT, not known after RL\n", text
+    )
     assert "not known" in page
 
 
@@ -72,6 +74,6 @@ def test_a_task_of_core_that_could_not_be_evaluated_is_reported(tmp_path):
     changes = {"core": None, "failed": {"boolq": "boolq.jsonl line 3 is no example"}}
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     page, text = run_report(tmp_path / "job", inputs)
-    assert "Could not be evaluated: base, boolq: boolq.jsonl line 3 is no example." in page
-    assert "base, boolq: boolq.jsonl line 3 is no example" in text
+    assert "Could not be evaluated: pretraining, boolq: boolq.jsonl line 3 is no example." in page
+    assert "pretraining, boolq: boolq.jsonl line 3 is no example" in text
     assert "The base model was not evaluated on all tasks" in text
