@@ -108,7 +108,7 @@ BASE_EVAL = Stage(
 )
 MIDTRAIN = Stage(
     name="midtrain",
-    makes="a mid model, which knows the shape of conversations",
+    makes="a model that knows the form of conversations",
     inputs=(PRETRAIN, TASK_DATA),
     config=("seed", "optimizer", "midtrain"),
     entry="nanochat_core.train.midtrain",

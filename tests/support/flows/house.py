@@ -69,8 +69,8 @@ def build(
         identity = identify_from(stage, run, inputs, code=code)
         output = work / "output" / stage.name
         output.mkdir(parents=True, exist_ok=True)
-        name = "report.md" if stage.name == "report" else "data"
-        (output / name).write_text(content(identity.fingerprint))
+        for name in ("data", "report.md") if stage.name == "report" else ("data",):
+            (output / name).write_text(content(identity.fingerprint))
         provenance = dataclasses.replace(
             PROVENANCE,
             git_commit=commit,

@@ -18,4 +18,4 @@ def test_the_plan_counts_what_is_shared_once_and_the_rest_for_each_depth(
         "d2",
         "d3",
     ]
-    assert lines[-1].startswith("11 to build; at least ")
+    assert lines[-1].startswith("11 to build; 2 of 11 stages have no estimate; the rest take ")
