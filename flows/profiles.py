@@ -72,17 +72,18 @@ class Profile:
 def tiny(depth: int = 3) -> Profile:
     """A model that fits a laptop's CPU and minutes: Python's own documentation, conversations of
     five turns, small sums. Every stage is the real one; only the numbers are small."""
-    # Of 320 tokens 265 are bytes and special ones, so nearly every letter is a token of its own:
-    # copying a word or a number is then learnt from few examples.
-    sequence_len, vocab_size, heads = 512, 320, (depth + 1) // 2
+    # Of 272 tokens 265 are bytes and special ones, so nearly every letter is a token of its own:
+    # copying a word or a number is then learnt from few examples. So it is with more and narrower
+    # heads, and with windows in which few other words stand.
+    sequence_len, vocab_size, heads = 512, 272, 2 * ((depth + 1) // 2)
     model = ModelConfig(
         depth=depth,
-        width=64 * heads,
+        width=32 * heads,
         num_heads=heads,
         num_kv_heads=heads,
         sequence_len=sequence_len,
         vocab_size=vocab_size,
-        windows=scaling.windows_for(depth, sequence_len),
+        windows=(32,) * (depth - 1) + (128,),
     )
     optimizer = OptimizerConfig(
         muon_lr=0.02,
@@ -108,10 +109,9 @@ def tiny(depth: int = 3) -> Profile:
             ),
             task_data=TaskDataConfig(
                 datasets=(
-                    scaling.dataset("conversation", num_train=4500, num_test=200),
-                    scaling.dataset("identity", num_train=500, num_test=20),
-                    scaling.dataset("spelling", num_train=6000, num_test=200),
-                    scaling.dataset("arithmetic", num_train=6000, num_test=200),
+                    scaling.dataset("conversation", num_train=10100, num_test=200),
+                    scaling.dataset("spelling", grade=3, num_train=100, num_test=200),
+                    scaling.dataset("arithmetic", num_train=1000, num_test=200),
                 ),
             ),
             tokenizer=TokenizerConfig(
@@ -120,7 +120,7 @@ def tiny(depth: int = 3) -> Profile:
             rows=RowsConfig(policy="default", sequence_len=sequence_len, buffer_documents=1000),
             optimizer=optimizer,
             pretrain=PretrainConfig(
-                num_steps=120,
+                num_steps=50,
                 total_batch_size=4 * sequence_len,
                 schedule=dataclasses.replace(
                     scaling.pretrain_schedule(), warmup_steps=10, momentum_warmup_steps=100
@@ -134,8 +134,8 @@ def tiny(depth: int = 3) -> Profile:
             ),
             midtrain=ChatTrainConfig(
                 mixture=(
-                    MixtureEntry(task="conversation", num_examples=4500, epochs=1),
-                    MixtureEntry(task="arithmetic", num_examples=150, epochs=1),
+                    MixtureEntry(task="conversation", num_examples=5600, epochs=1),
+                    MixtureEntry(task="arithmetic", num_examples=100, epochs=1),
                 ),
                 num_epochs=1,
                 total_batch_size=4 * sequence_len,
@@ -144,8 +144,10 @@ def tiny(depth: int = 3) -> Profile:
                 eval_examples=64,
             ),
             sft=ChatTrainConfig(
-                # Without stories: RL is to teach those, from what midtraining left.
-                mixture=(MixtureEntry(task="conversation", num_examples=3000, epochs=1),),
+                mixture=(
+                    MixtureEntry(task="conversation", skip=5600, num_examples=4500, epochs=1),
+                    MixtureEntry(task="arithmetic", skip=100, num_examples=50, epochs=1),
+                ),
                 num_epochs=1,
                 total_batch_size=4 * sequence_len,
                 lr_fraction=0.6,
@@ -154,7 +156,7 @@ def tiny(depth: int = 3) -> Profile:
             ),
             rl=RLConfig(
                 task="arithmetic",
-                num_steps=16,
+                num_steps=5,
                 examples_per_step=16,
                 samples_per_example=16,
                 max_new_tokens=48,
@@ -174,8 +176,8 @@ def tiny(depth: int = 3) -> Profile:
         ),
         pace=Pace(
             device_batch_size=8,
-            save_every_seconds=5.0,
-            eval_every_steps=100,
+            save_every_seconds=10.0,
+            eval_every_steps=200,
             max_gpus=1,
             compile=False,
         ),

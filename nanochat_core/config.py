@@ -15,7 +15,7 @@ from nanochat_core.section import Section, check_bounds, check_counts, shown, un
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
 _MAY_BE_ZERO = (
-    *("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples"),
+    *("skip", "seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples"),
     *("num_train", "num_test"),
 )
 
@@ -267,8 +267,9 @@ class MixtureEntry(Section):
     """A task's training examples inside a mixture."""
 
     task: str
-    num_examples: int | None  # the first so many of the training split; None means all
+    num_examples: int | None  # so many of the training split; None means all that are left
     epochs: int
+    skip: int = 0  # examples at the beginning of the split, such as those of an earlier stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -165,18 +165,17 @@ def make_rows(
     held out. Collective.
     """
     directory = job.inputs["task_data"]
-    tasks = [(entry, open_task(entry.task, directory, "train")) for entry in config.mixture]
-    for entry, task in tasks:
-        if entry.num_examples is not None and len(task) < entry.num_examples:
+    parts = []
+    for entry in config.mixture:
+        task = open_task(entry.task, directory, "train")
+        stop = None if entry.num_examples is None else entry.skip + entry.num_examples
+        if len(task) < (needed := stop or entry.skip + 1):
             raise DataError(
-                f"the mixture asks for {entry.num_examples} examples of {entry.task}, "
+                f"the mixture asks for {needed} examples of {entry.task}, "
                 f"task_data has {len(task)}",
                 hint=f"raise num_train of {entry.task} in task_data, or lower num_examples",
             )
-    parts = [
-        (task if entry.num_examples is None else task.first(entry.num_examples), entry.epochs)
-        for entry, task in tasks
-    ]
+        parts.append((task.sliced(entry.skip, stop), entry.epochs))
     train = mixture(parts, seed)
     tests = [open_task(entry.task, directory, "test") for entry in config.mixture]
     held_out = mixture([(task, 1) for task in tests], seed)[: config.eval_examples]

@@ -1,13 +1,16 @@
 """Conversations of several turns, each of another kind: what a small chat model can hold.
 
-Kinds of turn: *identity* (who it is), *small talk*, *spell*, *count* (letters), *sum* (with the
-calculator) and *unknown* (an honest "I do not know"). The first two and the last are in
-`talk.toml`; words and letters are those of `tasks.generated.spelling`.
+Kinds of turn: *identity* (who it is), *small talk* and *unknown* (an honest "I do not know"), which
+are in `talk.toml`; *spell*, *count* (a letter) and *length* (all letters) of
+`tasks.generated.spelling`; *sum*, *truth* (whether a sum is right) and *limit* (what is too much)
+of `tasks.generated.sums`. `tasks.generated.writing` gives a question the forms in which people
+write it.
 
 Test conversations have five turns of five kinds. What they ask is not in training: no word, no
-pair of numbers, nothing that an unknown question is about, and no question about itself or of
-small talk in the same writing (a hash of each decides). The model answers every turn with its own
-earlier answers in view; the grader sees one turn at a time (`turns` has its keys).
+numbers, nothing that an unknown question is about, and no question about itself or of small talk in
+the same writing (a hash of each decides); nor are the questions of `tasks.generated.people`. The
+model answers every turn with its own earlier answers in view; the grader sees one turn at a time
+(`turns` has its keys).
 """
 
 import functools
@@ -24,41 +27,36 @@ from tasks.base import (
     is_final_number,
     is_held_out,
     one_turn,
-    parts_of,
 )
-from tasks.generated import arithmetic, spelling
+from tasks.generated import people, spelling, sums
+from tasks.generated.writing import OPENINGS, REMARKING, pick, written
 from tasks.kinds.sources import GeneratedTask, Grader
 
 NAME = "conversation"
 
 # kind -> weight in training; a word has more to learn than a greeting
-WEIGHTS = {"identity": 4, "small talk": 5, "spell": 8, "count": 4, "sum": 4, "unknown": 5}
+WEIGHTS = {
+    **{"identity": 9, "small talk": 10, "unknown": 7},
+    **{"spell": 9, "count": 5, "length": 3, "sum": 9, "truth": 3, "limit": 2},
+}
 MOST_TURNS = 5
-TEST_PERCENT = 10  # of the ways to write a question of talk.toml, and of what `unknown` is about
+LAST_GRADE = max(spelling.GRADES)
+TEST_PERCENT = 10  # of the writings of talk.toml, and of what `unknown` is about
 INVENTED_PERCENT = 50  # of the words in training: the head of one word and the tail of another
-
-# Of any question or remark; few have none held out, and none is held out whole.
-OPENINGS = ("", "", "", "", "", "So, ", "And ", "Now ", "Well, ", "OK, ", "Hi! ", "Hm, ")
-SUMS = (
-    *("what is {a} {sign} {b}?", "how much is {a} {sign} {b}?", "{a} {sign} {b}?"),
-    *("{a}{sign}{b}", "{a} {sign} {b} =", "compute {a} {sign} {b}.", "what is {a}{sign}{b}?"),
-    *("what does {a} {sign} {b} make?", "calculate {a} {sign} {b}.", "{a} {word} {b}?"),
-    *("what is {a} {word} {b}?", "how much is {a} {word} {b}?"),
-)
-SIGN_WORDS = {"+": "plus", "-": "minus", "*": "times"}
 DONT_KNOW, CANNOT = "I do not know.", "I cannot do that."
-OFFER = " Ask me to spell a word or to do a sum."
+_NAMED_PERCENT, _JOINED_PERCENT = 20, 20  # of the greetings, thanks and farewells
 
 
 def generate(split: str, num_examples: int, *, grade: int, seed: int) -> Iterator[Conversation]:
     """Yield distinct conversations: one to five turns for training, five for testing.
 
-    `grade` is that of the words to spell. The grader's key "turns" has one item for each turn: its
-    "kind" and what grading it needs. Raises TaskError for an unknown split or grade.
+    `grade` bounds what a test asks: words of at most 5, 7 or 10 letters, and below grade 3 two
+    numbers up to 99. Training has the whole range. The grader's key "turns" has one item for each
+    turn: its "kind" and what grading it needs. Raises TaskError for an unknown split or grade.
     """
     check_split(split)
     if grade not in spelling.GRADES:
-        raise TaskError(f"{NAME} has no grade {grade} (1 to {max(spelling.GRADES)})")
+        raise TaskError(f"{NAME} has no grade {grade} (1 to {LAST_GRADE})")
     what = f"{NAME} of grade {grade}, {split},"
     return distinct(_stream(split, grade, random.Random(seed)), num_examples, what=what)
 
@@ -73,10 +71,12 @@ def is_correct(turn: Conversation, answer: str) -> bool:
     """
     turn = turn["turns"][-1] if "turns" in turn else turn
     match turn["kind"]:
-        case "spell" | "count":
+        case "spell" | "count" | "length":
             return spelling.is_correct(turn, answer)
         case "sum":
             return is_final_number(turn, answer)
+        case "truth":
+            return sums.is_true(turn, answer)
         case "unknown":
             return answer.startswith((DONT_KNOW, CANNOT))
     return answer == turn["answer"]
@@ -101,72 +101,83 @@ def join(turns: list[Conversation]) -> Conversation:
 
 
 def _turn(kind: str, split: str, grade: int, rng: random.Random) -> Conversation:
-    if kind in ("spell", "count"):
-        make = spelling.spell if kind == "spell" else spelling.count
-        return make(_word(split, grade, rng), rng)
-    if kind == "sum":
-        return _sum(split, rng)
+    while True:
+        turn = _any_turn(kind, split, grade, rng)
+        if split == "test" or turn["messages"][0]["content"] not in people.texts():
+            return turn
+
+
+def _any_turn(kind: str, split: str, grade: int, rng: random.Random) -> Conversation:
+    if kind in _OF_WORDS:
+        return _OF_WORDS[kind](_word(split, grade, rng), rng)
+    if kind in _OF_NUMBERS:
+        return _OF_NUMBERS[kind](split, rng, small=split == "test" and grade < LAST_GRADE)
     return _unknown(split, rng) if kind == "unknown" else _talk(kind, split, rng)
 
 
 def _word(split: str, grade: int, rng: random.Random) -> str:
-    longest, _ = spelling.GRADES[grade]
+    longest, _ = spelling.GRADES[grade if split == "test" else LAST_GRADE]
     words = spelling.words_of(split, longest=longest)
     if split == "test" or rng.randrange(100) >= INVENTED_PERCENT:
-        return rng.choice(words)
+        return min(rng.choice(words), rng.choice(words), key=len)  # people ask for short words
     # Invented words show every piece of a word beside every other one: what a token is spelled
     # like is learnt from the words that have it, and the list has few words for some tokens.
     while True:
         first, second = rng.choice(words), rng.choice(words)
-        word = first[: rng.randint(1, 4)] + second[rng.randint(1, 3) :]
-        if 3 <= len(word) <= longest + 2 and not spelling.is_test(word):
+        word = first[: rng.randint(1, longest // 2 + 1)] + second[rng.randint(1, 3) :]
+        if 3 <= len(word) <= longest and not spelling.is_test(word):
             return word
 
 
-def _sum(split: str, rng: random.Random) -> Conversation:
-    sign = rng.choice("++--*")
-    a, b = arithmetic.operands(rng, split, sign, largest=rng.choice((20, 99)))
-    result = str(arithmetic.apply(a, sign, b))
-    question = rng.choice(SUMS).format(a=a, b=b, sign=sign, word=SIGN_WORDS[sign])
-    answer = parts_of(f"<<{a}{sign}{b}={result}>>#### {result}")
-    return one_turn(_written(question, rng), answer, kind="sum", answer=result)
-
-
 def _talk(kind: str, split: str, rng: random.Random) -> Conversation:
-    questions = _questions(kind)
+    talks = _talks(kind)
+    [talk] = rng.choices(talks, [len(talk["questions"]) for talk in talks])
+    phrase = _filled(pick(talk["questions"], rng), split, rng)
+    openings = OPENINGS if kind == "identity" else REMARKING
+    # Other writings of the same phrase, so that each phrase is as frequent in both splits.
     while True:
-        question, answer = rng.choice(questions)
-        question = _written(question, rng)
-        if _is_test(question) == (split == "test"):
-            return one_turn(question, answer, kind=kind, answer=answer)
+        text = written(_named(phrase, talk, split, rng), rng, openings=openings)
+        is_test = _is_test(text)
+        if is_test == (split == "test") and (is_test or text not in people.texts()):
+            return one_turn(text, talk["answer"], kind=kind, answer=talk["answer"])
+
+
+def _named(phrase: str, talk: dict[str, Any], split: str, rng: random.Random) -> str:
+    """Return the phrase, perhaps with a second one or a name, as greetings have them."""
+    if "named" in talk and rng.randrange(100) < _JOINED_PERCENT:
+        other = _filled(pick(talk["questions"], rng), split, rng)
+        phrase = phrase.rstrip("!.?") + rng.choice((", ", " ", "! ", ". ")) + other
+    if "named" in talk and rng.randrange(100) < _NAMED_PERCENT:
+        end = phrase[-1] if phrase[-1] in "!.?" else ""
+        phrase = f"{phrase.rstrip('!.?')} {rng.choice(_file()['extra']['tails'])}{end}"
+    return phrase
+
+
+def _filled(template: str, split: str, rng: random.Random) -> str:
+    words = spelling.words_of(split, longest=spelling.GRADES[LAST_GRADE][0])
+    while "{word}" in template:
+        template = template.replace("{word}", rng.choice(words), 1)
+    return template.replace("{name}", rng.choice(_file()["extra"]["names"]))
 
 
 def _unknown(split: str, rng: random.Random) -> Conversation:
-    fillers, words = _file()["fillers"], spelling.words_of(split, longest=spelling.GRADES[3][0])
+    fillers = _file()["fillers"]
     while True:
-        key = rng.choice(("questions", "questions", "requests"))
-        template = rng.choice(_file()["unknown"][key])
-        about = {name: rng.choice(values) for name, values in (*fillers.items(), ("word", words))}
-        written = _written(template.format(**about), rng)
+        kind = rng.choice(("questions", "questions", "requests"))
+        template = pick(_file()["unknown"][kind], rng)
+        about = {name: rng.choice(values) for name, values in fillers.items()}
+        text = _filled(template, split, rng).format(**about)
+        question = written(text, rng)
         # Held out by what stands in the braces; without braces, by the writing.
         names = [name for name in fillers if f"{{{name}}}" in template]
-        is_test = _is_test(about[names[0]] if names else written)
+        is_test = _is_test(about[names[0]] if names else question)
         if "{word}" in template or is_test == (split == "test"):
-            return one_turn(
-                written, (DONT_KNOW if key == "questions" else CANNOT) + OFFER, kind="unknown"
-            )
+            answer = DONT_KNOW if kind == "questions" else CANNOT
+            return one_turn(question, answer, kind="unknown")
 
 
-def _written(question: str, rng: random.Random) -> str:
-    """Return the question with an opening, in one of the ways in which people write."""
-    opening = rng.choice(OPENINGS)
-    style = rng.randrange(6)
-    if style == 0:  # without capital and question mark
-        return (opening + question).lower().rstrip("?.!")
-    if style == 1:
-        return opening + question
-    text = opening + question
-    return text[0].upper() + text[1:]
+_OF_WORDS = {"spell": spelling.spell, "count": spelling.count, "length": spelling.length}
+_OF_NUMBERS = {"sum": sums.sum_turn, "truth": sums.truth_turn, "limit": sums.limit_turn}
 
 
 def _is_test(text: str) -> bool:
@@ -174,13 +185,8 @@ def _is_test(text: str) -> bool:
 
 
 @functools.cache
-def _questions(kind: str) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (question, talk["answer"])
-        for talk in _file()["talk"]
-        if talk["kind"] == kind
-        for question in talk["questions"]
-    )
+def _talks(kind: str) -> tuple[dict[str, Any], ...]:
+    return tuple(talk for talk in _file()["talk"] if talk["kind"] == kind)
 
 
 @functools.cache

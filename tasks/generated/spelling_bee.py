@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator
 
 from tasks.base import Conversation, Part, check_split, is_first_number, one_turn
-from tasks.generated.spelling import ABSENT_PERCENT, ALPHABET, COUNT_DIRECT, QUOTES, words_of
+from tasks.generated.spelling import ABSENT_PERCENT, ALPHABET, COUNT_QUESTIONS, QUOTES, words_of
 from tasks.kinds.sources import GeneratedTask, Grader
 
 LONGEST = 30  # letters; no word of the list is longer
@@ -57,14 +57,13 @@ def _streams(split: str, num_examples: int, seed: int) -> Iterator[random.Random
 
 
 def _question(rng: random.Random, word: str, letter: str) -> str:
-    template = rng.choice(COUNT_DIRECT)
-    if rng.randrange(100) < _LOWER_CASE_PERCENT:
-        template = template.lower()
+    template = rng.choice(COUNT_QUESTIONS)
+    if rng.randrange(100) >= _LOWER_CASE_PERCENT:
+        template = template[0].upper() + template[1:]
     if rng.randrange(100) < _NO_QUESTION_MARK_PERCENT:
         template = template.removesuffix("?")
-    return template.format(
-        word=rng.choice(QUOTES).format(word), letter=rng.choice(QUOTES).format(letter)
-    )
+    asked = rng.choice(QUOTES).format(letter)
+    return template.format(word=rng.choice(QUOTES).format(word), letter=asked, letters=asked)
 
 
 def _answer(word: str, letter: str) -> list[Part]:

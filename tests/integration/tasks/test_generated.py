@@ -22,7 +22,7 @@ def test_no_set_of_numbers_is_in_both_splits_over_all_grades_and_seeds():
     assert not seen["train"] & seen["test"]
 
 
-@pytest.mark.parametrize("kind", ["spell", "count"])
+@pytest.mark.parametrize("kind", ["spell", "count", "length"])
 def test_no_word_is_in_both_splits_over_all_grades_and_seeds(kind):
     words = {
         split: {

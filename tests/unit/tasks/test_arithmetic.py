@@ -1,4 +1,5 @@
 import functools
+import random
 import re
 
 import pytest
@@ -81,6 +82,14 @@ def test_the_first_grade_is_one_small_step_with_a_short_answer():
         assert len(question(conversation).split()) <= 22
         assert 2 <= min(a, b) <= max(a, b) <= 20
     assert signs == {"+", "-"}
+
+
+def test_a_story_of_a_conversation_has_one_step_and_numbers_up_to_ninety_nine():
+    rng = random.Random(0)
+    found = [arithmetic.story("train", rng) for _ in range(500)]
+    assert all(is_final_number(c, answer(c)) for c in found)
+    assert {answer(c).count("<<") for c in found} == {1}
+    assert max(n for c in found for n in numbers(c)) > 90
 
 
 def test_grades_two_and_three_have_more_kinds_and_more_steps():

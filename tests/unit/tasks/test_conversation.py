@@ -1,4 +1,7 @@
 import itertools
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +40,27 @@ def test_the_seed_decides_and_fewer_is_a_prefix(made):
     assert len({prompt_key(c) for c in made["train"]}) == TRAIN
 
 
+def test_a_grade_bounds_what_is_asked_in_tests_but_not_in_training(made):
+    def largest(conversations):
+        turns = list(turns_of(conversations))
+        summed = [
+            re.findall(r"\d+", answer.partition("=")[0])
+            for _, answer, keys in turns
+            if keys["kind"] == "sum"
+        ]
+        words = [len(keys["word"]) for _, _, keys in turns if "word" in keys]
+        return max(words), max(map(len, summed)), max(int(n) for numbers in summed for n in numbers)
+
+    hard = list(conversation.generate("test", TEST, grade=3, seed=0))
+    longest, terms, number = largest(made["test"])
+    assert (longest, terms) == (5, 2)
+    assert 90 < number <= 99
+    for longest, terms, number in (largest(hard), largest(made["train"])):
+        assert longest == 10
+        assert terms == 3
+        assert number > 500
+
+
 def test_no_question_is_in_both_splits(made):
     asked = {split: {question for question, _, _ in turns_of(made[split])} for split in made}
     assert len(asked["test"]) > 600
@@ -49,7 +73,7 @@ def test_no_word_is_in_both_splits_and_half_of_those_in_training_are_invented(ma
         for split in made
     }
     assert words["test"] <= set(words_of("test", longest=5))
-    listed = words["train"] & set(words_of("train", longest=5))
+    listed = words["train"] & set(words_of("train", longest=10))
     assert 0.2 < len(listed) / len(words["train"]) < 0.8
     assert not words["train"] & set(words_of("test", longest=30))
 
@@ -60,8 +84,8 @@ def test_the_expected_answers_are_right_and_those_of_another_kind_are_wrong(made
     for (_, _, keys), (_, other, other_keys) in itertools.pairwise(turns):
         if keys["kind"] != other_keys["kind"]:
             right = conversation.is_correct(keys, other)
-            # A count and a sum may have the same number.
-            assert not right or {keys["kind"], other_keys["kind"]} == {"count", "sum"}
+            # Counts and sums may have the same number.
+            assert not right or {keys["kind"], other_keys["kind"]} <= {"count", "length", "sum"}
 
 
 def test_an_unknown_split_is_refused():
@@ -73,3 +97,14 @@ def test_of_a_whole_conversation_the_last_turn_is_graded(made):
     c = made["test"][0]
     assert conversation.is_correct(c, text_of(c["messages"][-1]["content"]))
     assert not conversation.is_correct(c, "?")
+
+
+def test_every_table_of_the_talk_is_read():
+    tree = tomllib.loads(Path(conversation.__file__).with_name("talk.toml").read_text())
+    assert set(tree) == {"talk", "unknown", "fillers", "extra"}
+    asked = {
+        answer
+        for _, answer, keys in turns_of(conversation.generate("train", 2000, grade=1, seed=1))
+        if keys["kind"] in ("identity", "small talk")
+    }
+    assert asked == {talk["answer"] for talk in tree["talk"]}

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from nanochat_core.engine.calculator import calculate
 from tasks.base import TaskError, prompt_key, text_of
 from tasks.generated import spelling
 
@@ -51,20 +52,27 @@ def test_the_seed_decides_and_fewer_is_a_prefix(grade, split):
 
 
 @pytest.mark.parametrize(("grade", "longest"), [(1, 5), (2, 7), (3, 10)])
-def test_a_grade_bounds_the_length_of_words_and_asks_both_kinds(grade, longest):
+def test_a_grade_bounds_the_length_of_words_and_asks_all_kinds(grade, longest):
     found = many("train", grade=grade)
     assert {len(c["word"]) for c in found} == set(range(3, longest + 1))
-    assert {c["kind"] for c in found} == {"spell", "count"}
+    assert {c["kind"] for c in found} == {"spell", "count", "length"}
 
 
 @pytest.mark.parametrize("grade", GRADES)
 def test_the_question_names_the_word_and_the_letter(grade):
     for c in examples("train", 500, grade=grade):
         question = c["messages"][0]["content"]
-        assert c["word"] in question
-        assert c.get("letter", "") in question
+        assert c["word"] in question.lower()
+        assert c.get("letter", "") in question.lower()
         assert "{" not in question
-        assert question[0].isupper()
+
+
+def test_people_write_in_small_letters_in_capitals_and_with_a_word_of_thanks():
+    asked = [c["messages"][0]["content"] for c in many("train", grade=1)]
+    assert sum(q.isupper() for q in asked) > MANY // 100
+    assert sum(q.islower() for q in asked) > MANY // 10
+    assert sum(q[0].isupper() and not q.isupper() for q in asked) > MANY // 4
+    assert sum("please" in q.lower() for q in asked) > MANY // 100
 
 
 @pytest.mark.parametrize("grade", GRADES)
@@ -111,11 +119,20 @@ def test_letters_count_when_each_stands_alone(text, right):
 def test_a_count_is_worked_out_by_the_calculator():
     for conversation in of_kind("count", examples("train", 500, grade=3)):
         content = conversation["messages"][-1]["content"]
-        assert [p["type"] for p in content] == ["text", "python", "python_output", "text"]
+        assert [p["type"] for p in content] == ["python", "python_output", "text"]
         word, letter = conversation["word"], conversation["letter"]
-        assert content[1]["text"] == f'"{word}".count("{letter}")'
-        assert content[2]["text"] == conversation["answer"] == str(word.count(letter))
-        assert content[3]["text"] == f"#### {word.count(letter)}"
+        assert content[0]["text"] == f'"{word}".count("{letter}")'
+        assert content[1]["text"] == conversation["answer"] == str(word.count(letter))
+        assert content[2]["text"] == f"#### {word.count(letter)}"
+
+
+def test_all_letters_are_counted_by_the_calculator():
+    found = of_kind("length", examples("train", 500, grade=3))
+    assert len(found) > 20
+    for conversation in found:
+        call, result, text = conversation["messages"][-1]["content"]
+        assert calculate(call["text"]) == result["text"] == str(len(conversation["word"]))
+        assert text["text"] == f"#### {len(conversation['word'])}"
 
 
 @pytest.mark.parametrize(("split", "grade"), [("train", 0), ("train", 4), ("valid", 1)])

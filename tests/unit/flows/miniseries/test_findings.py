@@ -39,7 +39,7 @@ def test_points_are_what_the_manifests_say(evaluated: Store) -> None:
     assert findings.missing == ()
     point = findings.points[2]
     run = open_profile("tiny", depth=3).run
-    assert point.size.parameters == num_params(run.model, run.numerics) == 753_744
+    assert point.size.parameters == num_params(run.model, run.numerics) == 753_792
     assert point.size.matrix_parameters + point.size.lm_head_parameters == (
         point.size.scaling_parameters
     )

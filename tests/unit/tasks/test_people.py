@@ -1,0 +1,74 @@
+"""The sixty questions of people: their grading, and that no training data has one of them."""
+
+import re
+
+import pytest
+
+from tasks.base import text_of
+from tasks.generated import arithmetic, conversation, people, sums
+from tasks.generated.people import Question
+
+CONVERSATIONS = 4000
+
+
+@pytest.fixture(scope="module")
+def training():
+    """Questions and answers of what `tiny` is trained on, of more than it takes."""
+    made = [
+        *conversation.generate("train", CONVERSATIONS, grade=3, seed=11),
+        *arithmetic.generate("train", 1000, grade=1, seed=11),
+    ]
+    texts = [[text_of(m["content"]) for m in c["messages"]] for c in made]
+    return [pair for t in texts for pair in zip(t[::2], t[1::2], strict=True)]
+
+
+def test_there_are_sixty_questions_of_seven_kinds():
+    found = people.questions()
+    assert len({question.text for question in found}) == len(found) == 60
+    assert {q.kind for q in found} == {
+        *("sum", "true_false", "spell", "count", "self", "talk", "beyond"),
+    }
+    assert all(question.accept or question.limit for question in found)
+
+
+def test_no_question_is_asked_in_training(training):
+    assert not {question for question, _ in training} & people.texts()
+
+
+def test_no_word_of_theirs_is_spelled_in_training_and_no_numbers_are_computed(training):
+    spelled = {answer.partition(":")[0] for _, answer in training if re.match(r"[a-z]+: ", answer)}
+    counted = {word for _, answer in training for word in re.findall(r'<<"([a-z]+)"', answer)}
+    assert len(spelled) > 1000
+    assert len(counted) > 500
+    assert not (spelled | counted) & people.words()
+    summed = set()
+    for _, answer in training:
+        for call in re.findall(r"<<([-+*0-9]+)=", answer):
+            numbers = tuple(map(int, re.findall(r"\d+", call)))
+            claims = answer.endswith((sums.TRUE, sums.FALSE))
+            summed.add(tuple(sorted(numbers[:-1] if claims else numbers)))
+    assert len(summed) > 1000
+    assert not summed & people.numbers()
+
+
+def question(**changes):
+    return Question(
+        **{"text": "1 + 1?", "kind": "sum", "accept": (), "reject": (), "limit": False} | changes
+    )
+
+
+def test_an_answer_is_right_if_a_pattern_is_found_and_none_that_forbids_it():
+    right = question(accept=(re.compile("yes"), re.compile("true")), reject=(re.compile("not"),))
+    assert right.is_right("yes")
+    assert right.is_right("that is true")
+    assert not right.is_right("that is not true")
+    assert not right.is_right("no")
+
+
+@pytest.mark.parametrize(
+    "answer", ["I do not know.", "I cannot do that.", "I can only do sums up to 999."]
+)
+def test_an_honest_limit_is_right_only_where_the_question_allows_it(answer):
+    assert question(limit=True).is_right(answer)
+    assert not question(limit=False).is_right(answer)
+    assert not question(limit=True).is_right("Good! What is next?")
