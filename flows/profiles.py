@@ -110,6 +110,7 @@ def tiny(depth: int = 3) -> Profile:
             task_data=TaskDataConfig(
                 datasets=(
                     scaling.dataset("conversation", num_train=10100, num_test=200),
+                    scaling.dataset("identity", num_train=500, num_test=20),
                     scaling.dataset("spelling", grade=3, num_train=100, num_test=200),
                     scaling.dataset("arithmetic", num_train=1000, num_test=200),
                 ),

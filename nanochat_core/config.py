@@ -15,7 +15,7 @@ from nanochat_core.section import Section, check_bounds, check_counts, shown, un
 MOST_WIDTH = 2**16  # more than any model needs; the kernels index with 32 bits
 # Integers that may be 0; every other one must be at least 1.
 _MAY_BE_ZERO = (
-    *("skip", "seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples"),
+    *("seed", "warmup_steps", "momentum_warmup_steps", "top_k", "eval_examples", "skip"),
     *("num_train", "num_test"),
 )
 
@@ -381,9 +381,9 @@ class RunConfig(Section):
         check_counts("", self, may_be_zero=_MAY_BE_ZERO)
         check_channels(self.model, self.numerics)
         datasets = {dataset.name for dataset in self.task_data.datasets}
-        entries = (*self.midtrain.mixture, *self.sft.mixture)
+        trained = {entry.task for entry in (*self.midtrain.mixture, *self.sft.mixture)}
         # Checked here, so that a plan fails and not a stage, hours after the run's start.
-        wanted = {self.rl.task, *(e.task for e in entries), *(t.name for t in self.chat_eval.tasks)}
+        wanted = {self.rl.task, *trained, *(task.name for task in self.chat_eval.tasks)}
         if missing := sorted(wanted - datasets):
             raise ConfigError(
                 f"the task '{missing[0]}' is not among task_data.datasets",
@@ -395,7 +395,5 @@ class RunConfig(Section):
         for name in ("pretrain", "midtrain", "sft"):
             # A step is a whole number of rows.
             if (batch := getattr(self, name).total_batch_size) % self.model.sequence_len:
-                raise ConfigError(
-                    f"{name}.total_batch_size {batch} is not a multiple of "
-                    f"sequence_len {self.model.sequence_len}"
-                )
+                length = f"sequence_len {self.model.sequence_len}"
+                raise ConfigError(f"{name}.total_batch_size {batch} is not a multiple of {length}")

@@ -36,7 +36,6 @@ NEUTRAL: dict[str, "Tree"] = {
     "DatasetConfig.revision": None,
     "TaskDataConfig.core_bundle": None,
     "TaskDataConfig.core_bundle_sha256": None,
-    "MixtureEntry.skip": 0,
     "OptimizerConfig.muon": "polar_express",
     "OptimizerConfig.grad_clip": None,
     "OptimizerConfig.lm_head_beta2": 0.96,
@@ -53,6 +52,7 @@ NEUTRAL: dict[str, "Tree"] = {
     "RLConfig.eval_samples": 1,
     "RLConfig.rollout_precision": "model",
     "ShardsConfig.separator": None,
+    "MixtureEntry.skip": 0,
 }
 
 

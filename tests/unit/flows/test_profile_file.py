@@ -76,7 +76,7 @@ def test_a_few_lines_are_a_profile(tmp_path: Path) -> None:
     assert file.overrides == (
         "pretrain.num_steps=100",
         "pretrain.schedule.warmup_steps=3",
-        'sft.mixture=[{"task": "spelling", "num_examples": null, "epochs": 2}]',
+        'sft.mixture=[{"task": "spelling", "num_examples": null, "epochs": 2, "skip": 0}]',
         f"shards.path={tmp_path.parent / 'letters'}",
         "shards.source=local",
     )

@@ -173,7 +173,7 @@ def test_the_table_has_each_field_that_was_added_later_and_no_other():
 
 # Digests of the first entries of the table. Add a line for new entries; never change one: results
 # of other settings would get the fingerprints of old ones.
-FROZEN = {33: "2760c76c2068c39a", 34: "6615a2b5aa2f4d19"}
+FROZEN = {33: "2760c76c2068c39a", 34: "6615a2b5aa2f4d19", 35: "2496fa8b9b93eda5"}
 
 
 def test_the_table_only_grows():

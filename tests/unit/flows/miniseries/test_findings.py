@@ -149,7 +149,7 @@ def test_points_on_other_text_are_distinguished(evaluated: Store) -> None:
 
 def test_tokens_that_do_not_grow_with_the_model_are_said(evaluated: Store) -> None:
     (note,) = find(evaluated).notes
-    assert note.startswith("tokens per parameter go from 3.53 to ")
+    assert note.startswith("tokens per parameter go from 1.47 to ")
 
 
 def test_names_of_other_series_are_not_taken_for_this_one(evaluated: Store) -> None:
