@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
 HEADINGS = ["## Context", "## Decision", "## Status", "## Consequences"]
 PAGES = sorted(DOCS.rglob("*.md")) + [
-    ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG")
+    ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")
 ]
 
 

@@ -45,6 +45,7 @@ ALLOWED: dict[str, tuple[set[str], str]] = {
     "tasks/generated/sums.py": ({"tell"}, "questions that a model learns from"),
     "tasks/generated/spelling_bee.py": ({"by hand"}, "answers that a model learns from"),
 }
+AT_THE_ROOT = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 HISTORY = ("docs/LOG.md", "docs/decisions/")  # never rewritten
 
 
@@ -98,7 +99,7 @@ def test_source_and_docs_use_the_words_of_the_field() -> None:
     docs = [p for p in sorted((ROOT / "docs").rglob("*.md")) if not named(p).startswith(HISTORY)]
     found = {
         named(path): words - ALLOWED.get(named(path), (set[str](), ""))[0]
-        for path in [*python_files(*PACKAGES), *docs, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        for path in [*python_files(*PACKAGES), *docs, *(ROOT / name for name in AT_THE_ROOT)]
         if (words := private_words(path))
     }
     assert {name: words for name, words in found.items() if words} == {}
