@@ -26,7 +26,7 @@ from nanochat_core.errors import StageError
 SECONDS_BETWEEN_LOOKS = 5.0
 PATIENCE = 3600.0  # seconds without an answer of the scheduler; gangs run without it
 CANCEL_PATIENCE = 20.0  # the same for a cancel: a worker kills a cancelled flow run's process
-MISTAKE = 1  # exit code of a command that ends with an error that a retry repeats
+MISTAKES = (1, 2)  # exit codes of a command that ends with an error that a retry repeats
 # Of the ranks, unless the request says another. A cancelled Slurm job has less: KillWait, 30 s by
 # default.
 GRACE_SECONDS = 90.0
@@ -107,7 +107,7 @@ def _reason(gang: str, state: GangState, last_error: dict[str, str]) -> StageErr
     """Return the error of a gang that ended without an artifact. `last_error` is its own."""
     if state.phase == "cancelled":
         return StageError(f"{gang} was cancelled: {state.text}", hint="press Retry to resume")
-    if state.phase == "failed" and state.exit_code == MISTAKE:
+    if state.phase == "failed" and state.exit_code in MISTAKES:
         return StageError(
             last_error.get("error") or f"{gang}: {state.text}", hint=last_error.get("hint")
         )

@@ -1,9 +1,10 @@
 """The `nanochat` command line: the table of its commands, and the entry point that runs one.
 
-A user's mistake ends as `error: ...` and `hint: ...` on stderr with exit code 1, never as a
-traceback. Bugs raise. Only the module of the requested command is imported, none for the list of
-commands, and commands import slow packages (torch, Prefect, rich's progress bars) inside their
-functions, so that `nanochat --help` and `nanochat plan` start at once.
+A user's mistake ends as `error: ...` and `hint: ...` on stderr, never as a traceback. The exit code
+is 2 if the command line cannot be parsed, else 1. Bugs raise. Only the module of the requested
+command is imported, none for the list of commands, and commands import slow packages (torch,
+Prefect, rich's progress bars) inside their functions, so that `nanochat --help` and `nanochat plan`
+start at once.
 """
 
 import errno
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.output import (
     open_closed_streams,
     print_error,
+    print_lines,
     print_mistake,
     replace_unknown,
     terminal_width,
@@ -30,6 +32,7 @@ from nanochat_core.errors import NanochatError, reason_of
 if TYPE_CHECKING:
     from cyclopts import App
 
+WRONG_USAGE = 2
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 _ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule and trust."
@@ -52,6 +55,7 @@ class _Command:
     function: str = ""  # name of the module and of the function in it; "" means the command's name
     usage: str | None = None  # replaces cyclopts' own, which shows optional words as [ARGS]
     group_help: str = ""  # summary of a group of commands; "" means a single command
+    everyday: bool = True  # False: the help only names it
 
     @property
     def title(self) -> str:
@@ -87,13 +91,13 @@ _COMMANDS = (
     _Command(name="plan", folder=_TRAIN),
     _Command(name="run", folder=_TRAIN),
     _Command(name="submit", folder=_TRAIN),
-    _Command(name="stage", folder=_TRAIN),
+    _Command(name="stage", folder=_TRAIN, everyday=False),
     _Command(name="miniseries", folder=_TRAIN),
     _Command(name="sweep", folder=_TRAIN),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
     _Command(name="logs", folder=_TRAIN),
     _Command(name="explain", folder=_TRAIN),
-    _Command(name="accept", folder=_TRAIN),
+    _Command(name="accept", folder=_TRAIN, everyday=False),
     _Command(name="profiles", folder=_TRAIN),
     _Command(name="config", folder=_TRAIN),
     _Command(name="chat", folder=_USE),
@@ -108,7 +112,7 @@ _COMMANDS = (
     _Command(name="diff", folder=_ARTIFACTS),
     _Command(name="compare", folder=_ARTIFACTS, usage="[OPTIONS] REF REF..."),
     _Command(name="sql", folder=_ARTIFACTS, usage="[OPTIONS] [QUERY]"),
-    _Command(name="revoke", folder=_ARTIFACTS),
+    _Command(name="revoke", folder=_ARTIFACTS, everyday=False),
     _Command(name="gc", folder=_ARTIFACTS),
     _Command(name="data", folder=_ARTIFACTS, group_help="Show the data that models learn from."),
     _Command(
@@ -121,10 +125,14 @@ _COMMANDS = (
     _Command(name="deploy", folder=_MACHINE),
     _Command(name="down", folder=_MACHINE),
     _Command(
-        name="infra", folder=_MACHINE, group_help="Write files for compose, systemd and clusters."
+        name="infra",
+        folder=_MACHINE,
+        group_help="Write files for compose, systemd and clusters.",
+        everyday=False,
     ),
-    _Command(name="node", folder=_MACHINE),
-    _Command(name="bench", folder=_MACHINE, group_help="Measure this machine."),
+    _Command(name="node", folder=_MACHINE, everyday=False),
+    _Command(name="bench", folder=_MACHINE, group_help="Measure this machine.", everyday=False),
+    _Command(name="completion", folder=_MACHINE, everyday=False),
 )
 # Errors of the machine, each with its hint. Any other OSError is a bug and keeps its traceback.
 _ELSEWHERE = "--home for work and history, else the path that the command is given"
@@ -213,7 +221,12 @@ def make_app(asked: str | None = None) -> "App":
         group, name = groups[command.folder], (command.name, *command.aliases)
         if asked is not None and not alone:
             app.command(
-                command.path, name=name, group=group, sort_key=place, help=command.summary()
+                command.path,
+                name=name,
+                group=group,
+                sort_key=place,
+                help=command.summary(),
+                show=command.everyday,
             )
             continue
         # A group makes an app of its own, with its own commands and help.
@@ -234,14 +247,21 @@ def make_app(asked: str | None = None) -> "App":
     return app
 
 
-def list_commands() -> str:
-    """Return what `nanochat --help` prints, for the width of this terminal."""
+def list_commands(*, everything: bool = False) -> str:
+    """Return what `nanochat --help` prints, for the width of this terminal.
+
+    Other commands than everyday ones are only named, unless `everything` is True.
+    """
+    shown = [each for each in _COMMANDS if each.everyday or everything]
     panels = [
-        (title, [(each.title, each.summary()) for each in _COMMANDS if each.folder == folder])
+        (title, [(each.title, each.summary()) for each in shown if each.folder == folder])
         for folder, title in _TITLES.items()
     ]
     panels.append(("Options", list(_OPTIONS)))
-    return overview("Usage: nanochat COMMAND", _ABOUT, panels, width=terminal_width())
+    page = overview("Usage: nanochat COMMAND", _ABOUT, panels, width=terminal_width())
+    if more := ", ".join(each.name for each in _COMMANDS if each not in shown):
+        page += f"More: {more}\n`nanochat help --all` describes them, too.\n"
+    return page
 
 
 def _version() -> str:
@@ -261,14 +281,15 @@ def _call(arguments: Sequence[str]) -> int:
     match arguments:
         case ["help", *words]:
             arguments = [*words, "--help"]
-        case ["version"]:
-            arguments = ["--version"]
+        case ["version" | "--version" | "-V"]:  # needs no parser
+            print_lines([_version()])
+            return 0
         case _:
             pass
     # `nanochat --help plan` asks for `plan` too.
     asked = next((word for word in arguments if not word.startswith("-")), "")
-    if not asked and set(arguments) <= {"--help", "-h"}:
-        sys.stdout.write(list_commands())
+    if not asked and set(arguments) <= {"--help", "-h", "--all"}:
+        sys.stdout.write(list_commands(everything="--all" in arguments))
         return 0
 
     from cyclopts import CycloptsError
@@ -280,7 +301,7 @@ def _call(arguments: Sequence[str]) -> int:
         from flows.cli.usage import usage_mistake
 
         print_mistake(usage_mistake(error))
-        return 1
+        return WRONG_USAGE
 
 
 def _settle_stdout() -> None:

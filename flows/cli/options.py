@@ -130,6 +130,11 @@ AsJson: TypeAlias = Annotated[
     bool, Parameter(name="--json", negative="", help="Print JSON for programs.")
 ]
 
+CHANGES = 3  # exit code: there is something to do, a difference, or a model that got worse
+ExitCode: TypeAlias = Annotated[
+    bool, Parameter(negative="", help="Exit with 3 if there is something to report, not with 0.")
+]
+
 
 def make_group(name: str, *commands: Callable[..., int], about: str, **place: Any) -> App:
     """Return a group of commands, in this order, for `flows.cli.app`."""

@@ -15,7 +15,7 @@ from cyclopts.exceptions import (
 
 from flows.artifacts.names import kind_of
 from flows.profiles import setting_names
-from infra.near import nearest, suggest
+from infra.near import nearest
 from infra.placement import SETTINGS
 from nanochat_core.errors import ConfigError
 
@@ -30,8 +30,14 @@ _OTHER_WORDS = {
     "watch": ("status",),
     "ps": ("status",),
     "eval": ("evals",),
-    "rm": ("gc",),
-    "delete": ("gc",),
+    **dict.fromkeys(("rm", "remove", "delete", "clean", "prune"), ("gc",)),
+    "download": ("fetch",),
+    "upload": ("push",),
+    "ask": ("chat",),
+    "generate": ("chat",),
+    "server": ("serve", "up"),
+    "history": ("status", "compare"),
+    "info": ("explain", "ls"),
 }
 # What is done with a name that was given without a command.
 _USES = {
@@ -59,6 +65,8 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
             hint = _near_option(option, names, error.root_input_tokens or ()) or help_hint
         return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        if _commands_of(error):
+            return _unknown_command(error)
         hint = _unexpected(error.unused_tokens[0], error) or help_hint
         return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
@@ -74,18 +82,23 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)
 
 
-def _unknown_command(error: UnknownCommandError) -> ConfigError:
+def _unknown_command(error: UnknownCommandError | UnusedCliTokensError) -> ConfigError:
     word, *rest = error.unused_tokens or [""]
-    names = _commands_of(error)
+    group, names = " ".join(error.command_chain or ()), _commands_of(error)
+    if not group:
+        names += ["help", "version"]  # `flows.cli.app` answers them itself
     kind = kind_of(word)
     if meant := [name for name in _OTHER_WORDS.get(word, ()) if name in names]:
         hint = f"did you mean {' or '.join(meant)}?"
-    elif kind and not error.command_chain:
+    elif kind and not group:
         after = rest and rest[0] in names
         use = shlex.join([rest[0], word, *rest[1:]]) if after else _USES[kind].format(word)
         hint = f"it is {kind}: nanochat {use}"
-    elif error.command_chain or nearest(word, names):
-        hint = suggest(word, names)
+    elif near := nearest(word, names):
+        hint = f"did you mean '{near[0]}'?"
+    elif group:
+        alone = [""] if error.app and error.app.default_command else []
+        hint = f"one of: {', '.join(f'nanochat {group} {name}'.strip() for name in alone + names)}"
     else:
         hint = "`nanochat --help` lists the commands"
     return ConfigError(f"unknown command '{word}'", hint=hint)
@@ -130,8 +143,6 @@ def _parts(name: str) -> set[str]:
 
 def _unexpected(word: str, error: CycloptsError) -> str | None:
     """Return a hint for a word that a command does not take: the option that it belongs to."""
-    if commands := _commands_of(error):
-        return suggest(word, commands)
     arguments = error.app.assemble_argument_collection() if error.app else ()
     names = {name for argument in arguments for name in argument.names}
     match kind_of(word):

@@ -42,9 +42,9 @@ class CollectionPlan:
     fresh: frozenset[str]  # garbage that no collection has marked yet
 
     @property
-    def exit_code(self) -> int:
-        """Return 0 if a collection would change nothing, 2 if it would mark or delete something."""
-        return 2 if self.survey.deletable or self.fresh else 0
+    def is_empty(self) -> bool:
+        """Return True if a collection would neither mark nor delete anything."""
+        return not self.survey.deletable and not self.fresh
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def nanochat(request: RunRequest) -> Outcome:
         )
     )
     starts = setup.starts.add_plan(setup.run_id, plan.stages)
-    setup.check_before_building(starts, builds=plan.exit_code != 0)
+    setup.check_before_building(starts, builds=not plan.up_to_date)
     run = starts.record_in(new_run(setup.run_id, name, request, upstream=pins, uses=request.use))
     stages = stages_with(pinned)
     redo = stages_to_redo(stages, force=request.force, from_stage=request.from_stage)

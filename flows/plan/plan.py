@@ -87,9 +87,9 @@ class Plan:
     unread: tuple[str, ...] = ()  # errors of earlier artifacts, which some reasons may lack
 
     @property
-    def exit_code(self) -> int:
-        """Return 0 if everything is up to date, else 2."""
-        return 0 if all(item.state == "=" for item in self.stages) else 2
+    def up_to_date(self) -> bool:
+        """Return True if there is nothing to run."""
+        return all(item.state == "=" for item in self.stages)
 
     def of(self, name: str) -> StagePlan:
         """Return the plan of one stage. Raises ConfigError if the run does not have it."""

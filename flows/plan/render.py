@@ -11,7 +11,7 @@ from flows.plan.plan import STATES, Plan, StagePlan, State
 from flows.render.table import columns
 from flows.render.text import duration, money, visible
 
-_FORMAT = 1  # of the JSON
+_FORMAT = 2  # of the JSON
 _TOO_LONG = 30 * 86400.0  # seconds
 _SUMMARY: dict[State, str] = {
     "x": "revoked",
@@ -62,7 +62,7 @@ def to_json(plan: Plan) -> str:
     tree = {
         "format": _FORMAT,
         "store": plan.store,
-        "exit_code": plan.exit_code,
+        "up_to_date": plan.up_to_date,
         **totals(plan),
         "stages": [_to_tree(item) for item in plan.stages],
     }
@@ -113,7 +113,7 @@ def totals(plan: Plan) -> dict[str, Any]:
     unknown = sum(item.state != "=" and item.estimate is None for item in plan.stages)
     counts = Counter(item.state for item in plan.stages)
     summary = ", ".join(f"{counts[s]} {word}" for s, word in _SUMMARY.items() if counts[s])
-    if plan.exit_code == 0:
+    if plan.up_to_date:
         summary = f"nothing to run: {len(plan.stages)} stages up to date"
     else:
         took = duration(seconds) + (f", {money(dollars)}" if dollars else "")

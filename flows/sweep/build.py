@@ -90,7 +90,7 @@ def build_group(
     for label, run in ids.items():
         mine = [item for unit, item in planned.items if unit.has(label)]
         starts = starts.add_plan(run, mine)
-    setup.check_before_building(starts, builds=planned.plan.exit_code != 0)
+    setup.check_before_building(starts, builds=not planned.plan.up_to_date)
     runs = {
         member.label: starts.record_in(
             new_run(

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.artifacts.compare import in_order, open_alike
-from flows.cli.options import AsJson, StoreOptions
+from flows.cli.options import CHANGES, AsJson, ExitCode, StoreOptions
 from flows.cli.output import age, aligned, print_result
 from flows.cli.recipes import options_of_run
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
@@ -35,11 +35,12 @@ def diff(
     /,
     *,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
     """Say how two artifacts of a stage differ, or which stages of two runs do, and why.
 
-    Exits with 0 when they are the same, with 2 when they differ, with 1 on an error.
+    With --exit-code it exits with 3 when they differ.
     """
     store = place.open_store()
     old, new = open_alike(store, (first, second))
@@ -50,7 +51,7 @@ def diff(
         assert isinstance(new, Run)
         tree, lines, is_same = _compare_runs(store, old, new)
     print_result(lambda: tree, lines, as_json=as_json)
-    return 0 if is_same else 2
+    return CHANGES if exit_code and not is_same else 0
 
 
 # Artifacts.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from cyclopts import App, Group, Parameter
 
 from flows.cli.options import (
+    CHANGES,
     AsJson,
     PlacementOptions,
     StoreOptions,
@@ -118,7 +119,7 @@ def run(
     evaluation: EvalOptions = EvalOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Evaluate a model now. Exit 2 when it got worse.
+    """Evaluate a model now. Exits with 3 when it got worse.
 
     The result goes into the same history as those of the schedule.
     """
@@ -140,7 +141,7 @@ def run(
             nanochat_eval, model=model, **shared(EvalRequest, evaluation, where.resolved)
         )
     print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
-    return 2 if evaluated.verdict.regressed else 0
+    return CHANGES if evaluated.verdict.regressed else 0
 
 
 def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.runs import timestamp
-from flows.cli.options import AsJson, Positive, StoreOptions
+from flows.cli.options import CHANGES, AsJson, ExitCode, Positive, StoreOptions
 from flows.cli.output import aligned, print_note, print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
 from flows.gc.edges_cache import cache_path
@@ -56,6 +56,7 @@ def gc(
         Positive, Parameter(help="How old garbage gets, and how long it is marked, before it goes.")
     ] = 24,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
     """Find what nothing in the store refers to, and with --apply delete it.
@@ -63,8 +64,7 @@ def gc(
     What a tag, a run of the last days, the newest finished run of a name or a live lease reaches is
     in use. The first --apply only marks; one that comes after the grace deletes.
 
-    Exits with 0 when there is nothing to mark or delete, with 2 when there is, with 1 on an error;
-    with --apply, with 0 unless there was an error.
+    With --exit-code it exits with 3 when there is something to mark or delete.
     """
     # --plan is the default, spelled out for scripts.
     if plan and apply:
@@ -78,7 +78,7 @@ def gc(
         planned = done.plan if done else plan_collection(store, rules, cache=cache, watch=watch)
     lines = _describe_collected(done) if done else _describe(planned, keep_days)
     print_result(lambda: _to_tree(store.url, planned, done), lines, as_json=as_json)
-    return 0 if apply else planned.exit_code
+    return CHANGES if exit_code and not apply and not planned.is_empty else 0
 
 
 def _describe(plan: CollectionPlan, keep_days: int) -> Iterator[str]:

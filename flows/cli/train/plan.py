@@ -4,7 +4,9 @@ import json
 from dataclasses import asdict
 
 from flows.cli.options import (
+    CHANGES,
     AsJson,
+    ExitCode,
     NamedOptions,
     PlacementOptions,
     ProfileName,
@@ -30,22 +32,24 @@ def plan(
     redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
     what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
     """Show what a run would do, stage by stage, and why. Computes nothing.
 
-    Exits with 0 when there is nothing to run, with 2 when there is, with 1 on an error.
+    With --exit-code it exits with 3 when there is something to run.
     """
     profile, what = read_recipe(profile, what, where)
     found = plan_profile(profile, what, where, redo=redo)
     name = open_name(found.store, profile, what)
     planned = found.plan
     print_unread(planned.unread)
+    code = CHANGES if exit_code and not planned.up_to_date else 0
     if as_json:
         settings = [asdict(setting) for setting in found.settings]
         print_json({"run_name": name, "settings": settings, **json.loads(to_json(planned))})
-        return planned.exit_code
+        return code
     if name != profile or found.settings:
         print_lines([f"run {name}", *(f"  {setting}" for setting in found.settings), ""])
     print_states(render(planned, name=profile, width=table_width()))
-    return planned.exit_code
+    return code

@@ -72,7 +72,7 @@ def run(
         from flows.orchestration.local_run import check_pool_exists
 
         check_pool_exists(where.home_path, workers.pool)
-    if plan.exit_code:
+    if not plan.up_to_date:
         check_room(where.home_path, store)
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.

@@ -129,8 +129,8 @@ def run_group(
             sys.stdout.write(plan_to_json(planned) + "\n")
         else:
             print_lines(lines_of(planned, width=table_width()))
-        return planned.plan.exit_code
-    if planned.plan.exit_code:  # what is built already needs no disk
+        return 0
+    if not planned.plan.up_to_date:  # what is built already needs no disk
         check_room(where.home_path, store)
     if workers.pool is not None:
         check_pool_exists(where.home_path, workers.pool)

@@ -32,8 +32,8 @@ BUSY = 1.5  # processes that want a CPU: the tests are one themselves
 RUN = open_profile("tiny").run
 CASES = {
     "nothing to run": ((), 0),
-    "one stage changed": (("--set", "sft.num_epochs=9"), 2),
-    "every stage changed": (("--set", "seed=999", "--set", "tokenizer.document_cap=9"), 2),
+    "one stage changed": (("--set", "sft.num_epochs=9"), 3),
+    "every stage changed": (("--set", "seed=999", "--set", "tokenizer.document_cap=9"), 3),
 }
 
 
@@ -65,7 +65,7 @@ def full(root: Path, tmp_path_factory: pytest.TempPathFactory) -> LocalStore:
 def measure(root: Path, store: str, home: Path, words: tuple[str, ...]) -> tuple[int, float, float]:
     """Exit code, and the best wall and CPU seconds of a few plans."""
     place = ("--gpus", "0", "--home", str(home), "--store", store)
-    return measure_command(root, "plan", "tiny", *words, *place)
+    return measure_command(root, "plan", "tiny", "--exit-code", *words, *place)
 
 
 def measure_command(root: Path, *words: str) -> tuple[int, float, float]:

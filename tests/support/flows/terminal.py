@@ -32,9 +32,9 @@ class Terminal:
         """What a command prints for programs."""
         return json.loads("".join(self.run(*words, "--json", warns=warns)[1]))
 
-    def fails(self, *words: str) -> tuple[str, str]:
+    def fails(self, *words: str, code: int = 1) -> tuple[str, str]:
         """Error and hint of a command that must fail: one line each, and nothing else."""
-        assert main(words) == 1
+        assert main(words) == code
         captured = self._capsys.readouterr()
         assert captured.out == ""
         error, hint = captured.err.splitlines()

@@ -31,7 +31,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("words", "code"),
-    [("profiles --json", 0), ("plan tiny", 2), ("plan tinny", 1), ("--version", 0), ("ls", 0)],
+    [
+        ("profiles --json", 0),
+        ("plan tiny", 0),
+        ("plan tinny", 1),
+        ("plan", 2),
+        ("--version", 0),
+        ("ls", 0),
+    ],
 )
 def test_a_closed_stream_changes_no_exit_code_and_prints_no_traceback(
     words: str, code: int, closed: str, tmp_path: Path

@@ -79,8 +79,6 @@ def test_random_weights_of_a_depth_need_no_model(capsys, monkeypatch, tmp_path):
         ([], "needs a model or --depth", "--depth 12"),
         (["tiny", "--depth", "2"], "needs a model or --depth, and not both", "sft@tiny"),
         (["--depth", "1", "--threads", "99999"], "--threads is 99999, this machine has", None),
-        (["--depth", "1", "--tokens", "1"], "--tokens is 1", "at least 2"),
-        (["--depth", "1", "--batch-sizes", "4", "0"], "--batch-sizes is 4, 0", "at least 1"),
         (["--depth", "1", "--precision", "int4"], "no precision 'int4'", "fp32, bf16, int8"),
         (["--depth", "1", "--runner", "tpu"], "no runner 'tpu'", "native"),
         (["--depth", "1", "--prompt-len", "2040"], "more than the model's 2048", "--prompt-len"),

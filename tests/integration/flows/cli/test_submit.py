@@ -155,17 +155,17 @@ def test_watching_continues_while_the_server_does_not_answer(
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("words", "code", "error"),
     [
-        (["--store", "ftp://x/y"], "unsupported store URL"),
-        (["--gpus", "-1"], "--gpus is -1"),
-        (["--name", "a/b"], "'a/b' cannot be the name of a run"),
-        (["--name", "d12"], "d12 is the name of another profile"),
+        (["--store", "ftp://x/y"], 1, "unsupported store URL"),
+        (["--gpus", "-1"], 2, "--gpus is -1"),
+        (["--name", "a/b"], 1, "'a/b' cannot be the name of a run"),
+        (["--name", "d12"], 1, "d12 is the name of another profile"),
     ],
 )
 @pytest.mark.usefixtures("api_url")
 def test_a_mistake_is_found_before_a_run_is_created(
-    terminal: Terminal, words: list[str], error: str
+    terminal: Terminal, words: list[str], code: int, error: str
 ) -> None:
-    assert error in terminal.fails("submit", "tiny", *words)[0]
+    assert error in terminal.fails("submit", "tiny", *words, code=code)[0]
     assert Api.created == []

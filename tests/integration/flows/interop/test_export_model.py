@@ -107,6 +107,7 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
     assert (
         "--dtype is 'int3'" in terminal.fails("export", str(model), str(out), "--dtype", "int3")[0]
     )
+    assert "/proc/x cannot be written" in terminal.fails("export", str(model), "/proc/x")[0]
     assert not out.exists()
     out.mkdir()
     assert "exists already" in terminal.fails("export", str(model), str(out))[0]

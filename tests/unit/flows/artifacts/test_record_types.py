@@ -156,5 +156,5 @@ def test_an_object_that_is_too_large_for_a_record_is_left_out(
 def test_an_index_entry_that_names_nothing_ends_no_command(store: Store, terminal: Terminal):
     store.put("index/sft/x-", b"")
     assert terminal.said("ls") == [f"no artifacts in {store.url}: nanochat run tiny"]
-    assert terminal.run("plan", "tiny")[0] == 2
+    assert terminal.said("plan", "tiny") != []
     assert terminal.said("sql", "select count(*) from artifacts") != []

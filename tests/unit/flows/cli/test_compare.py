@@ -145,7 +145,6 @@ def test_a_run_that_lacks_a_stage_has_no_numbers_there(
             "one stage",
         ),
         (["one", "nobody"], "nobody", ""),
-        (["one", "two", "--answers", "-1"], "--answers is -1", "at least 0"),
     ],
 )
 def test_mistakes_are_answered_in_a_line(

@@ -52,9 +52,9 @@ def age_marks(store: LocalStore, *, days: float) -> None:
 
 
 def gc(tmp_path: Path, *words: str) -> int:
-    return main(
-        ["gc", *words, "--home", str(tmp_path / "home"), "--store", f"file://{tmp_path}/store"]
-    )
+    """Collect, or plan to; with 3 the command says that a plan has something to do."""
+    place = ("--home", f"{tmp_path}/home", "--store", f"file://{tmp_path}/store")
+    return main(["gc", "--exit-code", *words, *place])
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> str:
@@ -74,14 +74,14 @@ def test_artifacts_that_go_are_named_as_many_as_one_reads_and_all_to_programs(
     store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     made = [put_old(store, seed, days=3) for seed in range(23)]
-    assert gc(tmp_path) == 2
+    assert gc(tmp_path) == 3
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     named = [line for line in lines if line.startswith("rows/")]
     assert len(named) == 20
     assert all(re.fullmatch(r"rows/\w{12} [\d.,]+ \w+ \d+ days ago", line) for line in named)
     assert "and 3 more artifacts; --json has all" in lines
 
-    assert gc(tmp_path, "--json") == 2
+    assert gc(tmp_path, "--json") == 3
     tree = json.loads(capsys.readouterr().out)
     assert tree["deletes_artifacts"] == []
     told = {row["fingerprint"]: row for row in tree["waiting_artifacts"]}
@@ -100,7 +100,7 @@ def test_a_plan_an_apply_and_a_later_one(
     put_run(store, "tiny-1", kept := put_old(store, 1, days=3))
     gone = put_old(store, 2, days=3)
 
-    assert gc(tmp_path) == 2
+    assert gc(tmp_path) == 3
     out = printed(capsys)
     assert "garbage that has to wait (0 marked already, --apply marks the rest):" in out
     assert "rows artifacts 1 1" in out
@@ -116,7 +116,7 @@ def test_a_plan_an_apply_and_a_later_one(
     assert "(4 marked already, --apply marks the rest)" in printed(capsys)
 
     age_marks(store, days=1.5)
-    assert gc(tmp_path, "--plan") == 2
+    assert gc(tmp_path, "--plan") == 3
     assert "garbage that --apply deletes: " in printed(capsys)
     assert gc(tmp_path, "--apply") == 0
     out = printed(capsys)
@@ -179,7 +179,7 @@ def test_a_run_that_will_be_forgotten_is_announced(
 ):
     put_run(store, "tiny-1", put_old(store, 1, days=3), status="failed")
     age(store, days=40)
-    assert gc(tmp_path) == 2
+    assert gc(tmp_path) == 3
     out = printed(capsys)
     assert "records of runs 1 1" in out
     assert "Runs not heard of for 30 days are forgotten, and what only they reach goes" in out
@@ -187,17 +187,21 @@ def test_a_run_that_will_be_forgotten_is_announced(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "code", "message"),
     [
-        (("--plan", "--apply"), "--plan and --apply are both given"),
-        (("--keep-days", "0"), "--keep-days is 0"),
-        (("--grace-hours", "-1"), "--grace-hours is -1"),
+        (("--plan", "--apply"), 1, "--plan and --apply are both given"),
+        (("--keep-days", "0"), 2, "--keep-days is 0"),
+        (("--grace-hours", "-1"), 2, "--grace-hours is -1"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    code: int,
+    message: str,
 ):
-    assert gc(tmp_path, *words) == 1
+    assert gc(tmp_path, *words) == code
     assert message in capsys.readouterr().err
 
 

@@ -95,6 +95,6 @@ def test_a_file_that_differs_is_replaced_only_with_force(
 def test_an_unknown_kind_is_refused_with_those_that_exist(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    error, hint = terminal.fails("infra", "write", "nomad", str(tmp_path))
+    error, hint = terminal.fails("infra", "write", "nomad", str(tmp_path), code=2)
     assert "nomad" in error
     assert "systemd" in error + hint

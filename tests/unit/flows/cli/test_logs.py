@@ -112,7 +112,7 @@ def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
         left = "" if shown == 52 else left_out.format(52 - shown)
         assert printed() == (whole[-shown:], left)
         assert printed("--stage", "sft", "--follow") == (whole[-shown:], left)
-    assert terminal.fails("logs", "tiny", "--tail", "0") == ("--tail is 0", "at least 1")
+    assert terminal.fails("logs", "tiny", "--tail", "0", code=2) == ("--tail is 0", "at least 1")
 
 
 def test_an_unfinished_stage_is_read_from_this_machine(

@@ -72,10 +72,11 @@ def states(terminal: Terminal) -> Iterator[tuple[str, str]]:
 def test_plan_says_by_its_exit_code_whether_there_is_something_to_run(
     terminal: Terminal, made: dict[str, Manifest]
 ):
-    code, lines = terminal.run("plan", "tiny")
-    assert (code, lines[-1]) == (0, f"nothing to run: {len(STAGES)} stages up to date")
-    code, lines = terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")
-    assert code == 2
+    (*_, summary) = terminal.said("plan", "tiny", "--exit-code")
+    assert summary == f"nothing to run: {len(STAGES)} stages up to date"
+    changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
+    lines = terminal.said(*changed)
+    assert terminal.run(*changed, "--exit-code") == (3, lines)
     sft = next(line for line in lines if line.startswith("~ sft"))
     assert f"sft.num_epochs {TINY.sft.num_epochs} -> 7" in sft
     assert "11 min 40 s (at the pace of sft/" in sft  # seven times the 100 s of one epoch
@@ -90,7 +91,7 @@ def test_plan_previews_a_rebuild_and_says_the_name_of_the_run(
     tree = terminal.read("plan", "tiny", "--force", "sft", "--from-stage", "chat_eval_rl")
     rebuilt = {item["stage"] for item in tree["stages"] if item["state"] == "~"}
     assert rebuilt == {"sft", "chat_eval_rl", "report"}
-    assert (tree["exit_code"], tree["run_name"]) == (2, "tiny")
+    assert (tree["up_to_date"], tree["run_name"]) == (False, "tiny")
     assert "there is no stage 'stf'" in terminal.fails("plan", "tiny", "--force", "stf")[0]
     changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
     name = default_name("tiny", overrides=("sft.num_epochs=7",))
@@ -103,17 +104,14 @@ def test_plan_previews_a_rebuild_and_says_the_name_of_the_run(
 
 def test_a_changed_setting_is_shown_before_anything_was_built(terminal: Terminal, store: Store):
     words = ("--set", "sft.num_epochs=2", "--depth", "2")
-    code, lines = terminal.run("plan", "tiny", *words)
+    lines = terminal.said("plan", "tiny", *words)
     name = default_name("tiny", depth=2, overrides=("sft.num_epochs=2",))
-    assert (code, lines[:4]) == (
-        2,
-        [
-            f"run {name}",
-            "  model.depth 3 -> 2: changes pretrain and 8 after",
-            "  sft.num_epochs 1 -> 2: changes sft and 4 after",
-            "",
-        ],
-    )
+    assert lines[:4] == [
+        f"run {name}",
+        "  model.depth 3 -> 2: changes pretrain and 8 after",
+        "  sft.num_epochs 1 -> 2: changes sft and 4 after",
+        "",
+    ]
     assert {line[0] for line in lines[4 : 4 + len(STAGES)]} == {"+"}
     assert terminal.run("plan", "tiny", *words, "--name", "tiny")[1][1:4] == lines[1:4]
     assert terminal.read("plan", "tiny", *words)["settings"][1] == {
@@ -163,7 +161,7 @@ def test_a_run_is_recorded_when_the_latest_did_not_end_or_made_something_else(
     store: Store, made: dict[str, Manifest], tmp_path: Path
 ):
     planned = make_plan(TINY, store, tmp_path / "work")
-    assert planned.exit_code == 0
+    assert planned.up_to_date
     assert not is_recorded(store, "tiny", planned)  # no run at all
     record(store, made, "tiny-20261121t055338z-0001")
     assert is_recorded(store, "tiny", planned)
@@ -180,8 +178,8 @@ def test_the_json_of_a_plan_says_all_that_the_lines_say(
     terminal: Terminal, made: dict[str, Manifest]
 ):
     tree = terminal.read("plan", "tiny", "--set", "sft.num_epochs=7")
-    assert tree["format"] == 1
-    assert tree["exit_code"] == 2
+    assert tree["format"] == 2
+    assert not tree["up_to_date"]
     assert tree["summary"] == terminal.run("plan", "tiny", "--set", "sft.num_epochs=7")[1][-1]
     stages = {item["stage"]: item for item in tree["stages"]}
     assert list(stages) == [stage.name for stage in STAGES]
@@ -302,19 +300,19 @@ def test_inputs_that_were_revoked_come_first(
 
 
 @pytest.mark.parametrize(
-    ("words", "error"),
+    ("words", "code", "error"),
     [
-        (["sft"], "--why needs a value"),
-        (["sft", "--why", ""], "no reason is given"),
-        (["stf", "--why", "w"], "there is no stage 'stf'"),
-        (["sft", "--why", "w", "--steps", "0"], "--steps is 0"),
-        (["sft", "--why", "w", "--set", "sft.num_epochs=7"], "sft/"),
+        (["sft"], 2, "--why needs a value"),
+        (["sft", "--why", ""], 1, "no reason is given"),
+        (["stf", "--why", "w"], 1, "there is no stage 'stf'"),
+        (["sft", "--why", "w", "--steps", "0"], 2, "--steps is 0"),
+        (["sft", "--why", "w", "--set", "sft.num_epochs=7"], 1, "sft/"),
     ],
 )
 def test_a_mistake_accepts_nothing(
-    terminal: Terminal, made: dict[str, Manifest], words: list[str], error: str
+    terminal: Terminal, made: dict[str, Manifest], words: list[str], code: int, error: str
 ):
-    assert terminal.fails("accept", "tiny", *words)[0].startswith(error)
+    assert terminal.fails("accept", "tiny", *words, code=code)[0].startswith(error)
 
 
 def test_a_proof_that_cannot_be_had_accepts_nothing(

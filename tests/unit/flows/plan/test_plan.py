@@ -37,7 +37,7 @@ from tests.support.small_job import small_job
 def test_nothing_was_ever_built(house: House):
     plan = house.plan()
     assert states(plan) == "+" * len(STAGES)
-    assert plan.exit_code == 2
+    assert not plan.up_to_date
     assert plan.of("shards").fingerprint is not None
     assert plan.of("pretrain").fingerprint is None
     assert plan.of("pretrain").reason == ""
@@ -47,7 +47,7 @@ def test_nothing_was_ever_built(house: House):
 def test_all_is_up_to_date(built: House):
     plan = built.plan()
     assert states(plan) == "=" * len(STAGES)
-    assert plan.exit_code == 0
+    assert plan.up_to_date
     assert all(item.manifest and item.fingerprint and not item.reason for item in plan.stages)
     assert render(plan)[-1] == f"nothing to run: {len(STAGES)} stages up to date"
 
@@ -118,7 +118,7 @@ def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_is_replaced(
     assert pretrain
     mark = mark_rebuild(house.store, pretrain.ref, run="r", replaces=pretrain)
     plan = house.plan()
-    assert plan.exit_code == 2
+    assert not plan.up_to_date
     assert (plan.of("pretrain").state, plan.of("pretrain").reason) == ("~", "rebuild has begun")
     assert plan.of("pretrain").manifest == pretrain
     assert plan.of("sft").state == "?"
@@ -128,7 +128,7 @@ def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_is_replaced(
     made = dataclasses.replace(pretrain.provenance, owner="another")
     new = dataclasses.replace(pretrain, provenance=made)
     commit(house.store, new, attempt="b", check_lease=lambda: None, replaces=pretrain)
-    assert house.plan().exit_code == 0  # although a crash left the mark
+    assert house.plan().up_to_date  # although a crash left the mark
 
 
 def test_what_is_being_built_says_by_whom(house: House):
@@ -272,7 +272,7 @@ def test_the_json_says_the_same(built: House):
     run = dataclasses.replace(RUN, pretrain=dataclasses.replace(RUN.pretrain, num_steps=7))
     plan = built.plan(run, placement=PLACEMENT)
     tree = json.loads(to_json(plan))
-    assert tree["exit_code"] == 2
+    assert not tree["up_to_date"]
     assert [item["stage"] for item in tree["stages"]] == NAMES
     pretrain = tree["stages"][NAMES.index("pretrain")]
     assert pretrain["state"] == "~"

@@ -27,7 +27,7 @@ def test_a_revoked_artifact_is_to_be_built_again_and_every_descendant_is_flagged
     assert item.state == "x"
     assert item.reason == "revoked 2026-11-21T07:00:00Z: trained on test data"
     assert item.estimate is not None
-    assert plan.exit_code == 2
+    assert not plan.up_to_date
     assert without(plan, "=") == after({"pretrain"})
     for name in after({"pretrain"}) - {"pretrain"}:
         assert plan.of(name).state == "?"
@@ -38,7 +38,7 @@ def test_a_revoked_artifact_is_to_be_built_again_and_every_descendant_is_flagged
 
 def test_an_artifact_that_is_valid_again_is_up_to_date(full_house: House):
     undo_revocation(full_house.store, take_back(full_house, "pretrain"))
-    assert full_house.plan().exit_code == 0
+    assert full_house.plan().up_to_date
 
 
 def test_a_revoked_artifact_after_a_revoked_one_is_both(full_house: House):
@@ -69,7 +69,7 @@ def test_what_was_accepted_is_revoked_with_the_artifact_it_came_from(full_house:
     origin = dataclasses.replace(manifest, fingerprint="a" * 64)
     taken = dataclasses.replace(manifest, accepted={**ACCEPTED, "from": "a" * 64})
     full_house.store.put(f"sft/{manifest.fingerprint}/manifest.json", taken.to_json())
-    assert full_house.plan().exit_code == 0
+    assert full_house.plan().up_to_date
     revoke(full_house.store, origin, why="rude", who="ann@desk", when="2026-11-21T07:00:00Z")
     item = full_house.plan().of("sft")
     assert item.state == "x"
