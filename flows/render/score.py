@@ -40,11 +40,6 @@ class Delta:
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
     @property
-    def text(self) -> str:
-        """The difference with its sign and interval; * marks a clear one."""
-        return f"{self.number()} *" if self.is_clear else self.number()
-
-    @property
     def points(self) -> str:
         """The difference of two shares in percent: "+25.0 points (+14.0 to +35.0)"."""
         value, *ends = (

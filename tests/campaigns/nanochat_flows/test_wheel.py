@@ -46,7 +46,7 @@ def test_a_small_run_ends_with_a_report_card_and_a_model_that_answers(elsewhere:
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    card = re.search(r"^report card  (.+)$", done.stdout, flags=re.MULTILINE)
+    card = re.search(r"^report card +(.+)$", done.stdout, flags=re.MULTILINE)
     assert card is not None, done.stdout
     assert "<svg" in Path(card[1]).read_text(encoding="utf-8")
     plan = json.loads(elsewhere.run("nanochat", "plan", *words, "--json").stdout)

@@ -93,8 +93,9 @@ def test_pairs_narrow_the_interval_of_a_difference() -> None:
 
 
 def test_a_difference_is_clear_if_its_interval_leaves_out_0() -> None:
-    assert Delta(value=0.2, low=0.1, high=0.3).text == "+0.2 (+0.1 to +0.3) *"
-    assert Delta(value=0.2, low=-0.1, high=0.3).text == "+0.2 (-0.1 to +0.3)"
+    assert Delta(value=0.2, low=0.1, high=0.3).is_clear
+    assert not Delta(value=0.2, low=-0.1, high=0.3).is_clear
+    assert Delta(value=0.2, low=-0.1, high=0.3).number() == "+0.2 (-0.1 to +0.3)"
     assert Delta(value=-0.2, low=-0.3, high=-0.1).points == "-20.0 points (-30.0 to -10.0)"
     assert not Delta(value=0.2).is_clear
     assert Delta(value=0.2).points == "+20.0 points"
