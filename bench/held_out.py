@@ -44,15 +44,21 @@ def main() -> None:
         print(name)
         print_conversations(engine, options.number, grade=1)
         print_conversations(engine, options.number, grade=3)
-        for task, grade in GRADES.items():
-            examples = list(generate(task, "test", options.number, grade=grade, seed=SEED))
-            answers = greedy_answers(engine, examples, max_new_tokens=MAX_NEW_TOKENS)
-            right = are_correct(task, list(zip(examples, answers, strict=True)))
-            print(f"  {task:14}{in_percent(share_of(sum(right), len(right)))}")
-        first = first or right
+        spelled = grade_answers(engine, "spelling", options.number)
+        print(f"  {'spelling':14}{in_percent(share_of(sum(spelled), len(spelled)))}")
+        sums = grade_answers(engine, "arithmetic", options.number)
+        print(f"  {'arithmetic':14}{in_percent(share_of(sum(sums), len(sums)))}")
+        first = first or sums
         print(
-            f"  {'sums, paired':14}{in_percent(difference(first, right))} from {options.models[0]}"
+            f"  {'sums, paired':14}{in_percent(difference(first, sums))} from {options.models[0]}"
         )
+
+
+def grade_answers(engine: Engine, task: str, number: int) -> list[bool]:
+    """Return whether each greedy answer to a task's held-out questions is right."""
+    examples = list(generate(task, "test", number, grade=GRADES[task], seed=SEED))
+    answers = greedy_answers(engine, examples, max_new_tokens=MAX_NEW_TOKENS)
+    return are_correct(task, list(zip(examples, answers, strict=True)))
 
 
 def open_engine(name: str) -> Engine:
