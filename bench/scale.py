@@ -130,8 +130,15 @@ def record(number: int, stages: dict[str, str]) -> Run:
 
 def measure(home: Path, rounds: int) -> Iterator[tuple[str, Cost]]:
     """Yield what each command costs."""
-    run_command(home, "plan", PROFILE, "--gpus", "0")  # compiles modules and scans code
-    for words in (("plan", PROFILE, "--gpus", "0"), ("ls",), ("status",), ("status", PROFILE)):
+    run_command(
+        home, "plan", PROFILE, "--gpus", "0", "--exit-code"
+    )  # compiles modules and scans code
+    for words in (
+        ("plan", PROFILE, "--gpus", "0", "--exit-code"),
+        ("ls",),
+        ("status",),
+        ("status", PROFILE),
+    ):
         costs = [run_command(home, *words) for _ in range(rounds)]
         yield " ".join(words[:2]), min(costs, key=lambda cost: cost.cpu)
     for time_ in ("first", "second"):

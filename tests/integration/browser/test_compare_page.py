@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from flows.compare.page import Compared, render
+from flows.compare.page import render
+from flows.compare.score_table import Cell, Compared, Row
 from flows.render.charts import Chart
 from flows.stages import PRETRAIN
 from tests.support.browser.fixtures import DESKTOP, LIGHTNESS, OVERFLOW, PHONE
@@ -32,16 +33,16 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for quantity in PRETRAIN.curves
     ]
-    cells = [word for _ in NAMES for word in ("0.25 (0.2 to 0.3)", "+0.01 (-0.02 to +0.04) *")]
-    stages = [
-        Compared(name="shards", same=True, rows=[], curves=[]),
-        Compared(name="pretrain", same=False, rows=[["val_bpb", *cells]], curves=curves),
-    ]
+    cell = Cell(value="25.0 % (20 to 30)", delta="+1.0 (-2.0 to +4.0)", verdict="better")
+    row = Row(stage="SFT", metric="arithmetic", cells=[cell for _ in NAMES])
     changes = {
         name: ["seed 0 -> 1", "model.windows [128, 256] -> [64, 64, 64]"] for name in NAMES[1:]
     }
+    page = Compared(
+        names=NAMES, changes=changes, scores=[row], others=[row], charts=curves, same=["shards"]
+    )
     path = tmp_path_factory.mktemp("compared") / "page.html"
-    path.write_text(render(NAMES, changes, stages), encoding="utf-8")
+    path.write_text(render(page), encoding="utf-8")
     return path
 
 

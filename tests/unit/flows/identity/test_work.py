@@ -33,7 +33,7 @@ def test_a_model_twice_as_large_or_another_seed_is_of_the_same_kind(stage) -> No
     [
         ("pretrain", "pretrain", {"num_steps": 2 * TINY.pretrain.num_steps}, 2),
         ("sft", "sft", {"num_epochs": 3}, 3),
-        ("rl", "rl", {"num_steps": TINY.rl.num_steps // 4}, 0.25),
+        ("rl", "rl", {"num_steps": 2 * TINY.rl.num_steps}, 2),
         ("chat_eval_rl", "rl", {"num_steps": 6}, 1),
         ("report", "rl", {"num_steps": 6}, 1),
     ],
