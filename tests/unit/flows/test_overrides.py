@@ -96,12 +96,12 @@ def reached(profile: str, *overrides: str, depth: int | None = None) -> list[str
     ("overrides", "expected"),
     [
         ((), []),
-        (("pretrain.num_steps=120",), []),  # the profile's own value
+        (("pretrain.num_steps=50",), []),  # the profile's own value
         (("sft.num_epochs=2",), ["sft.num_epochs 1 -> 2: changes sft and 4 after"]),
         (
             ("rl.num_steps=7", "pretrain.num_steps=9"),
             [
-                "pretrain.num_steps 120 -> 9: changes pretrain and 8 after",
+                "pretrain.num_steps 50 -> 9: changes pretrain and 8 after",
                 f"rl.num_steps {TINY.rl.num_steps} -> 7: changes rl and 2 after",
             ],
         ),

@@ -23,7 +23,7 @@ def test_points_are_the_base_and_every_combination() -> None:
 
     assert sweep.head == ("point", "muon_lr", "num_steps", "seed")
     assert [point.cells for point in sweep.points] == [
-        ("base", "0.02", "120"),
+        ("base", "0.02", "50"),
         ("p1", "0.01", "10"),
         ("p2", "0.01", "20"),
         ("p3", "0.03", "10"),
