@@ -2,13 +2,14 @@
 
     what is 3 + 4 + 5?      <<3+4+5=12>>#### 12
     is 7 + 5 = 13?          <<7+5-13=-1>>No, that is false.
-    what is 84 / 7?         I can only add, subtract and multiply, up to 999.
+    what is 84 / 7?         I can only do sums up to 999.
 
 Whole numbers up to 999, two or three of them, no negative result. The calculator computes; the
 model learns to copy the numbers and to find the signs.
 """
 
 import random
+from collections.abc import Sequence
 
 from tasks.base import Conversation, one_turn, parts_of
 from tasks.generated import arithmetic
@@ -101,9 +102,9 @@ def sum_turn(split: str, rng: random.Random, *, small: bool = False) -> Conversa
     elif kind < 5 and signs == "++":
         question = rng.choice(ADD_THREE).format(**values)
     elif kind < 7:
-        question = pick(ASKED, rng).format(sum=shown(signs, numbers, rng))
+        question = pick(ASKED, rng).format(sum=_joined(signs, numbers, rng))
     else:
-        question = pick(REQUESTS, rng).format(sum=shown(signs, numbers, rng))
+        question = pick(REQUESTS, rng).format(sum=_joined(signs, numbers, rng))
         if rng.randrange(2):
             question = pick(ASKING, rng) + question.rstrip(".") + rng.choice(("?", "", "."))
     answer = parts_of(f"<<{call}={result}>>#### {result}")
@@ -123,7 +124,7 @@ def truth_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
             claim = rng.choice(
                 (result + rng.choice((-10, -2, -1, 1, 2, 10)), rng.randint(1, 2 * result + 9))
             )
-    question = pick(CLAIMS, rng).format(sum=shown(signs, numbers, rng), c=claim)
+    question = pick(CLAIMS, rng).format(sum=_joined(signs, numbers, rng), c=claim)
     answer = parts_of(f"<<{call}-{claim}={result - claim}>>{TRUE if claim == result else FALSE}")
     return one_turn(written(question, rng), answer, kind="truth", answer=str(claim == result))
 
@@ -146,7 +147,7 @@ def limit_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
             sign = rng.choice("+-*")
             texts = [f"{n:,}" if rng.randrange(4) == 0 else str(n) for n in (a, b)]
             template = pick(rng.choice((ASKED, ASKED, REQUESTS)), rng)
-            question = template.format(sum=_joined([sign], texts, rng))
+            question = template.format(sum=_joined(sign, texts, rng))
         if arithmetic.split_of((a, b)) == split:
             return one_turn(written(question, rng), LIMIT, kind="limit", answer=LIMIT)
 
@@ -161,7 +162,7 @@ def _large(rng: random.Random) -> int:
 
 def expression(signs: str, numbers: tuple[int, ...]) -> tuple[str, int]:
     """Return the call of the calculator, such as 3+4*5, and its value; products come first."""
-    terms, total = [(1, numbers[0])], 0
+    terms = [(1, numbers[0])]
     for sign, number in zip(signs, numbers[1:], strict=True):
         if sign == "*":
             weight, value = terms[-1]
@@ -173,18 +174,15 @@ def expression(signs: str, numbers: tuple[int, ...]) -> tuple[str, int]:
     return text, total
 
 
-def shown(signs: str, numbers: tuple[int, ...], rng: random.Random) -> str:
+def _joined(signs: str, numbers: Sequence[object], rng: random.Random) -> str:
     """Return the sum as people write it: signs or words, with or without blanks."""
-    return _joined(list(signs), list(map(str, numbers)), rng)
-
-
-def _joined(signs: list[str], texts: list[str], rng: random.Random) -> str:
     if rng.randrange(3) == 0:
         links = [f" {rng.choice(SIGN_WORDS[sign])} " for sign in signs]
     else:
         blank = rng.choice((" ", " ", ""))
         links = [f"{blank}{rng.choice(SIGNS[sign])}{blank}" for sign in signs]
-    return texts[0] + "".join(link + text for link, text in zip(links, texts[1:], strict=True))
+    pairs = zip(links, numbers[1:], strict=True)
+    return str(numbers[0]) + "".join(f"{link}{number}" for link, number in pairs)
 
 
 def _draw(split: str, rng: random.Random, small: bool) -> tuple[str, tuple[int, ...]]:

@@ -1,11 +1,9 @@
 """How people write a question: openings, contractions, capitals, punctuation, a word of thanks.
 
-`written` gives one question many forms; `key` takes most of the form away again, so that two
-writings of one question are recognised.
+`written` gives one question many forms; `pick` chooses a phrase, usual ones more often.
 """
 
 import random
-import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -33,7 +31,6 @@ CONTRACTIONS = (
 _CONTRACTED = 30  # percent of the writings for which a contraction is looked up
 _OPENED = 18  # percent
 _POLITE = 8  # percent
-_NOT_WORDS = re.compile(r"[^a-z0-9+*/=<>-]+")
 
 
 def written(text: str, rng: random.Random, *, openings: Sequence[str] = OPENINGS) -> str:
@@ -62,11 +59,6 @@ def written(text: str, rng: random.Random, *, openings: Sequence[str] = OPENINGS
 def pick(phrases: Sequence[T], rng: random.Random) -> T:
     """Return one of the phrases, which are listed from the usual to the rare: those less often."""
     return phrases[int(len(phrases) * rng.random() ** 2)]
-
-
-def key(text: str) -> str:
-    """Return the words and signs of a writing: no case, no punctuation, no apostrophes."""
-    return _NOT_WORDS.sub(" ", text.lower().replace("'", "")).strip()
 
 
 def _capital(text: str) -> str:

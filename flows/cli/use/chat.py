@@ -186,11 +186,8 @@ def say_answer(pieces: "Iterable[TextPiece]") -> None:
 
 def _with_calls(pieces: "Iterable[TextPiece]") -> Iterator[tuple[str, str]]:
     """Yield (text, style) of an answer whose calls read `[calculator: 12*3 = 36]`."""
-    last, is_open, is_after_call = (
-        "\n",
-        False,
-        False,
-    )  # the last character; a call has no result yet
+    last = "\n"  # character
+    is_open = is_after_call = False  # open: a call that has no result yet
     for piece in pieces:
         if piece.kind == "tool_result":
             if is_open:

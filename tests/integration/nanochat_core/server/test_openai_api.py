@@ -123,10 +123,10 @@ def test_log_probabilities_of_text_that_waited_for_a_stop_string_outlive_a_call(
     asked = {"model": NAME, "messages": ask("call"), "logprobs": True, "stop": "is x"}
     if stream:
         chunks = client.chat.completions.create(**asked, stream=True)
-        told = [entry for c in chunks for entry in (c.choices[0].logprobs or NOTHING).content]
+        logged = [entry for c in chunks for entry in (c.choices[0].logprobs or NOTHING).content]
     else:
-        told = client.chat.completions.create(**asked).choices[0].logprobs.content
-    assert "".join(entry.token for entry in told) == "it is 36"
+        logged = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert "".join(entry.token for entry in logged) == "it is 36"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -134,13 +134,13 @@ def test_a_letter_of_several_tokens_is_reported_by_its_bytes_and_moves_no_offset
     asked = {"model": NAME, "prompt": "echo h\u00e9 l\u20ac!", "logprobs": 2, "stop": " x"}
     if stream:
         chunks = client.completions.create(**asked, stream=True)
-        told = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
+        logged = [c.choices[0].logprobs for c in chunks if c.choices[0].logprobs]
     else:
-        told = [client.completions.create(**asked).choices[0].logprobs]
-    assert [offset for logs in told for offset in logs.text_offset] == [0, 1, 1, 2, 3, 4, 4, 4, 5]
-    tokens = [token for logs in told for token in logs.tokens]
+        logged = [client.completions.create(**asked).choices[0].logprobs]
+    assert [offset for logs in logged for offset in logs.text_offset] == [0, 1, 1, 2, 3, 4, 4, 4, 5]
+    tokens = [token for logs in logged for token in logs.tokens]
     assert tokens[:4] == ["h", r"bytes:\xc3", r"bytes:\xa9", " "]
-    tops = [top for logs in told for top in logs.top_logprobs]
+    tops = [top for logs in logged for top in logs.top_logprobs]
     assert tops[1] == {r"bytes:\xc3": -0.5, r"bytes:\xc4": -1.5}
 
 
@@ -148,8 +148,8 @@ def test_log_probabilities_come_with_the_stream(client):
     chunks = client.chat.completions.create(
         model=NAME, messages=ask("echo hi"), logprobs=True, stream=True
     )
-    told = [c.choices[0].logprobs for c in chunks if c.choices[0].delta.content]
-    assert [entry.token for logs in told for entry in logs.content] == ["h", "i"]
+    logged = [c.choices[0].logprobs for c in chunks if c.choices[0].delta.content]
+    assert [entry.token for logs in logged for entry in logs.content] == ["h", "i"]
 
 
 def test_calls_are_left_out(client):
@@ -163,13 +163,13 @@ def test_the_marker_of_a_final_number_is_left_out_of_a_chat(client, stream):
     if stream:
         choices = [c.choices[0] for c in client.chat.completions.create(**asked, stream=True)]
         text = "".join(choice.delta.content or "" for choice in choices)
-        told = [entry for choice in choices for entry in (choice.logprobs or NOTHING).content]
+        logged = [entry for choice in choices for entry in (choice.logprobs or NOTHING).content]
         assert all(choice.delta.content for choice in choices[1:-1])
     else:
         (choice,) = client.chat.completions.create(**asked).choices
-        text, told = choice.message.content, choice.logprobs.content
+        text, logged = choice.message.content, choice.logprobs.content
     assert text == "So:\n42"
-    assert "".join(entry.token for entry in told) == text
+    assert "".join(entry.token for entry in logged) == text
 
 
 def test_a_text_that_is_completed_keeps_its_markers(client):
