@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from flows.artifacts.runs import check_name, find_tag
-from flows.frozen import frozen
 from flows.identity.diff import compare
 from flows.identity.fingerprint import canonical_config
 from flows.profiles import PROFILES, open_profile
@@ -19,7 +19,7 @@ from nanochat_core.section import Tree
 _DIGITS = 6  # of a name
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ChangedSetting:
     """A setting that differs from the profile's, and the stages whose results it may change."""
 

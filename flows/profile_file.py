@@ -20,10 +20,10 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flows.frozen import frozen
 from flows.overrides import changed_settings, single_settings
 from flows.profiles import open_profile
 from flows.run_request import SOURCES, NamedRecipe, Recipe, text_settings
@@ -36,7 +36,7 @@ _KEYS = {"profile": str, "name": str, "depth": int, "data": str}  # that are no 
 _COMPUTED = "shards.snapshot"  # taken from this machine, unless it was set
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class ProfileFile(NamedRecipe):
     """What a file says. Its settings are overrides, without those of the profile's own value."""
 

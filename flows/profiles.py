@@ -9,11 +9,11 @@ import json
 import types
 import typing
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flows.datasets import text_snapshot, with_snapshots
-from flows.frozen import frozen
 from infra.near import nearest, suggest
 from infra.placement import (
     Placement,
@@ -50,7 +50,7 @@ from nanochat_core.section import Section, from_json
 _SUGGESTED = 5  # settings in a hint
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Pace:
     """The placement numbers that a profile suggests; no part of any fingerprint."""
 
@@ -61,7 +61,7 @@ class Pace:
     compile: bool = True  # with torch.compile on GPUs: not worth minutes for a small model
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """A named configuration, and the placement numbers that suit it."""
 

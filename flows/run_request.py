@@ -7,10 +7,9 @@ class that all its readers share. `shared` passes the values on from one to the 
 """
 
 from collections.abc import Mapping
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
-from flows.frozen import frozen
 from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
 from infra.placement import CPU_POOL, NO_POOL, POOL_NAME, SETTINGS
@@ -37,7 +36,7 @@ _STAGES = [stage.name for stage in STAGES]
 _USABLE = "|".join(name for name in _STAGES if name != REPORT.name)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Option:
     """The declaration of a parameter, beside its name, type and default.
 
@@ -127,7 +126,7 @@ STRICT = Option(
 )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Changes to a profile: what decides a result, recorded and sent with each stage."""
 
@@ -143,7 +142,7 @@ class Recipe:
     overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class PinnedRecipe(Recipe):
     """Changes to a profile, and artifacts that stand for their stages."""
 
@@ -162,14 +161,14 @@ class PinnedRecipe(Recipe):
     ] = ()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class NamedRecipe(PinnedRecipe):
     """Changes to a profile, and the name of the run: see `flows.overrides.default_name`."""
 
     run_name: Annotated[str | None, RUN_NAME] = None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Redo:
     """Stages to build again."""
 
@@ -193,7 +192,7 @@ class Redo:
     ] = ()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class OnGpus:
     """The number of GPUs."""
 
@@ -208,7 +207,7 @@ class OnGpus:
     ] = None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class OnMachine(OnGpus):
     """The placement of jobs on a machine, recorded and sent with each stage."""
 
@@ -224,7 +223,7 @@ class OnMachine(OnGpus):
     ] = ()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class InStore:
     """The artifact store."""
 
@@ -242,7 +241,7 @@ class InStore:
     ] = None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class OnPool:
     """The workers that build the GPU stages, and the number of retries."""
 
@@ -273,7 +272,7 @@ class OnPool:
             object.__setattr__(self, "pool", None)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class OnNodes(OnPool):
     """The workers, and the number of machines of each GPU stage."""
 
@@ -295,12 +294,12 @@ def text_settings(data: str) -> dict[str, str]:
     return {"shards.path": path, "shards.source": source or "local"}
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class FlowRequest(InStore, OnPool, OnMachine):
     """The parameters that all flows of whole runs have."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class RunRequest(FlowRequest, OnNodes, NamedRecipe, Redo):
     """All parameters of the flow `nanochat`."""
 

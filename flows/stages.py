@@ -8,8 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from flows.frozen import frozen
-
 
 @dataclass(frozen=True)
 class Quantity:
@@ -21,7 +19,7 @@ class Quantity:
     caption: str
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """One step of the pipeline."""
 

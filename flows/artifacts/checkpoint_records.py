@@ -4,9 +4,9 @@ flows/artifacts/checkpoints.py uploads and fetches the checkpoints.
 """
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from flows.frozen import frozen
 from flows.identity.manifest import File
 from flows.identity.rebuilds import NONE
 from flows.identity.record_types import Count, read_record
@@ -34,7 +34,7 @@ class _Commit(TypedDict):
     files: dict[str, Annotated[dict[str, Any], _CommittedFile]]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class StoredCheckpoint:
     """A committed checkpoint in the store."""
 

@@ -13,10 +13,10 @@ collector saw the record, or the process sees that the artifact is gone.
 import contextlib
 import uuid
 from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
 from math import inf
 from typing import TypeAlias
 
-from flows.frozen import frozen
 from flows.identity.record_types import Digest, Name, read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
@@ -33,7 +33,7 @@ Log: TypeAlias = Callable[[str], None]
 Pause: TypeAlias = Callable[[float], None]  # sleeps; raises if the caller is to stop
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Pin:
     """Artifacts that must not be collected, and the reason."""
 

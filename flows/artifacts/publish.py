@@ -15,6 +15,7 @@ import contextlib
 import re
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,6 @@ from typing import Any
 
 from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.artifacts.transfer import files_below, transfer_each
-from flows.frozen import frozen
 from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
@@ -35,7 +35,7 @@ from nanochat_core.errors import ArtifactError, reason_of
 _ENTRY = re.compile(r"index/([^/]+)/.*-([0-9a-f]{64})")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Published:
     """The result of an attempt to publish."""
 

@@ -12,11 +12,10 @@ import getpass
 import os
 import socket
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.transfer import in_parallel
-from flows.frozen import frozen
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_document, find_stored
@@ -29,7 +28,7 @@ _MAX_WHY = 500  # characters
 _THREADS = 8
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Revocation:
     """The record that one build of an artifact was revoked: the reason, the time and the person."""
 
@@ -49,7 +48,7 @@ class Revocation:
         return f"revoked {self.when} by {self.who}: {self.why}"
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Revoked:
     """A revoked artifact that another one was made from."""
 

@@ -10,11 +10,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from flows.artifacts.transfer import in_parallel
-from flows.frozen import frozen
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
 from flows.identity.ref import RUN_ID, ArtifactRef, name_in
@@ -35,7 +34,7 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Run(Recipe, OnMachine):
     """One execution of the pipeline, with the parameters that it shares with its request."""
 
@@ -64,7 +63,7 @@ class Run(Recipe, OnMachine):
         return ArtifactRef(stage, self.stages[stage]) if stage in self.stages else None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class _Tag:
     """The record of a tag."""
 

@@ -7,7 +7,7 @@ from the requested one: then its code or its datasets are not those of the calle
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -16,7 +16,6 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run
 from flows.building.context import BuildContext, Built, Watch
 from flows.building.nodes import build_share
-from flows.frozen import frozen
 from flows.identity.fingerprint import Code, Identity, fingerprint_of
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.record_types import read_record
@@ -34,7 +33,7 @@ def _described(label: str, text: str) -> Option:
     return Option(label=label, help=text, group="run")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class StageRequest(Recipe, OnMachine):
     """A stage to build: its identity, run, store and placement. Every field is plain JSON."""
 

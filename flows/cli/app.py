@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,6 @@ from flows.cli.output import (
     terminal_width,
 )
 from flows.cli.overview import overview
-from flows.frozen import frozen
 from nanochat_core.errors import NanochatError, reason_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ _OPTIONS = (
 )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class _Command:
     """One command, or a group of commands that `make_{name}_app` of its module makes."""
 

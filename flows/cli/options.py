@@ -7,14 +7,13 @@ runs and inherited from `flows.run_request`, which declares them.
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
 from cyclopts import App, Group, Parameter
 
 from flows.cli.output import print_warning
-from flows.frozen import frozen
 from flows.profiles import Profile, make_placement
 from flows.run_request import (
     PROFILE,
@@ -145,19 +144,19 @@ def make_group(name: str, *commands: Callable[..., int], about: str, **place: An
 
 
 @as_options(WHAT)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SettingOptions(Recipe):
     """Changes to a profile's settings."""
 
 
 @as_options(WHAT)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class RunOptions(PinnedRecipe):
     """Changes to a profile."""
 
 
 @as_options(WHAT)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class NamedOptions(NamedRecipe, RunOptions):
     """Changes to a profile, and the name of the run."""
 
@@ -167,12 +166,12 @@ class NamedOptions(NamedRecipe, RunOptions):
 
 
 @as_options(WHAT)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class RedoOptions(Redo):
     """Stages to build again."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class _InHome:
     home: Annotated[
         Path | None,
@@ -185,7 +184,7 @@ class _InHome:
 
 
 @as_options(WHERE)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class StoreOptions(InStore, _InHome):
     """The home directory and the artifact store."""
 
@@ -242,7 +241,7 @@ class StoreOptions(InStore, _InHome):
 
 
 @as_options(WHERE)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class DeviceOptions(OnGpus, StoreOptions):
     """Home, store and the number of GPUs."""
 
@@ -264,7 +263,7 @@ class DeviceOptions(OnGpus, StoreOptions):
 
 
 @as_options(WHERE)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class PlacementOptions(OnMachine, DeviceOptions):
     """Home, store, devices and every other setting of the placement."""
 
@@ -322,7 +321,7 @@ class PlacementOptions(OnMachine, DeviceOptions):
 
 
 @as_options(WHERE)
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class WorkerOptions(OnNodes):
     """The workers that build the GPU stages of a run, and the number of retries."""
 

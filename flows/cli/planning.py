@@ -1,12 +1,11 @@
 """The profile and the plan that a command's options ask for."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flows.cli.options import PlacementOptions, RedoOptions, RunOptions
 from flows.cli.output import print_warning
-from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.overrides import ChangedSetting, settings_reach
 from flows.plan.pinned import open_pinned, sections_of, stages_with
@@ -49,7 +48,7 @@ def pinned_profile(
     return replace(chosen, run=run), pins
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Planned:
     """A profile as the command line gave it, and its plan."""
 

@@ -1,9 +1,9 @@
 """The parameters of an evaluation, each declared once: see `flows.run_request`."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from flows.evals.suite import DROP, Against
-from flows.frozen import frozen
 from flows.profiles import PROFILES
 from flows.run_request import NAME, OVERRIDES, STRICT, FlowRequest, Option
 from flows.stages import EVALUATORS
@@ -20,7 +20,7 @@ MODEL = Option(
 )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class EvalSettings:
     """The suite, and the rule for what counts as worse."""
 
@@ -62,7 +62,7 @@ class EvalSettings:
     overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class EvalRequest(FlowRequest, EvalSettings):
     """All parameters of the flow `nanochat-eval`."""
 

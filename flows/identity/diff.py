@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from flows.frozen import frozen
 from flows.identity.manifest import Facts, Input, Manifest
 from nanochat_core.section import Tree
 
@@ -27,7 +27,7 @@ class _Absent:
 _ABSENT = _Absent()
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """One leaf that differs. An input's or its record's is propagation, others are root causes."""
 
@@ -48,7 +48,7 @@ class Change:
         return f"{self.name} {verb}" if self.kind == "config" else f"{self.kind} {self.name} {verb}"
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class InputChange:
     """An input that is another artifact. None means that this side does not have it."""
 
@@ -57,7 +57,7 @@ class InputChange:
     new: Input | None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class FileChange:
     """A file that differs, with its sizes. None means that this side does not have it."""
 
@@ -66,7 +66,7 @@ class FileChange:
     new: int | None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Metric:
     """One metric of both results. None means that this side does not have it."""
 
@@ -82,7 +82,7 @@ class Metric:
         return numbers[1] - numbers[0] if len(numbers) == 2 else None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Difference:
     """All differences between two artifacts of one stage."""
 

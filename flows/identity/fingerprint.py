@@ -20,11 +20,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flows.frozen import frozen
 from flows.identity import cpp_source, syntax
 from flows.identity.ref import ArtifactRef
 from flows.identity.syntax import Module, scan
@@ -71,7 +70,7 @@ CARRIERS = frozenset(
 )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Identity:
     """A fingerprint and all that it was computed from, which is stored to explain differences."""
 

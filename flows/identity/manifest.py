@@ -5,10 +5,9 @@ follow from its parts, or a path that would leave its directory, is refused.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Self, TypeAlias, TypedDict
 
-from flows.frozen import frozen
 from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, decode_record, encode_record, repair_hint
@@ -71,7 +70,7 @@ class Preimage(TypedDict):
     code: dict[str, str]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class File:
     """One file of an artifact."""
 
@@ -84,7 +83,7 @@ class File:
     content: str | None = None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Input:
     """An artifact that this one was made from."""
 
@@ -92,7 +91,7 @@ class Input:
     digest: str
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Provenance:
     """The history of an artifact: recorded, and never part of its fingerprint."""
 
@@ -110,7 +109,7 @@ class Provenance:
     work: Work | None = None  # None: not known, as of an imported artifact
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """The record of one artifact."""
 

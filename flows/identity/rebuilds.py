@@ -13,10 +13,9 @@ own work directory if that names another mark, or none.
 import json
 import shutil
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
@@ -30,7 +29,7 @@ NONE = ""  # the id for state of a job that was never rebuilt
 _NOTE = "rebuild.json"
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class RebuildMark:
     """The mark of a rebuild that began and has not finished."""
 

@@ -4,10 +4,9 @@ import ast
 import contextlib
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
-
-from flows.frozen import frozen
 
 # Positions, and fields that some Python versions fill and others lack.
 _IGNORED_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
@@ -18,7 +17,7 @@ _NAMESPACES = frozenset({"globals", "locals", "vars", "exec", "eval"})  # which 
 _PARSES = 5  # tries; failures are rare and independent
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Module:
     """One file of the closure, scanned. A data file has no imports and names no files."""
 

@@ -6,16 +6,16 @@ Two builds are compared only if their `kind` is equal; their times are then in p
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flows.frozen import frozen
 from flows.stages import CHAT_EVALS, Stage
 from nanochat_core.config import ChatTrainConfig, RunConfig
 from nanochat_core.data.hub.datasets import DATASETS
 from nanochat_core.scaling import CHARS_PER_SHARD, flops_per_token
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What takes a stage's time."""
 

@@ -13,11 +13,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Generator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from flows.frozen import frozen
 from flows.identity.ref import ArtifactRef
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
@@ -27,7 +26,7 @@ _SECONDS_BETWEEN_TRIES = 0.2
 _TRIES_FOR_A_NOTE = 100  # 10 ms apart
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Owner:
     """The process that holds a lock, as its note in the lock file names it."""
 

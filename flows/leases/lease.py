@@ -16,10 +16,9 @@ by the store's clock are for people. flows/leases/held_lease.py adds the threads
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import inf
 
-from flows.frozen import frozen
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import Earlier, encode_record, find_stored
 from flows.identity.ref import ArtifactRef
@@ -38,7 +37,7 @@ class LeaseLost(StageError):
     """The lease is lost; another process may be building. What this one saved is resumed later."""
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Claimant:
     """A process that wants to build. Each attempt has its own, so no two write the same bytes."""
 
@@ -50,7 +49,7 @@ class Claimant:
     since: str  # UTC, 2026-11-21T05:53:38Z; for people, never compared
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class LeaseRecord(Claimant):
     """The contents of lease.json."""
 
@@ -64,7 +63,7 @@ class LeaseRecord(Claimant):
     endpoint: str | None = None  # host:port at which the other nodes of the stage reach the owner
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class LeaseGrant:
     """A lease that this process holds, as of its last renewal."""
 
@@ -72,7 +71,7 @@ class LeaseGrant:
     record: LeaseRecord
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class LeaseHolder:
     """Another process that builds, as far as its record says."""
 

@@ -4,7 +4,7 @@ All depths are submitted at once, and stages that they share are built once.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,7 +12,6 @@ from prefect import flow
 
 from flows.artifacts.runs import Run
 from flows.building.build import BuildContext
-from flows.frozen import frozen
 from flows.miniseries.findings import analyse
 from flows.miniseries.report import report_of
 from flows.miniseries.series import LEAST_DEPTHS, MOST_DEPTHS, open_series
@@ -29,7 +28,7 @@ from flows.sweep.members import Results, RunGroup
 DEPTHS = (2, 3, 4, 6)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class MiniseriesRequest(GroupRequest):
     """All parameters of the flow `miniseries`."""
 

@@ -3,9 +3,8 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.work import Work, measure_work
 from flows.profiles import tiny
@@ -39,7 +38,7 @@ _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Time and money for what is left of a stage."""
 
@@ -90,7 +89,7 @@ def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | No
     return replace(whole, seconds=whole.seconds * left, dollars=whole.dollars * left)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class _Past:
     """A build of the same kind of work."""
 

@@ -1,10 +1,10 @@
 """Find work in progress on a fingerprint: the process that builds it, and the last checkpoint."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from flows.artifacts import checkpoints
-from flows.frozen import frozen
 from flows.identity.fingerprint import Identity
 from flows.identity.rebuilds import NONE, find_rebuild_mark, rebuild_of
 from flows.leases import file_lock
@@ -12,7 +12,7 @@ from flows.leases.lease import find_holder
 from infra.storage.base import Store
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Resume:
     """The newest checkpoint of an unfinished job."""
 

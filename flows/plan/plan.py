@@ -9,12 +9,12 @@ costs a few round trips in a row, not one for each request.
 import contextlib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from flows.artifacts.revocations import Revoked, find_revoked
-from flows.frozen import frozen
 from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
 from flows.identity.fingerprint import REPOSITORY, Code, Identity, preimage_of
 from flows.identity.manifest import Manifest, identify_from
@@ -46,7 +46,7 @@ _SHOWN = 3  # words of a reason
 _THREADS = 8  # requests to the store at a time
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class StagePlan:
     """The plan of one stage: its state, the reason, and an estimate."""
 
@@ -78,7 +78,7 @@ class StagePlan:
         return self.ref.fingerprint if self.ref else None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """The plans of all stages of a run."""
 

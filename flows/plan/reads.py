@@ -8,6 +8,7 @@ plan needs: those are read ahead.
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -15,7 +16,6 @@ from typing import TypeVar
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
 from flows.artifacts.runs import find_whole_run, newest_first, read_all
-from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.rebuilds import find_rebuild_mark
 from flows.identity.ref import ArtifactRef, name_in
@@ -28,7 +28,7 @@ _RUNS = 4  # latest runs of the profile's name, of names that begin with it, and
 _T = TypeVar("_T")
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class _Runs:
     """The last runs of a profile."""
 

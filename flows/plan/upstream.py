@@ -11,13 +11,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from flows.artifacts.runs import latest_runs, timestamp
 from flows.datasets import published_task
-from flows.frozen import frozen
 from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
 from nanochat_core.data.hub.datasets import repository_of
@@ -36,7 +35,7 @@ Pins: TypeAlias = dict[str, str]  # OWNER/NAME@BRANCH -> commit, URL -> sha256
 Log: TypeAlias = Callable[[str], None]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Resolved:
     """A commit or sha256 and the time at which the name stood for it."""
 

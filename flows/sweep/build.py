@@ -14,7 +14,6 @@ from prefect.logging import get_run_logger
 
 from flows.artifacts.runs import Run, RunRecord, Status, new_run
 from flows.building.build import BuildContext, Built
-from flows.frozen import frozen
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
@@ -42,7 +41,7 @@ from nanochat_core.errors import NanochatError, StageError
 Wanted: TypeAlias = Callable[[Results], Collection[str]]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class GroupRequest(FlowRequest, OnNodes):
     """The parameters that flows of several runs share."""
 
@@ -52,7 +51,7 @@ class GroupRequest(FlowRequest, OnNodes):
     strict: Annotated[bool, STRICT] = False
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class GroupResult:
     """The results of a group that completed."""
 

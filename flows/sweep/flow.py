@@ -1,6 +1,7 @@
 """The Prefect flow `sweep`: settings varied over a grid, with several seeds."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,6 @@ from prefect import flow
 
 from flows.artifacts.runs import Run
 from flows.building.build import BuildContext
-from flows.frozen import frozen
 from flows.orchestration.caller import cancellable
 from flows.orchestration.flow_setup import flow_run_name
 from flows.orchestration.forms import takes
@@ -21,7 +21,7 @@ from flows.sweep.members import Results
 from flows.sweep.results import report_of_sweep, wanted_of
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SweepRequest(GroupRequest, Grid):
     """All parameters of the flow `sweep`."""
 

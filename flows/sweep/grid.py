@@ -5,10 +5,10 @@ import itertools
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from flows.artifacts.runs import check_name
-from flows.frozen import frozen
 from flows.overrides import default_name, single_settings
 from flows.profiles import PROFILES, Profile, open_profile
 from flows.run_request import OVERRIDES, PROFILE, RUN_NAME, Option, Recipe, list_of
@@ -47,7 +47,7 @@ REDUCTION = Option(
 )
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Grid(Recipe):
     """All that decides what a sweep trains."""
 
@@ -68,7 +68,7 @@ class Grid(Recipe):
     run_name: Annotated[str | None, RUN_NAME] = None
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class SweepPoint:
     """One combination of the varied settings."""
 
@@ -81,7 +81,7 @@ class SweepPoint:
         return " ".join((self.label, f"s{seed}"))
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Sweep(RunGroup):
     """The points of a grid, each with the same seeds. The first point is the base."""
 

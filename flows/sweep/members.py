@@ -1,10 +1,9 @@
 """Several runs of one profile that differ in settings, and the stages that they share."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from flows.frozen import frozen
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
 from flows.plan.pinned import stages_before
@@ -16,7 +15,7 @@ from flows.stages import STAGES, Stage
 Results: TypeAlias = Mapping[str, Manifest | None]
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Member:
     """One run of a group."""
 
@@ -28,7 +27,7 @@ class Member:
     cells: tuple[str, ...]  # its first cells in a table
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class RunGroup:
     """The runs that one flow builds, each up to the stage `stage`."""
 
@@ -51,7 +50,7 @@ class RunGroup:
         return frozenset(name for stage in stages_to(self.stage) for name in stage.config)
 
 
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """A stage of a group, and the members that share its artifact."""
 

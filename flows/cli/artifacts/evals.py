@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from cyclopts import App, Group, Parameter
@@ -21,7 +22,6 @@ from flows.cli.output import aligned, print_lines, print_result, print_warning, 
 from flows.cli.train.run import resumable
 from flows.evals.request import MODEL, EvalRequest, EvalSettings
 from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
-from flows.frozen import frozen
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import PRETRAIN
@@ -35,7 +35,7 @@ Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 
 
 @as_options(Group("Evaluation", sort_key=1))
-@frozen
+@dataclass(frozen=True, kw_only=True)
 class EvalOptions(EvalSettings):
     """The suite, and the rule for what counts as worse."""
 
@@ -70,7 +70,7 @@ def schedule(
         str | None,
         Parameter(help="Work pool whose workers evaluate; default the pool cpu's own processes."),
     ] = None,
-    evaluation: EvalOptions = EvalOptions(),  # noqa: B008 - frozen
+    evaluation: EvalOptions = EvalOptions(),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Evaluate a model on a schedule, by default every night at three.
@@ -116,7 +116,7 @@ def run(
     model: Model = "main",
     /,
     *,
-    evaluation: EvalOptions = EvalOptions(),  # noqa: B008 - frozen
+    evaluation: EvalOptions = EvalOptions(),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Evaluate a model now. Exits with 3 when it got worse.
