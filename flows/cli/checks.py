@@ -39,9 +39,10 @@ SECONDS_FOR_TORCH = 120  # a cold disk takes half a minute
 # Lower bound, upper bound (excluded) and reason. pip alone would install newer versions, which fail
 # at run time.
 PINS = {
-    "prefect": ((3, 8, 8), (3, 8, 9), "this is the version that everything is tested with"),
+    "prefect": ((3, 9, 1), (3, 10), "3.9.1 is the version that everything is tested with"),
     "sqlalchemy": ((2, 0), (2, 1), "with 2.1 Prefect's scheduler silently creates no run"),
-    "fastapi": ((0, 139), (0, 140), "with later ones Prefect's server does not start"),
+    "whenever": ((0, 11), (0, 12), "with 0.10 Prefect's scheduler silently creates no run"),
+    "fastapi": ((0, 139), (0, 151), "Prefect 3.9.1 supports 0.139 to 0.150"),
 }
 
 _INSTALL = "install nanochat-flows again, in an environment of its own; in a checkout: make setup"

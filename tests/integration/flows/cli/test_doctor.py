@@ -37,8 +37,8 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     assert main([*words, "--json"]) == 0
     found = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)}
     assert list(found) == [
-        *("python", "prefect", "sqlalchemy", "fastapi", "torch", "bf16", "gpu", "cpu"),
-        *("memory", "disk", "store", "server", "workers", "kernels", "trackers", "sandbox"),
+        *("python", "prefect", "sqlalchemy", "whenever", "fastapi", "torch", "bf16", "gpu"),
+        *("cpu", "memory", "disk", "store", "server", "workers", "kernels", "trackers", "sandbox"),
     ]
     assert main([*words, "--store", "file:///not/mounted/store"]) == 1
     said = capsys.readouterr().out

@@ -37,9 +37,13 @@ def test_an_old_python_is_refused() -> None:
         ("sqlalchemy", "2.0.58", "ok"),
         ("sqlalchemy", "2.1.0b2", "fail"),
         ("fastapi", "0.139.2", "ok"),
-        ("fastapi", "0.155.0", "fail"),
-        ("prefect", "3.8.8", "ok"),
-        ("prefect", "3.9.0", "fail"),
+        ("fastapi", "0.150.0", "ok"),
+        ("fastapi", "0.151.0", "fail"),
+        ("whenever", "0.10.5", "fail"),
+        ("whenever", "0.11.0", "ok"),
+        ("prefect", "3.8.8", "fail"),
+        ("prefect", "3.9.1", "ok"),
+        ("prefect", "3.10.0", "fail"),
     ],
 )
 def test_versions_that_break_at_run_time_are_named(package: str, version: str, state: str) -> None:
