@@ -124,6 +124,8 @@ def fetch_verified(
         staged.replace(path)  # in one step: a process that reads the old file keeps it
 
     scratch.mkdir(parents=True, exist_ok=True)
+    for leftover in scratch.glob(".*.part*"):  # of a process that was killed
+        leftover.unlink()
     transfer_each(fetch_one, places, on_bytes=on_bytes)
 
 

@@ -135,8 +135,7 @@ class Store(Protocol):
 
         `size` is what a manifest says. A larger object raises BadObject before a byte is written.
         The bytes are not verified and not yet durable: the caller checks their digest. A killed
-        fetch of the same key to the same path leaves a hidden `.part` file beside the path; the
-        next fetch resumes from it and reports its bytes to `on_bytes` at once.
+        fetch leaves a hidden file, of a name with `.part` in it, beside the path.
         """
         ...
 

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import hashlib
+import uuid
 from collections.abc import Generator
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,22 @@ def writing(
             f"{path} cannot be written: {reason_of(error)}",
             hint=hint,
         ) from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Path]:
+    """Yield a hidden path beside `path`, whose file then becomes read-only and replaces `path`.
+
+    After an error the file is removed, and `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        yield temporary
+        # Before the rename, so that the final name is never writable.
+        temporary.chmod(0o444)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 # Of the file that a store fetches to.

@@ -26,8 +26,7 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from infra.storage.files import writing_to
-from infra.storage.parts import open_part_file
+from infra.storage.files import replacing, writing_to
 from infra.storage.plain_files import (
     NOT_THERE,
     check_folder,
@@ -178,18 +177,10 @@ class LocalStore:
             if is_ours and _link(source, path, status):
                 on_bytes(status.st_size)
                 return
-            version = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns}"
-            with open_part_file(
-                path, source=source.as_uri(), version=version, size=status.st_size
-            ) as file:
-                on_bytes(status.st_size - sum(part.length for part in file.missing))
-                for part in file.missing:
-                    for start in range(part.start, part.start + part.length, _CHUNK):
-                        length = min(_CHUNK, part.start + part.length - start)
-                        file.write(start, os.pread(object_.fileno(), length, start))
-                    file.finish(part)
-                    on_bytes(part.length)
-                file.publish(path)
+            with replacing(path) as temporary, temporary.open("xb") as copy:
+                while chunk := object_.read(_CHUNK):
+                    copy.write(chunk)
+                    on_bytes(len(chunk))
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""

@@ -5,9 +5,8 @@ versions are compared here: the caller of a fetch checks the digest of the bytes
 """
 
 import contextlib
-import functools
 import threading
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from infra.storage.base import (
@@ -18,30 +17,20 @@ from infra.storage.base import (
     check_key,
     check_size,
 )
-from infra.storage.parts import Part
-from infra.storage.s3.checksums import Checksum, algorithm_of, checksum_of
-from infra.storage.s3.client import NO_CLIENT, make_client, translating
+from infra.storage.s3.client import NO_CLIENT, READ_SECONDS, make_client, translating
 from infra.storage.s3.errors import (
     NOT_S3,
     REDIRECT,
     ErrorResponse,
-    NoResponse,
     Page,
     Where,
-    check_version,
     field_of,
     find_date,
-    parse_range,
-    pass_on,
     version_of,
 )
 from infra.storage.s3.gateways import check_listing
 from infra.storage.s3.settings import Settings, client_hint, endpoint_setting
 from nanochat_core.errors import StoreError
-
-READ_SECONDS = 30  # longest pause between two pieces of an answer
-SLOW_SECONDS = 300  # longest wait for the completion of a multipart upload
-_CHUNK = 1 << 20  # bytes
 
 
 class Bucket:
@@ -55,30 +44,19 @@ class Bucket:
         self.has_answered = False  # answered at all, if only with an error
         self._settings = settings
         self._lock = threading.Lock()
-        self._clients: dict[float, Any] = {}  # by read timeout in seconds
+        self._made: Any = None  # the client, once it is needed
         self._is_aws = False
 
     @property
     def is_aws(self) -> bool:
         """True if the endpoint is Amazon's own."""
-        self._client()
+        self.client()
         return self._is_aws
-
-    @property
-    def checksum(self) -> Checksum:
-        """Return the checksum that is sent with small bodies."""
-        # Every server that speaks S3 knows MD5; only AWS is sure to know SHA-256.
-        return self._settings.checksum or ("sha256" if self.is_aws else "md5")
-
-    @property
-    def checksum_of_parts(self) -> Checksum:
-        """Return the checksum of large bodies, if the store knows it: see `begin_upload`."""
-        return self.checksum if self._settings.checksum or self.is_aws else "crc32"
 
     @property
     def where(self) -> Where:
         """Return the store's address for error messages."""
-        client = self._client()
+        client = self.client()
         return Where(
             url=self.url,
             bucket=self.name,
@@ -95,17 +73,9 @@ class Bucket:
             if error.code != "BucketAlreadyOwnedByYou":
                 raise
 
-    def put(
-        self,
-        key: str,
-        data: bytes,
-        *,
-        condition: Mapping[str, str] = {},
-        claim: bytes | None = None,
-    ) -> None:
-        """Write an object. A probe passes other bytes as `claim`, to send a wrong checksum."""
-        checksum = checksum_of(data if claim is None else claim, self.checksum)
-        self._ask("put_object", key, {"Body": data, **condition, **checksum})
+    def put(self, key: str, data: bytes, *, condition: Mapping[str, str] = {}) -> None:
+        """Write an object. `condition` holds further arguments of the request."""
+        self._ask("put_object", key, {"Body": data, **condition})
 
     def get(self, key: str, *, limit: int = MAX_RECORD) -> bytes:
         """Return all bytes of an object. Raises BadObject if they are more than `limit`."""
@@ -122,28 +92,6 @@ class Bucket:
             # Both dates are whole seconds, so the difference may be just below zero.
             age = max(0.0, now - field_of(answer, "LastModified").timestamp())
             return VersionedObject(data=data, version=version_of(answer), age=age)
-
-    def read(
-        self, key: str, found: ObjectInfo, part: Part, write: Callable[[int, bytes], None]
-    ) -> None:
-        """Pass a part, or the whole object, to `write`, in pieces with their offsets.
-
-        Raises Changed, and StoreError if the store sends the whole object instead of the part.
-        """
-        wants_all = part.length == found.size
-        with self._reading(key, None if wants_all else part) as answer:
-            check_version(answer, found)
-            span = (part.start, part.start + part.length - 1, found.size)
-            if wants_all:
-                check_size(f"{self.url}/{key}", answer.get("ContentLength", 0), found.size)
-            elif "ContentRange" not in answer:
-                raise StoreError(
-                    f"store {self.url} answers a range request with the whole object",
-                    hint="use a store that reads ranges; a proxy before it may ignore them",
-                )
-            elif parse_range(answer["ContentRange"]) != span:
-                raise NoResponse(f"the store sent {answer.get('ContentRange')} for {part}")
-            pass_on(answer["Body"].iter_chunks(_CHUNK), part.start, part.length, write)
 
     def head(self, key: str) -> ObjectInfo:
         """Return size, version and time of an object."""
@@ -191,37 +139,19 @@ class Bucket:
         with contextlib.suppress(ObjectNotFound):
             self._ask("delete_object", key)
 
-    def begin_upload(self, key: str, checksum: Checksum) -> tuple[str, Checksum]:
-        """Begin a multipart upload; return its id, and the checksum that its parts are to carry.
+    def address(self, key: str) -> tuple[str, str]:
+        """Return the bucket's name and the whole key of an object."""
+        return self.name, self.prefix + check_key(key)
 
-        That is `checksum` if the store repeats its name, as one that checks it does. One that
-        ignores or refuses it gets the checksum of small bodies.
-        """
-        begin = functools.partial(self._ask, "create_multipart_upload", key)
+    def has_upload(self, key: str, size: int, tag: str) -> bool:
+        """Return whether the object has this size and is of the upload with this tag."""
         try:
-            answer = begin(algorithm_of(checksum))
+            found = self._ask("head_object", key)
         except ErrorResponse as error:
-            if error.is_passing or checksum == self.checksum:
+            if error.status != 404:
                 raise
-            answer = begin(algorithm_of(self.checksum))
-        is_known = answer.get("ChecksumAlgorithm") == checksum.upper()
-        return field_of(answer, "UploadId"), checksum if is_known else self.checksum
-
-    def put_part(
-        self, key: str, upload: str, part: Part, data: bytes, checksum: Checksum
-    ) -> Mapping[str, Any]:
-        """Upload a part; return its entry for `complete_upload`."""
-        number = part.index + 1  # S3 counts parts from 1
-        body = {"Body": data, **checksum_of(data, checksum)}
-        answer = self._ask("upload_part", key, {"UploadId": upload, "PartNumber": number, **body})
-        # An upload announced with a checksum algorithm is completed with the sum of every part.
-        names = ("ETag", "ChecksumSHA256", "ChecksumCRC32")
-        return {"PartNumber": number, **{name: answer[name] for name in names if name in answer}}
-
-    def complete_upload(self, key: str, upload: str, parts: Iterable[Mapping[str, Any]]) -> None:
-        """Complete a multipart upload: the object appears under its key."""
-        whole = {"UploadId": upload, "MultipartUpload": {"Parts": list(parts)}}
-        self._ask("complete_multipart_upload", key, whole, slow=True)
+            return False
+        return found.get("ContentLength") == size and found.get("Metadata", {}).get("upload") == tag
 
     def abort_upload(self, key: str, upload: str) -> None:
         """Abort a multipart upload and drop its parts."""
@@ -254,23 +184,16 @@ class Bucket:
         return data
 
     @contextlib.contextmanager
-    def _reading(self, key: str, part: Part | None = None) -> Generator[Any]:
+    def _reading(self, key: str) -> Generator[Any]:
         """Send a GET whose body is read in the block; an unread rest closes the connection."""
-        answer = self._ask("get_object", key, {"Range": part.span} if part else {})
+        answer = self._ask("get_object", key)
         with contextlib.closing(answer["Body"]), translating():
             yield answer
 
-    def _ask(
-        self,
-        verb: str,
-        key: str | None = None,
-        what: Mapping[str, Any] = {},
-        *,
-        slow: bool = False,
-    ) -> Any:
+    def _ask(self, verb: str, key: str | None = None, what: Mapping[str, Any] = {}) -> Any:
         """Send one request. Raises ObjectNotFound, ErrorResponse and NoResponse."""
         arguments = what if key is None else {"Key": self.prefix + check_key(key), **what}
-        call = getattr(self._client(SLOW_SECONDS if slow else READ_SECONDS), verb)
+        call = getattr(self.client(), verb)
         try:
             with translating():
                 answer = call(Bucket=self.name, **arguments)
@@ -303,15 +226,15 @@ class Bucket:
                 raise
         return True
 
-    def _client(self, seconds: float = READ_SECONDS) -> Any:
+    def client(self) -> Any:
+        """Return the client, made when first used. Raises StoreError for settings not valid."""
         with self._lock:
-            if seconds not in self._clients:
+            if self._made is None:
                 try:
-                    made = make_client(self._settings, seconds=seconds)
+                    self._made, self._is_aws = make_client(self._settings, seconds=READ_SECONDS)
                 except NO_CLIENT as error:
                     raise StoreError(
                         f"store {self.url} cannot be opened: {error}",
                         hint=client_hint(),
                     ) from error
-                self._clients[seconds], self._is_aws = made
-            return self._clients[seconds]
+            return self._made

@@ -21,20 +21,30 @@ from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from botocore.hooks import HierarchicalEmitter  # pyright: ignore[reportMissingTypeStubs]
 from botocore.loaders import Loader  # pyright: ignore[reportMissingTypeStubs]
 from botocore.parsers import ResponseParserError  # pyright: ignore[reportMissingTypeStubs]
+from botocore.utils import (  # pyright: ignore[reportMissingTypeStubs]
+    conditionally_calculate_md5,  # pyright: ignore[reportUnknownVariableType]
+)
+from s3transfer.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+    RetriesExceededError,
+    S3DownloadFailedError,
+    S3ValidationError,
+)
 
-from infra.storage.parts import THREADS
-from infra.storage.s3.errors import NOT_S3, ErrorResponse, NoResponse, describe_loss
+from infra.storage.s3.errors import NOT_S3, Changed, ErrorResponse, NoResponse, describe_loss
 from infra.storage.s3.gateways import check_response
 from infra.storage.s3.settings import Settings
 
 CONNECT_SECONDS = 5
+READ_SECONDS = 60  # longest pause between two pieces of an answer
+THREADS = 8  # requests of transfers at once, for all transfers of one store together
 MAX_ANSWER = 8 << 20  # bytes of an answer that is no object; 1000 keys have 2 MB
 
 # No answer, or one cut short: whether the store carried the request out is not known.
-_LOST = (
+LOST = (
     *(boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
     *(boto.FlexibleChecksumError, ResponseParserError, urllib3.exceptions.HTTPError),
-    *(http.client.HTTPException, OSError),
+    *(http.client.HTTPException, ConnectionError, TimeoutError),
+    *(RetriesExceededError, S3ValidationError),
 )
 NO_CLIENT = (boto.BotoCoreError, ValueError)  # raised when the settings are not valid
 _NO_CREDENTIALS = (
@@ -55,19 +65,18 @@ def make_client(settings: Settings, *, seconds: float) -> tuple[Any, bool]:
 
 
 def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
-    # Other servers refuse or ignore the checksums that botocore sends and asks for by itself.
-    checksums = "when_supported" if is_aws else "when_required"
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=seconds,
         # A retry inside botocore would hide a lost answer: only a whole operation can find out
         # whether its own write took effect.
-        retries={"total_max_attempts": 1},
+        retries={"mode": "standard", "total_max_attempts": 1},
         max_pool_connections=4 * THREADS,
         # Few other servers have a host name for each bucket, so they get it in the path.
         s3={"addressing_style": settings.addressing or ("auto" if is_aws else "path")},
-        request_checksum_calculation=checksums,
-        response_checksum_validation=checksums,
+        # Servers differ in the checksums they know; every one of them knows Content-MD5.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
         tcp_keepalive=True,
     )
     session: Any = botocore.session.Session(
@@ -81,9 +90,17 @@ def _make_client(settings: Settings, *, seconds: float, is_aws: bool) -> Any:
         if event == "before-parse.s3.*":
             client.meta.events.unregister(event, handler)
     client.meta.events.register("before-parse.s3.*", check_response)
+    for verb in ("PutObject", "UploadPart"):
+        client.meta.events.register(f"before-call.s3.{verb}", _add_md5)
     send = client._endpoint.http_session.send
     client.meta.events.register("before-send.s3.*", functools.partial(_send, send))
     return client
+
+
+def _add_md5(params: Any, **_: object) -> None:
+    """Handle botocore's event `before-call`: give the body a checksum, unless it has one."""
+    if "Content-MD5" not in params["headers"]:
+        conditionally_calculate_md5(params)
 
 
 def _send(send: Callable[[Any], Any], request: Any, **_: object) -> Any:
@@ -134,6 +151,8 @@ def translating() -> Generator[None]:
     """Turn botocore's exceptions into ErrorResponse and NoResponse."""
     try:
         yield
+    except S3DownloadFailedError as error:
+        raise Changed from error
     except boto.ClientError as error:
         answer: Any = error.response
         meta = answer.get("ResponseMetadata", {})
@@ -144,7 +163,7 @@ def translating() -> Generator[None]:
             message=said.get("Message", ""),
             headers=meta.get("HTTPHeaders", {}),
         ) from error
-    except _LOST as error:
+    except LOST as error:
         cause: Any = getattr(error, "kwargs", {}).get("error", error)
         raise NoResponse(describe_loss(type(error).__name__, str(cause))) from error
     except _NO_CREDENTIALS as error:

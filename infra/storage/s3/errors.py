@@ -7,9 +7,8 @@ operation is either idempotent or decided by a condition whose outcome it reads 
 
 import random
 import re
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
@@ -93,6 +92,13 @@ class RetryPolicy:
     longest_wait: float = 15.0
     deadline: float = 120.0  # seconds after which no new try begins
 
+    def wait(self, tries: int) -> float:
+        """Return the seconds to wait after so many tries."""
+        # Exponential backoff; the exponent is bounded, since a huge one overflows a float.
+        seconds = min(self.first_wait * 2 ** min(tries - 1, 60), self.longest_wait)
+        # Jitter: clients that failed together must not all come back together.
+        return seconds * random.uniform(0.5, 1.0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
@@ -116,24 +122,18 @@ def parse_range(header: str) -> tuple[int, int, int]:
     return first, last, size
 
 
-class OperationStopped(Exception):
-    """An operation that was abandoned because another part of the same transfer failed."""
-
-
 def with_retries(
     operation: Callable[[], _T],
     *,
     retry_policy: Callable[[], RetryPolicy],
     is_passing: Callable[[ErrorResponse], bool],
-    stop: threading.Event | None = None,
 ) -> _T:
     """Return the result of `operation`, retried after NoResponse and temporary refusals.
 
     `retry_policy` is called after each failure, so its limits may change meanwhile. Raises the last
-    NoResponse or ErrorResponse with a note of the tries, and OperationStopped once `stop` is set.
+    NoResponse or ErrorResponse with a note of the tries.
     """
     started, tries = time.monotonic(), 0
-    stop = stop or threading.Event()
     while True:
         tries += 1
         try:
@@ -141,18 +141,14 @@ def with_retries(
         except (NoResponse, ErrorResponse) as error:
             limits = retry_policy()
             passed = time.monotonic() - started
-            # Exponential backoff; the exponent is bounded, since a huge one overflows a float.
-            wait = min(limits.first_wait * 2 ** min(tries - 1, 60), limits.longest_wait)
-            # Jitter: clients that failed together must not all come back together.
-            wait *= random.uniform(0.5, 1.0)
+            wait = limits.wait(tries)
             passing = isinstance(error, NoResponse) or is_passing(error)
             # A wait that would end after the deadline is not begun.
             if not passing or tries >= limits.tries or passed + wait > limits.deadline:
                 if tries > 1:
                     error.add_note(f"{tries} tries in {passed:.0f} s")
                 raise
-            if stop.wait(wait):
-                raise OperationStopped from error
+            time.sleep(wait)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,26 +287,6 @@ def find_date(headers: Mapping[str, str]) -> float | None:
         return None
 
 
-def pass_on(
-    chunks: Iterable[bytes], start: int, length: int, write: Callable[[int, bytes], None]
-) -> None:
-    """Pass exactly `length` bytes to `write`. Raises NoResponse if they are fewer or more."""
-    done = 0
-    for chunk in chunks:
-        if done + len(chunk) > length:
-            raise NoResponse(f"the store sent more than {length} bytes")
-        write(start + done, chunk)
-        done += len(chunk)
-    if done != length:
-        raise NoResponse(f"the store sent {done} bytes instead of {length}")
-
-
 def version_of(answer: Any) -> str:
     """Return an object's version: its ETag without quotes, which some servers omit."""
     return answer.get("ETag", "").strip('"')
-
-
-def check_version(answer: Any, found: ObjectInfo) -> None:
-    """Raise Changed if the answer is of another version."""
-    if version_of(answer) != found.etag:
-        raise Changed

@@ -1,14 +1,12 @@
-"""Settings for S3-compatible servers, from NANOCHAT_S3_... variables: servers differ in these."""
+"""Settings for S3-compatible servers, from environment variables: servers differ in these."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
-from infra.storage.s3.checksums import CHECKSUMS, Checksum
 from nanochat_core.errors import StoreError
 
-_Choice = TypeVar("_Choice", bound=str)
+_ADDRESSING = ("path", "virtual")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,25 +14,16 @@ class Settings:
     """Options that differ between servers. None means the default, one for AWS, one for others."""
 
     addressing: str | None  # bucket in the path or in the host name
-    checksum: Checksum | None  # of uploaded bodies
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Read the NANOCHAT_S3_... variables. Raises StoreError if a value is not allowed."""
-
-    def choose(name: str, *choices: _Choice) -> _Choice | None:
-        value = environment.get(name) or None
-        for choice in choices:
-            if value == choice:
-                return choice
-        if value is not None:
-            raise StoreError(f"{name} is '{value}'", hint=f"it can be {' or '.join(choices)}")
-        return None
-
-    return Settings(
-        addressing=choose("NANOCHAT_S3_ADDRESSING", "path", "virtual"),
-        checksum=choose("NANOCHAT_S3_CHECKSUM", *CHECKSUMS),
-    )
+    """Read NANOCHAT_S3_ADDRESSING. Raises StoreError if its value is not allowed."""
+    value = environment.get("NANOCHAT_S3_ADDRESSING") or None
+    if value not in (None, *_ADDRESSING):
+        raise StoreError(
+            f"NANOCHAT_S3_ADDRESSING is '{value}'", hint=f"it can be {' or '.join(_ADDRESSING)}"
+        )
+    return Settings(addressing=value)
 
 
 def endpoint_setting(environment: Mapping[str, str] = os.environ) -> str:

@@ -6,14 +6,12 @@ objects are transferred in parts, several at once.
 
 import contextlib
 import functools
-import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from infra.storage.base import (
@@ -27,18 +25,9 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from infra.storage.files import writing_to
-from infra.storage.parts import (
-    PART,
-    THREADS,
-    Part,
-    PartFile,
-    open_part_file,
-    run_all,
-)
+from infra.storage.files import replacing, writing_to
 from infra.storage.s3 import conditional
 from infra.storage.s3.bucket import Bucket
-from infra.storage.s3.checksums import Checksum
 from infra.storage.s3.conditional import TRIALS
 from infra.storage.s3.errors import (
     NOT_S3,
@@ -50,12 +39,11 @@ from infra.storage.s3.errors import (
     explain,
     with_retries,
 )
-from infra.storage.s3.multipart import Uploads
 from infra.storage.s3.settings import Settings, read_settings
+from infra.storage.s3.transfers import LOST_UPLOAD, PART, ROUNDS, Progress, Transfers
 from nanochat_core.errors import StoreError
 
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
-_ROUNDS = 3  # tries of a fetch whose object changes meanwhile
 # Temporary once a request was accepted: then a proxy or gateway on the way is the cause.
 _TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -78,7 +66,10 @@ class S3Store:
         self._retry_policy = retry_policy
         self._trying_conditions = threading.Lock()
         self.faults: Sequence[str] | None = None  # of its conditional writes; None: not probed yet
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="s3")  # for all transfers
+
+    @functools.cached_property
+    def _transfers(self) -> Transfers:
+        return Transfers(self.bucket, self._retry_policy)
 
     @property
     def url(self) -> str:
@@ -152,44 +143,32 @@ class S3Store:
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         check_key(key)
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-
-            def read(start: int, length: int) -> bytes:
-                data = os.pread(file.fileno(), length, start)
-                assert len(data) == length, f"{path} became shorter while it was uploaded"
-                return data
-
-            if size <= PART:
-                self.put(key, read(0, size))
-                on_bytes(size)
-                return
-
-            def send(upload: str, part: Part, checksum: Checksum) -> Mapping[str, Any]:
-                data = read(part.start, part.length)
-                tag = self.bucket.put_part(key, upload, part, data, checksum)
-                on_bytes(part.length)
-                return tag
-
-            self._uploads.send(key, size, send)
+        if path.stat().st_size <= PART:
+            data = path.read_bytes()
+            self.put(key, data)
+            on_bytes(len(data))
+            return
+        progress = Progress(on_bytes)
+        self._transfer(f"put {key}", lambda: self._transfers.upload(key, path, progress))
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        source = f"{self.url}/{check_key(key)}"
-        for _ in range(_ROUNDS):
-            found = self._retry(f"get {key}", lambda: self.bucket.head(key))
+        source, progress = f"{self.url}/{check_key(key)}", Progress(on_bytes)
+        for _ in range(ROUNDS):
+            found = self.head(key)
             check_size(source, found.size, size)
-            version = f"{found.etag} {found.modified}"
-            with (
-                writing_to(path),
-                contextlib.suppress(Changed),
-                open_part_file(path, source=source, version=version, size=found.size) as file,
-            ):
-                self._fetch_into(file, key, found, on_bytes)
-                file.publish(path)
+            with contextlib.suppress(Changed), writing_to(path), replacing(path) as temporary:
+                if found.size <= PART:
+                    temporary.write_bytes(self.get(key, size=size))
+                    progress.begin().add(temporary.stat().st_size)
+                else:
+                    download = functools.partial(
+                        self._transfers.download, key, temporary, found, progress
+                    )
+                    self._transfer(f"get {key}", download)
                 return
         raise StoreUnavailable(
-            f"{source} was replaced {_ROUNDS} times while it was fetched",
+            f"{source} was replaced {ROUNDS} times while it was fetched",
             hint="run the command again when no other process writes it",
         )
 
@@ -231,21 +210,6 @@ class S3Store:
                 "`ls`, `fetch`",
             )
 
-    @property
-    def _uploads(self) -> Uploads:
-        return Uploads(self.bucket, self._pool, retry=self._retry)
-
-    def _fetch_into(self, file: PartFile, key: str, found: ObjectInfo, on_bytes: OnBytes) -> None:
-        on_bytes(found.size - sum(part.length for part in file.missing))
-
-        def work(part: Part, stop: threading.Event) -> None:
-            read = functools.partial(self.bucket.read, key, found, part, file.write)
-            self._retry(f"get {key}", read, stop=stop)
-            file.finish(part)
-            on_bytes(part.length)
-
-        run_all(self._pool, file.missing, work, at_once=THREADS)
-
     def _remove_old(self, key: str, older_than: float) -> bool:
         try:
             is_old = self.get_stored(key).age > older_than
@@ -255,13 +219,29 @@ class S3Store:
             self.delete(key)
         return is_old
 
+    def _transfer(self, what: str, operation: Callable[[], None]) -> None:
+        """Run a transfer, whose requests have retries of their own. Raises StoreError."""
+
+        def is_lost(refused: ErrorResponse) -> bool:
+            return refused.code in LOST_UPLOAD or self._is_troubled(refused)
+
+        limits = replace(self._retry_policy, tries=ROUNDS)
+        self._retry(what, operation, retry_policy=lambda: limits, is_passing=is_lost)
+
     def _retry(
-        self, what: str, operation: Callable[[], _T], *, stop: threading.Event | None = None
+        self,
+        what: str,
+        operation: Callable[[], _T],
+        *,
+        retry_policy: Callable[[], RetryPolicy] | None = None,
+        is_passing: Callable[[ErrorResponse], bool] | None = None,
     ) -> _T:
         """Run an operation with retries. Raises StoreError."""
         try:
             return with_retries(
-                operation, retry_policy=self._limits, is_passing=self._is_passing, stop=stop
+                operation,
+                retry_policy=retry_policy or self._limits,
+                is_passing=is_passing or self._is_passing,
             )
         except (NoResponse, ErrorResponse) as error:
             raise explain(
@@ -278,8 +258,10 @@ class S3Store:
         return replace(self._retry_policy, tries=min(self._retry_policy.tries, _FIRST_CONTACT))
 
     def _is_passing(self, refused: ErrorResponse) -> bool:
-        troubled = self.bucket.has_accepted and refused.code in _TROUBLED
-        return refused.is_passing or troubled
+        return refused.is_passing or self._is_troubled(refused)
+
+    def _is_troubled(self, refused: ErrorResponse) -> bool:
+        return self.bucket.has_accepted and refused.code in _TROUBLED
 
 
 def parse_url(url: str) -> tuple[str, str]:

@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
+
 import flows.building.build
 import flows.building.job
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
-from infra.storage import parts
 from infra.storage.base import Store
 from infra.storage.s3 import bucket as s3
-from infra.storage.s3 import multipart
-from infra.storage.s3 import store as s3_store
+from infra.storage.s3.client import make_client
 from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.settings import read_settings
 from infra.storage.s3.store import S3Store
@@ -38,6 +38,7 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.progress import Progress
 from tests.support.flows.fixtures import Toys
+from tests.support.infra.storage.fixtures import set_part
 from tests.support.reliability.fault_proxy import CALM, Fault, FaultProxy, Fired, Storm
 from tests.support.reliability.verdict import judge
 
@@ -77,10 +78,10 @@ class Outcome:
 class _Client(s3.Bucket):
     """Requests by a client that was made before: to make one takes longer than a run."""
 
-    client: Any
+    ready: Any
 
-    def _client(self, seconds: float = 0) -> Any:
-        return self.client
+    def client(self) -> Any:
+        return self.ready
 
 
 class TriedStore(S3Store):
@@ -151,7 +152,7 @@ class Pipeline:
             f"s3://{BUCKET}/{prefix}", settings=read_settings({}), retry_policy=retry_policy
         )
         bucket = _Client(BUCKET, prefix=prefix, settings=store.settings)
-        bucket.client = self.clients[to]
+        bucket.ready = self.clients[to]
         # The judge's own requests meet no faults, only a machine that is busy.
         bucket.has_answered = to == "server"
         store.bucket = bucket
@@ -252,8 +253,7 @@ def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[
     (directory / "root" / "tasks" / "__init__.py").touch()
     toys = Toys(root=directory / "root", home=directory)
     with contextlib.ExitStack() as stack:
-        for where in (parts, s3_store, multipart):
-            stack.enter_context(mock.patch.object(where, "PART", _PART))
+        set_part(stack.enter_context(pytest.MonkeyPatch.context()).setattr, _PART)
         stack.enter_context(mock.patch.object(flows.building.job, "run_job", toy_job))
         endpoint = "AWS_ENDPOINT_URL_S3"
         upstream = ("127.0.0.1", int(environment[endpoint].rpartition(":")[2]))
@@ -275,5 +275,4 @@ def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[
 
 def _make_client(environment: Mapping[str, str]) -> Any:
     with mock.patch.dict(os.environ, environment):
-        seconds: Any = _READ_SECONDS
-        return s3.Bucket(BUCKET, prefix="", settings=read_settings({}))._client(seconds)
+        return make_client(read_settings({}), seconds=_READ_SECONDS)[0]

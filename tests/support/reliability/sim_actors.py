@@ -299,7 +299,6 @@ def simulated(world: World) -> Generator[None]:
         (flows.leases.outage, "time", time),
         (flows.leases.acquire, "time", time),
         (infra.storage.s3.errors, "time", time),
-        (infra.storage.s3.errors, "threading", threading),
         (infra.storage.s3.errors, "random", world.rng),
         (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
         (flows.leases.file_lock, "time", time),

@@ -17,7 +17,7 @@ from tests.support.reliability.sim_store import Objects
 from tests.support.reliability.sim_world import Process, Request
 
 _URL = "s3://bucket/store"
-_SETTINGS = Settings(addressing=None, checksum=None)
+_SETTINGS = Settings(addressing=None)
 
 
 class SimS3Store(S3Store):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage import parts
 from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.local import LocalStore
 from infra.storage.s3.errors import RetryPolicy
@@ -19,6 +18,7 @@ from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
 from tests.support.infra.storage.fake_s3 import FakeS3
+from tests.support.infra.storage.fixtures import set_part
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 from tests.support.infra.storage.s3_server import S3Server, client_environment
 
@@ -111,9 +111,7 @@ def server(
 ) -> Iterator[Place]:
     """A store of each kind, for all tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("infra.storage.s3.store.PART", PART)
-        patch.setattr("infra.storage.s3.multipart.PART", PART)
-        patch.setattr(parts, "PART", PART)
+        set_part(patch.setattr, PART)
         if request.param in LOCAL:
             path = tmp_path_factory.mktemp("contract") / "store"
             yield Place(name=request.param, store=LOCAL[request.param](path), root="", fake=None)

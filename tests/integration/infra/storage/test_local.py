@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from infra.storage import local, parts, plain_files
+from infra.storage import local, plain_files
 from infra.storage.base import ObjectNotFound, StoreUnavailable
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
@@ -29,29 +29,6 @@ def test_many_first_writes_at_once_all_arrive(tmp_path: Path):
         store = LocalStore(tmp_path / f"store-{number}")
         with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda n, s=store: s.put(f"a/{n}", b""), range(8)))
-
-
-def test_a_fetch_resumes_with_the_same_object_only(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "PART", 10)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)  # root gets a copy
-
-    def stop_after_twenty(count: int) -> None:
-        told.append(count)
-        if sum(told) == 20:
-            raise KeyboardInterrupt
-
-    for content in (b"a" * 35, b"b" * 35):
-        store.put("model", content)
-        told: list[int] = []
-        with pytest.raises(KeyboardInterrupt):
-            store.fetch("model", tmp_path / "target", size=35, on_bytes=stop_after_twenty)
-        assert told == [0, 10, 10], "nothing is there of this object"
-    told.clear()
-    store.fetch("model", tmp_path / "target", size=35, on_bytes=told.append)
-    assert told == [20, 10, 5]
-    assert (tmp_path / "target").read_bytes() == b"b" * 35
 
 
 def test_a_missing_object_is_missing_whatever_is_asked_of_it(store: LocalStore, tmp_path: Path):

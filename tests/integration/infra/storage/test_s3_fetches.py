@@ -1,113 +1,25 @@
-"""Objects come whole or not at all, several parts at once, and go on after a kill."""
+"""Objects come whole or not at all, several parts at once."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from infra.storage.base import Store
-from infra.storage.local import LocalStore
-from infra.storage.s3 import bucket
-from infra.storage.s3 import store as s3_store
-from infra.storage.s3.store import S3Store
+from infra.storage.s3.client import THREADS
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3, Object
 from tests.support.infra.storage.fixtures import (
-    IMPATIENT,
     PARTS,
     MakeFake,
     store_on,
 )
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Quirk, Request
-
-# Fetches; is killed without warning after some bytes came.
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from infra.storage import parts
-from infra.storage.s3 import store as s3_store
-from infra.storage.open import open_store
-
-url, key, target, size, part, limit = sys.argv[1:]
-parts.PART = s3_store.PART = int(part)
-told = []
-def on_bytes(count):
-    told.append(count)
-    if sum(told) >= int(limit):
-        os.kill(os.getpid(), signal.SIGKILL)
-open_store(url).fetch(key, Path(target), size=int(size), on_bytes=on_bytes)
-"""
-
-
-def fetch_and_be_killed(store: Store, target: Path, *, part: int, parts: int) -> None:
-    size = PARTS * part - 5
-    words = [store.url, "large", str(target), str(size), str(part), str(part * parts)]
-    done = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
-    assert done.returncode == -9
-    assert not target.exists()
-
-
-@pytest.fixture(params=["fake", "ministack", "local"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A store that keeps its promises."""
-    if request.param == "fake":
-        return store_on(request.getfixturevalue("fake"))
-    if request.param == "ministack":
-        return request.getfixturevalue("s3_store")
-    return LocalStore(tmp_path / "store")
-
-
-def test_a_killed_fetch_is_resumed(
-    store: Store, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    store.upload("large", large)
-    target = tmp_path / "target"
-    fetch_and_be_killed(store, target, part=small_parts, parts=5)
-    told: list[int] = []
-    store.fetch("large", target, size=large.stat().st_size, on_bytes=told.append)
-    assert target.read_bytes() == large.read_bytes()
-    assert told[0] >= 4 * small_parts, "what was there is told at once"
-    assert sum(told) == large.stat().st_size
-    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".part"] == []
-
-
-def test_a_resumed_fetch_asks_for_the_missing_parts_only(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = store_on(fake)
-    store.upload("large", large)
-    fetch_and_be_killed(store, tmp_path / "target", part=small_parts, parts=5)
-    # What the killed one asked last may still be on its way: ours are marked.
-    monkeypatch.setenv("AWS_EXECUTION_ENV", "ours")
-    store = S3Store(store.url, retry_policy=IMPATIENT)
-    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert (tmp_path / "target").read_bytes() == large.read_bytes()
-    asked = [request for request in fake.requests if "/ours" in request.headers["user-agent"]]
-    assert 1 <= sum(request.verb == "GET" for request in asked) <= PARTS - 5
-    fake.requests.clear()
-    store.fetch("large", tmp_path / "again", size=large.stat().st_size)
-    assert fake.count("GET") == PARTS, "control: without a start all parts are asked for"
-
-
-def test_a_fetch_that_failed_is_resumed_too(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
-) -> None:
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="GET", skip=6))
-    with pytest.raises(StoreError, match="SlowDown"):
-        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert not (tmp_path / "target").exists()
-    fake.faults.clear()
-    fake.requests.clear()
-    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert (tmp_path / "target").read_bytes() == large.read_bytes()
-    assert fake.count("GET") == PARTS - 6
 
 
 def test_an_object_that_is_replaced_under_a_fetch_comes_whole_and_new(
@@ -158,7 +70,7 @@ def test_a_store_without_ranges_is_refused_in_one_line(
     with pytest.raises(StoreError, match="answers a range request with the whole object"):
         store.fetch("large", tmp_path / "target", size=large.stat().st_size)
     assert not (tmp_path / "target").exists()
-    assert fake.count("GET") <= s3_store.THREADS, "it is not repeated"
+    assert fake.count("GET") <= THREADS, "it is not repeated"
 
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.SHORTEN, Kind.RESET])
@@ -174,39 +86,19 @@ def test_a_part_that_comes_short_is_fetched_again(
     assert fake.count("GET") == PARTS + 7
 
 
-def test_control_unless_lengths_are_compared_a_short_part_is_taken(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trusting(
-        chunks: Iterable[bytes], start: int, length: int, write: Callable[[int, bytes], None]
-    ) -> None:
-        write(start, b"".join(chunks))
-
-    store = store_on(fake)
-    store.upload("large", large)
-    fake.faults.append(Fault(kind=Kind.SHORTEN, verb="GET", times=1))
-    monkeypatch.setattr(bucket, "pass_on", trusting)
-    store.fetch("large", tmp_path / "target", size=large.stat().st_size)
-    assert (tmp_path / "target").read_bytes() != large.read_bytes()
-
-
 def test_a_disk_that_is_full_ends_a_fetch_at_once_and_is_reported(
-    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: FakeS3, large: Path, small_parts: int, tmp_path: Path
 ) -> None:
     store = store_on(fake)
     store.upload("large", large)
     fake.requests.clear()
-    write = os.pwrite
-
-    def full(descriptor: int, data: bytes, offset: int) -> int:
-        if offset > 3 * small_parts:
-            raise OSError(28, os.strerror(28))
-        return write(descriptor, data, offset)
-
-    monkeypatch.setattr(os, "pwrite", full)
-    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
-    with pytest.raises(StoreError, match="no space left on device") as caught:
-        store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * small_parts, limits[1]))
+    try:
+        with pytest.raises(StoreError, match="cannot be written: file too large") as caught:
+            store.fetch("large", tmp_path / "target", size=large.stat().st_size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert "free some space" in (caught.value.hint or "")
     assert fake.count("GET") <= PARTS
     assert not (tmp_path / "target").exists()
@@ -223,16 +115,15 @@ def test_a_directory_that_is_not_there_is_reported_as_that(fake: FakeS3, tmp_pat
 MEASURED = """
 import re, sys
 from pathlib import Path
-from infra.storage import parts
-from infra.storage.s3 import store as s3_store
 from infra.storage.open import open_store
+from tests.support.infra.storage.fixtures import set_part
 
 def peak():
     # Not ru_maxrss, which begins with that of the process that started this one.
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 url, source, target, part = sys.argv[1:]
-parts.PART = s3_store.PART = int(part)
+set_part(setattr, int(part))
 store = open_store(url)
 store.put("warm", b"")
 store.get("warm")

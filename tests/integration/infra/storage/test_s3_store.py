@@ -15,7 +15,7 @@ from infra.storage.s3.settings import read_settings
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3, Object
-from tests.support.infra.storage.fixtures import IMPATIENT, MakeFake, store_on
+from tests.support.infra.storage.fixtures import IMPATIENT, PARTS, MakeFake, store_on
 from tests.support.infra.storage.misbehaviour import Fault, Kind, Quirk
 from tests.support.infra.storage.s3_server import client_environment
 
@@ -87,7 +87,7 @@ def test_the_endpoint_of_all_services_is_honoured_too(
         ("http://amazonaws.com.example.com:9000/x", False),
     ],
 )
-def test_checksums_and_addresses_are_those_of_aws_at_aws_only(
+def test_addresses_are_those_of_aws_at_aws_only(
     monkeypatch: pytest.MonkeyPatch, endpoint: str, is_aws: bool
 ) -> None:
     for name, value in client_environment(endpoint).items():
@@ -96,9 +96,7 @@ def test_checksums_and_addresses_are_those_of_aws_at_aws_only(
         monkeypatch.delenv("AWS_ENDPOINT_URL_S3")
     client, told = bucket.make_client(read_settings({}), seconds=1)
     assert told == is_aws
-    expected = "when_supported" if is_aws else "when_required"
-    assert client.meta.config.request_checksum_calculation == expected
-    assert client.meta.config.response_checksum_validation == expected
+    assert client.meta.config.request_checksum_calculation == "when_required"
     assert client.meta.config.s3["addressing_style"] == ("auto" if is_aws else "path")
 
 
@@ -194,38 +192,15 @@ def test_an_answer_that_never_comes_is_asked_for_again(
     assert fake.count("PUT") >= 2  # more on a busy machine
 
 
-def test_control_without_a_checksum_the_damage_is_stored(
-    fake: FakeS3, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bucket, "checksum_of", lambda *_: {})
-    fake.faults.append(Fault(kind=Kind.FLIP_REQUEST, verb="PUT", times=2))
+def test_every_body_carries_its_md5(fake: FakeS3, large: Path) -> None:
     store = store_on(fake)
     store.put("a", b"whole")
-    assert store.get("a") != b"whole"
-
-
-@pytest.mark.parametrize(
-    ("checksum", "header"),
-    [
-        ("md5", "content-md5"),
-        ("sha256", "x-amz-checksum-sha256"),
-        ("crc32", "x-amz-checksum-crc32"),
-    ],
-)
-def test_the_checksum_is_the_one_asked_for(
-    fake: FakeS3, monkeypatch: pytest.MonkeyPatch, small_parts: int, tmp_path: Path,
-    checksum: str, header: str,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("NANOCHAT_S3_CHECKSUM", checksum)
-    (tmp_path / "f").write_bytes(bytes(3 * small_parts))
-    store = store_on(fake)
-    store.put("a", b"whole")
-    store.upload("large", tmp_path / "f")
+    store.upload("large", large)
     bodies = [r for r in fake.requests if r.verb in ("PUT", "PUT partNumber")]
-    assert len(bodies) == 4
+    assert len(bodies) == PARTS + 1
     for request in bodies:
         kinds = {"content-md5", "x-amz-checksum-sha256", "x-amz-checksum-crc32"}
-        assert kinds & set(request.headers) == {header}
+        assert kinds & set(request.headers) == {"content-md5"}
 
 
 def test_an_object_that_vanished_between_a_conflict_and_the_look_is_put_again(fake: FakeS3) -> None:
@@ -310,12 +285,11 @@ def test_a_store_that_sends_no_time_is_refused_where_time_matters(make_fake: Mak
         store.get_stored("a")
 
 
-@pytest.mark.parametrize("name", ["ADDRESSING", "CHECKSUM"])
 def test_a_setting_that_is_none_is_reported_with_those_that_are(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(f"NANOCHAT_S3_{name}", "odd")
-    with pytest.raises(StoreError, match=f"NANOCHAT_S3_{name} is 'odd'") as caught:
+    monkeypatch.setenv("NANOCHAT_S3_ADDRESSING", "odd")
+    with pytest.raises(StoreError, match="NANOCHAT_S3_ADDRESSING is 'odd'") as caught:
         open_store("s3://bucket/x")
     assert " or " in (caught.value.hint or "")
 

@@ -30,6 +30,7 @@ class Object:
     data: bytes
     etag: str
     written: float
+    tag: str | None = None  # user metadata "upload"
 
 
 class FakeS3:
@@ -43,6 +44,7 @@ class FakeS3:
         self.requests: list[Request] = []
         self.objects: dict[str, Object] = {}
         self.uploads: dict[str, tuple[str, float, dict[int, Object]]] = {}
+        self._tags: dict[str, str | None] = {}  # by upload
         self.bucket = bucket
         self.now: Callable[[], float] = time.time
         self._lock = threading.RLock()
@@ -92,11 +94,13 @@ class FakeS3:
             "ETag": f'"{found.etag}"',
             "Last-Modified": formatdate(found.written, usegmt=True),
         }
+        if found.tag:
+            headers["x-amz-meta-upload"] = found.tag
         span = request.headers.get("range")
         if span is None or Quirk.IGNORES_RANGES in self.quirks:
             return Answer(body=found.data, headers=headers)
-        first, last = (int(n) for n in span.removeprefix("bytes=").split("-"))
         size = len(found.data)
+        first, last = (int(n) if n else size for n in span.removeprefix("bytes=").split("-"))
         if first >= size:
             raise FakeError(416, "InvalidRange")
         last = min(last, size - 1)
@@ -188,6 +192,7 @@ class FakeS3:
         if algorithm == "CRC32" and Quirk.REFUSES_CRC32 in self.quirks:
             raise FakeError(400, "InvalidArgument")
         self.uploads[name] = (request.key, self.now(), {})
+        self._tags[name] = request.headers.get("x-amz-meta-upload")
         answer = _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
         if algorithm and not {Quirk.CHECKS_NO_CRC32, Quirk.CHECKS_NO_CHECKSUMS} & self.quirks:
             answer.headers["x-amz-checksum-algorithm"] = algorithm
@@ -212,7 +217,8 @@ class FakeS3:
         data = b"".join(parts[number].data for number, _ in wanted)
         etags = b"".join(bytes.fromhex(etag) for _, etag in wanted)
         etag = f"{hashlib.md5(etags).hexdigest()}-{len(wanted)}"
-        self.objects[key] = Object(data=data, etag=etag, written=self.now())
+        tag = self._tags.get(request.query["uploadId"])
+        self.objects[key] = Object(data=data, etag=etag, written=self.now(), tag=tag)
         del self.uploads[request.query["uploadId"]]
         return _xml("CompleteMultipartUploadResult", f"<ETag>{etag}</ETag>")
 

@@ -4,9 +4,13 @@ import random
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from s3transfer.utils import ChunksizeAdjuster  # pyright: ignore[reportMissingTypeStubs]
 
+from infra.storage.s3 import store as s3_store
+from infra.storage.s3 import transfers
 from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from tests.support.infra.storage.fake_s3 import FakeS3
@@ -49,13 +53,18 @@ def store_on(fake: FakeS3, *, retry_policy: RetryPolicy = IMPATIENT) -> S3Store:
     return S3Store(f"s3://{fake.bucket}/{uuid.uuid4().hex}", retry_policy=retry_policy)
 
 
+def set_part(setattr: Callable[[Any, str, Any], None], part: int) -> None:
+    """Let large objects go in parts of so many bytes, also below the 5 MiB that S3 asks for."""
+    setattr(transfers, "PART", part)
+    setattr(s3_store, "PART", part)
+    setattr(ChunksizeAdjuster, "_adjust_for_chunksize_limits", lambda self, size: size)
+
+
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """Bytes of a part, so that small objects go in parts."""
     part = 1 << 16
-    monkeypatch.setattr("infra.storage.parts.PART", part)
-    monkeypatch.setattr("infra.storage.s3.store.PART", part)
-    monkeypatch.setattr("infra.storage.s3.multipart.PART", part)
+    set_part(monkeypatch.setattr, part)
     return part
 
 
