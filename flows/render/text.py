@@ -115,11 +115,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %"
 
 
-def bytes_per_token(value: float | None) -> str:
-    """4.5678 -> "4.57"; None -> "not at hand"."""
-    return "not at hand" if value is None else f"{value:.2f}"
-
-
 def fenced(text: str) -> str:
     """Return `text`, which is escaped already, as a markdown block that nothing in it can close."""
     # A fence is closed by one at least as long: take one more backtick than the longest run inside.

@@ -1,20 +1,29 @@
-"""The contents of the report card as numbers and text; `page` and `markdown` render it."""
+"""The contents of the report card; `page` renders it."""
 
 import shlex
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flows.identity.manifest import Provenance
 from flows.identity.ref import name_in, short
-from flows.render.charts import Chart, Stop
-from flows.render.score import Score
-from flows.render.text import count, duration
+from flows.render.charts import Chart
+from flows.render.text import (
+    count,
+    duration,
+    escaped,
+    listed,
+    money,
+    percent,
+    size,
+    visible,
+)
 from flows.report.command import Reproduction, reproduction_of
 from flows.report.inputs import Artifact
-from flows.report.scores import ChatScores, TaskScore, chat_scores, measured, summary, task_scores
+from flows.report.rows import CardCell, Sample, Section, cells
+from flows.report.scores import chat_scores, chat_section, core_section, measured, summary
 from flows.stages import (
     BASE_EVAL,
     CHAT_MODELS,
@@ -28,11 +37,6 @@ from flows.stages import (
 )
 from nanochat_core.runtime.progress import last_by_step
 
-ABOUT_STAGES = (
-    "Midtraining teaches the base model the form of conversations, SFT (supervised fine-tuning) "
-    "continues on chosen ones, and RL (reinforcement learning) rewards right answers to {task}. "
-    "ChatCORE is the mean over the tasks, from guessing (0) to all right (1)."
-)
 MIN_VOCABULARY = 1024  # tokens: smaller ones are not compared
 VOCABULARIES = {"gpt2": "GPT-2", "cl100k_base": "GPT-4"}  # compared with ours; name -> title
 # Fields of a segment that are no facts of the machine, and its host name.
@@ -40,161 +44,98 @@ _UNSHOWN = {"host", "first_step", "last_step", "started", "ended", "dollars"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A prompt and its answers: one of each model, or the sampled ones of a step of RL."""
-
-    prompt: str
-    answers: tuple[tuple[str, str], ...]  # (model or reward, text)
-    step: int | None = None  # of RL
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageRow:
-    """One stage's artifact."""
-
-    name: str
-    makes: str
-    fingerprint: str
-    digest: str
-    num_files: int
-    size: int  # bytes
-    seconds: float  # of work, over all attempts
-    dollars: float  # of these; 0 where no price was given
-    made_from: tuple[tuple[str, str], ...]  # (stage, digest)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speed:
-    """The speed of one training stage."""
-
-    stage: str
-    steps: int
-    stops: tuple[Stop, ...]
-    tokens_per_second: float | None  # median over the steps
-    mfu: float | None  # likewise; None where the GPU's peak is not known
-    machine: str  # what the last execution ran on: "8 x NVIDIA H100 80GB HBM3"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Card:
     """Everything on the report card."""
 
     name: str  # of the run that built the newest of the artifacts
-    date: str  # on which it did: "2026-11-29"
-    machine: str  # of pretraining
-    depth: int
-    parameters: int
-    tokens: int
-    flops: float
-    seconds: float  # of work, over all stages and attempts
-    dollars: float
-    bpb_first: float
-    bpb_last: float
-    rl_task: str
-    chat: ChatScores
-    summary: tuple[str, ...]  # the lines of `scores.summary`
-    failures: tuple[str, ...]  # why a task could not be evaluated, a line each
-    charts: tuple[Chart, ...]
-    chat_samples: tuple[Sample, ...]
-    rl_samples: tuple[Sample, ...]  # in order of step
-    base_samples: tuple[Sample, ...]
-    base_scores: Mapping[str, Score]
-    core: Score | None  # None: not measured
-    core_scores: Mapping[str, TaskScore]
-    # Bytes per token on each kind of text: ours, then those of VOCABULARIES in their order, None if
-    # its files were not available. Empty: ours is small, or its artifact has no such events.
-    fit: Mapping[str, tuple[float | None, ...]]
-    stages: tuple[StageRow, ...]
-    speeds: tuple[Speed, ...]
-    environment: tuple[tuple[str, str], ...]
-    reproduction: Reproduction
-
-    @property
-    def bpb_fall(self) -> float:
-        """The share by which validation bits per byte fell from step 0."""
-        return 1 - self.bpb_last / self.bpb_first
-
-    @property
-    def best_fit(self) -> float:
-        """The most bytes per token of any vocabulary on any kind of text."""
-        return max(value for row in self.fit.values() for value in row if value is not None)
-
-    @property
-    def experiment(self) -> str:
-        """The profile and the settings that differ from it; "" if no command makes the run."""
-        command = self.reproduction.command
-        return shlex.join(shlex.split(command.replace("\\\n", ""))[2:]) if command else ""
-
-    @property
-    def lead(self) -> str:
-        """The size, time, cost, date and machine of the run."""
-        layers = f"{self.depth} layer{'s' if self.depth > 1 else ''}"
-        price = f", ${self.dollars:.2f}" if self.dollars else ""
-        return (
-            f"{count(self.parameters)} parameters in {layers}, trained on {count(self.tokens)} "
-            f"tokens of text with {self.flops:.2e} FLOPs; {duration(self.seconds)} of work over "
-            f"all stages{price}. {self.date}, {self.machine}."
-        )
-
-    @property
-    def has_mfu(self) -> bool:
-        """Return whether any stage ran on a GPU whose peak is known."""
-        return any(speed.mfu is not None for speed in self.speeds)
+    lead: str
+    experiment: str  # the profile and the settings that differ; "" if no command makes the run
+    tiles: tuple[tuple[str, CardCell], ...]
+    summary: tuple[str, ...]  # the lines of `scores.summary`; the last one says what got worse
+    sections: tuple[Section, ...]
+    metrics: Mapping[str, float]  # of the report's artifact
 
 
 def make_card(artifacts: Mapping[str, Artifact]) -> Card:
     """Return the card of one run. Raises ArtifactError if an artifact lacks what the card shows."""
-    pretrain = artifacts[PRETRAIN.name]
-    metrics = pretrain.manifest.provenance.metrics
+    pretrain, base = artifacts[PRETRAIN.name], artifacts[BASE_EVAL.name]
     newest = max((artifacts[s.name].manifest.provenance for s in REPORT.inputs), key=_ended)
-    evaluations = {m.name: artifacts[EVALUATORS[m.name].name] for m in CHAT_MODELS}
-    chat = chat_scores(evaluations)
-    # REPORT.inputs has every stage before the report, in the order in which they are built.
-    stages = tuple(_stage_row(stage, artifacts[stage.name]) for stage in REPORT.inputs)
-    base = artifacts[BASE_EVAL.name].read_json("scores.json")
-    config: Any = artifacts[RL.name].manifest.preimage["config"]
+    chat = chat_scores({m.name: artifacts[EVALUATORS[m.name].name] for m in CHAT_MODELS})
+    first, last = pretrain.metric("val_bpb_first"), pretrain.metric("val_bpb")
+    fall = 1 - last / first
+    note = f"val_bpb, {percent(fall)} below {first:.4f} at step 0"
+    command = reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs])
+    sections = (
+        chat_section(chat, rl_task=_rl_task(artifacts[RL.name]), failures=_failures(artifacts)),
+        core_section(base.read_json("scores.json")),
+        _learning(artifacts),
+        Section(title="The same prompts, model by model", samples=_chat_samples(artifacts)),
+        _rewarded(artifacts[RL.name]),
+        _base_samples(base),
+        _vocabulary(artifacts[TOKENIZER.name]),
+        _stages(artifacts),
+        _lineage(artifacts),
+        _speed(artifacts),
+        _reproduce(command),
+    )
     return Card(
-        name=name_in(newest.run) or newest.run,
-        date=time.strftime("%Y-%m-%d", time.gmtime(_ended(newest))),
-        machine=_machine(pretrain.manifest.provenance),
-        depth=pretrain.read_json("config.json")["model"]["depth"],
-        parameters=int(pretrain.metric("parameters")),
-        tokens=int(pretrain.metric("tokens")),
-        flops=pretrain.metric("flops"),
-        seconds=sum(stage.seconds for stage in stages),
-        dollars=sum(stage.dollars for stage in stages),
-        bpb_first=pretrain.metric("val_bpb_first"),
-        bpb_last=pretrain.metric("val_bpb"),
-        rl_task=config[RL.name]["task"],
-        chat=chat,
-        summary=tuple(summary(metrics, chat)),
-        failures=tuple(
-            f"{model.label}, {task}: {reason}"
-            for model in MODELS
-            for task, reason in artifacts[EVALUATORS[model.name].name]
-            .read_json("scores.json")
-            .get("failed", {})
-            .items()
+        name=visible(name_in(newest.run) or newest.run),
+        lead=_lead(artifacts, time.strftime("%Y-%m-%d", time.gmtime(_ended(newest)))),
+        experiment=visible(_experiment(command.command)) if command.command else "",
+        tiles=(
+            (
+                "Validation bits per byte",
+                CardCell(f"{last:.4f}", (note,), tone="better" if fall > 0 else ""),
+            ),
+            *(
+                (f"ChatCORE after {m.label}", c)
+                for m, c in zip(chat.models, chat.chatcore_row, strict=True)
+            ),
         ),
-        charts=_charts(artifacts),
-        chat_samples=_chat_samples(artifacts),
-        rl_samples=_rl_samples(artifacts[RL.name]),
-        base_samples=tuple(
-            Sample(prompt=prompt, answers=((PRETRAIN.label, text),))
-            for prompt, text in artifacts[BASE_EVAL.name].samples()
-        ),
-        base_scores={name: score for name in base if (score := measured(base, name))},
-        core=measured(base, "core"),
-        core_scores=task_scores(base),
-        fit=_fit(artifacts[TOKENIZER.name]),
-        stages=stages,
-        speeds=tuple(_speed(stage.name, artifacts[stage.name]) for stage in MODELS),
-        environment=_environment(pretrain.manifest.provenance),
-        reproduction=reproduction_of([artifacts[s.name].manifest for s in REPORT.inputs]),
+        summary=tuple(summary(pretrain.manifest.provenance.metrics, chat)),
+        sections=tuple(section for section in sections if section),
+        metrics={"val_bpb": last, "val_bpb_fall": fall},
     )
 
 
-def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
+def _lead(artifacts: Mapping[str, Artifact], date: str) -> str:
+    """Return the size, time, cost, date and machine of the run."""
+    pretrain = artifacts[PRETRAIN.name]
+    depth = pretrain.read_json("config.json")["model"]["depth"]
+    layers = f"{depth} layer{'s' if depth > 1 else ''}"
+    dollars = sum(map(_dollars, artifacts.values()))
+    price = f", ${dollars:.2f}" if dollars else ""
+    return (
+        f"{count(pretrain.metric('parameters'))} parameters in {layers}, trained on "
+        f"{count(pretrain.metric('tokens'))} tokens of text with {pretrain.metric('flops'):.2e} "
+        f"FLOPs; {duration(sum(map(_seconds, artifacts.values())))} of work over all stages"
+        f"{price}. {date}, {_machine(pretrain.manifest.provenance)}."
+    )
+
+
+def _failures(artifacts: Mapping[str, Artifact]) -> list[str]:
+    """Return why a task could not be evaluated, a line each."""
+    return [
+        f"{model.label}, {task}: {reason}"
+        for model in MODELS
+        for task, reason in artifacts[EVALUATORS[model.name].name]
+        .read_json("scores.json")
+        .get("failed", {})
+        .items()
+    ]
+
+
+def _rl_task(rl: Artifact) -> str:
+    config: Any = rl.manifest.preimage["config"]
+    return config[RL.name]["task"]
+
+
+def _experiment(command: str) -> str:
+    """Return the profile and settings of a command `nanochat run`, on one line."""
+    return shlex.join(shlex.split(command.replace("\\\n", ""))[2:])
+
+
+def _learning(artifacts: Mapping[str, Artifact]) -> Section:
     charts = (
         Chart(
             quantity=quantity,
@@ -204,7 +145,16 @@ def _charts(artifacts: Mapping[str, Artifact]) -> tuple[Chart, ...]:
         for stage in REPORT.inputs
         for quantity in stage.curves
     )
-    return tuple(chart for chart in charts if any(chart.curves))
+    return Section(
+        title="Learning",
+        notes=(
+            "A faint line is what was measured, a strong one its moving average; of a loss they "
+            "begin after the first twentieth of the steps, where it falls most. A dashed line is "
+            "where a job resumed after a stop; a dotted one is where it had stopped, if steps were "
+            "repeated.",
+        ),
+        charts=tuple(chart for chart in charts if any(chart.curves)),
+    )
 
 
 def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
@@ -216,9 +166,9 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
     prompts = dict.fromkeys(prompt for by_prompt in answers.values() for prompt in by_prompt)
     return tuple(
         Sample(
-            prompt=prompt,
+            prompt=visible(prompt),
             answers=tuple(
-                (label, by_prompt[prompt])
+                (label, visible(by_prompt[prompt]))
                 for label, by_prompt in answers.items()
                 if prompt in by_prompt
             ),
@@ -227,67 +177,197 @@ def _chat_samples(artifacts: Mapping[str, Artifact]) -> tuple[Sample, ...]:
     )
 
 
-def _rl_samples(rl: Artifact) -> tuple[Sample, ...]:
+def _rewarded(rl: Artifact) -> Section | None:
     """Return a question of the first, the middle and the last step that has samples."""
     by_step: dict[int, list[dict[str, Any]]] = {}
     for line in rl.lines("samples.jsonl"):
         by_step.setdefault(int(line["step"]), []).append(line)
-    steps = sorted(by_step)
-    # A set: with one or two steps some of the three are the same.
-    shown = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
-    return tuple(
-        Sample(
-            step=step,
-            prompt=str(by_step[step][0]["prompt"]),
-            answers=tuple(
-                (f"reward {line['reward']:g}", str(line["text"])) for line in by_step[step]
-            ),
-        )
-        for step in shown
-    )
-
-
-def _fit(tokenizer: Artifact) -> dict[str, tuple[float | None, ...]]:
-    if tokenizer.manifest.provenance.metrics.get("vocab_size", MIN_VOCABULARY) < MIN_VOCABULARY:
-        return {}
-    # The tokenizer logs one event at step 0: "code" is ours, "code/gpt2" that of GPT-2.
-    values = last_by_step(iter(tokenizer.events), "eval").get(0, {})
-    return {
-        name: (values[name], *(values.get(f"{name}/{v}") for v in VOCABULARIES))
-        for name in values
-        if "/" not in name
-    }
-
-
-def _stage_row(stage: Stage, artifact: Artifact) -> StageRow:
-    manifest = artifact.manifest
-    segments = manifest.provenance.segments
-    return StageRow(
-        name=stage.name,
-        makes=stage.makes,
-        fingerprint=short(manifest.fingerprint),
-        digest=short(manifest.digest),
-        num_files=len(manifest.files),
-        size=sum(file.size for file in manifest.files),
-        # Over all executions of the job, also those that were stopped.
-        seconds=sum(s.get("ended", 0) - s.get("started", 0) for s in segments),
-        dollars=sum(s.get("dollars", 0) for s in segments),
-        made_from=tuple(
-            (source.name, short(manifest.inputs[source.name].digest)) for source in stage.inputs
+    if not by_step:
+        return None
+    steps, task = sorted(by_step), _rl_task(rl)
+    return Section(
+        title="Rewarded samples of RL",
+        notes=(f"Sampled answers to one question of {task} in a step, each with its reward.",),
+        samples=tuple(
+            Sample(
+                note=f"step {step}",
+                prompt=visible(str(by_step[step][0]["prompt"])),
+                answers=tuple(
+                    (f"reward {line['reward']:g}", visible(str(line["text"])))
+                    for line in by_step[step]
+                ),
+            )
+            # A set: with one or two steps some of the three are the same.
+            for step in sorted({steps[0], steps[len(steps) // 2], steps[-1]})
         ),
     )
 
 
-def _speed(stage: str, artifact: Artifact) -> Speed:
-    steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
-    return Speed(
-        stage=stage,
-        steps=max(steps, default=0),
-        stops=tuple(artifact.stops()),
-        tokens_per_second=_median(artifact, "tokens_per_second"),
-        mfu=_median(artifact, "mfu"),
-        machine=_machine(artifact.manifest.provenance),
+def _base_samples(base: Artifact) -> Section:
+    scores = base.read_json("scores.json")
+    known = ((name, score) for name in scores if (score := measured(scores, name)))
+    return Section(
+        title="Samples of the base model",
+        notes=(", ".join(f"{name} {score.text(decimals=4)}" for name, score in known),),
+        samples=tuple(
+            Sample(prompt=visible(prompt), answers=(("", visible(text)),))
+            for prompt, text in base.samples()
+        ),
     )
+
+
+def _vocabulary(tokenizer: Artifact) -> Section | None:
+    """Return bytes per token of ours and of VOCABULARIES on each kind of text.
+
+    None: ours is small, or its artifact has no such events.
+    """
+    # The tokenizer logs one event at step 0: "code" is ours, "code/gpt2" that of GPT-2.
+    values = last_by_step(iter(tokenizer.events), "eval").get(0, {})
+    vocab_size = tokenizer.manifest.provenance.metrics.get("vocab_size", MIN_VOCABULARY)
+    if vocab_size < MIN_VOCABULARY or not values:
+        return None
+    best = max(values.values())
+
+    def cell(name: str) -> CardCell:
+        value = values.get(name)
+        return (
+            CardCell("", ("not at hand",))
+            if value is None
+            else CardCell(f"{value:.2f}", span=(0, value / best))
+        )
+
+    return Section(
+        title="Vocabulary",
+        notes=(
+            "Bytes per token: more is better. All kinds but held-out are short texts of our own, "
+            "those in languages the same story.",
+        ),
+        style="scores",
+        head=("text", "ours", *VOCABULARIES.values()),
+        rows=tuple(
+            (CardCell(name), cell(name), *(cell(f"{name}/{other}") for other in VOCABULARIES))
+            for name in values
+            if "/" not in name
+        ),
+    )
+
+
+def _stages(artifacts: Mapping[str, Artifact]) -> Section:
+    # REPORT.inputs has every stage before the report, in the order in which they are built.
+    manifests = [artifacts[stage.name].manifest for stage in REPORT.inputs]
+    priced = any(map(_dollars, artifacts.values()))
+    numbers = ("files", "size", "time", *(("cost",) if priced else ()))
+    return Section(
+        title="Stages",
+        head=("stage", "what it made", *numbers),
+        right=numbers,
+        rows=tuple(
+            cells(
+                stage.name,
+                stage.makes,
+                str(len(manifest.files)),
+                size(sum(file.size for file in manifest.files)),
+                duration(_seconds(artifacts[stage.name])),
+                *([money(_dollars(artifacts[stage.name]))] if priced else []),
+            )
+            for stage, manifest in zip(REPORT.inputs, manifests, strict=True)
+        ),
+    )
+
+
+def _lineage(artifacts: Mapping[str, Artifact]) -> Section:
+    def row(stage: Stage) -> tuple[CardCell, ...]:
+        made = artifacts[stage.name].manifest
+        sources = [f"{s.name} `{short(made.inputs[s.name].digest)}`" for s in stage.inputs]
+        return cells(
+            stage.name,
+            f"`{short(made.fingerprint)}`",
+            f"`{short(made.digest)}`",
+            ", ".join(sources) or "nothing earlier",
+        )
+
+    return Section(
+        title="Lineage",
+        notes=(
+            "A fingerprint says what a stage was asked to make, a digest what the files are. Equal "
+            "digests are equal bytes.",
+        ),
+        head=("stage", "fingerprint", "digest", "made from"),
+        rows=tuple(map(row, REPORT.inputs)),
+    )
+
+
+def _speed(artifacts: Mapping[str, Artifact]) -> Section:
+    mfu = {stage.name: _median(artifacts[stage.name], "mfu") for stage in MODELS}
+    has_mfu = any(value is not None for value in mfu.values())  # a GPU whose peak is known
+    numbers = ("steps", "tokens per second", *(("MFU",) if has_mfu else ()))
+
+    def row(stage: Stage) -> tuple[CardCell, ...]:
+        artifact = artifacts[stage.name]
+        steps = [event["step"] for event in artifact.events if event["kind"] == "step"]
+        speed, share = _median(artifact, "tokens_per_second"), mfu[stage.name]
+        return cells(
+            stage.name,
+            _machine(artifact.manifest.provenance),
+            str(max(steps, default=0)),
+            f"{speed:,.0f}" if speed is not None else "not counted",
+            *([percent(share) if share is not None else "not known"] if has_mfu else []),
+            listed(artifact.stops()) or "never",
+        )
+
+    return Section(
+        title="Speed and machine",
+        head=("stage", "machine", *numbers, "resumed from step"),
+        right=numbers,
+        rows=tuple(map(row, MODELS)),
+        facts=tuple(_facts(artifacts[PRETRAIN.name])),
+    )
+
+
+def _facts(pretrain: Artifact) -> Iterator[tuple[str, str]]:
+    """Yield facts about pretraining: its proportions, its machine and the git commit."""
+    yield "tokens per parameter", f"{pretrain.metric('tokens') / pretrain.metric('parameters'):.3g}"
+    provenance = pretrain.manifest.provenance
+    segment, metrics = _last_segment(provenance), provenance.metrics
+    shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
+    names = ("device", "attention", "compile", "determinism")
+    shown |= {name: metrics[name] for name in names if name in metrics}
+    if "peak_memory_gb" in metrics:
+        shown["peak_memory"] = f"{metrics['peak_memory_gb']} GB"
+    for name, value in shown.items():
+        word = str(value) if not isinstance(value, bool) else "yes" if value else "no"
+        yield name.replace("_", " "), word
+    if provenance.git_commit:
+        yield "git commit", provenance.git_commit
+
+
+def _reproduce(found: Reproduction) -> Section:
+    return Section(
+        title="Reproduce",
+        notes=(
+            "Gives the same settings to the last digit. Where it runs changes nothing, and is left "
+            "out."
+            if found.command
+            else "No one command makes these artifacts.",
+        ),
+        # Not `visible`, which cuts long text: half a command is not one.
+        code=escaped(found.command or ""),
+        items=(
+            *map(visible, found.notes),
+            f"all settings together have the digest `{found.digest}`",
+        ),
+    )
+
+
+def _seconds(artifact: Artifact) -> float:
+    """Return the seconds of work over all executions of the job, also those that were stopped."""
+    segments = artifact.manifest.provenance.segments
+    return sum(s.get("ended", 0) - s.get("started", 0) for s in segments)
+
+
+def _dollars(artifact: Artifact) -> float:
+    """Return the price of these executions; 0 where no price was given."""
+    return sum(s.get("dollars", 0) for s in artifact.manifest.provenance.segments)
 
 
 def _median(artifact: Artifact, name: str) -> float | None:
@@ -315,20 +395,3 @@ def _machine(provenance: Provenance) -> str:
         device = f"{provenance.versions.get('processor', 'CPU')}, {segment['threads']} threads"
     processes = segment.get("processes", 1)
     return f"{processes} x {device}" if processes > 1 else device
-
-
-def _environment(provenance: Provenance) -> tuple[tuple[str, str], ...]:
-    """Return facts about the machine of the last segment, and the git commit."""
-    segment = _last_segment(provenance)
-    shown = {name: segment[name] for name in sorted(segment) if name not in _UNSHOWN}
-    metrics = provenance.metrics
-    names = ("device", "attention", "compile", "determinism")
-    shown |= {name: metrics[name] for name in names if name in metrics}
-    if "peak_memory_gb" in metrics:
-        shown["peak_memory"] = f"{metrics['peak_memory_gb']} GB"
-    facts = [(name.replace("_", " "), _word(value)) for name, value in shown.items()]
-    return (*facts, ("git commit", provenance.git_commit)) if provenance.git_commit else (*facts,)
-
-
-def _word(value: Any) -> str:
-    return str(value) if not isinstance(value, bool) else "yes" if value else "no"

@@ -1,14 +1,15 @@
 """Scores on the report card, each with its 95 % interval, and what each stage changed in them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 from flows.render.paired import delta_of, pair
 from flows.render.score import Delta, Score
-from flows.render.text import listed, percent
+from flows.render.text import listed, percent, visible
 from flows.report.inputs import Artifact
+from flows.report.rows import CardCell, Section
 from flows.stages import CHAT_MODELS, Stage
 
 _MAX_LOSSES = 3  # that a line names
@@ -26,10 +27,16 @@ class TaskScore:
     total: int
     centred: float | None = None  # the share rescaled: guessing is 0, all right is 1; of CORE
 
-    @property
-    def interval(self) -> str:
-        """The interval as text: "15.9 to 27.2 %"."""
-        return f"{100 * self.low:.1f} to {percent(self.high)}"
+    def cell(self, change: Delta | None = None) -> CardCell:
+        """Return the share with its interval, drawn, and the difference from the model before."""
+        interval = f"{100 * self.low:.1f} to {percent(self.high)}, {self.correct} of {self.total}"
+        return CardCell(
+            percent(self.accuracy),
+            (interval, change.points) if change else (interval,),
+            tone=_tone(change),
+            span=(self.low, self.high),
+            at=self.accuracy,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +49,11 @@ class ChatScores:
     # By task, and of "chatcore": the difference from the model before; None where there is none.
     changes: Mapping[str, tuple[Delta | None, ...]]
 
-    def chatcore_change(self, place: int) -> str:
-        """Return by how much ChatCORE differs from the model before; "" if that is not known."""
-        change = self.changes["chatcore"][place] if "chatcore" in self.changes else None
-        return change.number(decimals=3) if change else ""
+    @property
+    def chatcore_row(self) -> tuple[CardCell, ...]:
+        """ChatCORE by model, with its interval and the difference from the model before."""
+        changes = self.changes.get("chatcore", (None,) * len(self.models))
+        return tuple(map(_chatcore_cell, self.chatcore, changes))
 
     @property
     def course(self) -> str:
@@ -74,6 +82,18 @@ class ChatScores:
 def is_loss(change: Delta | None) -> bool:
     """Return whether a score fell beyond chance: the 95 % interval leaves out 0."""
     return change is not None and change.is_clear and change.value < 0
+
+
+def _tone(change: Delta | None) -> str:
+    return "worse" if is_loss(change) else "better" if change and change.is_clear else ""
+
+
+def _chatcore_cell(score: Score | None, change: Delta | None) -> CardCell:
+    if score is None:
+        return CardCell("not known")
+    interval = [] if score.low is None else [f"{score.low:.3f} to {score.high:.3f}"]
+    notes = (*interval, *([change.number(decimals=3)] if change else []))
+    return CardCell(f"{score.value:.3f}", notes, tone=_tone(change))
 
 
 def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
@@ -119,6 +139,65 @@ def summary(metrics: Mapping[str, Any], chat: ChatScores) -> Iterator[str]:
         yield chat.course
     if len(chat.models) > 1:
         yield chat.losses
+
+
+def chat_section(chat: ChatScores, *, rl_task: str, failures: Sequence[str]) -> Section:
+    """Return the scores of every task by model; `failures` say why one could not be evaluated."""
+    return Section(
+        title="Scores",
+        notes=(
+            "Midtraining teaches the base model the form of conversations, SFT (supervised "
+            "fine-tuning) continues on chosen ones, and RL (reinforcement learning) rewards right "
+            f"answers to {rl_task}. ChatCORE is the mean over the tasks, from guessing (0) to all "
+            "right (1).",
+            "Share of questions answered correctly with one greedy answer each (pass@1), its 95 % "
+            "interval, and the difference from the stage before. A loss whose interval leaves out "
+            "0 is marked.",
+        ),
+        style="scores",
+        head=("task", *(model.label for model in chat.models)),
+        rows=(
+            *(
+                (
+                    CardCell(task),
+                    *(
+                        score.cell(change) if score else CardCell("", ("not asked",))
+                        for score, change in zip(scores, chat.changes[task], strict=True)
+                    ),
+                )
+                for task, scores in chat.tasks.items()
+            ),
+            (CardCell("ChatCORE"), *chat.chatcore_row),
+        ),
+        code=visible("\n".join(["Could not be evaluated:", *failures])) if failures else "",
+    )
+
+
+def core_section(scores: Mapping[str, Any]) -> Section | None:
+    """Return CORE of the base model from its scores.json; None if it was not asked."""
+    core, tasks = measured(scores, "core"), task_scores(scores)
+    if core is None and not tasks:
+        return None
+    text = core.text(decimals=4) if core else "Not known: a task could not be evaluated"
+    span = (
+        (core.low, core.high) if core and core.low is not None and core.high is not None else None
+    )
+    return Section(
+        title="CORE",
+        notes=(
+            "What the base model knows, over the tasks of DCLM: the mean of what is above "
+            "guessing. The shaded range is the 95 % interval, the upright line GPT-2.",
+        ),
+        meter=CardCell(
+            text, (f"GPT-2 {GPT2_CORE}",), span=span, at=core and core.value, mark=GPT2_CORE
+        ),
+        style="scores core",
+        head=("task", "right", "above guessing"),
+        rows=tuple(
+            (CardCell(task), score.cell(), CardCell(f"{score.centred:.3f}", at=score.centred))
+            for task, score in tasks.items()
+        ),
+    )
 
 
 def _numbers(scores: Mapping[str, Any]) -> dict[str, Score]:

@@ -6,7 +6,7 @@ bytes.
 
 from typing import Any
 
-from flows.report import markdown, page
+from flows.report import page
 from flows.report.card import make_card
 from flows.report.inputs import open_artifacts
 from nanochat_core.errors import ArtifactError
@@ -19,12 +19,12 @@ MAX_BYTES = 2_000_000
 def run(job: Job) -> dict[str, Any]:
     """Write output/report.html and output/report.md. Raises ArtifactError on a missing artifact."""
     card = make_card(open_artifacts(job.inputs))
-    html = page.render(card).encode()
+    html = page.html(card).encode()
     if len(html) > MAX_BYTES:
         raise ArtifactError(
             f"the report card is {len(html)} bytes, more than {MAX_BYTES}",
             hint="ask for fewer prompts in base_eval.prompts and chat_eval.prompts",
         )
     (job.output / "report.html").write_bytes(html)
-    (job.output / "report.md").write_bytes(markdown.render(card).encode())
-    return {"bytes": len(html), "val_bpb": card.bpb_last, "val_bpb_fall": card.bpb_fall}
+    (job.output / "report.md").write_bytes(page.markdown(card).encode())
+    return {"bytes": len(html), **card.metrics}

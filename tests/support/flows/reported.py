@@ -1,7 +1,9 @@
 """The artifacts of a finished run, as small as they can be, and the report card made of them."""
 
+import html
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -52,6 +54,11 @@ def run_report(directory: Path, inputs: dict[str, Path]) -> Card:
     run(job)
     page, text = ((job.output / f"report.{kind}").read_text() for kind in ("html", "md"))
     return page, text
+
+
+def plain(page: str) -> str:
+    """Return the text of a page: without its tags."""
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", page)).split())
 
 
 def make_inputs(
