@@ -17,10 +17,9 @@ from deployments.automations import ensure_automation, recovery, remove_automati
 from deployments.evals import Recurring, deployment_of, read_recurring
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
-from flows.miniseries.flow import miniseries
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import nanochat
-from flows.sweep.flow import sweep
+from flows.sweep.flow import miniseries, sweep
 from infra.prefect.access import configured_webhook
 from infra.prefect.supervisor.runs import AUTO_RESUME
 from nanochat_core.errors import NanochatError

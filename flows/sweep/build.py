@@ -1,13 +1,13 @@
-"""Build the runs of a group in one Prefect flow: shared stages once, and what is wanted next.
+"""Build the runs of a sweep in one Prefect flow: shared stages once, and what is wanted next.
 
 Each member is a run of its own in the store. One that fails does not stop the others: the flow ends
 as failed and names it; the same flow run again builds what is missing.
 """
 
 import queue
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
@@ -31,14 +31,13 @@ from flows.run_request import (
     OnNodes,
 )
 from flows.sweep.cost import Spent, spent_on
-from flows.sweep.files import Files, GroupReport, write_files
-from flows.sweep.members import Member, Results, RunGroup, Unit, pin_members
-from flows.sweep.pages import GroupPages
-from flows.sweep.plan import GroupPlan, plan_group
+from flows.sweep.files import Files, SweepReport, write_files
+from flows.sweep.grid import Member, Sweep
+from flows.sweep.pages import SweepPages
+from flows.sweep.plan import Results, SweepPlan, Unit, pin_members, plan_sweep
+from flows.sweep.results import report_of_sweep, wanted_of
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError, StageError
-
-Wanted: TypeAlias = Callable[[Results], Collection[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,38 +51,32 @@ class GroupRequest(FlowRequest, OnNodes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupResult:
-    """The results of a group that completed."""
+class CompletedSweep:
+    """The results of a sweep that completed."""
 
-    report: GroupReport
+    report: SweepReport
     files: Files
     spent: Spent
 
 
-def build_group(
-    group: RunGroup,
-    request: GroupRequest,
-    *,
-    report: Callable[[Mapping[str, Run], Results, BuildContext], GroupReport],
-    wanted: Wanted | None = None,
-) -> GroupResult:
-    """Plan the group, then build it as `build_units` does. In a flow only."""
+def build_sweep(sweep: Sweep, request: GroupRequest) -> CompletedSweep:
+    """Plan the sweep, then build it as `build_units` does. In a flow only."""
 
     # With the time of the flow run in it, so a retry finds the same records.
     def ids_of(run_id: str) -> dict[str, str]:
-        when = run_id.removeprefix(f"{group.kind}-{group.name}-")
-        return {member.label: f"{member.name}-{when}" for member in group.members}
+        when = run_id.removeprefix(f"sweep-{sweep.name}-")
+        return {member.label: f"{member.name}-{when}" for member in sweep.members}
 
     setup = open_flow(request, runs_of=lambda run: list(ids_of(run).values()))
     ids = ids_of(setup.run_id)
     # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
     # one resolution of names, since one that moves in between must not give members other data.
-    largest = group.largest
+    largest = sweep.largest
     context, pins = setup.open_context(
-        largest.profile, strict=request.strict, sections=group.sections, record=ids[largest.label]
+        largest.profile, strict=request.strict, sections=sweep.sections, record=ids[largest.label]
     )
-    group = pin_members(group, pins)
-    planned = setup.wait(lambda: plan_group(group, context.store, context.work, context.placement))
+    sweep = pin_members(sweep, pins)
+    planned = setup.wait(lambda: plan_sweep(sweep, context.store, context.work, context.placement))
     # A checkpoint found by the plan counts as progress of the start before.
     starts = setup.starts
     for label, run in ids.items():
@@ -101,45 +94,40 @@ def build_group(
                 overrides=member.overrides,
             )
         )
-        for member in group.members
+        for member in sweep.members
     }
     return build_units(
-        group,
+        sweep,
         planned.units,
         context,
         runs,
-        report=report,
-        wanted=wanted,
         planned=planned,
         retries=request.retries,
     )
 
 
 def build_units(
-    group: RunGroup,
+    sweep: Sweep,
     units: Sequence[Unit],
     context: BuildContext,
     runs: Mapping[str, Run],
     *,
-    report: Callable[[Mapping[str, Run], Results, BuildContext], GroupReport],
-    wanted: Wanted | None = None,
-    planned: GroupPlan | None = None,
+    planned: SweepPlan | None = None,
     retries: int = RETRIES,
-) -> GroupResult:
+) -> CompletedSweep:
     """Build the wanted members, independent units concurrently, then report. In a flow only.
 
-    `runs` are the records by member label; the plan is only shown. `wanted` returns the labels of
-    the members to build, given the results so far, and is asked again after each unit; None means
-    all members. Once no unit runs, the results are shown and written even if some failed. Raises
-    StageError that names the failed members, StageInterrupted if the group was stopped, and bugs of
-    ours unchanged.
+    `runs` are the records by member label; the plan is only shown. The members to build follow from
+    the results so far, again after each unit. Once no unit runs, the results are shown and written
+    even if some failed. Raises StageError that names the failed members, StageInterrupted if the
+    sweep was stopped, and bugs of ours unchanged.
     """
     store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
-    pages = GroupPages(f"{group.kind} {group.name}", [run.run for run in runs.values()])
+    pages = SweepPages(f"sweep {sweep.name}", [run.run for run in runs.values()])
     if planned is not None:
         pages.show_plan(planned)
     work = _Work(
-        group=group,
+        sweep=sweep,
         units=units,
         context=context,
         runs=runs,
@@ -150,12 +138,14 @@ def build_units(
         with keeping_signals(context.stop):
             while True:
                 results = work.results()
-                work.start(group.members if wanted is None else _of(group, wanted(results)))
+                wanted = wanted_of(sweep, results)
+                work.start([member for member in sweep.members if member.label in wanted])
                 if len(work.built) == len(work.futures):
                     break
                 work.wait()
         failures = work.failures()
-        ended = {label: work.end_record(label) for label in work.records}
+        for label in work.records:
+            work.end_record(label)
     except BaseException as error:
         by_id = {runs[label].run: record for label, record in work.records.items()}
         stop_stages(error, context, list(work.futures.values()), by_id)
@@ -163,27 +153,24 @@ def build_units(
         raise
     # After failures too: the members that completed have results.
     try:
-        reported = store_wait(lambda: report(ended, results, context))
+        errors = {label: str(error) for label, error in failures.items()}
+        reported = report_of_sweep(sweep, results, context.store.url, errors=errors)
         spent = spent_on(filter(None, work.built.values()))
         files = write_files(context.placement.home, reported)
-        get_run_logger().info(f"{group.kind}: {files.page}")
+        get_run_logger().info(f"sweep: {files.page}")
         pages.show_report(reported, files, spent.lines)
     finally:
         pages.close()
     if failures:
-        raise _failed(group, results, failures, files)
-    return GroupResult(report=reported, files=files, spent=spent)
-
-
-def _of(group: RunGroup, labels: Collection[str]) -> list[Member]:
-    return [member for member in group.members if member.label in labels]
+        raise _failed(sweep, results, failures, files)
+    return CompletedSweep(report=reported, files=files, spent=spent)
 
 
 @dataclass(kw_only=True)
 class _Work:
-    """The units of a group that were submitted, and the records of the members they are for."""
+    """The units of a sweep that were submitted, and the records of the members they are for."""
 
-    group: RunGroup
+    sweep: Sweep
     units: Sequence[Unit]
     context: BuildContext
     runs: Mapping[str, Run]
@@ -225,12 +212,12 @@ class _Work:
                 found |= {m.label: made for m in unit.members if m.label in self.records}
         return found
 
-    def end_record(self, label: str) -> Run:
-        """Write and return the final record of a member."""
+    def end_record(self, label: str) -> None:
+        """Write the final record of a member."""
         is_finished = all(self.built[u.label] for u in self.units if u.has(label))
         status: Status = "finished" if is_finished else "failed"
         # All its artifacts: one that ended while this member started may not be recorded yet.
-        return self.store_wait(lambda: self.records[label].end(status, self._stages(label)))
+        self.store_wait(lambda: self.records[label].end(status, self._stages(label)))
 
     def _stages(self, label: str) -> dict[str, str]:
         """Return the fingerprints of a member's artifacts so far, by stage."""
@@ -292,19 +279,19 @@ class _Work:
             watch=watch,
             record=record,
             # The first members get the device first, so that their results come early.
-            device=QueueEntry(queue=self.device, rank=self.group.members.index(member)),
+            device=QueueEntry(queue=self.device, rank=self.sweep.members.index(member)),
         )
 
 
 def _failed(
-    group: RunGroup, results: Results, failures: Mapping[str, NanochatError], files: Files
+    sweep: Sweep, results: Results, failures: Mapping[str, NanochatError], files: Files
 ) -> StageError:
     """Return one error for all failures, with the first one's hint."""
-    failed = [m.label for m in group.members if m.label in results and results[m.label] is None]
+    failed = [m.label for m in sweep.members if m.label in results and results[m.label] is None]
     errors = "; ".join(f"{label}: {error}" for label, error in failures.items())
     first = next(iter(failures.values()))
     return StageError(
-        f"{len(failed)} of {len(group.members)} {group.noun} failed, {', '.join(failed)} "
+        f"{len(failed)} of {len(sweep.members)} runs failed, {', '.join(failed)} "
         f"({errors}); results of the others: {files.page}",
         hint=first.hint or "run the same command again; finished stages are reused",
     )

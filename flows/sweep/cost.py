@@ -24,7 +24,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What a group cost: the stages that this flow run built, and those that it reused."""
+    """What a sweep cost: the stages that this flow run built, and those that it reused."""
 
     built: Cost
     cached: Cost

@@ -1,4 +1,4 @@
-"""The report of a group, and its files in a home: a page, a picture, numbers for programs."""
+"""The report of a sweep, and its files in a home: a page, a picture, numbers for programs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,11 +37,9 @@ class Drawing(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupReport:
-    """The results of a group. The same results give the same bytes: it has no times."""
+class SweepReport:
+    """The results of a sweep. The same results give the same bytes: it has no times."""
 
-    kind: str
-    file: str  # the files' name, without suffix
     name: str
     heading: str
     profile: str
@@ -72,20 +70,20 @@ class Files:
     numbers: Path
 
 
-def write_files(home: Path, report: GroupReport) -> Files:
-    """Write the files to HOME/KIND/NAME, each atomically, replacing older ones.
+def write_files(home: Path, report: SweepReport) -> Files:
+    """Write the files to HOME/sweep/NAME, each atomically, replacing older ones.
 
     Raises ConfigError if this machine cannot draw, or cannot write there.
     """
-    directory = home / report.kind / report.name
+    directory = home / "sweep" / report.name
     page = fill(TEMPLATE, report=report)
     # Everything is rendered before the first write: a failure leaves the older files as they were.
     picture = report.pictures[0].png() if report.pictures else None
-    drawn = directory / f"{report.file}.png"
+    drawn = directory / "sweep.png"
     files = Files(
-        page=directory / f"{report.file}.html",
+        page=directory / "sweep.html",
         picture=drawn if picture else None,
-        numbers=directory / f"{report.file}.json",
+        numbers=directory / "sweep.json",
     )
     with writing(directory, ConfigError):
         directory.mkdir(parents=True, exist_ok=True)

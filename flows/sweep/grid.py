@@ -1,23 +1,33 @@
-"""A sweep: every combination of the varied settings, and the unchanged ones, with several seeds."""
+"""A sweep: every combination of the varied settings, and the unchanged ones, with several seeds.
+
+`model.depth` is the depth of the profile, from which other settings follow. A sweep over it alone
+is a miniseries: its points are called d2, d4 and so on, and the first depth is the base.
+"""
 
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from flows.artifacts.runs import check_name
 from flows.overrides import default_name, single_settings
+from flows.plan.pinned import stages_before
 from flows.profiles import PROFILES, Profile, open_profile
+from flows.render.text import count
 from flows.run_request import OVERRIDES, PROFILE, RUN_NAME, Option, Recipe, list_of
-from flows.stages import BASE_EVAL, CHAT_EVALS, PRETRAIN, stage_named
-from flows.sweep.members import Member, RunGroup
+from flows.stages import BASE_EVAL, CHAT_EVALS, PRETRAIN, STAGES, Stage, stage_named
+from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
+from nanochat_core.scaling import flops_per_token, num_params, num_scaling_params
 
 SEEDS = (42, 43, 44)
 MOST_RUNS = 100
+DEPTH = "model.depth"
+_SHARDS = "shards.num_shards"
+SIZE_HEAD = ("parameters", "scaling", "tokens", "tokens/param", "FLOPs")
 _EXAMPLE = "for example --vary optimizer.muon_lr=0.01,0.03"
 _DIGITS = 6  # of a name
 _MAX_SHOWN = 24  # characters of a value in a table
@@ -69,10 +79,26 @@ class Grid(Recipe):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Size:
+    """The size of a model and the amount of its training, computed from its settings."""
+
+    parameters: int  # all, embeddings included
+    scaling_parameters: int  # matrices and lm_head: what training tokens are counted against
+    tokens: int  # trained on
+    flops: float  # of training
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The cells of a table, below SIZE_HEAD."""
+        counts = map(count, (self.parameters, self.scaling_parameters, self.tokens))
+        return (*counts, f"{self.tokens / self.scaling_parameters:.3g}", f"{self.flops:.3g}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class SweepPoint:
     """One combination of the varied settings."""
 
-    label: str  # base, p1, p2, ...
+    label: str  # base, p1, p2, ...; d2, d4, ... in a miniseries
     settings: tuple[str, ...]  # as section.name=value; none of the base
     cells: tuple[str, ...]  # its label and the values of the varied settings, for tables
 
@@ -82,21 +108,73 @@ class SweepPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep(RunGroup):
+class Member:
+    """One run of a sweep: a point with a seed."""
+
+    label: str  # as people write it: p1 s42
+    name: str  # of its runs: NAME-p1-s42
+    depth: int
+    profile: Profile
+    overrides: tuple[str, ...]  # that reproduce `profile` at this depth
+    cells: tuple[str, ...]  # its first cells in a table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
     """The points of a grid, each with the same seeds. The first point is the base."""
 
-    points: tuple[SweepPoint, ...]
+    name: str
     grid: Grid
+    points: tuple[SweepPoint, ...]
+    head: tuple[str, ...]  # above the members' cells
+    members: tuple[Member, ...]  # the first ones get the device first
+
+    @property
+    def stage(self) -> Stage:
+        """The last stage of each run."""
+        return stage_named(self.grid.stage)
+
+    @property
+    def largest(self) -> Member:
+        """The member with the largest model; its placement is that of all, as it needs most."""
+        return max(self.members, key=lambda member: member.depth)
+
+    @property
+    def sections(self) -> frozenset[str]:
+        """The sections of the configuration that affect what the sweep builds."""
+        return frozenset(name for stage in stages_to(self.stage) for name in stage.config)
+
+    @property
+    def is_series(self) -> bool:
+        """True if only the depth is varied."""
+        return _is_series(self.grid)
 
     @property
     def metric(self) -> str:
         """The name of the score that is compared."""
-        return METRICS[self.stage.name][0]
+        return METRICS[self.grid.stage][0]
 
     @property
     def sign(self) -> int:
         """1 if less of the score is better, else -1."""
-        return METRICS[self.stage.name][1]
+        return METRICS[self.grid.stage][1]
+
+
+def stages_to(last: Stage) -> tuple[Stage, ...]:
+    """Return `last` and all stages upstream of it, in the table's order."""
+    names = {last.name, *stages_before(last)}
+    return tuple(stage for stage in STAGES if stage.name in names)
+
+
+def size_of(run: RunConfig) -> Size:
+    """Return the size of the model that these settings train."""
+    tokens = run.pretrain.num_steps * run.pretrain.total_batch_size
+    return Size(
+        parameters=num_params(run.model, run.numerics),
+        scaling_parameters=num_scaling_params(run.model, run.numerics),
+        tokens=tokens,
+        flops=float(flops_per_token(run.model, run.numerics)) * tokens,
+    )
 
 
 def name_of_sweep(grid: Grid) -> str:
@@ -116,50 +194,33 @@ def open_sweep(grid: Grid) -> Sweep:
     """
     name = name_of_sweep(grid)
     check_name(f"{name}-p{MOST_RUNS}-s{max(grid.seeds, default=0)}")
-    if grid.stage not in METRICS:
-        raise ConfigError(
-            f"stage {grid.stage} has no score to compare", hint=f"one of: {', '.join(METRICS)}"
-        )
     varied = _varied(grid)
-    _check_seeds(grid)
-    if grid.reduction < 1:
-        raise ConfigError(f"reduction is {grid.reduction}, expected 1 or more", hint="1 stops none")
-    runs = (1 + math.prod(len(values) for values in varied.values())) * len(grid.seeds)
-    if runs > MOST_RUNS:
-        raise ConfigError(
-            f"the grid is of {runs} runs, expected at most {MOST_RUNS}",
-            hint="vary fewer values, or give fewer --seeds",
-        )
+    _check(grid, varied)
     combinations = [
         tuple(f"{key}={value}" for key, value in zip(varied, values, strict=True))
         for values in itertools.product(*varied.values())
     ]
-    points: list[SweepPoint] = []
-    seen: list[Profile] = []
-    # All are opened before the base's values are looked up: an unknown setting is refused.
-    opened = [(settings, _open(grid, settings, grid.seeds[0])) for settings in combinations]
-    for settings, profile in [((), _open(grid, (), grid.seeds[0])), *opened]:
-        if profile not in seen:
-            label = f"p{len(points)}" if points else "base"
-            cells = (label, *_cells(profile, list(varied)))
-            points.append(SweepPoint(label=label, settings=settings, cells=cells))
-            seen.append(profile)
+    given = grid
+    if DEPTH in varied:
+        grid = replace(grid, depth=_number(varied[DEPTH][0]))
+        grid = _with_same_text(grid, combinations)
+    points = _points(grid, varied, combinations)
     if len(points) == 1:
         raise ConfigError(
             "every point has the settings of the base", hint="vary a setting to another value"
         )
     return Sweep(
-        kind="sweep",
-        noun="runs",
         name=name,
-        profile=grid.profile,
-        stage=stage_named(grid.stage),
-        head=("point", *_titles(list(varied)), "seed"),
+        head=(
+            ("depth", *SIZE_HEAD, "seed")
+            if _is_series(grid)
+            else ("point", *_titles(list(varied)), "seed")
+        ),
         members=tuple(
             Member(
                 label=point.member(seed),
                 name=f"{name}-{point.label}-s{seed}",
-                depth=grid.depth or PROFILES[grid.profile]().run.model.depth,
+                depth=_depth(grid, point.settings) or PROFILES[grid.profile]().run.model.depth,
                 profile=_open(grid, point.settings, seed),
                 overrides=_overrides(grid, point.settings, seed),
                 cells=(*point.cells, str(seed)),
@@ -168,8 +229,27 @@ def open_sweep(grid: Grid) -> Sweep:
             for point in points
         ),
         points=tuple(points),
-        grid=grid,
+        grid=given,
     )
+
+
+def _points(
+    grid: Grid, varied: Mapping[str, Sequence[str]], combinations: Sequence[tuple[str, ...]]
+) -> list[SweepPoint]:
+    points: list[SweepPoint] = []
+    seen: list[Profile] = []
+    # All are opened before the base's values are looked up: an unknown setting is refused.
+    opened = [(settings, _open(grid, settings, grid.seeds[0])) for settings in combinations]
+    for settings, profile in [((), _open(grid, (), grid.seeds[0])), *opened]:
+        if profile not in seen:
+            label = f"p{len(points)}" if points else "base"
+            cells = _cells(profile, list(varied))
+            if _is_series(grid):
+                label = f"d{profile.run.model.depth}"
+                cells = size_of(profile.run).cells
+            points.append(SweepPoint(label=label, settings=settings, cells=(label, *cells)))
+            seen.append(profile)
+    return points
 
 
 def _varied(grid: Grid) -> dict[str, list[str]]:
@@ -201,23 +281,73 @@ def _values(text: str) -> list[str]:
     return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def _check_seeds(grid: Grid) -> None:
-    keys = [text.partition("=")[0].strip() for text in (*grid.vary, *grid.overrides)]
-    if "seed" in keys:
+def _check(grid: Grid, varied: Mapping[str, Sequence[str]]) -> None:
+    if grid.stage not in METRICS:
+        raise ConfigError(
+            f"stage {grid.stage} has no score to compare", hint=f"one of: {', '.join(METRICS)}"
+        )
+    if "seed" in {*varied, *(text.partition("=")[0].strip() for text in grid.overrides)}:
         raise ConfigError("seed is set, but a sweep has its own seeds", hint="give --seeds 7,8,9")
     if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
         given = ",".join(map(str, grid.seeds)) or "none"
         raise ConfigError(f"seeds are {given}, expected different ones", hint="like --seeds 42,43")
+    if grid.reduction < 1:
+        raise ConfigError(f"reduction is {grid.reduction}, expected 1 or more", hint="1 stops none")
+    if DEPTH in varied and grid.depth is not None:
+        raise ConfigError(
+            f"depth is {grid.depth}, but the sweep varies it", hint="leave the depth out"
+        )
+    runs = (1 + math.prod(len(values) for values in varied.values())) * len(grid.seeds)
+    if runs > MOST_RUNS:
+        raise ConfigError(
+            f"the grid is of {runs} runs, expected at most {MOST_RUNS}",
+            hint="vary fewer values, or give fewer --seeds",
+        )
+
+
+def _is_series(grid: Grid) -> bool:
+    return [text.partition("=")[0].strip() for text in grid.vary] == [DEPTH]
+
+
+def _with_same_text(grid: Grid, combinations: Sequence[Sequence[str]]) -> Grid:
+    """Return the grid with as many shards for all points as the largest one needs.
+
+    Otherwise tokenizer and rows differ, and losses are of different text.
+    """
+    opened = [_open(grid, settings, grid.seeds[0]) for settings in combinations]
+    numbers = {profile.run.shards.num_shards for profile in opened}
+    if len(numbers) == 1:
+        return grid
+    return replace(grid, overrides=(*grid.overrides, f"{_SHARDS}={max(numbers)}"))
+
+
+def _depth(grid: Grid, settings: Sequence[str]) -> int | None:
+    """Return the depth of a point; None means the profile's own."""
+    for text in settings:
+        if text.startswith(f"{DEPTH}="):
+            return _number(text.removeprefix(f"{DEPTH}="))
+    return grid.depth
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{DEPTH} is {text!a}, expected a whole number", hint=f"like {DEPTH}=2,3,4,6"
+        ) from None
 
 
 def _overrides(grid: Grid, settings: Sequence[str], seed: int) -> tuple[str, ...]:
-    return (*grid.overrides, *settings, f"seed={seed}")
+    others = (text for text in settings if not text.startswith(f"{DEPTH}="))
+    return (*grid.overrides, *others, f"seed={seed}")
 
 
 def _open(grid: Grid, settings: Sequence[str], seed: int) -> Profile:
     overrides = _overrides(grid, settings, seed)
     try:
-        return open_profile(grid.profile, depth=grid.depth, overrides=overrides)
+        depth = _depth(grid, settings)
+        return open_profile(grid.profile, depth=depth, overrides=overrides)
     except ConfigError as error:
         error.hint = error.hint or _EXAMPLE
         raise

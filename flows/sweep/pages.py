@@ -1,4 +1,4 @@
-"""The artifacts on Prefect's page of a group: plan, models, findings, picture.
+"""The artifacts on Prefect's page of a sweep: plan, models, findings, picture.
 
 A `BackgroundWriter` writes everything in the background; a failure to write is logged only.
 """
@@ -7,26 +7,26 @@ import base64
 from collections.abc import Iterable
 
 from flows.orchestration.stage_page import BackgroundWriter
-from flows.sweep.files import Files, GroupReport
-from flows.sweep.plan import GroupPlan, lines_of
+from flows.sweep.files import Files, SweepReport
+from flows.sweep.plan import SweepPlan, lines_of
 
 
-class GroupPages:
+class SweepPages:
     """The Prefect artifacts of the current flow run. Close it when the run ends."""
 
     def __init__(self, name: str, runs: Iterable[str]) -> None:
-        """Tag the flow run with `runs`, the ids of the group's runs."""
+        """Tag the flow run with `runs`, the ids of the sweep's runs."""
         self._writer = BackgroundWriter(name)
         self._writer.tag_flow_run(*runs)
 
-    def show_plan(self, planned: GroupPlan) -> None:
-        """Show what the group is about to do."""
+    def show_plan(self, planned: SweepPlan) -> None:
+        """Show what the sweep is about to do."""
         lines = lines_of(planned)
         text = "\n".join(["```text", *lines, "```"])
         about = f"{lines[-1]}. Store: {planned.plan.store}"
         self._writer.show("plan", "markdown", text, about=about)
 
-    def show_report(self, report: GroupReport, files: Files, cost: Iterable[str]) -> None:
+    def show_report(self, report: SweepReport, files: Files, cost: Iterable[str]) -> None:
         """Show the results: a table of models, sentences with the cost, a plot."""
         table = [dict(zip(report.header, row, strict=True)) for row in report.rows]
         sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *cost))

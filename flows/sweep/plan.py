@@ -1,25 +1,50 @@
-"""The plan of a group: what would be built, and how long it would take; each stage counts once."""
+"""The plan of a sweep: its stages, what would be built, and how long it would take.
+
+A stage that several runs share is one unit and counts once.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
+from flows.identity.fingerprint import canonical_config, canonical_json
+from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.render import totals
+from flows.plan.upstream import apply_pins
 from flows.render.table import columns
 from flows.render.text import duration
-from flows.sweep.members import Member, RunGroup, Unit, units_of
+from flows.stages import Stage
+from flows.sweep.grid import Member, Sweep, stages_to
 from infra.placement import Placement
 from infra.storage.base import Store
 
+# By member label: the last artifact of each member that has ended; None: it failed.
+Results: TypeAlias = Mapping[str, Manifest | None]
+
 
 @dataclass(frozen=True, kw_only=True)
-class GroupPlan:
-    """The plan of all stages of a group."""
+class Unit:
+    """A stage of a sweep, and the members that share its artifact."""
 
-    group: RunGroup
+    stage: Stage
+    members: tuple[Member, ...]
+    inputs: tuple["Unit", ...]
+    label: str  # on pages: tokenizer, d4 / pretrain, s42 / rows
+
+    def has(self, label: str) -> bool:
+        """Return whether the member with this label uses the unit's artifact."""
+        return any(member.label == label for member in self.members)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepPlan:
+    """The plan of all stages of a sweep."""
+
+    sweep: Sweep
     units: tuple[Unit, ...]  # inputs first
     plan: Plan  # a stage for each unit
 
@@ -29,19 +54,61 @@ class GroupPlan:
         return zip(self.units, self.plan.stages, strict=True)
 
 
-def plan_group(group: RunGroup, store: Store, work: Path, placement: Placement) -> GroupPlan:
+def pin_members(sweep: Sweep, pins: Mapping[str, str]) -> Sweep:
+    """Return the sweep with upstream names replaced by these pins, the same in every member."""
+    members = (
+        replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, pins)))
+        for m in sweep.members
+    )
+    return replace(sweep, members=tuple(members))
+
+
+def units_of(sweep: Sweep, stages: Sequence[Stage] | None = None) -> tuple[Unit, ...]:
+    """Return the units to build, inputs first: one of a stage for all members that can share it."""
+    found: list[Unit] = []
+    of_member: dict[tuple[str, str], Unit] = {}
+    for stage in stages or stages_to(sweep.stage):
+        alike: dict[tuple[bytes | str, ...], list[Member]] = {}
+        for member in sweep.members:
+            # The same settings and the same input units give the same fingerprint. Labels are
+            # unique, and hashing the inputs' content would need them to be built.
+            settings = canonical_json(canonical_config(stage, member.profile.run))
+            inputs = [of_member[member.label, source.name].label for source in stage.inputs]
+            alike.setdefault((settings, *inputs), []).append(member)
+        for members in alike.values():
+            shared = "" if len(alike) == 1 else f"{_label(members, sweep)} / "
+            unit = Unit(
+                stage=stage,
+                members=tuple(members),
+                inputs=tuple(of_member[members[0].label, s.name] for s in stage.inputs),
+                label=f"{shared}{stage.name}",
+            )
+            found.append(unit)
+            of_member.update({(member.label, stage.name): unit for member in members})
+    return tuple(found)
+
+
+def _label(members: Sequence[Member], sweep: Sweep) -> str:
+    """Return the word that these members alone have in common, such as s42; else all labels."""
+    for word in members[0].label.split():
+        if list(members) == [m for m in sweep.members if word in m.label.split()]:
+            return word
+    return ", ".join(member.label for member in members)
+
+
+def plan_sweep(sweep: Sweep, store: Store, work: Path, placement: Placement) -> SweepPlan:
     """Plan every member. Raises what `flows.plan.plan.make_plan` raises."""
     plans = {
         member.label: make_plan(member.profile.run, store, work, placement=placement)
-        for member in group.members
+        for member in sweep.members
     }
-    units = units_of(group)
+    units = units_of(sweep)
     # A unit has the same settings and inputs for all its members: any one's plan will do.
     items = tuple(plans[unit.members[0].label].of(unit.stage.name) for unit in units)
-    return GroupPlan(group=group, units=units, plan=Plan(store=store.url, stages=items))
+    return SweepPlan(sweep=sweep, units=units, plan=Plan(store=store.url, stages=items))
 
 
-def lines_of(planned: GroupPlan, *, width: int | None = None) -> list[str]:
+def lines_of(planned: SweepPlan, *, width: int | None = None) -> list[str]:
     """Return the plan for people: shared stages, a table of the members, and the sum.
 
     width: see `columns`.
@@ -50,25 +117,25 @@ def lines_of(planned: GroupPlan, *, width: int | None = None) -> list[str]:
     alone = [(unit, item) for unit, item in planned.items if len(unit.members) == 1]
     several = [(unit, item) for unit, item in planned.items if len(unit.members) > 1]
     stages = list(dict.fromkeys(unit.stage.name for unit, _ in alone))
-    table = [[*planned.group.head, *stages, "about"]]
-    for member in planned.group.members:
+    table = [[*planned.sweep.head, *stages, "about"]]
+    for member in planned.sweep.members:
         mine = {unit.stage.name: item for unit, item in alone if unit.members == (member,)}
         table.append(_row(member, mine, stages))
     return [
         *columns([_shared_row(unit, item) for unit, item in several], width=width),
         "",
-        *columns(table, right=range(1, len(planned.group.head)), width=width),
+        *columns(table, right=range(1, len(planned.sweep.head)), width=width),
         "",
         totals(planned.plan)["summary"],
     ]
 
 
-def plan_to_json(planned: GroupPlan) -> str:
+def plan_to_json(planned: SweepPlan) -> str:
     """Return the plan as JSON, for programs."""
     tree = {
         "format": 1,
-        "name": planned.group.name,
-        "profile": planned.group.profile,
+        "name": planned.sweep.name,
+        "profile": planned.sweep.grid.profile,
         "store": planned.plan.store,
         **totals(planned.plan),
         "stages": [

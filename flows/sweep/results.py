@@ -12,11 +12,12 @@ from typing import Any
 from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
 from flows.render.score import Delta
-from flows.sweep.files import GroupReport
+from flows.sweep.files import SweepReport
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.halving import FAILED, seeds_allowed
-from flows.sweep.members import Results
-from flows.sweep.picture import DifferencePlot, PlottedPoint
+from flows.sweep.plan import Results
+from flows.sweep.plots import DifferencePlot, PlottedPoint
+from flows.sweep.series import Series, series_of
 from nanochat_core.evaluate.intervals import mean_over_seeds
 
 FORMAT = 1  # of the JSON
@@ -26,6 +27,8 @@ _FOOTER = """The difference from base is the mean over pairs of runs with the sa
 95 % interval by Student's t. Each interval is of one point: of twenty points that are no better
 than base, one is expected to have an interval without 0. A point that was stopped ranked behind
 others with the same seeds; no interval says that it would have stayed there."""
+_SERIES_FOOTER = """The range of a law is what the scatter of these points allows, at 95 %. A
+prediction is an extrapolation: nothing says that the law continues."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,12 @@ class PointResult:
     def mean(self) -> float | None:
         """The mean score; None if no run ended well."""
         return statistics.fmean(self.scores) if self.scores else None
+
+    @property
+    def core(self) -> float | None:
+        """The mean CORE score; None if no run measured it."""
+        found = [s.value for m in self.by_seed.values() if (s := scores_of(m).get("core"))]
+        return statistics.fmean(found) if found else None
 
     @property
     def difference(self) -> Delta | None:
@@ -112,12 +121,20 @@ def _reasons(manifest: Manifest) -> str:
     return f" ({'; '.join(failed)})" if failed else ""
 
 
-def report_of_sweep(sweep: Sweep, results: Results, store: str) -> GroupReport:
-    """Return all that is shown of a sweep; the same artifacts give the same report."""
+def report_of_sweep(
+    sweep: Sweep, results: Results, store: str, *, errors: Mapping[str, str] | None = None
+) -> SweepReport:
+    """Return all that is shown of a sweep; the same artifacts give the same report.
+
+    `errors` are those of the stages that failed, by unit label.
+    """
+    errors = errors or {}
     found = results_of(sweep, results)
+    series, base = _series(sweep, found), sweep.points[0].label
+    has_core = any(each.core is not None for each in found)
     plot = DifferencePlot(
         title=f"Sweep {sweep.name}",
-        axis=f"{sweep.metric} less that of base, same seeds",
+        axis=f"{sweep.metric} less that of {base}, same seeds",
         caption=f"mean and 95 % interval, cut at the edge; faint: single seeds; {_better(sweep)}",
         points=[
             PlottedPoint(label=" ".join(each.point.cells), mean=mean, seeds=each.from_base)
@@ -125,22 +142,48 @@ def report_of_sweep(sweep: Sweep, results: Results, store: str) -> GroupReport:
             if (mean := each.difference) is not None
         ],
     )
-    return GroupReport(
-        kind="sweep",
-        file="sweep",
+    return SweepReport(
         name=sweep.name,
         heading=f"{sweep.name}: {len(found)} points",
-        profile=sweep.profile,
+        profile=sweep.grid.profile,
         overrides=sweep.grid.overrides,
         store=store,
-        pictures=[plot] if plot.points else [],
-        sentences=list(_sentences(sweep, found)),
-        header=(*sweep.head[:-1], "seeds", f"mean {sweep.metric}", "from base", "ended"),
-        rows=[_row(sweep, each) for each in found],
-        num_numbers=len(sweep.head) + 1,
-        footer=_FOOTER,
-        tree=_tree(sweep, found, store),
+        pictures=(
+            series.plots(plot.title)
+            if series is not None and series.losses
+            else [plot]
+            if plot.points
+            else []
+        ),
+        sentences=[
+            *(f"{label}: {error}" for label, error in errors.items()),
+            *_sentences(sweep, found),
+            *(series.sentences() if series else ()),
+        ],
+        header=(
+            *(*sweep.head[:-1], "seeds", f"mean {sweep.metric}", f"from {base}"),
+            *(("mean CORE",) if has_core else ()),
+            "ended",
+        ),
+        rows=[_row(sweep, each, has_core=has_core) for each in found],
+        num_numbers=len(sweep.head) + 1 + has_core,
+        footer=_FOOTER if series is None else f"{_FOOTER}\n{_SERIES_FOOTER}",
+        tree={
+            **_tree(sweep, found, store),
+            "errors": errors,
+            **({"series": series.tree()} if series else {}),
+        },
     )
+
+
+def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
+    """Return the laws of a sweep over depths; None if other settings vary, or no loss is scored."""
+    if not sweep.is_series or sweep.sign < 0:
+        return None
+    # The members begin with every point's first seed; size follows from no seed.
+    runs = {m.depth: m.profile.run for m in sweep.members[: len(sweep.points)]}
+    losses = {d: r.mean for d, r in zip(runs, found, strict=True) if r.mean is not None}
+    return series_of(losses, runs, profile=sweep.grid.profile, overrides=sweep.grid.overrides)
 
 
 def _allowed(sweep: Sweep, results: Results) -> list[int]:
@@ -155,16 +198,20 @@ def _allowed(sweep: Sweep, results: Results) -> list[int]:
     return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
 
 
-def _row(sweep: Sweep, each: PointResult) -> tuple[str, ...]:
-    mean, difference = each.mean, each.difference
-    is_base = each.point is sweep.points[0]
+def _row(sweep: Sweep, each: PointResult, *, has_core: bool) -> tuple[str, ...]:
+    difference = None if each.point is sweep.points[0] else each.difference
     return (
         *each.point.cells,
         f"{len(each.scores)} of {len(sweep.grid.seeds)}",
-        "" if mean is None else f"{mean:.{_DECIMALS}f}",
-        "" if is_base or difference is None else difference.number(decimals=_DECIMALS),
+        _number(each.mean),
+        difference.number(decimals=_DECIMALS) if difference else "",
+        *((_number(each.core),) if has_core else ()),
         "failed" if each.has_failed else f"stopped {each.stopped}" if each.stopped else "",
     )
+
+
+def _number(score: float | None) -> str:
+    return "" if score is None else f"{score:.{_DECIMALS}f}"
 
 
 def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
@@ -172,7 +219,8 @@ def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
     if found[0] in whole:
         yield _best(sweep, min(whole, key=lambda each: sweep.sign * (each.mean or 0.0)))
     else:
-        yield "base failed: there are no differences from it for its missing seeds"
+        base = found[0].point.label
+        yield f"{base} failed: there are no differences from it for its missing seeds"
     if stopped := [each for each in found if each.stopped]:
         labels = ", ".join(f"{each.point.label} {each.stopped}" for each in stopped)
         runs = sum(len(each.scores) for each in found)
@@ -187,12 +235,15 @@ def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
     for each in found[1:]:
         for stage in ("rows", "task_data"):
             if any(_differs(stage, found[0], each, seed) for seed in each.by_seed):
-                yield f"note: {each.point.label} has other {stage} than base, maybe other text"
+                names = f"{each.point.label} has other {stage} than {found[0].point.label}"
+                yield f"note: {names}, maybe other text"
 
 
 def _best(sweep: Sweep, best: PointResult) -> str:
     if best.point is sweep.points[0]:
-        return f"no point that has all seeds is better than base, by mean {sweep.metric}"
+        return (
+            f"no point that has all seeds is better than {best.point.label}, by mean {sweep.metric}"
+        )
     assert best.difference is not None
     assert best.mean is not None
     text = best.difference.number(decimals=_DECIMALS)
@@ -201,7 +252,7 @@ def _best(sweep: Sweep, best: PointResult) -> str:
     settings = ", ".join(best.point.settings)
     return (
         f"best: {best.point.label} ({settings}), {sweep.metric} {best.mean:.{_DECIMALS}f}, "
-        f"{text} from base{doubt}"
+        f"{text} from {sweep.points[0].label}{doubt}"
     )
 
 
@@ -226,6 +277,7 @@ def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, A
                 "scores": dict(zip(map(str, each.by_seed), each.scores, strict=True)),
                 "fingerprints": {str(s): made.fingerprint for s, made in each.by_seed.items()},
                 "mean": each.mean,
+                "core": each.core,
                 "from_base": asdict(each.difference) if each.difference else None,
                 "stopped": bool(each.stopped),
                 "failed": each.has_failed,

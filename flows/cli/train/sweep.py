@@ -1,14 +1,10 @@
-"""`nanochat sweep`: try settings with several seeds, and compare them with the unchanged ones.
-
-What it shares with `nanochat miniseries` stands here too.
-"""
+"""`nanochat sweep`: try settings with several seeds, and compare them with the unchanged ones."""
 
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from cyclopts import Parameter
 
@@ -28,13 +24,11 @@ from flows.plan.upstream import pin
 from flows.render.text import duration
 from flows.run_request import NamedRecipe, shared
 from flows.stages import PRETRAIN
-from flows.sweep.grid import REDUCTION, SEEDS, STAGE, VARY, Grid, open_sweep
-from flows.sweep.members import RunGroup, pin_members
+from flows.sweep.grid import REDUCTION, SEEDS, STAGE, VARY, Grid, Sweep, open_sweep
 from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # charts and Prefect are slow to import, and every command imports this
-    from flows.sweep.cost import Spent
-    from flows.sweep.files import Files, GroupReport
+    from flows.sweep.build import CompletedSweep
 
 PlanOnly: TypeAlias = Annotated[
     bool,
@@ -85,45 +79,36 @@ def sweep(
         **shared(Grid, recipe),
     )
 
-    def start() -> Any:
-        from flows.orchestration.caller import call_flow
-        from flows.sweep.flow import SweepRequest
-        from flows.sweep.flow import sweep as flow
-
-        return call_flow(flow, **shared(SweepRequest, grid, where.resolved, workers))
-
     command = shlex.join([*again, *where.argv, *workers.argv])
-    return run_group(open_sweep(grid), command, start, where, workers, plan=plan, as_json=as_json)
+    return _run(open_sweep(grid), command, where, workers, plan=plan, as_json=as_json)
 
 
-def run_group(
-    group: RunGroup,
+def _run(
+    opened: Sweep,
     again: str,
-    start: Callable[[], Any],
     where: PlacementOptions,
     workers: WorkerOptions,
     *,
     plan: bool,
     as_json: bool,
 ) -> int:
-    """Plan the runs of a group, and unless it is only to `plan`, call its flow; print the report.
+    """Plan the sweep, and unless it is only to `plan`, call its flow; print the report.
 
-    `again` is the command that resumes; `start` imports and calls the flow, which returns a
-    `flows.sweep.build.GroupResult`.
+    `again` is the command that resumes.
     """
     from flows.orchestration.local_run import check_pool_exists, ready
-    from flows.sweep.plan import lines_of, plan_group, plan_to_json
+    from flows.sweep.plan import lines_of, pin_members, plan_sweep, plan_to_json
 
     workers.check()
     where.check_gpus(elsewhere=workers.pool is not None)
     # Names upstream are pinned once, for the largest model, and all members use these pins:
     # datasets that change meanwhile would make them incomparable.
-    largest = group.largest.profile
+    largest = opened.largest.profile
     _, pins = pin(
-        largest.run, where.home_path, log=print_warning, sections=group.sections, plan=plan
+        largest.run, where.home_path, log=print_warning, sections=opened.sections, plan=plan
     )
     store = where.open_store()
-    planned = plan_group(pin_members(group, pins), store, where.work, where.placement(largest))
+    planned = plan_sweep(pin_members(opened, pins), store, where.work, where.placement(largest))
     if plan:
         if as_json:
             sys.stdout.write(plan_to_json(planned) + "\n")
@@ -138,29 +123,26 @@ def run_group(
     with resumable(again, stages=[unit.label for unit in planned.units], stderr=as_json) as display:
         for line in [*lines_of(planned, width=table_width()), ""]:
             display.say(line)
-        # `start` imports the flow: `ready` first points Prefect at its server.
+        # `ready` points Prefect at its server before the flow is imported.
         with ready(where.home_path, display):
-            made = start()
-    if not as_json:
-        built, cached = made.spent.built.stages, made.spent.cached.stages
-        took = duration(time.monotonic() - began)
-        print_lines(["", f"{built} stages built, {cached} cached, in {took}", ""])
-    print_report(made.report, made.files, spent=made.spent, as_json=as_json)
-    return 0
+            from flows.orchestration.caller import call_flow
+            from flows.sweep.flow import SweepRequest
+            from flows.sweep.flow import sweep as flow
 
-
-def print_report(
-    report: "GroupReport", files: "Files", *, spent: "Spent | None" = None, as_json: bool
-) -> None:
-    """Print the table, the sentences about it, the cost and the paths of the files, or JSON."""
+            request = shared(SweepRequest, opened.grid, where.resolved, workers)
+            made: CompletedSweep = call_flow(flow, **request)
     if as_json:
-        print_json({**report.tree, **({"cost": asdict(spent)} if spent else {})})
-        return
-    print_lines(report.lines(width=table_width()))
-    print_lines(["", *(spent.lines if spent else ()), f"page     {files.page}"])
-    if files.picture:
-        print_lines([f"picture  {files.picture}"])
-    print_lines([f"numbers  {files.numbers}"])
+        print_json({**made.report.tree, "cost": asdict(made.spent)})
+        return 0
+    built, cached = made.spent.built.stages, made.spent.cached.stages
+    took = duration(time.monotonic() - began)
+    print_lines(["", f"{built} stages built, {cached} cached, in {took}", ""])
+    print_lines(made.report.lines(width=table_width()))
+    print_lines(["", *made.spent.lines, f"page     {made.files.page}"])
+    if made.files.picture:
+        print_lines([f"picture  {made.files.picture}"])
+    print_lines([f"numbers  {made.files.numbers}"])
+    return 0
 
 
 def numbers_in(text: str, option: str, hint: str) -> tuple[int, ...]:

@@ -81,7 +81,7 @@ def form_of(path: str) -> dict[str, Any]:
     [
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
-        "flows.miniseries.flow.miniseries",
+        "flows.sweep.flow.miniseries",
         "flows.sweep.flow.sweep",
     ],
 )
@@ -97,7 +97,7 @@ def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
     [
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
-        "flows.miniseries.flow.miniseries",
+        "flows.sweep.flow.miniseries",
         "flows.sweep.flow.sweep",
     ],
 )
@@ -115,7 +115,7 @@ def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
     [
         ("flows.orchestration.pipeline.nanochat", "profile depth run_name overrides steps data"),
         ("flows.evals.flow.nanochat_eval", "model profile overrides metric"),
-        ("flows.miniseries.flow.miniseries", "profile depths run_name overrides"),
+        ("flows.sweep.flow.miniseries", "profile depths run_name overrides"),
         ("flows.sweep.flow.sweep", "profile depth run_name vary seeds overrides"),
     ],
 )

@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.identity.fingerprint import REPOSITORY
 from flows.stages import Stage
 from flows.sweep.grid import Grid, Sweep, open_sweep
-from flows.sweep.members import units_of
+from flows.sweep.plan import units_of
 from tests.support.flows.fixtures import Toys
 from tests.support.flows.house import make_run
 
@@ -48,15 +48,15 @@ def make_stages(toys: Toys) -> list[Stage]:
     return [text, replace(pretrain, config=("seed", "optimizer"))]
 
 
-def run_sweep(toys: Toys, sweep: Sweep, name: str, **context: Any) -> Any:
+def run_sweep(
+    toys: Toys, sweep: Sweep, name: str, stages: Sequence[Stage] | None = None, **context: Any
+) -> Any:
     """Run it as a flow run of this name; returns what it made."""
     from prefect import flow
 
     from flows.sweep.build import build_units
-    from flows.sweep.flow import report_on
-    from flows.sweep.results import wanted_of
 
-    units = units_of(sweep, make_stages(toys))
+    units = units_of(sweep, stages or make_stages(toys))
     runs = {
         member.label: replace(make_run(f"{member.name}-{name}"), name=member.name)
         for member in sweep.members
@@ -69,8 +69,6 @@ def run_sweep(toys: Toys, sweep: Sweep, name: str, **context: Any) -> Any:
             units,
             replace(toys.context(name), **context),
             runs,
-            report=partial(report_on, sweep),
-            wanted=partial(wanted_of, sweep),
         )
 
     return toy_flow()

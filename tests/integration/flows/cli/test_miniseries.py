@@ -6,7 +6,7 @@ from tests.support.flows.terminal import Terminal
 def test_the_plan_counts_what_is_shared_once_and_the_rest_for_each_depth(
     terminal: Terminal,
 ) -> None:
-    lines = terminal.said("miniseries", "tiny", "--depths", "3,1,2", "--plan", "--gpus", "0")
+    lines = terminal.said("miniseries", "tiny", "--depths", "1,2,3", "--plan", "--gpus", "0")
 
     assert [line.split()[1] for line in lines[:5]] == [
         *("shards", "task_data", "tokenizer", "tokens", "rows")

@@ -67,6 +67,6 @@ def test_mistakes_are_answered_in_two_lines(terminal: Terminal, tmp_path: Path) 
     deep = tmp_path / "deep.toml"
     deep.write_text('profile = "tiny"\ndepth = 4\n', encoding="utf-8")
     assert (
-        "a series has its own depths"
+        "depth is 4, but the sweep varies it"
         in terminal.fails("miniseries", str(deep), "--depths", "1,2")[0]
     )

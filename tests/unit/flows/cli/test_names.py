@@ -90,6 +90,7 @@ def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
     point(store, "best", "tiny2-1")
     rest = ["sft"] if words == "explain" else []
     rest += ["--vary", "seed=1,2"] if words == "sweep" else []
+    rest += ["--depths", "1,2"] if words == "miniseries" else []
     recipe = "give its profile and settings: tiny --depth 2 --set seed=7 --name tiny2"
     for word, kind in (("tiny2", "a run"), ("best", "a tag"), ("sft@best", "an artifact")):
         assert terminal.fails(words, word, *rest) == (f"'{word}' is {kind}, not a profile", recipe)

@@ -7,7 +7,7 @@ import pytest
 from flows.plan.upstream import moving_names
 from flows.profiles import open_profile
 from flows.sweep.grid import Grid, Sweep, open_sweep
-from flows.sweep.members import units_of
+from flows.sweep.plan import units_of
 from nanochat_core.errors import ConfigError
 
 LR = "optimizer.muon_lr=0.01,0.03"

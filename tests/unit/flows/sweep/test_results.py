@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flows.identity.manifest import Manifest
-from flows.sweep.files import GroupReport, write_files
+from flows.sweep.files import SweepReport, write_files
 from flows.sweep.grid import Grid, Sweep, open_sweep
 from flows.sweep.results import report_of_sweep, wanted_of
 from tests.support.flows.shelf import make_manifest
@@ -36,7 +36,7 @@ def results(table: dict[str, tuple[float | None, ...]] | None = None) -> dict[st
     }
 
 
-def report(table: dict[str, tuple[float | None, ...]] | None = None, **options: Any) -> GroupReport:
+def report(table: dict[str, tuple[float | None, ...]] | None = None, **options: Any) -> SweepReport:
     return report_of_sweep(sweep_of(**options), results(table), "file:///store")
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from flows.miniseries.scaling_law import fit_law
-from tests.unit.flows.miniseries.test_scaling_law import EXPONENT, FLOOR, NEXT, loss, planted
+from flows.sweep.law import fit_law
+from tests.unit.flows.sweep.test_law import EXPONENT, FLOOR, NEXT, loss, planted
 
 
 @pytest.mark.parametrize("noise", [0.0005, 0.01])
@@ -15,14 +15,14 @@ def test_ranges_hold_what_was_planted_as_often_as_they_say(noise: float) -> None
         fit = fit_law(planted(noise=noise, seed=seed))
         prediction = fit.predict(NEXT)
         assert fit.law is not None
-        assert fit.law.exponent_range is not None
+        assert fit.exponent_range is not None
         assert fit.floor_range is not None
         assert prediction is not None
         assert prediction.range is not None
         measured = loss(NEXT) * (1 + noise * random.standard_normal())
         for what, known, true in (
             ("floor", fit.floor_range, FLOOR),
-            ("exponent", fit.law.exponent_range, EXPONENT),
+            ("exponent", fit.exponent_range, EXPONENT),
             ("prediction", prediction.range, measured),
         ):
             inside[what] += known.low <= true <= known.high

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from flows.miniseries.scaling_law import fit_law
+from flows.sweep.law import fit_law
 
 FLOPS = tuple(10.0 ** (17 + k / 2) for k in range(6))
 FLOOR, SCALE, EXPONENT = 0.5, 20.0, 0.08
@@ -70,7 +70,7 @@ def test_three_points_give_a_power_law_and_say_that_it_has_no_floor() -> None:
 
     assert fit.law is not None
     assert fit.law.floor == 0
-    assert fit.law.exponent_range is None
+    assert fit.exponent_range is None
     assert fit.floor_range is None
     prediction = fit.predict(NEXT)
     assert prediction is not None
@@ -84,7 +84,7 @@ def test_two_points_give_a_line_and_no_word_on_how_sure_it_is() -> None:
 
     assert fit.law is not None
     assert fit.law.at(1e19) == pytest.approx((1.0 * 0.8) ** 0.5)
-    assert fit.law.exponent_range is None
+    assert fit.exponent_range is None
     prediction = fit.predict(1e21)
     assert prediction is not None
     assert prediction.range is None

@@ -1,0 +1,207 @@
+"""The plots of a sweep: the differences from its base, and the scaling law of a miniseries."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flows.render.score import Delta
+from flows.render.vega import IN_PAGE, LIGHT, Colours, Layer, Panel, channel, layer, png, svg
+from flows.sweep.law import Prediction, ScalingFit
+
+_PADDING = {"left": 58, "right": 22, "top": 12, "bottom": 44}
+_CURVE_POINTS = 101
+_ROW = 30  # pixels of a point
+_LABEL = 190  # pixels of the labels; longer ones are cut
+_MARGIN = 0.12  # share of the data's range that an axis extends beyond it at either end
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlottedPoint:
+    """A point in the plot."""
+
+    label: str
+    mean: Delta  # difference from the base
+    seeds: Sequence[float]  # the differences that it is the mean of
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferencePlot:
+    """A row for each point: the differences of its seeds, their mean and its interval."""
+
+    title: str
+    caption: str
+    axis: str
+    points: Sequence[PlottedPoint]
+
+    def svg(self) -> str:
+        """Return the plot as SVG for a page."""
+        left = min(_LABEL, 7 * max(len(point.label) for point in self.points)) + 14
+        padding = {"left": left, "right": 16, "top": 8, "bottom": 44}
+        return svg(self._panel(IN_PAGE, 520 - left), padding=padding)
+
+    def png(self) -> bytes:
+        """Return the plot as PNG, with its title."""
+        return png([self._panel(LIGHT, 560)], scale=2.0)
+
+    def _panel(self, colours: Colours, width: int) -> Panel:
+        return Panel(
+            title=self.title,
+            caption=self.caption,
+            layers=list(self._layers(colours)),
+            width=width,
+            height=_ROW * len(self.points),
+        )
+
+    def _layers(self, colours: Colours) -> Iterator[Layer]:
+        low, high = self._range()
+        scale = {"domain": [low, high], "nice": False, "zero": False}
+        x = channel("x", scale=scale, title=self.axis, tickCount=6, format="~g")
+        y: dict[str, Any] = {
+            **{"field": "label", "type": "nominal", "sort": None},
+            "axis": {"title": None, "labelLimit": _LABEL, "domain": False, "ticks": False},
+        }
+        style: dict[str, Any] = {"stroke": colours["accent"], "strokeWidth": 1.5}
+        yield layer([{"x": 0}], "rule", {**style, "strokeDash": [4, 4]}, x=x)
+        single = [{"label": p.label, "x": value} for p in self.points for value in p.seeds]
+        faint = {"size": 30, "fill": colours["muted"], "opacity": 0.45}
+        yield layer(single, "circle", faint, x=x, y=y)
+        # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
+        bars = [
+            {"label": p.label, "low": max(p.mean.low, low), "high": min(p.mean.high, high)}
+            for p in self.points
+            if p.mean.low is not None and p.mean.high is not None
+        ]
+        span = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
+        ink = colours["ink"]
+        yield layer(bars, "rule", {"stroke": ink, "strokeWidth": 1.5}, **span)
+        means = [{"label": p.label, "x": p.mean.value} for p in self.points]
+        yield layer(means, "circle", {"size": 70, "fill": ink, "opacity": 1}, x=x, y=y)
+
+    def _range(self) -> tuple[float, float]:
+        """Return the range of the x axis: all differences and 0, with half as much on each side.
+
+        An interval of two seeds may be many times as long: it would hide where the points are.
+        """
+        known = [0.0, *(value for point in self.points for value in point.seeds)]
+        beyond = (max(known) - min(known)) / 2 or 0.1
+        return min(known) - beyond, max(known) + beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class LawPlot:
+    """The measured points, the law through them, and predictions."""
+
+    title: str
+    axis: str
+    form: str  # d3's format of the numbers on the axis
+    symbol: str  # of x in the formula
+    fit: ScalingFit
+    labels: Sequence[str]  # of the fit's points
+    next: Sequence[tuple[str, float, Prediction]]  # label and x of models that were not trained
+
+    @property
+    def caption(self) -> str:
+        """The quantity of the y axis, and the law."""
+        line = f"; the line is {self.fit.law.formula(self.symbol)}" if self.fit.law else ""
+        return f"bits per byte of held-out text{line}"
+
+    def svg(self) -> str:
+        """Return the plot as SVG for a page."""
+        return svg(self._panel(IN_PAGE, 460, 260), padding=_PADDING)
+
+    def png(self) -> bytes:
+        """Return the plot as PNG, with its title."""
+        return png([self._panel(LIGHT, 680, 380)], scale=2.0)
+
+    def _panel(self, colours: Colours, width: int, height: int) -> Panel:
+        return Panel(
+            title=self.title,
+            caption=self.caption,
+            layers=list(self._layers(colours)),
+            width=width,
+            height=height,
+        )
+
+    def _layers(self, colours: Colours) -> Iterator[Layer]:
+        measured: list[dict[str, Any]] = [
+            {"x": x, "y": y, "label": label}
+            for label, (x, y) in zip(self.labels, self.fit.points, strict=True)
+        ]
+        predicted: list[dict[str, Any]] = [
+            {"x": x, "y": p.value, "label": label} for label, x, p in self.next
+        ]
+        x_range, y_range = self._ranges()
+        x = channel(
+            "x",
+            scale={"type": "log", "domain": x_range, "nice": False},
+            title=self.axis,
+            values=_ticks(*x_range),
+            format=self.form,
+            labelExpr="replace(datum.label, 'e+', 'e')",  # 1e20 instead of d3's 1e+20
+            grid=False,
+        )
+        # Without zero: losses differ by a few per cent, and would be one flat line.
+        scale = {"zero": False, "domain": y_range, "nice": False}
+        axis = {"title": None, "tickCount": 6, "format": "~g", "domain": False, "ticks": False}
+        y = channel("y", scale=scale, **axis)
+        if self.fit.law is not None:
+            least, most = self.fit.points[0][0], self.fit.points[-1][0]
+            # Solid among the measured points, dashed beyond them.
+            for low, high, dash in ((least, most, [1, 0]), (most, x_range[1], [4, 4])):
+                style = {"stroke": colours["accent"], "strokeWidth": 2, "strokeDash": dash}
+                yield layer(self._curve(low, high, y_range), "line", style, x=x, y=y)
+        # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
+        bars = [
+            {"x": x, "low": max(p.range.low, y_range[0]), "high": min(p.range.high, y_range[1])}
+            for _, x, p in self.next
+            if p.range
+        ]
+        span = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+        style = {"stroke": colours["mark"], "strokeWidth": 1.5, "strokeDash": [2, 3]}
+        yield layer(bars, "rule", style, **span)
+        text = {"field": "label", "type": "nominal"}
+        for values, colour, fill in (
+            (predicted, colours["mark"], colours["card"]),
+            (measured, colours["ink"], colours["ink"]),
+        ):
+            style = {"size": 70, "stroke": colour, "fill": fill, "strokeWidth": 2, "opacity": 1}
+            yield layer(values, "circle", style, x=x, y=y)
+            # Labels of points below the falling line go below it: above they would be on the line.
+            law = self.fit.law
+            below = [value for value in values if law and value["y"] < law.at(value["x"])]
+            above = [value for value in values if value not in below]
+            for placed, dx, dy, align in ((above, 9, -9, "left"), (below, -9, 14, "right")):
+                style = {"fill": colour, "dx": dx, "dy": dy, "align": align, "fontSize": 13}
+                yield layer(placed, "text", style, x=x, y=y, text=text)
+
+    def _ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return the ranges of the axes: all measured and predicted values, and a margin."""
+        # Without predicted ranges, which may be so wide that the points would be a flat line.
+        known = [*self.fit.points, *((x, p.value) for _, x, p in self.next)]
+        (left, right), (low, high) = ((min(v), max(v)) for v in zip(*known, strict=True))
+        across = (right / left) ** _MARGIN if right > left else 2.0
+        beyond = (high - low) * _MARGIN or 0.1
+        return (left / across, right * across), (low - beyond, high + beyond)
+
+    def _curve(
+        self, low: float, high: float, y_range: tuple[float, float]
+    ) -> Iterator[dict[str, Any]]:
+        assert self.fit.law is not None
+        for i in range(_CURVE_POINTS):
+            x = low * (high / low) ** (i / (_CURVE_POINTS - 1))  # even steps on a log axis
+            y = round(self.fit.law.at(x), 6)
+            if y_range[0] <= y <= y_range[1]:
+                yield {"x": x, "y": y}
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return powers of ten in the range; with fewer than three, also multiples between them."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    found: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
+        ticks = (step * 10.0**decade for decade in decades for step in steps)
+        found = [tick for tick in ticks if low <= tick <= high]
+        if len(found) >= 3:
+            break
+    return found

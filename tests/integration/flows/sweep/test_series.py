@@ -1,0 +1,139 @@
+"""A sweep over depths on a real server: shared stages once, and a depth that fails."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flows.artifacts.runs import find_run
+from flows.stages import Stage
+from flows.sweep.grid import Grid, open_sweep
+from infra.prefect.records import Server
+from nanochat_core.errors import ConfigError, StageError
+from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
+from tests.support.flows.toy_sweep import run_sweep
+
+pytestmark = pytest.mark.prefect
+
+DEPTHS = (1, 2, 3)
+TEXT = """
+def run(job):
+    (job.output / "text").write_text("text")
+    return {}
+"""
+# Of depth d it measures 3 - d / 10; a file named after the depth in HOME/broken makes it fail.
+PRETRAIN = """
+def run(job):
+    depth = job.config["model"]["depth"]
+    if (job.directory.parents[2] / "broken" / f"d{depth}").exists():
+        raise ValueError("broken")
+    (job.output / "depth").write_text(str(depth))
+    return {}
+"""
+BASE_EVAL = """
+def run(job):
+    depth = int((job.inputs["pretrain"] / "depth").read_text())
+    (job.output / "scores").write_text("scores")
+    return {"val_bpb": 3 - depth / 10}
+"""
+
+
+def run_series(toys: Any, name: str) -> Any:
+    """Run text -> pretrain, which depends on depth -> base_eval, at three depths of tiny."""
+    text = toys.stage("text", source=TEXT)
+    pretrain = toys.stage("pretrain", text, compute="gpu", source=PRETRAIN)
+    pretrain = replace(pretrain, config=("numerics", "model", "pretrain"))
+    stages: list[Stage] = [text, pretrain]
+    stages.append(toys.stage("base_eval", pretrain, compute="gpu", source=BASE_EVAL))
+    vary = f"model.depth={','.join(map(str, DEPTHS))}"
+    grid = Grid(vary=(vary,), seeds=(42,), stage="base_eval", reduction=1, run_name="tiny")
+    return run_sweep(toys, open_sweep(grid), name, stages)
+
+
+def most_on_the_gpu(toys: Any) -> int:
+    """The most GPU stages that were built at the same time."""
+    at_work: set[str] = set()
+    most = 0
+    for name, event in toys.told:
+        if "/" in name and event["kind"] == "building":
+            at_work.add(name)
+        elif event["kind"] == "finished":
+            at_work.discard(name)
+        most = max(most, len(at_work))
+    return most
+
+
+def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(
+    toys: Any, server: Server
+) -> None:
+    swept = run_series(toys, "series-whole")
+    assert most_on_the_gpu(toys) == 1
+
+    assert (swept.spent.built.stages, swept.spent.cached.stages) == (7, 0)
+    assert swept.report.tree["series"]["losses"] == {1: 2.9, 2: 2.8, 3: 2.7}
+    assert toys.kinds("text").count("building") == 1
+    assert toys.kinds("d2 / pretrain").count("building") == 1
+    store = toys.context().store
+    records = [find_run(store, f"tiny-d{depth}-s42-series-whole") for depth in DEPTHS]
+    assert all(record is not None and record.status == "finished" for record in records)
+    assert all(record is not None and len(record.stages) == 3 for record in records)
+    assert len({record.stages["text"] for record in records if record}) == 1
+    assert len({record.stages["pretrain"] for record in records if record}) == 3
+    assert set(task_runs("series-whole")) == {
+        "text",
+        *(f"d{depth} / {stage}" for depth in DEPTHS for stage in ("pretrain", "base_eval")),
+    }
+    assert artifacts("sweep-tiny-models")
+    [picture, *_] = artifacts("sweep-tiny-plot")
+    assert picture.data.startswith("data:image/png;base64,")
+    assert (toys.home / "sweep" / "tiny" / "sweep.html").exists()
+
+
+def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_again(
+    toys: Any, server: Server
+) -> None:
+    toys.set_broken("d2")
+    with pytest.raises(
+        StageError, match=r"1 of 3 runs failed, d2 s42 \(d2 / pretrain: .*broken.*sweep\.html"
+    ):
+        run_series(toys, "series-broken")
+
+    states = {name: state.name for name, state in task_runs("series-broken").items()}
+    assert states["d2 / pretrain"] == "Failed"
+    assert states["d1 / base_eval"] == states["d3 / base_eval"] == "Completed"
+    store = toys.context().store
+    status = {d: find_run(store, f"tiny-d{d}-s42-series-broken") for d in DEPTHS}
+    assert {d: run and run.status for d, run in status.items()} == {
+        1: "finished",
+        2: "failed",
+        3: "finished",
+    }
+    page = (toys.home / "sweep" / "tiny" / "sweep.html").read_text()
+    (line,) = (line for line in page.splitlines() if "<li>d2 / pretrain: " in line)
+    assert "broken" in line
+
+    toys.set_broken("d2", False)
+    swept = run_series(toys, "series-mended")
+    assert (swept.spent.built.stages, swept.spent.cached.stages) == (2, 5)
+    assert list(swept.report.tree["series"]["losses"]) == [1, 2, 3]
+    assert swept.report.tree["errors"] == {}
+
+
+def test_the_form_has_depths_with_bounds(server: Server) -> None:
+    from prefect.utilities.callables import parameter_schema
+
+    from flows.sweep.flow import miniseries
+
+    depths = parameter_schema(miniseries).properties["depths"]
+    assert depths["type"] == "array"
+    assert depths["minItems"] == 2
+    assert depths["uniqueItems"]
+    assert (depths["items"]["minimum"], depths["items"]["maximum"]) == (1, 100)
+    assert depths["default"] == [2, 3, 4, 6]
+
+
+def test_the_flow_refuses_a_depth_at_once(server: Server) -> None:
+    from flows.sweep.flow import miniseries
+
+    with pytest.raises(ConfigError, match="depth 0 is not between 1 and 100"):
+        miniseries(profile="tiny", depths=(0, 2))
