@@ -8,7 +8,7 @@ from flows.artifacts.runs import point
 from flows.overrides import changed_settings, default_name, open_name, settings_reach
 from flows.profiles import open_profile
 from flows.run_request import NamedRecipe, Recipe
-from flows.stages import SFT, STAGES
+from flows.stages import REPORT, SFT, STAGES
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 
@@ -89,7 +89,7 @@ TINY = open_profile("tiny").run
 
 def reached(profile: str, *overrides: str, depth: int | None = None) -> list[str]:
     recipe = Recipe(depth=depth, overrides=overrides)
-    return [str(setting) for setting in settings_reach(profile, recipe, STAGES)]
+    return [str(found) for found in settings_reach(profile, recipe, (*REPORT.inputs, REPORT))]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth() ->
 
 
 def test_stages_that_a_run_does_not_have_are_not_named() -> None:
-    late = STAGES[STAGES.index(SFT) :]
+    late = STAGES[STAGES.index(SFT) : STAGES.index(REPORT) + 1]
     recipe = Recipe(overrides=("pretrain.num_steps=9", "sft.num_epochs=2"))
     [found] = settings_reach("tiny", recipe, late)
     assert (found.change, found.stages) == ("sft.num_epochs 1 -> 2", ("sft",))
