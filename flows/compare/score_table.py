@@ -6,6 +6,7 @@ from typing import Any
 
 from flows.render.charts import Chart
 from flows.render.score import Delta
+from flows.render.table import Table
 from flows.render.text import count, listed, number, percent
 from flows.stages import EVALUATORS, REPORT, STAGES
 
@@ -26,7 +27,7 @@ class Cell:
     """One run's value of a metric."""
 
     value: str = ""
-    delta: str = ""  # the difference from the first run
+    delta: str = ""  # the difference from the first run, with the verdict
     verdict: str = ""  # better or worse; "" if the difference is not significant
 
 
@@ -37,13 +38,6 @@ class Row:
     stage: str
     metric: str
     cells: Sequence[Cell]  # one per run, in order
-
-    @property
-    def texts(self) -> list[str]:
-        """The row as cells of text: the value of each run, after the first with its difference."""
-        first, *others = self.cells
-        pairs = ((cell.value, f"{cell.delta} {cell.verdict}".rstrip()) for cell in others)
-        return [self.stage, self.metric, first.value, *(text for pair in pairs for text in pair)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +61,8 @@ class Compared:
     @property
     def verdicts(self) -> list[str]:
         """Which scores are better and worse, a line for each run after the first."""
+        if not (self.scores or self.others or self.charts or self.same or self.changes):
+            return ["nothing that they made measured anything"]
         rows = self.scores
         return [
             _verdict(f"{name} against {self.names[0]}", index, rows)
@@ -74,10 +70,33 @@ class Compared:
             if index and rows
         ]
 
-    def head(self, title: str) -> list[str]:
-        """The head of a table whose metrics are called `title`."""
+    def differences(self, shown: int | None = None) -> list[str]:
+        """Return the settings and code that differ, a line for each run with `shown` of them."""
+        return [
+            f"{name} differs from {self.names[0]} in {listed(found, shown or len(found))}"
+            for name, found in self.changes.items()
+        ]
+
+    @property
+    def same_artifacts(self) -> str:
+        """The stages whose artifact is the same, as one line."""
+        return f"the same artifact: {', '.join(self.same)}"
+
+    def table(self, title: str, rows: Sequence[Row]) -> Table:
+        """Return the table of `rows`, whose metrics are called `title`."""
         first, *others = self.names
-        return ["stage", title, first, *(word for name in others for word in (name, "difference"))]
+        pairs = (word for name in others for word in (name, "difference"))
+        return Table(
+            head=["stage", title, first, *pairs],
+            rows=[
+                [
+                    *(row.stage, row.metric, row.cells[0].value),
+                    *(text for c in row.cells[1:] for text in (c.value, c.delta)),
+                ]
+                for row in rows
+            ],
+            name=1,
+        )
 
 
 def direction(metric: str) -> int:
@@ -164,7 +183,7 @@ def _cell(metric: str, cell: Mapping[str, Any] | None, *, is_share: bool) -> Cel
         text = delta.number(decimals=decimals)
     is_better = delta.value * direction(metric) > 0
     verdict = ("better" if is_better else "worse") if delta.is_clear else ""
-    return Cell(value=shown(cell["value"]), delta=text, verdict=verdict)
+    return Cell(value=shown(cell["value"]), delta=f"{text} {verdict}".rstrip(), verdict=verdict)
 
 
 def _number(value: float) -> str:

@@ -5,14 +5,12 @@ A `BackgroundWriter` writes everything in the background; a failure to write is 
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from flows.artifacts.runs import Run
 from flows.building.build import Built
-from flows.identity.ref import short
 from flows.orchestration.stage_page import BackgroundWriter, name_of, resumed_text
-from flows.plan.plan import STATES, Plan
-from flows.plan.render import render
+from flows.plan.plan import Plan
+from flows.plan.render import table, totals
 from flows.render.table import markdown_table
 from flows.render.text import size
 from flows.stages import CHAT_MODELS
@@ -32,8 +30,8 @@ class RunPages:
 
     def show_plan(self, plan: Plan) -> None:
         """Show what the run is about to do, stage by stage."""
-        text = f"{render(plan)[-1]}. Store: {plan.store}"
-        self._writer.show("plan", "table", plan_rows(plan), about=text)
+        text = f"{totals(plan)['summary']}. Store: {plan.store}"
+        self._writer.show("plan", "table", table(plan).tree(), about=text)
 
     def show_artifacts(self, built: Mapping[str, Built]) -> None:
         """Show the results so far: addresses, and commands for them."""
@@ -49,20 +47,6 @@ class RunPages:
     def close(self) -> None:
         """Wait until everything is written or has failed."""
         self._writer.close()
-
-
-def plan_rows(plan: Plan) -> list[dict[str, Any]]:
-    """Return a row for each stage: its state in the plan, and the reason."""
-    return [
-        {
-            "stage": item.stage.name,
-            "state": f"{item.state} {STATES[item.state]}",
-            "fingerprint": short(item.fingerprint) if item.fingerprint else "",
-            "reason": item.reason,
-            "estimated seconds": round(item.estimate.seconds) if item.estimate else None,
-        }
-        for item in plan.stages
-    ]
 
 
 def artifacts_text(run: Run, built: Mapping[str, Built], store: str) -> str:

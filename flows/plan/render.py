@@ -8,7 +8,7 @@ from typing import Any
 from flows.artifacts.revocations import Revoked
 from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, State
-from flows.render.table import columns
+from flows.render.table import Table, columns
 from flows.render.text import duration, money, visible
 
 _FORMAT = 2  # of the JSON
@@ -29,14 +29,21 @@ def render(plan: Plan, *, name: str = "this model", width: int | None = None) ->
 
     name: of what is trained. width: of the terminal; None means that there is no limit.
     """
-    rows = columns([_row(item) for item in plan.stages], width=width)
+    rows = columns(table(plan).rows, width=width)
     return [*rows, "", totals(plan)["summary"], *_warning(plan, name)]
 
 
-def _row(item: StagePlan) -> tuple[str, ...]:
+def table(plan: Plan) -> Table:
+    """Return the plan as a table: a row for each stage."""
+    head = ("stage", "state", "fingerprint", "estimate", "reason")
+    return Table(head=head, rows=[row(item, item.stage.name) for item in plan.stages])
+
+
+def row(item: StagePlan, label: str) -> tuple[str, ...]:
+    """Return the row of a stage that is called `label`."""
     estimate = item.estimate
     return (
-        f"{item.state} {item.stage.name}",
+        f"{item.state} {label}",
         STATES[item.state],
         short(item.fingerprint) if item.fingerprint else "",
         f"{duration(estimate.seconds)} ({estimate.source})" if estimate else "",
@@ -64,12 +71,13 @@ def to_json(plan: Plan) -> str:
         "store": plan.store,
         "up_to_date": plan.up_to_date,
         **totals(plan),
-        "stages": [_to_tree(item) for item in plan.stages],
+        "stages": [stage_tree(item) for item in plan.stages],
     }
     return json.dumps(tree, indent=1, allow_nan=False)
 
 
-def _to_tree(item: StagePlan) -> dict[str, object]:
+def stage_tree(item: StagePlan) -> dict[str, object]:
+    """Return the plan of a stage as JSON values."""
     manifest = item.manifest
     return {
         "stage": item.stage.name,

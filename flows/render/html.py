@@ -55,9 +55,13 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-class _Drawn(Protocol):
-    def svg(self) -> str: ...
+class Drawn(Protocol):
+    """A chart that a page can have."""
+
+    def svg(self) -> str:
+        """Return the chart as SVG for a page."""
+        ...
 
 
-def _drawing(chart: _Drawn) -> Markup:
+def _drawing(chart: Drawn) -> Markup:
     return Markup(chart.svg())  # our own SVG, whose label is escaped

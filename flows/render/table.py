@@ -1,7 +1,8 @@
-"""A table, as aligned text, as markdown and as rows for Prefect's pages."""
+"""Tables: aligned text for terminals, rows for HTML and Prefect's pages, and markdown."""
 
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 Row: TypeAlias = Sequence[str]
@@ -10,6 +11,24 @@ Row: TypeAlias = Sequence[str]
 _GAP = "  "  # between two columns
 _CONTINUED = "    "  # before what did not fit into a row's line
 _MIN_WRAPPED = 20  # columns: in fewer than that, words are not wrapped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of text below a head; a page colours cells that end in better or worse."""
+
+    head: Row
+    rows: Sequence[Row]
+    right: Collection[int] = ()  # indices of right-aligned columns
+    name: int = 0  # index of the column that names the rows
+
+    def lines(self, *, width: int | None) -> list[str]:
+        """Return the table for a terminal of this width: see `columns`."""
+        return columns([self.head, *self.rows], right=self.right, width=width)
+
+    def tree(self) -> list[dict[str, str]]:
+        """Return the rows by the names of their columns, for Prefect's pages."""
+        return [dict(zip(self.head, row, strict=True)) for row in self.rows]
 
 
 def columns(

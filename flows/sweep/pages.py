@@ -28,11 +28,9 @@ class SweepPages:
 
     def show_report(self, report: SweepReport, files: Files, cost: Iterable[str]) -> None:
         """Show the results: a table of models, sentences with the cost, a plot."""
-        table = [dict(zip(report.header, row, strict=True)) for row in report.rows]
         sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *cost))
         text = f"{sentences}\n\nPage on the machine that ran it: `{files.page}`\n"
-        if table:
-            self._writer.show("models", "table", table, about=f"Store: {report.store}")
+        self._writer.show("models", "table", report.table.tree(), about=report.lead)
         self._writer.show("findings", "markdown", text, about="What the numbers say")
         if files.picture is not None:
             # As a data URL: Prefect's server has no place for files.

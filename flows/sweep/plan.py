@@ -5,15 +5,14 @@ A stage that several runs share is one unit and counts once.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
-from flows.identity.ref import short
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
-from flows.plan.render import totals
+from flows.plan.render import row, stage_tree, totals
 from flows.plan.upstream import apply_pins
 from flows.render.table import columns
 from flows.render.text import duration
@@ -122,7 +121,7 @@ def lines_of(planned: SweepPlan, *, width: int | None = None) -> list[str]:
         mine = {unit.stage.name: item for unit, item in alone if unit.members == (member,)}
         table.append(_row(member, mine, stages))
     return [
-        *columns([_shared_row(unit, item) for unit, item in several], width=width),
+        *columns([row(item, unit.label) for unit, item in several], width=width),
         "",
         *columns(table, right=range(1, len(planned.sweep.head)), width=width),
         "",
@@ -140,23 +139,14 @@ def plan_to_json(planned: SweepPlan) -> str:
         **totals(planned.plan),
         "stages": [
             {
-                "stage": unit.stage.name,
+                **stage_tree(item),
                 "members": [member.label for member in unit.members],
                 "depths": [member.depth for member in unit.members],
-                "state": item.state,
-                "fingerprint": item.fingerprint,
-                "estimate": asdict(item.estimate) if item.estimate else None,
             }
             for unit, item in planned.items
         ],
     }
     return json.dumps(tree, indent=1, allow_nan=False)
-
-
-def _shared_row(unit: Unit, item: StagePlan) -> list[str]:
-    about = duration(item.estimate.seconds) if item.estimate else ""
-    fingerprint = short(item.fingerprint) if item.fingerprint else ""
-    return [f"{item.state} {unit.label}", STATES[item.state], fingerprint, about]
 
 
 def _row(member: Member, mine: Mapping[str, StagePlan], stages: Sequence[str]) -> list[str]:

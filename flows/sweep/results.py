@@ -12,6 +12,7 @@ from typing import Any
 from flows.compare.compare import scores_of
 from flows.identity.manifest import Manifest
 from flows.render.score import Delta
+from flows.render.table import Table
 from flows.sweep.files import SweepReport
 from flows.sweep.grid import Sweep, SweepPoint
 from flows.sweep.halving import FAILED, seeds_allowed
@@ -142,12 +143,10 @@ def report_of_sweep(
             if (mean := each.difference) is not None
         ],
     )
+    overrides = f" with {', '.join(sweep.grid.overrides)}" if sweep.grid.overrides else ""
     return SweepReport(
         name=sweep.name,
-        heading=f"{sweep.name}: {len(found)} points",
-        profile=sweep.grid.profile,
-        overrides=sweep.grid.overrides,
-        store=store,
+        lead=f"Profile {sweep.grid.profile}{overrides}; store {store}.",
         pictures=(
             series.plots(plot.title)
             if series is not None and series.losses
@@ -160,13 +159,15 @@ def report_of_sweep(
             *_sentences(sweep, found),
             *(series.sentences() if series else ()),
         ],
-        header=(
-            *(*sweep.head[:-1], "seeds", f"mean {sweep.metric}", f"from {base}"),
-            *(("mean CORE",) if has_core else ()),
-            "ended",
+        table=Table(
+            head=(
+                *(*sweep.head[:-1], "seeds", f"mean {sweep.metric}", f"from {base}"),
+                *(("mean CORE",) if has_core else ()),
+                "ended",
+            ),
+            rows=[_row(sweep, each, has_core=has_core) for each in found],
+            right=range(1, len(sweep.head) + 2 + has_core),
         ),
-        rows=[_row(sweep, each, has_core=has_core) for each in found],
-        num_numbers=len(sweep.head) + 1 + has_core,
         footer=_FOOTER if series is None else f"{_FOOTER}\n{_SERIES_FOOTER}",
         tree={
             **_tree(sweep, found, store),

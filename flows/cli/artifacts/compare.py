@@ -11,14 +11,13 @@ from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, read_all
 from flows.cli.options import AsJson, NotNegative, StoreOptions
-from flows.cli.output import aligned, print_deltas, print_json, screen
+from flows.cli.output import print_deltas, print_json, screen, table_width
 from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
 from flows.identity.diff import Change
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart
 from flows.render.score import Delta
-from flows.render.text import listed
 from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -58,7 +57,7 @@ def compare(
     import tempfile
 
     from flows.compare.curves import curve_tree, curves_of
-    from flows.compare.page import render, write
+    from flows.compare.page import page_of, write
 
     if len(references) < 2:
         raise ConfigError(
@@ -91,7 +90,7 @@ def compare(
         same=list(dict.fromkeys(stage_title(s["stage"]) for s in stages if s["same"])),
     )
     if html is not None:
-        write(html, render(compared))
+        write(html, page_of(compared))
     if not as_json:
         print_deltas(_lines(compared, stages, answers))
         if html is not None:
@@ -193,20 +192,17 @@ def changes_between(old: Manifest | None, new: Manifest | None) -> list[Change]:
 def _lines(compared: Compared, stages: Sequence[Mapping[str, Any]], answers: int) -> Iterator[str]:
     from flows.compare.curves import drawn
 
-    if not stages:
-        yield "nothing that they made measured anything"
     yield from compared.verdicts
-    for name, of_name in compared.changes.items():
-        yield f"{name} differs from {compared.names[0]} in {listed(of_name, _MAX_CHANGES)}"
+    yield from compared.differences(_MAX_CHANGES)
     for title, rows in (("score", compared.scores), ("training", compared.others)):
         if rows:
-            yield from ("", *aligned([compared.head(title), *(row.texts for row in rows)]))
+            yield from ("", *compared.table(title, rows).lines(width=table_width()))
     if changed := list(_answers_of(compared.names, stages, answers)):
         yield from ("", *changed)
     for chart in compared.charts:
         yield from ("", *drawn(chart, compared.names))
     if compared.same:
-        yield from ("", f"the same artifact: {', '.join(compared.same)}")
+        yield from ("", compared.same_artifacts)
 
 
 def _answers_of(

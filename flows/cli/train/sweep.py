@@ -137,8 +137,8 @@ def _run(
     built, cached = made.spent.built.stages, made.spent.cached.stages
     took = duration(time.monotonic() - began)
     print_lines(["", f"{built} stages built, {cached} cached, in {took}", ""])
-    print_lines(made.report.lines(width=table_width()))
-    print_lines(["", *made.spent.lines, f"page     {made.files.page}"])
+    print_lines(made.report.table.lines(width=table_width()))
+    print_lines(["", *made.report.sentences, "", *made.spent.lines, f"page     {made.files.page}"])
     if made.files.picture:
         print_lines([f"picture  {made.files.picture}"])
     print_lines([f"numbers  {made.files.numbers}"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page
 
-from flows.compare.page import render
+from flows.compare.page import page_of
 from flows.compare.score_table import Cell, Compared, Row
 from flows.render.charts import Chart
 from flows.stages import PRETRAIN
@@ -33,7 +33,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for quantity in PRETRAIN.curves
     ]
-    cell = Cell(value="25.0 % (20 to 30)", delta="+1.0 (-2.0 to +4.0)", verdict="better")
+    cell = Cell(value="25.0 % (20 to 30)", delta="+1.0 (-2.0 to +4.0) better", verdict="better")
     row = Row(stage="SFT", metric="arithmetic", cells=[cell for _ in NAMES])
     changes = {
         name: ["seed 0 -> 1", "model.windows [128, 256] -> [64, 64, 64]"] for name in NAMES[1:]
@@ -42,7 +42,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
         names=NAMES, changes=changes, scores=[row], others=[row], charts=curves, same=["shards"]
     )
     path = tmp_path_factory.mktemp("compared") / "page.html"
-    path.write_text(render(page), encoding="utf-8")
+    path.write_text(page_of(page), encoding="utf-8")
     return path
 
 

@@ -69,8 +69,7 @@ ROUNDS = 10  # of edits; each file is edited in half of them, no two files in th
 
 # Files beside the code that decide no artifact, or do so by values that are hashed elsewhere.
 UNHASHED = {
-    "flows/compare/compare.html.jinja": "the page of `nanochat compare`",
-    "flows/sweep/page.html.jinja": "the page of a sweep",
+    "flows/compare/page.html.jinja": "the pages of `nanochat compare` and of a sweep",
     "infra/": "how machines are started",
     "nanochat_core/server/page/": "the chat page",
 }

@@ -6,11 +6,9 @@ import pytest
 
 from flows.building.build import Built
 from flows.identity.manifest import Manifest
-from flows.orchestration.run_page import (
-    artifacts_text,
-    plan_rows,
-)
+from flows.orchestration.run_page import artifacts_text
 from flows.plan.plan import STATES
+from flows.plan.render import table
 from flows.stages import STAGES
 from tests.support.flows.house import House, make_run
 
@@ -45,10 +43,10 @@ def resumed(item: Built) -> Built:
 
 
 def test_the_plan_has_a_row_for_every_stage(built: House, house: House) -> None:
-    rows = plan_rows(house.plan())
-    assert [row["stage"] for row in rows] == [stage.name for stage in STAGES]
-    assert {row["state"] for row in rows} == {f"+ {STATES['+']}"}
-    assert {row["state"] for row in plan_rows(built.plan())} == {f"= {STATES['=']}"}
+    rows = table(house.plan()).tree()
+    assert [row["stage"] for row in rows] == [f"+ {stage.name}" for stage in STAGES]
+    assert {row["state"] for row in rows} == {STATES["+"]}
+    assert {row["state"] for row in table(built.plan()).tree()} == {STATES["="]}
 
 
 def test_a_runs_page_names_every_artifact_its_address_and_what_brings_it_here(

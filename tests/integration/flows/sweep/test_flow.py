@@ -44,7 +44,7 @@ def test_what_ranks_behind_is_stopped_and_what_is_shared_is_built_once(
     assert (swept.spent.built.stages, swept.spent.cached.stages) == (BUILT, 0)
     assert swept.spent.built.seconds > 0
     assert swept.spent.built.dollars > 0  # the toys' machine has a price
-    assert [row[2] for row in swept.report.rows] == [
+    assert [row[2] for row in swept.report.table.rows] == [
         *("3 of 3", "2 of 3", "3 of 3", "1 of 3", "1 of 3")
     ]
     assert swept.report.sentences[0].startswith("best: p2 (optimizer.muon_lr=0.028)")

@@ -43,8 +43,8 @@ def report(table: dict[str, tuple[float | None, ...]] | None = None, **options: 
 def test_the_table_has_differences_between_runs_of_the_same_seed() -> None:
     found = report(reduction=1)
 
-    assert found.header == ("point", "muon_lr", "seeds", "mean val_bpb", "from base", "ended")
-    assert found.rows == [
+    assert found.table.head == ("point", "muon_lr", "seeds", "mean val_bpb", "from base", "ended")
+    assert found.table.rows == [
         ("base", "0.02", "3 of 3", "3.0000", "", ""),
         ("p1", "0.01", "3 of 3", "2.9033", "-0.0967 (-0.1346 to -0.0587)", ""),
         ("p2", "0.03", "3 of 3", "3.1000", "+0.1000 (+0.1000 to +0.1000)", ""),
@@ -57,7 +57,14 @@ def test_the_table_has_differences_between_runs_of_the_same_seed() -> None:
 def test_a_point_that_is_stopped_keeps_the_seeds_it_had() -> None:
     found = report()
 
-    assert found.rows[2] == ("p2", "0.03", "1 of 3", "3.1000", "+0.1000", "stopped after 1 seed")
+    assert found.table.rows[2] == (
+        "p2",
+        "0.03",
+        "1 of 3",
+        "3.1000",
+        "+0.1000",
+        "stopped after 1 seed",
+    )
     assert (
         "p2 after 1 seed; after each seed the best 1 in 2 continue, so 7 of 9 runs"
         in found.sentences[1]
@@ -83,7 +90,7 @@ def test_the_base_gets_all_seeds_and_the_points_what_is_allowed() -> None:
 def test_a_failed_run_is_named_and_stops_its_point() -> None:
     found = report({**TABLE, "p1": (None, None, None)})
 
-    assert found.rows[1] == ("p1", "0.01", "0 of 3", "", "", "failed")
+    assert found.table.rows[1] == ("p1", "0.01", "0 of 3", "", "", "failed")
     assert found.sentences[0] == "no point that has all seeds is better than base, by mean val_bpb"
 
 
@@ -99,7 +106,7 @@ def test_an_evaluation_without_the_score_counts_as_failed_and_says_why() -> None
 
     assert "p1 s2" not in wanted_of(sweep, {"p1 s1": evaluated["p1 s1"]})
     found = report_of_sweep(sweep, evaluated, "file:///store")
-    assert found.rows[1] == ("p1", "0.01", "0 of 3", "", "", "failed")
+    assert found.table.rows[1] == ("p1", "0.01", "0 of 3", "", "", "failed")
     assert found.sentences[0].startswith("best: p2")
     assert "p1 s1 has no chatcore (humaneval: its examples are missing)" in found.sentences
 
@@ -107,7 +114,7 @@ def test_an_evaluation_without_the_score_counts_as_failed_and_says_why() -> None
 def test_without_a_base_there_are_no_differences() -> None:
     found = report({**TABLE, "base": (None, None, None)})
 
-    assert [row[4] for row in found.rows] == ["", "", ""]
+    assert [row[4] for row in found.table.rows] == ["", "", ""]
     assert found.sentences[0].startswith("base failed")
     assert not found.pictures
 
@@ -128,7 +135,7 @@ def test_chatcore_is_better_if_it_is_more() -> None:
     found = report_of_sweep(sweep_of(stage="chat_eval_sft"), made_of, "file:///store")
 
     assert found.sentences[0].startswith("best: p2")
-    assert found.rows[1][-1] == "stopped after 1 seed"
+    assert found.table.rows[1][-1] == "stopped after 1 seed"
 
 
 def test_other_text_is_noted() -> None:

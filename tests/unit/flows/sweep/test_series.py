@@ -129,13 +129,13 @@ def test_depths_that_are_no_series_are_refused_with_a_hint(
 def test_a_table_has_the_size_and_the_scores_of_each_model() -> None:
     found = report(1, 2, 3, 4)
 
-    assert found.header == (
+    assert found.table.head == (
         *("depth", "parameters", "scaling", "tokens", "tokens/param", "FLOPs", "seeds"),
         *("mean val_bpb", "from d1", "ended"),
     )
-    assert [row[0] for row in found.rows] == ["d1", "d2", "d3", "d4"]
-    assert found.rows[2][1] == "754 k"
-    assert found.rows[2][6:] == ("1 of 1", "2.4000", "-0.6000", "")
+    assert [row[0] for row in found.table.rows] == ["d1", "d2", "d3", "d4"]
+    assert found.table.rows[2][1] == "754 k"
+    assert found.table.rows[2][6:] == ("1 of 1", "2.4000", "-0.6000", "")
     run = open_profile("tiny", depth=3).run
     size = size_of(run)
     assert size.parameters == num_params(run.model, run.numerics) == 753_792
@@ -145,8 +145,8 @@ def test_a_table_has_the_size_and_the_scores_of_each_model() -> None:
 def test_core_is_a_column_where_it_was_measured() -> None:
     found = report(1, 2, core=0.0625)
 
-    assert found.header[-2:] == ("mean CORE", "ended")
-    assert [row[-2] for row in found.rows] == ["0.0625", "0.0625"]
+    assert found.table.head[-2:] == ("mean CORE", "ended")
+    assert [row[-2] for row in found.table.rows] == ["0.0625", "0.0625"]
     assert found.tree["points"][1]["core"] == 0.0625
 
 
@@ -191,7 +191,7 @@ def test_a_depth_that_failed_is_named_with_its_error_and_the_others_are_fitted(
     found = report(1, 2, 5, errors={"d5 / pretrain": error})
 
     assert found.sentences[0] == f"d5 / pretrain: {error}"
-    assert found.rows[2][-4:] == ("0 of 1", "", "", "failed")
+    assert found.table.rows[2][-4:] == ("0 of 1", "", "", "failed")
     assert found.tree["errors"] == {"d5 / pretrain": error}
     assert list(found.tree["series"]["losses"]) == [1, 2]
     page = write_files(tmp_path, found).page.read_text()
