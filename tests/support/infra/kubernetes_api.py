@@ -6,10 +6,10 @@ no label of DNS is refused, and so is a request without the service account's to
 
 import contextlib
 import json
-import re
 import threading
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -137,12 +137,7 @@ JOBSET = _object(
         ttlSecondsAfterFinished=_COUNT,
     ),
 )
-_DELETE = _object(
-    "kind",
-    apiVersion={"const": "v1"},
-    kind={"const": "DeleteOptions"},
-    propagationPolicy={"enum": ["Foreground", "Background", "Orphan"]},
-)
+_DELETE = _object(propagationPolicy={"enum": ["Foreground", "Background", "Orphan"]})
 
 
 class Refusal(Exception):
@@ -154,14 +149,26 @@ class Cluster:
     """The objects of the server; a test plays the controllers by changing them."""
 
     url: str = ""
-    account: Path = Path()
+    kubeconfig: Path = Path()
     jobsets: dict[str, Any] = field(default_factory=dict)
     pods: list[Any] = field(default_factory=list)
     logs: dict[str, list[str]] = field(default_factory=dict)  # lines "TIME TEXT", by pod
     deleting: set[str] = field(default_factory=set)  # names that are not free yet
     broken: int = 0  # so many requests get status code 500
     promised: int = 0  # bytes of each answer that the server announces, if not as many as it has
+    has_jobsets: bool = True  # False: their controller is not installed
     requests: list[str] = field(default_factory=list)
+
+    def write_kubeconfig(self, token: str = TOKEN) -> None:
+        """Write the file that names the server, its namespace and a user's token."""
+        context = {"cluster": "test", "user": "test", "namespace": NAMESPACE}
+        tree = {
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": {"server": self.url}}],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": context}],
+        }
+        self.kubeconfig.write_text(json.dumps(tree))  # JSON is YAML
 
     def end(self, name: str, condition: str, message: str = "") -> None:
         """End a JobSet as its controller does."""
@@ -174,12 +181,12 @@ class Cluster:
         pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
         name = path.rpartition("/")[2]
         match method, path.removesuffix(f"/{name}"):
-            case "POST", _ if path == jobsets:
+            case "POST", _ if path == jobsets and self.has_jobsets:
                 return self._create(body)
             case "GET", place if place == jobsets and name in self.jobsets:
                 return self.jobsets[name]
             case "DELETE", place if place == jobsets and name in self.jobsets:
-                _check(body, _DELETE)
+                _check(query, _DELETE)
                 return self.jobsets.pop(name)
             case "GET", _ if path == pods:
                 return {"items": [pod for pod in self.pods if _has(pod, query["labelSelector"])]}
@@ -204,12 +211,11 @@ class Cluster:
         return self.jobsets[name]
 
     def _log(self, pod: str, query: dict[str, str]) -> str:
-        assert query["timestamps"] == "true"
-        since = query.get("sinceTime", "")
-        if since and not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(Z|[+-]\d\d:\d\d)", since):
-            raise Refusal(400, f"sinceTime is {since!r}")
-        text = "".join(f"{line}\n" for line in self.logs[pod] if line[:19] >= since[:19])
-        return text[: int(query["limitBytes"])]
+        assert query["timestamps"].lower() == "true"
+        # The pod's clock: it stands still after the last line.
+        now = max(datetime.fromisoformat(line[:19]) for line in self.logs[pod] if line[:1] == "2")
+        since = now - timedelta(seconds=int(query.get("sinceSeconds", 10**6)))
+        return "".join(f"{line}\n" for line in self.logs[pod] if line[:19] >= since.isoformat())
 
 
 def _containers(job: Any) -> list[Any]:
@@ -232,10 +238,8 @@ def _check(body: Any, schema: Any) -> None:
 
 @contextlib.contextmanager
 def kubernetes_api(directory: Path) -> Generator[Cluster]:
-    """Serve a cluster on 127.0.0.1, with a service account's files in `directory`."""
-    cluster = Cluster(account=directory)
-    (directory / "token").write_text(f"{TOKEN}\n")
-    (directory / "namespace").write_text(NAMESPACE)
+    """Serve a cluster on 127.0.0.1, with a kubeconfig in `directory`."""
+    cluster = Cluster(kubeconfig=directory / "kubeconfig")
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
@@ -256,12 +260,15 @@ def kubernetes_api(directory: Path) -> Generator[Cluster]:
                 if data and self.headers["Content-Type"] != "application/json":
                     raise Refusal(415, "not JSON")
                 body = json.loads(data) if data else None
-                code, found = 200, cluster.answer(self.command, parts.path, query, body)
+                code = 201 if self.command == "POST" else 200
+                found = cluster.answer(self.command, parts.path, query, body)
             except Refusal as error:
                 code, message = error.args
                 found = {"kind": "Status", "code": code, "message": message}
             answer = found if isinstance(found, str) else json.dumps(found)
             self.send_response(code)
+            kind = "text/plain" if isinstance(found, str) else "application/json"
+            self.send_header("Content-Type", kind)
             if cluster.promised:
                 self.send_header("Content-Length", str(cluster.promised))
             self.end_headers()
@@ -271,6 +278,7 @@ def kubernetes_api(directory: Path) -> Generator[Cluster]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     cluster.url = f"http://127.0.0.1:{server.server_port}"
+    cluster.write_kubeconfig()
     serving = threading.Thread(target=server.serve_forever)
     serving.start()
     try:

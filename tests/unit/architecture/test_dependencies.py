@@ -13,7 +13,8 @@ from tests.unit.architecture.test_files import PACKAGES, ROOT, python_files, sta
 HELD_BACK = {"sqlalchemy", "whenever"}
 # Imported only where they are installed, callers say what is missing; and a part of pydantic.
 OPTIONAL = {
-    *("cudnn", "flash_attn", "flash_attn_interface", "pydantic_core", "transformers", "triton")
+    *("cudnn", "flash_attn", "flash_attn_interface", "kubernetes", "pydantic_core"),
+    *("transformers", "triton"),
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {re.split(r"[\[<>=;~ ]", item)[0].lower() for item in PROJECT["dependencies"]}

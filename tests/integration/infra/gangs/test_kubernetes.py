@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from infra.gangs import kubernetes
 from infra.gangs.base import GangError, GangSpec, SchedulerUnavailable
 from infra.gangs.kubernetes import QUEUE, TEMPLATE, Kubernetes
+from infra.gangs.open import open_gangs
 from infra.launch.rendezvous import Gang, find_gang, find_port
-from tests.support.infra.kubernetes_api import TOKEN, Cluster, kubernetes_api
+from tests.support.infra.kubernetes_api import Cluster, kubernetes_api
 
 NAME = "pretrain-1a2b3c4d5e6f-0a1b2c"
 SPEC = GangSpec(
@@ -34,7 +34,15 @@ def gangs(cluster: Cluster) -> Kubernetes:
 def open_cluster(
     cluster: Cluster, template: Path = TEMPLATE, queue: str | None = None
 ) -> Kubernetes:
-    return Kubernetes(cluster.url, template=template, queue=queue, account=cluster.account)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NANOCHAT_GANGS", "kubernetes")
+        patch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        patch.setenv("NANOCHAT_JOBSET", str(template))
+        patch.setenv("NANOCHAT_QUEUE", queue or "")
+        patch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+        gangs = open_gangs(Path())
+    assert isinstance(gangs, Kubernetes)
+    return gangs
 
 
 def container_of(jobset: Any) -> Any:
@@ -93,7 +101,7 @@ def test_a_template_with_a_misspelt_field_is_refused(cluster: Cluster, tmp_path:
     template["spec"]["replicatedJobs"][0]["template"]["spec"]["backofLimit"] = 0
     path = tmp_path / "jobset.yaml"
     path.write_text(yaml.safe_dump(template))
-    with pytest.raises(GangError, match=r"refuses POST \(422\): .*backofLimit") as caught:
+    with pytest.raises(GangError, match=r"refuses \(422\): .*backofLimit") as caught:
         open_cluster(cluster, path).submit(SPEC)
     assert not isinstance(caught.value, SchedulerUnavailable)
 
@@ -140,8 +148,10 @@ def test_a_gang_that_failed_has_the_exit_code_of_pod_0(cluster: Cluster, gangs: 
     gangs.submit(SPEC)
     for number, code in enumerate((75, 1)):  # of an earlier attempt, and of the last
         add_pod(cluster, f"pod-{number}", number, phase="Failed")
-        end = {"state": {"terminated": {"exitCode": code}}}
-        cluster.pods[-1]["status"]["containerStatuses"] = [end]
+        state = {"terminated": {"exitCode": code}}
+        container = {"name": "stage", "image": "i", "imageID": "i", "ready": False}
+        status = {**container, "restartCount": 0, "state": state}
+        cluster.pods[-1]["status"]["containerStatuses"] = [status]
     add_pod(cluster, "other", 2, index="1", phase="Failed")
     cluster.end(NAME, "Failed", "jobset failed")
     assert gangs.state(NAME).exit_code == 1
@@ -157,7 +167,7 @@ def test_a_gang_that_ended_makes_room_for_the_next_and_one_that_runs_does_not(
     assert not any(request.startswith("DELETE") for request in cluster.requests)
     cluster.end(NAME, "Failed")
     cluster.deleting.add(NAME)
-    with pytest.raises(SchedulerUnavailable, match="is being deleted"):
+    with pytest.raises(SchedulerUnavailable, match="already exists"):
         gangs.submit(SPEC)
     cluster.deleting.clear()
     gangs.submit(SPEC)
@@ -212,33 +222,14 @@ def test_lines_of_a_progress_bar_are_whole(cluster: Cluster, gangs: Kubernetes) 
     assert gangs.logs(NAME, time) == ([], time)
 
 
-@pytest.mark.parametrize("cut", [50, 57, 80])  # within the second line: its time, or its text
-def test_a_line_that_the_limit_cuts_comes_with_the_next_call(
-    cluster: Cluster, gangs: Kubernetes, monkeypatch: pytest.MonkeyPatch, cut: int
-) -> None:
+def test_a_burst_of_lines_in_one_second_comes_whole(cluster: Cluster, gangs: Kubernetes) -> None:
     add_pod(cluster, "first", 1)
-    times = [f"2026-11-24T01:00:0{second}.100000000Z" for second in (2, 3)]
-    cluster.logs["first"] = [f"{time} {'x' * 9}{time[18]}" for time in times]
-    monkeypatch.setattr(kubernetes, "_MOST_LOG", cut)
+    times = [f"2026-11-24T01:00:02.{part:09}+02:00" for part in range(1, 20_001)]
+    cluster.logs["first"] = [f"{time} {'x' * 99}" for time in times[:10_000]]
     lines, after = gangs.logs(NAME, "")
-    assert (lines, after) == (["x" * 9 + "2"], times[0])
-    monkeypatch.undo()
-    assert gangs.logs(NAME, after) == (["x" * 9 + "3"], times[1])
-
-
-def test_a_second_with_more_than_one_calls_lines_does_not_stop_the_next(
-    cluster: Cluster, gangs: Kubernetes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add_pod(cluster, "first", 1)
-    times = [f"2026-11-24T01:00:02.{part}00000000+02:00" for part in range(1, 5)]
-    later = "2026-11-24T01:00:03.500000000+02:00"
-    cluster.logs["first"] = [f"{time} x" for time in (*times, later)]
-    monkeypatch.setattr(kubernetes, "_MOST_LOG", 100)
-    lines, after = gangs.logs(NAME, "")
-    assert (lines, after) == (["x", "x"], times[1])
-    [note], after = gangs.logs(NAME, after)
-    assert "left out" in note
-    assert gangs.logs(NAME, after) == (["x"], later)
+    assert (len(lines), after) == (10_000, times[9_999])
+    cluster.logs["first"] += [f"{time} y" for time in times[10_000:]]
+    assert gangs.logs(NAME, after) == (["y"] * 10_000, times[-1])
 
 
 def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
@@ -247,16 +238,22 @@ def test_a_server_in_trouble_is_asked_again_and_one_that_refuses_is_not(
     cluster.broken = 1
     with pytest.raises(SchedulerUnavailable, match="etcd has no leader"):
         gangs.state(NAME)
-    (cluster.account / "token").write_text("expired")
+    cluster.write_kubeconfig(token="expired")
     with pytest.raises(GangError, match=r"\(401\): Unauthorized") as caught:
-        gangs.state(NAME)
+        open_cluster(cluster).state(NAME)
     assert not isinstance(caught.value, SchedulerUnavailable)
-    (cluster.account / "token").write_text(TOKEN)
     gangs.submit(SPEC)
-    for promised, match in ((10**6, "does not answer"), (5, "no JSON")):
-        cluster.promised = promised
-        with pytest.raises(SchedulerUnavailable, match=match):
-            gangs.state(NAME)
-    away = replace(cluster, url=f"http://127.0.0.1:{find_port()}")
+    cluster.promised = 10**6
     with pytest.raises(SchedulerUnavailable, match="does not answer"):
-        open_cluster(away).state(NAME)
+        gangs.state(NAME)
+    cluster.url = f"http://127.0.0.1:{find_port()}"
+    cluster.write_kubeconfig()
+    with pytest.raises(SchedulerUnavailable, match="does not answer"):
+        open_cluster(cluster).state(NAME)
+
+
+def test_a_cluster_without_jobsets_is_refused(cluster: Cluster, gangs: Kubernetes) -> None:
+    cluster.has_jobsets = False
+    with pytest.raises(GangError, match="the cluster has no JobSets") as caught:
+        gangs.submit(SPEC)
+    assert not isinstance(caught.value, SchedulerUnavailable)
