@@ -5,9 +5,6 @@ name; a person may change the depth and single values (`--set`).
 """
 
 import dataclasses
-import json
-import types
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +20,8 @@ from infra.placement import (
     default_sinks,
     default_store,
     device_for,
+    parse_value,
+    read_value,
     with_settings,
 )
 from nanochat_core import scaling, scaling_january
@@ -45,7 +44,7 @@ from nanochat_core.config import (
 from nanochat_core.data.text.pydocs import python_snapshot
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
-from nanochat_core.section import Section, from_json
+from nanochat_core.section import Section, types_of
 
 _SUGGESTED = 5  # settings in a hint
 
@@ -266,7 +265,7 @@ def open_profile(
     profile = PROFILES[name]() if depth is None else PROFILES[name](depth)
     tree = profile.run.tree()
     for override in overrides:
-        _apply(RunConfig, tree, override)
+        _apply(tree, override)
     # After all overrides: checks across settings hold for the result, in any order of --set.
     run = RunConfig.from_tree(tree, where="the run")
     if not snapshots:
@@ -308,65 +307,44 @@ def make_placement(
     return Placement(home=home, store=store or default_store(home), gpus=gpus, resources=resources)
 
 
-def _apply(section: type[Section], tree: dict[str, Any], override: str) -> None:
+def _apply(tree: dict[str, Any], override: str) -> None:
     """Set one `section.name=value` in the tree."""
     path, equals, text = override.partition("=")
     if not equals:
         raise ConfigError(f"'{override}' is not of the form section.name=value")
-    *parents, name = path.strip().split(".")
-    types_by_name = typing.get_type_hints(section)
-    # Types and values are descended in step: the types show which names exist.
+    setting = path.strip()
+    if (expected := setting_types().get(setting)) is None:
+        raise _no_setting(setting)
+    *parents, name = setting.split(".")
     for parent in parents:
-        types_by_name = _open_section(types_by_name, parent, path)
         tree = tree[parent]
-    expected = types_by_name.get(name)
-    if expected is None or isinstance(tree.get(name), dict):
-        raise _no_setting(path)
     # A mixture may be given by its name or .toml file or, like any list, as JSON.
     if name == "mixture" and not text.strip().startswith("["):
-        value = [entry.tree() for entry in scaling.open_mixture(text.strip())]
-    else:
-        # White space around a value is not part of it, but divides documents. Of `name = value` the
-        # space after the sign is no part of either.
-        spaced = text.removeprefix(" ") if path.endswith(" ") else text
-        is_kept = name == "separator" and text.strip() != "null"
-        value = _parse(expected, spaced if is_kept else text.strip())
-    from_json(expected, value, where=path)  # checks it here, so that the error names the setting
-    tree[name] = value
+        tree[name] = [entry.tree() for entry in scaling.open_mixture(text.strip())]
+        return
+    # White space around a value is not part of it, but divides documents. Of `name = value` the
+    # space after the sign is no part of either.
+    if name != "separator" or text.strip() == "null":
+        text = text.strip()
+    elif path.endswith(" "):
+        text = text.removeprefix(" ")
+    read_value(expected, text, where=setting)  # here, so that the error names the setting
+    tree[name] = parse_value(expected, text)
 
 
-def _open_section(types_by_name: dict[str, Any], name: str, path: str) -> dict[str, Any]:
-    inner = types_by_name.get(name)
-    if not (isinstance(inner, type) and issubclass(inner, Section)):
-        raise _no_setting(path)
-    return typing.get_type_hints(inner)
-
-
-def _parse(expected: Any, text: str) -> Any:
-    """Parse text as JSON if the type is not a string; return other text unchanged."""
-    if expected is str:
-        return text
-    if isinstance(expected, types.UnionType) and str in typing.get_args(expected):
-        return None if text == "null" else text
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply
-        return text  # from_json reports the expected type
-
-
-def setting_names(section: type[Section] = RunConfig, prefix: str = "") -> list[str]:
-    """Return the dotted names of all single settings of a section."""
-    found: list[str] = []
-    for name, expected in typing.get_type_hints(section).items():
+def setting_types(section: type[Section] = RunConfig, prefix: str = "") -> dict[str, Any]:
+    """Return the types of all single settings of a section by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, expected in types_of(section).items():
         if isinstance(expected, type) and issubclass(expected, Section):
-            found += setting_names(expected, f"{prefix}{name}.")
+            found |= setting_types(expected, f"{prefix}{name}.")
         else:
-            found.append(f"{prefix}{name}")
+            found[f"{prefix}{name}"] = expected
     return found
 
 
 def _no_setting(path: str) -> ConfigError:
-    known = setting_names()
+    known = [*setting_types()]
     hint = suggest(path, known)
     if not nearest(path, known):
         likely = ", ".join(nearest(path, known, least=0.0)[:_SUGGESTED])

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import types
 import typing
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -131,7 +132,10 @@ def with_settings(resources: Resources, settings: Sequence[str]) -> Resources:
                 f"'{setting}' does not set anything of the placement",
                 hint=suggest(name, SETTINGS, form="{}=..."),
             )
-        value = _read(name, types_by_name[name], text)
+        kind = types_by_name[name]
+        value: Any = (
+            _read_sinks(name, text) if name == "sinks" else read_value(kind, text, where=name)
+        )
         # The same value twice is harmless: an option of its own may repeat what --place says.
         if changes.setdefault(name, value) != value:
             raise ConfigError(
@@ -153,20 +157,29 @@ def missing_packages(names: Iterable[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _read(name: str, expected: Any, text: str) -> Any:
-    """Return the value that a person wrote. Raises ConfigError if it has the wrong type."""
+def read_value(expected: Any, text: str, *, where: str) -> Any:
+    """Return the value of a setting of this type. Raises ConfigError if the text has another."""
     if typing.get_origin(expected) is typing.Literal:
         if text not in (allowed := typing.get_args(expected)):
-            raise ConfigError(f"{name} is '{text}'", hint=f"one of: {', '.join(allowed)}")
+            raise ConfigError(f"{where} is '{text}'", hint=f"one of: {', '.join(allowed)}")
         return text
-    if typing.get_origin(expected) is tuple:
-        return _read_sinks(name, text)
     try:
-        return from_json(expected, _parse(text), where=name)
+        return from_json(expected, parse_value(expected, text), where=where)
     except ConfigError as error:
-        # The message names the expected type; the hint shows how a person writes it.
-        error.hint = _FORMS[expected]
+        # The message names the expected type; the hint shows how to write it.
+        error.hint = error.hint or _FORMS.get(expected)
         raise
+
+
+def parse_value(expected: Any, text: str) -> Any:
+    """Return text as the JSON value of a setting; unchanged if its type is text, or if not JSON."""
+    may_be_null = isinstance(expected, types.UnionType) and str in typing.get_args(expected)
+    if expected is str or (may_be_null and text != "null"):
+        return text
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
+        return text  # from_json reports the expected type
 
 
 def _read_sinks(name: str, text: str) -> tuple[str, ...]:
@@ -185,14 +198,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(typing.cast(tuple[str, ...], value)) or "none"
     return json.dumps(value).strip('"')
-
-
-def _parse(text: str) -> Any:
-    """Return text as a JSON value, or unchanged if it is not JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # no JSON, or nested too deeply
-        return text
 
 
 def default_sinks() -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from flows.artifacts.runs import (
 )
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
-from flows.profiles import PROFILES, setting_names
+from flows.profiles import PROFILES, setting_types
 from flows.render.text import listed
 from flows.stages import CHAT_MODELS, MODELS, STAGES
 from infra.near import nearest, suggest
@@ -191,7 +191,7 @@ def kind_of(word: str, store: Store | None = None) -> str | None:
         return "a stage"
     if (parts := re.split("[@/]", word, maxsplit=1))[0] in STAGE_NAMES and len(parts) > 1:
         return "an artifact"
-    if word.partition("=")[0].strip() in setting_names() and "=" in word:
+    if word.partition("=")[0].strip() in setting_types() and "=" in word:
         return "a setting"
     if store is None:
         return None

@@ -14,7 +14,7 @@ from cyclopts.exceptions import (
 )
 
 from flows.artifacts.names import kind_of
-from flows.profiles import setting_names
+from flows.profiles import setting_types
 from infra.near import nearest
 from infra.placement import SETTINGS
 from nanochat_core.errors import ConfigError
@@ -119,7 +119,7 @@ def _near_option(option: str, names: Sequence[str], given: Sequence[str]) -> str
     value = value if value and not value.startswith("-") else "VALUE"
     found = _with_words_of(word, names)
     if "--set" in names:
-        settings = setting_names()
+        settings = setting_types()
         likely = _with_words_of(word, settings) or (nearest(word, settings) if "." in word else [])
         found += [f"--set {name}={value}" for name in likely]
     if "--place" in names:

@@ -57,7 +57,7 @@ def test_a_wrong_profile_is_answered_with_the_nearest(command: str, terminal: Te
     [
         ("pretrain.num_step=3", "there is no setting 'pretrain.num_step'", "pretrain.num_steps"),
         ("pretrian.num_steps=3", "there is no setting 'pretrian.num_steps'", "pretrain.num_steps"),
-        ("pretrain.num_steps=many", "'many', expected int", "--set pretrain.num_steps=500"),
+        ("pretrain.num_steps=many", "'many', expected int", "a whole number, like 8"),
         ("pretrain.num_steps", "is not of the form section.name=value", "--set pretrain.num_steps"),
         ("numerics.precision=fp7", "numerics.precision is 'fp7'", "one of: fp32, bf16"),
         ("nonsense=5", "there is no setting 'nonsense'", "the nearest are "),
