@@ -19,7 +19,7 @@ from deployments.pools import PROCESS
 from infra.prefect.supervisor.runs import AUTO_RESUME, AUTOMATION
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
-FLOWS = ("nanochat", "nanochat-eval", "miniseries", "sweep", "one-stage")
+FLOWS = ("nanochat", "nanochat-eval", "sweep", "one-stage")
 TAG = "nanochat-flows"  # of every automation of ours
 
 ZOMBIE_SECONDS = 3 * HEARTBEAT_SECONDS  # three missed heartbeats

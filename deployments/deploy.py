@@ -19,7 +19,7 @@ from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import nanochat
-from flows.sweep.flow import miniseries, sweep
+from flows.sweep.flow import sweep
 from infra.prefect.access import configured_webhook
 from infra.prefect.supervisor.runs import AUTO_RESUME
 from nanochat_core.errors import NanochatError
@@ -96,7 +96,7 @@ def _wanted(pools: Sequence[Pool]) -> list[Wanted]:
             tags=[AUTO_RESUME],
             parameters={"pool": GPU},
         )
-        for flow in (nanochat, miniseries, sweep)
+        for flow in (nanochat, sweep)
     ]
     stages = [
         Wanted(

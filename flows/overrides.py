@@ -9,7 +9,7 @@ from flows.artifacts.runs import check_name, find_tag
 from flows.identity.diff import compare
 from flows.identity.fingerprint import canonical_config
 from flows.profiles import PROFILES, open_profile
-from flows.run_request import NamedRecipe, Recipe
+from flows.run_request import RunRequest
 from flows.stages import Stage, stages_to_redo
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
@@ -32,16 +32,15 @@ class ChangedSetting:
         return f"{self.change}: changes {', '.join(self.stages)}{more}"
 
 
-def settings_reach(
-    profile: str, recipe: Recipe, stages: Sequence[Stage]
-) -> tuple[ChangedSetting, ...]:
-    """Return the settings of `recipe` that differ from the profile's, and which stages they reach.
+def settings_reach(request: RunRequest, stages: Sequence[Stage]) -> tuple[ChangedSetting, ...]:
+    """Return the requested settings that differ from the profile's, and which stages they reach.
 
     Another depth counts as one setting, although others follow from it. Raises ConfigError like
     `changed_settings`.
     """
-    default, base = _run(profile, None, ()), _run(profile, recipe.depth, ())
-    run = _run(profile, recipe.depth, recipe.overrides)
+    profile, depth = request.profile, request.depth
+    default, base = _run(profile, None, ()), _run(profile, depth, ())
+    run = _run(profile, depth, request.overrides)
     readers: dict[str, list[str]] = {}
     for stage in stages:
         config = [{"config": canonical_config(stage, each)} for each in (default, base, run)]
@@ -112,32 +111,32 @@ def default_name(
     return name
 
 
-def name_of(profile: str, recipe: NamedRecipe) -> str:
-    """Return the name of a run of `profile`. Raises ConfigError like `changed_settings`."""
-    return recipe.run_name or default_name(
-        profile, depth=recipe.depth, overrides=recipe.overrides, use=recipe.use
+def name_of(request: RunRequest) -> str:
+    """Return the name of a requested run. Raises ConfigError like `changed_settings`."""
+    return request.run_name or default_name(
+        request.profile, depth=request.depth, overrides=request.overrides, use=request.use
     )
 
 
-def check_name_of(profile: str, recipe: NamedRecipe) -> str:
-    """Return the name of a run of `profile`, like `name_of`.
+def check_name_of(request: RunRequest) -> str:
+    """Return the name of a requested run, like `name_of`.
 
     Raises ConfigError too if it is no name, or that of another profile.
     """
-    name = check_name(name_of(profile, recipe))
-    if name != profile and name in PROFILES:
-        raise _taken(profile, name, "the name of another profile")
+    name = check_name(name_of(request))
+    if name != request.profile and name in PROFILES:
+        raise _taken(request.profile, name, "the name of another profile")
     return name
 
 
-def open_name(store: Store, profile: str, recipe: NamedRecipe) -> str:
-    """Return the name of a run of `profile`, like `check_name_of`.
+def open_name(store: Store, request: RunRequest) -> str:
+    """Return the name of a requested run, like `check_name_of`.
 
     Raises ConfigError too if it is that of a tag.
     """
-    name = check_name_of(profile, recipe)
+    name = check_name_of(request)
     if find_tag(store, name) is not None:  # a tag wins over a run's name
-        raise _taken(profile, name, "a tag")
+        raise _taken(request.profile, name, "a tag")
     return name
 
 

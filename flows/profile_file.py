@@ -20,13 +20,12 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from flows.overrides import changed_settings, single_settings
 from flows.profiles import open_profile
-from flows.run_request import SOURCES, NamedRecipe, Recipe, text_settings
+from flows.run_request import SOURCES, RunRequest, text_settings
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError, reason_of
 from nanochat_core.section import Section, Tree
@@ -36,15 +35,11 @@ _KEYS = {"profile": str, "name": str, "depth": int, "data": str}  # that are no 
 _COMPUTED = "shards.snapshot"  # taken from this machine, unless it was set
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileFile(NamedRecipe):
-    """What a file says. Its settings are overrides, without those of the profile's own value."""
+def read_profile_file(path: Path, *, depth: int | None = None) -> RunRequest:
+    """Return the run that a file asks for; `depth` replaces the file's. Raises ConfigError.
 
-    profile: str
-
-
-def read_profile_file(path: Path, *, depth: int | None = None) -> ProfileFile:
-    """Read the profile in a file; `depth` replaces the file's. Raises ConfigError."""
+    The file's settings are overrides, without those of the profile's own value.
+    """
     tree = _parse(path)
     try:
         keys = {name: _take(tree, name, kind) for name, kind in _KEYS.items()}
@@ -57,7 +52,7 @@ def read_profile_file(path: Path, *, depth: int | None = None) -> ProfileFile:
             changed |= _text(changed, keys["data"], path.parent)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}", hint=error.hint) from error
-    return ProfileFile(
+    return RunRequest(
         profile=profile,
         depth=depth,
         run_name=keys["name"],
@@ -174,29 +169,29 @@ def _with_nulls(kind: Any, value: Any) -> Any:
 # Writing.
 
 
-def to_toml(profile: str, recipe: NamedRecipe) -> str:
-    """Return the resolved settings of a profile as a file that can be edited and run."""
-    return "\n".join(_lines(profile, recipe)) + "\n"
+def to_toml(request: RunRequest) -> str:
+    """Return the resolved settings of a run as a file that can be edited and run."""
+    return "\n".join(_lines(request)) + "\n"
 
 
-def resolved_settings(profile: str, recipe: Recipe) -> dict[str, Tree]:
-    """Return all settings of a profile as a tree. Raises ConfigError."""
-    opened = open_profile(profile, depth=recipe.depth, overrides=recipe.overrides, snapshots=False)
-    tree = opened.run.tree()
-    if _COMPUTED not in changed_settings(profile, depth=recipe.depth, overrides=recipe.overrides):
+def resolved_settings(request: RunRequest) -> dict[str, Tree]:
+    """Return all settings of a run as a tree. Raises ConfigError."""
+    profile, depth, overrides = request.profile, request.depth, request.overrides
+    tree = open_profile(profile, depth=depth, overrides=overrides, snapshots=False).run.tree()
+    if _COMPUTED not in changed_settings(profile, depth=depth, overrides=overrides):
         cast("dict[str, Tree]", tree["shards"]).pop("snapshot")
     return tree
 
 
-def _lines(profile: str, recipe: NamedRecipe) -> Iterator[str]:
-    tree = resolved_settings(profile, recipe)
-    changed = changed_settings(profile, depth=recipe.depth, overrides=recipe.overrides)
+def _lines(request: RunRequest) -> Iterator[str]:
+    tree, profile = resolved_settings(request), request.profile
+    changed = changed_settings(profile, depth=request.depth, overrides=request.overrides)
     yield f"# Settings of the profile {profile}. Change what you like, then: nanochat run FILE.toml"
     yield "# A setting that is left out has the profile's value. docs/reference/config.md has all."
     yield f"profile = {_value(profile)}"
     for key, value, example in (
-        ("name", recipe.run_name, "mine"),
-        ("depth", recipe.depth, None),
+        ("name", request.run_name, "mine"),
+        ("depth", request.depth, None),
         ("data", None, "/path/to/a/folder/of/text"),
     ):
         if value is not None:

@@ -1,19 +1,29 @@
-"""The parameters of a run, each declared once: type, default, help, label, group and rules.
+"""The request for a run, and its parameters, each declared once: type, help, label, group, rules.
 
-The options of the command line (flows/cli/options.py), the forms in Prefect's pages
-(flows/orchestration/forms.py), the requests for single stages (flows/building/stage_request.py) and
-the records of runs (flows/artifacts/runs.py) inherit these classes: a parameter belongs into the
-class that all its readers share. `shared` passes the values on from one to the next.
+`RunRequest` is what the command line (flows/cli/options.py) and the form in Prefect's pages
+(flows/orchestration/forms.py) make, and what a run reads. Requests for sweeps, evaluations and
+single stages have parameters of the same declarations; `shared` passes the values on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from flows.profiles import PROFILES
 from flows.stages import REPORT, STAGES
 from infra.placement import CPU_POOL, NO_POOL, POOL_NAME, SETTINGS
 from nanochat_core.errors import ConfigError
+
+_Request = TypeVar("_Request")
 
 # A form shows the groups in this order. The first two, what is trained or evaluated and its
 # settings, are part of a result's identity; the placement never is.
@@ -21,9 +31,9 @@ Group: TypeAlias = Literal["what", "settings", "stages", "placement", "run"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 LABEL = "label"  # key of a label in the schema: Prefect writes `title` itself
 
-MOST_NODES = 64
-MOST_GPUS = 64  # of one machine
-MOST_RETRIES = 100
+MAX_NODES = 64
+MAX_GPUS = 64  # of one machine
+MAX_RETRIES = 100
 # Retries in a row without a new step. A stage that fails more often has another fault.
 # On several nodes this, with the pauses, also limits a store's outage: some three minutes.
 RETRIES = 5
@@ -48,7 +58,7 @@ class Option:
     help: str  # a plain sentence
     group: Group
     rules: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    flag: str | None = None  # on the command line; None means the parameter's name
+    flag: str | None = None  # on the command line; None: the parameter's name; "": an argument
     more: str = ""  # sentences that only the command line has room for
     binds: bool = True  # False: a form shows the texts, and the server checks the type alone
 
@@ -103,7 +113,14 @@ PROFILE = Option(
     help="Name of a profile; `nanochat profiles` lists them.",
     more="Or a profile of your own in a TOML file, as `nanochat config` writes it.",
     group="what",
+    flag="",
     rules={"enum": list(PROFILES)},
+)
+DEPTH = Option(
+    label="Depth",
+    help="Number of transformer layers; the other sizes follow from it.",
+    group="settings",
+    rules={"minimum": 1, "maximum": 100, "examples": [12]},
 )
 OVERRIDES = Option(
     label="Changed settings",
@@ -112,6 +129,16 @@ OVERRIDES = Option(
     flag="--set",
     rules=list_of(pattern=_SETTING, examples=["pretrain.num_steps=100", "seed=7"]),
 )
+USE = Option(
+    label="Use artifacts",
+    help="Artifacts to use for their stages, such as pretrain@other or sft/1a2b3c.",
+    more="Those stages and their inputs are skipped. Ends without a report card.",
+    group="stages",
+    rules=list_of(
+        pattern=rf"^(({_USABLE})(@{NAME}|/[0-9a-f]+)|{NAME})$",
+        examples=["pretrain@main", "sft/1a2b3c"],
+    ),
+)
 RUN_NAME = Option(
     label="Name of the run",
     help="Name of the run; by default the profile's, with a suffix if any setting is changed.",
@@ -119,191 +146,79 @@ RUN_NAME = Option(
     flag="--name",
     rules={"pattern": rf"^{NAME}$", "maxLength": 100},
 )
+GPUS = Option(
+    label="GPUs per machine",
+    help="GPUs of each machine; 0 for the CPU, default all.",
+    group="placement",
+    rules={"minimum": 0, "maximum": MAX_GPUS},
+)
 STRICT = Option(
     label="Strict code check",
     help="Treat code that the fingerprint does not cover as an error.",
     group="run",
 )
+POOL = Option(
+    label="Work pool for GPU stages",
+    help="Work pool whose workers run the GPU stages, such as gpu; with none the run's own "
+    "process does.",
+    group="placement",
+    # See check_gpu_pool.
+    rules={"pattern": rf"^(?!{CPU_POOL}$){POOL_NAME}$"},
+)
+NODES = Option(
+    label="Machines",
+    help="Machines for each GPU stage; more than one needs a pool of Slurm or Kubernetes.",
+    group="placement",
+    rules={"minimum": 1, "maximum": MAX_NODES},
+)
+RETRY = Option(
+    label="Retries per stage",
+    help="Retries of a stage that lost its process or machine; errors are not retried.",
+    group="run",
+    rules={"minimum": 0, "maximum": MAX_RETRIES},
+)
+
+# The parameters that several requests have.
+ProfileName: TypeAlias = Annotated[str, PROFILE]
+Depth: TypeAlias = Annotated[int | None, DEPTH]
+Overrides: TypeAlias = Annotated[tuple[str, ...], OVERRIDES]
+RunName: TypeAlias = Annotated[str | None, RUN_NAME]
+Gpus: TypeAlias = Annotated[int | None, GPUS]
+Strict: TypeAlias = Annotated[bool, STRICT]
+Place: TypeAlias = Annotated[
+    tuple[str, ...],
+    Option(
+        label="Placement settings",
+        help="Changed placement settings, such as device_batch_size=8.",
+        more="Names: docs/reference/placement.md.",
+        group="placement",
+        rules=list_of(pattern=rf"^({'|'.join(SETTINGS)})=", examples=["device_batch_size=8"]),
+    ),
+]
+StoreUrl: TypeAlias = Annotated[
+    str | None,
+    Option(
+        label="Store",
+        help="URL of the artifact store; default NANOCHAT_STORE, else HOME/store.",
+        group="placement",
+        rules={
+            "pattern": r"^(file:///|s3://[^/@]+(/|$))",
+            "examples": ["s3://bucket/prefix", "file:///data"],
+        },
+    ),
+]
+GpuPool: TypeAlias = Annotated[str | None, POOL]
+Nodes: TypeAlias = Annotated[int, NODES]
+Retries: TypeAlias = Annotated[int, RETRY]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Changes to a profile: what decides a result, recorded and sent with each stage."""
+class RunRequest:
+    """A run of a profile: what is trained, which stages, and where."""
 
-    depth: Annotated[
-        int | None,
-        Option(
-            label="Depth",
-            help="Number of transformer layers; the other sizes follow from it.",
-            group="settings",
-            rules={"minimum": 1, "maximum": 100, "examples": [12]},
-        ),
-    ] = None
-    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PinnedRecipe(Recipe):
-    """Changes to a profile, and artifacts that stand for their stages."""
-
-    use: Annotated[
-        tuple[str, ...],
-        Option(
-            label="Use artifacts",
-            help="Artifacts to use for their stages, such as pretrain@other or sft/1a2b3c.",
-            more="Those stages and their inputs are skipped. Ends without a report card.",
-            group="stages",
-            rules=list_of(
-                pattern=rf"^(({_USABLE})(@{NAME}|/[0-9a-f]+)|{NAME})$",
-                examples=["pretrain@main", "sft/1a2b3c"],
-            ),
-        ),
-    ] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class NamedRecipe(PinnedRecipe):
-    """Changes to a profile, and the name of the run: see `flows.overrides.default_name`."""
-
-    run_name: Annotated[str | None, RUN_NAME] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Redo:
-    """Stages to build again."""
-
-    from_stage: Annotated[
-        str | None,
-        Option(
-            label="Rebuild from stage",
-            help="Rebuild this stage and everything after it.",
-            group="stages",
-            rules={"enum": _STAGES},
-        ),
-    ] = None
-    force: Annotated[
-        tuple[str, ...],
-        Option(
-            label="Rebuild stages",
-            help="Stages to rebuild even if they are up to date.",
-            group="stages",
-            rules=list_of(enum=_STAGES),
-        ),
-    ] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnGpus:
-    """The number of GPUs."""
-
-    gpus: Annotated[
-        int | None,
-        Option(
-            label="GPUs per machine",
-            help="GPUs of each machine; 0 for the CPU, default all.",
-            group="placement",
-            rules={"minimum": 0, "maximum": MOST_GPUS},
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnMachine(OnGpus):
-    """The placement of jobs on a machine, recorded and sent with each stage."""
-
-    place: Annotated[
-        tuple[str, ...],
-        Option(
-            label="Placement settings",
-            help="Changed placement settings, such as device_batch_size=8.",
-            more="Names: docs/reference/placement.md.",
-            group="placement",
-            rules=list_of(pattern=rf"^({'|'.join(SETTINGS)})=", examples=["device_batch_size=8"]),
-        ),
-    ] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class InStore:
-    """The artifact store."""
-
-    store: Annotated[
-        str | None,
-        Option(
-            label="Store",
-            help="URL of the artifact store; default NANOCHAT_STORE, else HOME/store.",
-            group="placement",
-            rules={
-                "pattern": r"^(file:///|s3://[^/@]+(/|$))",
-                "examples": ["s3://bucket/prefix", "file:///data"],
-            },
-        ),
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnPool:
-    """The workers that build the GPU stages, and the number of retries."""
-
-    pool: Annotated[
-        str | None,
-        Option(
-            label="Work pool for GPU stages",
-            help="Work pool whose workers run the GPU stages, such as gpu; with none the run's own "
-            "process does.",
-            group="placement",
-            # See check_gpu_pool.
-            rules={"pattern": rf"^(?!{CPU_POOL}$){POOL_NAME}$"},
-        ),
-    ] = None
-    retries: Annotated[
-        int,
-        Option(
-            label="Retries per stage",
-            help="Retries of a stage that lost its process or machine; errors are not retried.",
-            group="run",
-            rules={"minimum": 0, "maximum": MOST_RETRIES},
-        ),
-    ] = RETRIES
-
-    def __post_init__(self) -> None:
-        # A form whose field was emptied sends nothing, and then the deployment's pool is taken.
-        if self.pool == NO_POOL:
-            object.__setattr__(self, "pool", None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnNodes(OnPool):
-    """The workers, and the number of machines of each GPU stage."""
-
-    nodes: Annotated[
-        int,
-        Option(
-            label="Machines",
-            help="Machines for each GPU stage; more than one needs a pool of Slurm or Kubernetes.",
-            group="placement",
-            rules={"minimum": 1, "maximum": MOST_NODES},
-        ),
-    ] = 1
-
-
-def text_settings(data: str) -> dict[str, str]:
-    """Return the settings that choose a text: a folder's path, hf://owner/name or s3://bucket/..."""
-    source = SOURCES.get(data[:5])
-    path = data if source is None else data[5:]
-    return {"shards.path": path, "shards.source": source or "local"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowRequest(InStore, OnPool, OnMachine):
-    """The parameters that all flows of whole runs have."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunRequest(FlowRequest, OnNodes, NamedRecipe, Redo):
-    """All parameters of the flow `nanochat`."""
-
-    profile: Annotated[str, PROFILE] = "tiny"
+    profile: ProfileName = "tiny"
+    depth: Depth = None
+    overrides: Overrides = ()
     steps: Annotated[
         int | None,
         Option(
@@ -326,7 +241,42 @@ class RunRequest(FlowRequest, OnNodes, NamedRecipe, Redo):
             },
         ),
     ] = None
-    strict: Annotated[bool, STRICT] = False
+    use: Annotated[tuple[str, ...], USE] = ()
+    until: Annotated[
+        str | None,
+        Option(
+            label="Last stage",
+            help="Build this stage and what it needs; by default all stages.",
+            group="stages",
+            rules={"enum": _STAGES},
+        ),
+    ] = None
+    from_stage: Annotated[
+        str | None,
+        Option(
+            label="Rebuild from stage",
+            help="Rebuild this stage and everything after it.",
+            group="stages",
+            rules={"enum": _STAGES},
+        ),
+    ] = None
+    force: Annotated[
+        tuple[str, ...],
+        Option(
+            label="Rebuild stages",
+            help="Stages to rebuild even if they are up to date.",
+            group="stages",
+            rules=list_of(enum=_STAGES),
+        ),
+    ] = ()
+    run_name: RunName = None
+    gpus: Gpus = None
+    place: Place = ()
+    store: StoreUrl = None
+    pool: GpuPool = None
+    nodes: Nodes = 1
+    retries: Retries = RETRIES
+    strict: Strict = False
 
     @property
     def resolved(self) -> "RunRequest":
@@ -348,3 +298,17 @@ class RunRequest(FlowRequest, OnNodes, NamedRecipe, Redo):
                     hint="leave it out of the changed settings, or leave the field empty",
                 )
         return (*self.overrides, *(f"{name}={value}" for name, value in changed.items()))
+
+
+def request_of(kind: type[_Request], parameters: Mapping[str, Any]) -> _Request:
+    """Return the request that a form's parameters stand for."""
+    # An emptied field sends nothing, which means the deployment's pool: "none" asks for none.
+    pool = {"pool": None} if parameters.get("pool") == NO_POOL else {}
+    return kind(**{**parameters, **pool})
+
+
+def text_settings(data: str) -> dict[str, str]:
+    """Return the settings that choose a text: a folder's path, hf://owner/name or s3://bucket/..."""
+    source = SOURCES.get(data[:5])
+    path = data if source is None else data[5:]
+    return {"shards.path": path, "shards.source": source or "local"}

@@ -34,7 +34,7 @@ from flows.artifacts.names import (
     watch_nothing,
 )
 from flows.artifacts.runs import Run, latest_runs
-from flows.cli.options import DeviceOptions, StoreOptions
+from flows.cli.options import StoreOptions, device_of
 from flows.cli.use.chat_session import ChatSession, Sampling
 from flows.compare.query import query_store
 from flows.compare.tables import METRICS, write_file
@@ -130,7 +130,7 @@ class Client:
         A GPU is used if there is one.
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
-        device = DeviceOptions().device()
+        device = device_of(None)
         directory = open_model(self.store, model, cache=self.cache, warn=_LOG.warning)
         return ChatSession.open(directory, sampling=sampling, device=device)
 

@@ -17,7 +17,7 @@ from flows.artifacts.transfer import in_parallel
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
 from flows.identity.ref import RUN_ID, ArtifactRef, name_in
-from flows.run_request import OnMachine, Recipe, shared
+from flows.run_request import shared
 from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
@@ -35,12 +35,17 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(Recipe, OnMachine):
-    """One execution of the pipeline, with the parameters that it shares with its request."""
+class Run:
+    """One execution of the pipeline, with the parameters that plan it again."""
 
     run: Name  # its id: name, time, a few random digits
     name: str
     profile: str
+    depth: int | None = None
+    overrides: tuple[str, ...] = ()
+    until: str | None = None  # its last stage; None: all of them
+    gpus: int | None = None
+    place: tuple[str, ...] = ()
     # What names upstream stood for when it was planned (flows/plan/upstream.py); a resume keeps it.
     upstream: dict[str, str] = field(default_factory=dict[str, str])
     uses: tuple[str, ...] = ()  # artifacts given for their stages, as the person named them

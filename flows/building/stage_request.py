@@ -21,7 +21,16 @@ from flows.identity.manifest import Manifest, identify_from
 from flows.identity.record_types import read_record
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import make_placement, open_profile
-from flows.run_request import PROFILE, STRICT, OnMachine, Option, Recipe, shared
+from flows.run_request import (
+    Depth,
+    Gpus,
+    Option,
+    Overrides,
+    Place,
+    ProfileName,
+    Strict,
+    shared,
+)
 from flows.stages import Stage, stage_named
 from infra.placement import default_home
 from infra.storage.open import open_store
@@ -34,7 +43,7 @@ def _described(label: str, text: str) -> Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageRequest(Recipe, OnMachine):
+class StageRequest:
     """A stage to build: its identity, run, store and placement. Every field is plain JSON."""
 
     stage: Annotated[str, _described("Stage", "The stage to build.")]
@@ -44,7 +53,9 @@ class StageRequest(Recipe, OnMachine):
     inputs: Annotated[
         tuple[str, ...], _described("Inputs", "Each as stage/fingerprint, in the table's order.")
     ]
-    profile: Annotated[str, PROFILE]
+    profile: ProfileName
+    depth: Depth = None
+    overrides: Overrides = ()
     run: Annotated[str, _described("Run", "The id of the requesting run.")]
     force: Annotated[
         bool, _described("Rebuild", "Build the stage even if its artifact exists.")
@@ -53,7 +64,9 @@ class StageRequest(Recipe, OnMachine):
         str, _described("Store", "URL of the artifact store, which this machine must reach too.")
     ]
     nodes: Annotated[int, _described("Machines", "Machines that build it together.")] = 1
-    strict: Annotated[bool, STRICT] = False
+    gpus: Gpus = None
+    place: Place = ()
+    strict: Strict = False
 
     @property
     def ref(self) -> ArtifactRef:

@@ -1,12 +1,11 @@
-"""Options shared by several commands: what is trained (RunOptions) and where (StoreOptions and on).
+"""Options shared by several commands: where (StoreOptions, PlacementOptions) and what (RunOptions).
 
-Each class is a flat group of options on the command line. Most of their options are parameters of
-runs and inherited from `flows.run_request`, which declares them.
+Each class is a flat list of options on the command line. Most of them are parameters of runs, which
+`flows.run_request` declares.
 """
 
 import json
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
@@ -16,16 +15,16 @@ from cyclopts import App, Group, Parameter
 from flows.cli.output import print_warning
 from flows.profiles import Profile, make_placement
 from flows.run_request import (
+    DEPTH,
+    GPUS,
+    OVERRIDES,
     PROFILE,
-    InStore,
-    NamedRecipe,
-    OnGpus,
-    OnMachine,
-    OnNodes,
+    USE,
+    Gpus,
     Option,
-    PinnedRecipe,
-    Recipe,
-    Redo,
+    Place,
+    RunRequest,
+    StoreUrl,
     is_list,
     options_of,
 )
@@ -47,10 +46,13 @@ from nanochat_core.job import Attention
 
 if TYPE_CHECKING:
     from flows.artifacts.cache import Cache
+    from flows.sweep.request import SweepRequest
 
 _Options = TypeVar("_Options")
-WHAT = Group("What is trained", sort_key=1)
-WHERE = Group("Where (same results, up to rounding)", sort_key=2)
+# A command's own options come before those that it shares with others.
+OPTIONS = Group("Options", sort_key=0)
+WHAT = Group("What", sort_key=1)
+WHERE = Group("Where and how (same results, up to rounding)", sort_key=2)
 
 
 def at_least(least: float) -> Callable[[Any, Any], None]:
@@ -69,7 +71,8 @@ def parameter_of(option: Option, kind: Any = str) -> Parameter:
     """Return the option of the command line for a declared parameter of this type."""
     repeats = ["May be repeated."] if is_list(kind) else []
     return Parameter(
-        name=option.flag,
+        name=option.flag or None,
+        group=_group(option),
         help=" ".join(filter(None, [option.help, option.more, *repeats])),
         negative="" if repeats or kind is bool else None,
         show_default=False if repeats else None,
@@ -78,17 +81,27 @@ def parameter_of(option: Option, kind: Any = str) -> Parameter:
     )
 
 
-def as_options(group: Group) -> Callable[[type[_Options]], type[_Options]]:
-    """Make options of the command line of the declared parameters that a dataclass inherits."""
+def _group(option: Option) -> Group:
+    """Return the group of an option in the help."""
+    if option.flag == "":
+        return OPTIONS
+    return WHERE if option.group in ("placement", "run") else WHAT
 
-    def make(options: type[_Options]) -> type[_Options]:
-        options.__annotations__ |= {
-            name: Annotated[kind, option, parameter_of(option, kind)]
-            for name, (kind, option) in options_of(options).items()
-        }
-        return Parameter(name="*", group=group)(options)
 
-    return make
+def as_options(options: type[_Options]) -> type[_Options]:
+    """Make options of the command line of the declared parameters that a dataclass has.
+
+    A command takes the profile or the model as an argument of its own.
+    """
+    options.__annotations__ |= {
+        name: Annotated[
+            kind,
+            option,
+            Parameter(parse=False) if option.flag == "" else parameter_of(option, kind),
+        ]
+        for name, (kind, option) in options_of(options).items()
+    }
+    return Parameter(name="*")(options)
 
 
 def argv_of(options: Any) -> list[str]:
@@ -100,7 +113,7 @@ def argv_of(options: Any) -> list[str]:
         value: Any = getattr(options, name)
         # Defaults are left out: the suggested command stays as short as the user's own, and takes
         # them from the same environment.
-        if value != defaults[name]:
+        if value != defaults[name] and option.flag != "":
             flag = option.flag or f"--{name.replace('_', '-')}"
             for word in cast("tuple[str, ...]", value if isinstance(value, tuple) else (value,)):
                 words += [flag, str(word)]
@@ -110,6 +123,10 @@ def argv_of(options: Any) -> list[str]:
 Positive: TypeAlias = Annotated[int, Parameter(validator=at_least(1))]
 NotNegative: TypeAlias = Annotated[int, Parameter(validator=at_least(0))]
 ProfileName: TypeAlias = Annotated[str, parameter_of(PROFILE)]
+DepthFlag: TypeAlias = Annotated[int | None, parameter_of(DEPTH, int)]
+SetFlag: TypeAlias = Annotated[tuple[str, ...], parameter_of(OVERRIDES, tuple[str, ...])]
+UseFlag: TypeAlias = Annotated[tuple[str, ...], parameter_of(USE, tuple[str, ...])]
+GpusFlag: TypeAlias = Annotated[int | None, parameter_of(GPUS, int)]
 ArtifactName: TypeAlias = Annotated[
     str,
     Parameter(
@@ -137,42 +154,35 @@ ExitCode: TypeAlias = Annotated[
 
 def make_group(name: str, *commands: Callable[..., int], about: str, **place: Any) -> App:
     """Return a group of commands, in this order, for `flows.cli.app`."""
-    app = App(name=name, help=about, group_commands=Group("Commands", sort_key=-1), **place)
+    commands_first = Group("Commands", sort_key=-1)
+    app = App(
+        name=name, help=about, group_commands=commands_first, group_parameters=OPTIONS, **place
+    )
     for number, command in enumerate(commands):
         app.command(command, sort_key=number)
     return app
 
 
-@as_options(WHAT)
+def device_of(gpus: int | None) -> str:
+    """Return the device that one model runs on: "cuda" or "cpu". Raises like `check_gpus`."""
+    check_gpus(gpus)
+    return device_for(count_gpus() if gpus is None else gpus)
+
+
+def check_gpus(gpus: int | None) -> None:
+    """Raise ConfigError if this machine has fewer GPUs than --gpus."""
+    if gpus is not None and not 0 <= gpus <= count_gpus():
+        raise ConfigError(
+            f"--gpus is {gpus}, this machine has {count_gpus()}",
+            hint="run `nanochat doctor`, or give --gpus 0",
+        )
+
+
+@as_options
 @dataclass(frozen=True, kw_only=True)
-class SettingOptions(Recipe):
-    """Changes to a profile's settings."""
+class StoreOptions:
+    """The home directory and the artifact store."""
 
-
-@as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
-class RunOptions(PinnedRecipe):
-    """Changes to a profile."""
-
-
-@as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
-class NamedOptions(NamedRecipe, RunOptions):
-    """Changes to a profile, and the name of the run."""
-
-    def command(self, profile: str, *, place: Sequence[str] = ()) -> str:
-        """Return the `nanochat run` command of `profile` with these changes and options `place`."""
-        return shlex.join(["nanochat", "run", profile, *argv_of(self), *place])
-
-
-@as_options(WHAT)
-@dataclass(frozen=True, kw_only=True)
-class RedoOptions(Redo):
-    """Stages to build again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _InHome:
     home: Annotated[
         Path | None,
         Option(
@@ -181,12 +191,7 @@ class _InHome:
             group="placement",
         ),
     ] = None
-
-
-@as_options(WHERE)
-@dataclass(frozen=True, kw_only=True)
-class StoreOptions(InStore, _InHome):
-    """The home directory and the artifact store."""
+    store: StoreUrl = None
 
     @property
     def argv(self) -> list[str]:
@@ -240,52 +245,33 @@ class StoreOptions(InStore, _InHome):
         return open_store(self.store_url)
 
 
-@as_options(WHERE)
+@as_options
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions(OnGpus, StoreOptions):
-    """Home, store and the number of GPUs."""
-
-    def device(self) -> str:
-        """Return the device that one model runs on: "cuda" or "cpu"."""
-        self.check_gpus()
-        return device_for(count_gpus() if self.gpus is None else self.gpus)
-
-    def check_gpus(self, *, elsewhere: bool = False) -> None:
-        """Raise ConfigError if this machine has fewer GPUs than --gpus.
-
-        elsewhere: the work runs on other machines, whose GPUs cannot be counted from here.
-        """
-        if not elsewhere and self.gpus is not None and not 0 <= self.gpus <= count_gpus():
-            raise ConfigError(
-                f"--gpus is {self.gpus}, this machine has {count_gpus()}",
-                hint="run `nanochat doctor`, or give --gpus 0",
-            )
-
-
-@as_options(WHERE)
-@dataclass(frozen=True, kw_only=True)
-class PlacementOptions(OnMachine, DeviceOptions):
+class PlacementOptions(StoreOptions):
     """Home, store, devices and every other setting of the placement."""
 
+    gpus: Gpus = None
+    place: Place = ()
     device_batch_size: Annotated[
         int | None,
-        Parameter(help="Micro-batch per device; lower it if memory runs out."),
+        Parameter(group=WHERE, help="Micro-batch per device; lower it if memory runs out."),
     ] = None
     attention: Annotated[
-        Attention | None, Parameter(help="Attention backend; default the best one of the device.")
+        Attention | None,
+        Parameter(group=WHERE, help="Attention backend; default the best one of the device."),
     ] = None
     compile: Annotated[
         bool | None,
-        Parameter(help="Compile kernels for a GPU; default except for tiny."),
+        Parameter(group=WHERE, help="Compile kernels for a GPU; default except for tiny."),
     ] = None
 
     @property
     def argv(self) -> list[str]:
         """The given options as command line words, for a command that a user may copy."""
-        return argv_of(replace(self, place=self.settings))
+        return argv_of(replace(self, place=self.place_settings))
 
     @property
-    def settings(self) -> tuple[str, ...]:
+    def place_settings(self) -> tuple[str, ...]:
         """Every changed setting of the placement, as name=value."""
         # Values are parsed as JSON, where a boolean is `true` and not Python's `True`.
         options = [
@@ -295,11 +281,6 @@ class PlacementOptions(OnMachine, DeviceOptions):
         ]
         return (*(f"{name}={value}" for name, value in options if value is not None), *self.place)
 
-    @property
-    def resolved(self) -> "PlacementOptions":
-        """These options as parameters of a flow: with the store's URL and all settings."""
-        return replace(self, store=self.store_url, place=self.settings)
-
     def placement(self, profile: Profile) -> Placement:
         """Return the placement of a run of `profile`: where and how fast it executes."""
         placement = make_placement(
@@ -307,34 +288,36 @@ class PlacementOptions(OnMachine, DeviceOptions):
             home=self.open_home(),
             store=self.store_url,
             gpus=self.gpus,
-            settings=self.settings,
+            settings=self.place_settings,
         )
+        self.warn_of(placement)
+        return placement
+
+    def warn_of(self, placement: Placement) -> None:
+        """Print what the placement lacks, now and not after hours of training."""
         wanted = (*placement.resources.sinks, placement.resources.attention)
-        for line, remedy in missing_packages(wanted):  # now, not after hours of training
+        for line, remedy in missing_packages(wanted):
             print_warning(f"{line}: {remedy}")
-        if "compile=true" in self.settings and not placement.resources.compile:
+        if "compile=true" in self.place_settings and not placement.resources.compile:
             print_warning(
                 "compile=true counts on a GPU only: on this machine's CPU compiled kernels train "
                 "no faster and take minutes to make"
             )
-        return placement
 
 
-@as_options(WHERE)
+@as_options
 @dataclass(frozen=True, kw_only=True)
-class WorkerOptions(OnNodes):
-    """The workers that build the GPU stages of a run, and the number of retries."""
+class RunOptions(RunRequest, PlacementOptions):
+    """Everything that a run can be given."""
 
-    # The given options as command line words, for a command that a user may copy.
-    argv = property(argv_of)
 
-    def check(self) -> None:
-        """Raise ConfigError for nodes without a pool, and for a pool that runs no GPU stages."""
-        if self.nodes > 1 and self.pool is None:
-            raise ConfigError(
-                f"--nodes is {self.nodes}, but this command is on one machine",
-                hint="name the work pool whose workers run on the others, such as --pool gpu",
-            )
-        # A wrong pool would otherwise be found only when the first GPU stage is due, hours later.
-        if self.pool is not None:
-            check_gpu_pool(self.pool)
+def check_workers(request: "RunRequest | SweepRequest") -> None:
+    """Raise ConfigError for nodes without a pool, and for a pool that runs no GPU stages."""
+    if request.nodes > 1 and request.pool is None:
+        raise ConfigError(
+            f"--nodes is {request.nodes}, but this command is on one machine",
+            hint="name the work pool whose workers run on the others, such as --pool gpu",
+        )
+    # A wrong pool would otherwise be found only when the first GPU stage is due, hours later.
+    if request.pool is not None:
+        check_gpu_pool(request.pool)

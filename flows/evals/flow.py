@@ -1,41 +1,34 @@
 """The Prefect flow `nanochat-eval`: evaluates a model again and reports a regression.
 
-However often it runs for the same model and suite, the evaluation is one artifact, so a backlog of
-late runs ends as Cached. Each run is recorded in the store as eval-{name}; the records are the
-history that a new evaluation is compared with.
+It is a run that uses the model, until the stage that evaluates it. However often it runs for the
+same model and suite, the evaluation is one artifact, so a backlog of late runs ends as Cached. Each
+run is recorded in the store as eval-{name}; the records are the history that a new evaluation is
+compared with.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from prefect import flow
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
-from flows.artifacts.runs import Run, new_run
-from flows.building.build import BuildContext, Built
+from flows.building.build import Built
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
 from flows.evals.request import EvalRequest
 from flows.evals.suite import Rule, check_metric, history_name, open_suite
-from flows.identity.manifest import Manifest
-from flows.orchestration.caller import cancellable
-from flows.orchestration.flow_setup import flow_run_name, open_flow, wait_of_run
-from flows.orchestration.forms import takes
-from flows.orchestration.pipeline import (
-    Outcome,
-    run_pipeline,
-)
+from flows.leases.outage import StoreWait
+from flows.orchestration.flow_setup import open_flow, run_flow
+from flows.orchestration.pipeline import Outcome, run
 from flows.orchestration.stage_page import BackgroundWriter
-from flows.orchestration.stage_task import failing_in_a_line
 from flows.render.text import key_of
-from flows.run_request import RETRIES, shared
-from flows.stages import Stage
+from flows.run_request import shared
+from infra.storage.base import Store
 
 COMPLETED = "nanochat.eval.completed"  # after every evaluation
 REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
-MOST_ROWS = 60  # of the history on Prefect's page
+MAX_ROWS = 60  # of the history on Prefect's page
+WHERE = ("store", "gpus", "place", "pool", "retries", "strict")  # fields that a run has too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,78 +40,40 @@ class Evaluated:
     verdict: Assessment
 
 
-def _name(parameters: dict[str, Any]) -> str:
-    return history_name(parameters["model"])
-
-
-@flow(name="nanochat-eval", flow_run_name=flow_run_name(_name), retries=0, persist_result=False)
-@failing_in_a_line
-@cancellable
-@takes(EvalRequest)
+@run_flow("nanochat-eval", EvalRequest, name_of=lambda request: history_name(request.model))
 def nanochat_eval(request: EvalRequest) -> Evaluated:
     """Evaluate a model and report a regression. A model that did not change is not run again."""
-    rule, model = Rule(**shared(Rule, request)), request.model
-    # No spare start for a plan: an evaluation saves no checkpoints, so its records show all
-    # progress.
-    setup = open_flow(request, will_plan=False)
-    suite = setup.wait(
+    model, rule = request.model, Rule(**shared(Rule, request))
+    setup = open_flow(store=request.store, pool=request.pool)
+    store, wait = setup.store, setup.wait
+    suite = wait(
         lambda: open_suite(
-            setup.store,
-            model,
-            profile=request.profile,
-            overrides=request.overrides,
-            warn=setup.warn,
+            store, model, profile=request.profile, overrides=request.overrides, warn=setup.warn
         )
     )
     check_metric(suite, rule.metric)
-    # Resolve upstream names of the stages that will be built only: pinned inputs have theirs.
-    built = [stage for stage in suite.stages if stage.name not in suite.pinned]
-    sections = {section for stage in built for section in stage.config}
-    context, pins = setup.open_context(suite.opened, strict=request.strict, sections=sections)
-    setup.wait(context.store.check_conditions)
-    run = new_run(
-        setup.run_id,
-        history_name(model),
-        request,
-        upstream=pins,
-        uses=(model,),
-        profile=suite.profile,
-        depth=suite.depth,
-        overrides=suite.overrides,
-    )
-    run = setup.starts.record_in(run)
-    return evaluate(
-        model, suite.stages, context, run, rule, pinned=suite.pinned, retries=request.retries
-    )
+    where = {name: getattr(request, name) for name in WHERE}
+    outcome = run(replace(suite.request, **where), setup=setup, uses=(model,))
+    return assess_run(model, suite.stage.name, outcome, rule, store=store, wait=wait)
 
 
-def evaluate(
-    model: str,
-    stages: Sequence[Stage],
-    context: BuildContext,
-    run: Run,
-    rule: Rule,
-    *,
-    pinned: Mapping[str, Manifest],
-    retries: int = RETRIES,
+def assess_run(
+    model: str, stage: str, outcome: Outcome, rule: Rule, *, store: Store, wait: StoreWait
 ) -> Evaluated:
-    """Build the last of the `stages`, which evaluates `model`, and apply the rule. In a flow only.
+    """Compare what `stage` measured with earlier evaluations of `model`; show and report it.
 
-    Raises what `run_pipeline` raises, and ConfigError if the rule's metric was not measured.
+    Raises ConfigError if the rule's metric was not measured.
     """
-    outcome = run_pipeline(stages, context, run, pinned=pinned, retries=retries)
-    stage = stages[-1].name
     built = outcome.stages[stage]
-    wait = wait_of_run(context.store, context.stop, terms=context.terms)
     # The history includes this run, whose record was written as finished; `assess` skips it.
-    history = wait(lambda: read_history(context.store, run.name, stage))
+    history = wait(lambda: read_history(store, outcome.run.name, stage))
     newest = Evaluation(run=outcome.run, manifest=built.manifest)
-    verdict = wait(lambda: assess(context.store, newest, history, rule))
+    verdict = wait(lambda: assess(store, newest, history, rule))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
-    rows = history_rows(history[:MOST_ROWS], verdict.metric)
+    rows = history_rows(history[:MAX_ROWS], verdict.metric)
     about = f"Evaluations of {model}, latest first. Latest: {verdict.text}."
-    with contextlib.closing(BackgroundWriter(run.name)) as pages:
+    with contextlib.closing(BackgroundWriter(outcome.run.name)) as pages:
         pages.show(stage, "table", rows, about=about)
     # Last, so that an automation that reads the run's page or record finds both complete.
     _emit_events(model, newest, built, verdict)

@@ -5,7 +5,18 @@ from typing import Annotated
 
 from flows.evals.suite import DROP, Against
 from flows.profiles import PROFILES
-from flows.run_request import NAME, OVERRIDES, STRICT, FlowRequest, Option
+from flows.run_request import (
+    NAME,
+    RETRIES,
+    GpuPool,
+    Gpus,
+    Option,
+    Overrides,
+    Place,
+    Retries,
+    StoreUrl,
+    Strict,
+)
 from flows.stages import EVALUATORS
 
 MODEL = Option(
@@ -13,6 +24,7 @@ MODEL = Option(
     help="A tag or a run's name, a stage of one (sft@main) or a fingerprint (sft/1a2b3c).",
     more="A name is its newest chat model. It is looked up for every evaluation.",
     group="what",
+    flag="",
     rules={
         "pattern": rf"^(({'|'.join(EVALUATORS)})(@{NAME}|/[0-9a-f]+)|{NAME})$",
         "examples": ["main", "sft@main", "sft/1a2b3c"],
@@ -21,9 +33,10 @@ MODEL = Option(
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSettings:
-    """The suite, and the rule for what counts as worse."""
+class EvalRequest:
+    """An evaluation of a model: the suite, the rule for what counts as worse, and where."""
 
+    model: Annotated[str, MODEL] = "main"
     profile: Annotated[
         str | None,
         Option(
@@ -59,12 +72,10 @@ class EvalSettings:
             group="settings",
         ),
     ] = "previous"
-    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalRequest(FlowRequest, EvalSettings):
-    """All parameters of the flow `nanochat-eval`."""
-
-    model: Annotated[str, MODEL] = "main"
-    strict: Annotated[bool, STRICT] = False
+    overrides: Overrides = ()
+    gpus: Gpus = None
+    place: Place = ()
+    store: StoreUrl = None
+    pool: GpuPool = None
+    retries: Retries = RETRIES
+    strict: Strict = False

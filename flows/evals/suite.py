@@ -17,6 +17,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.profiles import Profile, open_profile
+from flows.run_request import RunRequest
 from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
 from infra.near import suggest
 from infra.storage.base import Store
@@ -54,11 +55,7 @@ class Suite:
 
     model: Manifest
     stage: Stage  # that evaluates it
-    pinned: dict[str, Manifest]  # pinned artifacts by stage, the model among them
-    profile: str  # whose settings are used
-    depth: int | None
-    overrides: tuple[str, ...]
-    opened: Profile
+    request: RunRequest  # of the run that does, from the model and the data that it uses
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -92,26 +89,33 @@ def open_suite(
             hint="use the evaluation of a profile: --profile NAME",
         )
     _check_overrides(stage, overrides)
-    name = profile or run.profile
-    # The run's depth and overrides are settings of its own profile, not of another one.
-    depth = None if profile else run.depth
-    settings = (*(() if profile else run.overrides), *overrides)
-    return Suite(
-        model=manifest,
-        stage=stage,
-        pinned=_pinned(store, stage, manifest, run, own_data=profile is None, overrides=overrides),
-        profile=name,
-        depth=depth,
-        overrides=settings,
-        opened=open_profile(name, depth=depth, overrides=settings),
+    pinned = _pinned(store, stage, manifest, run, own_data=profile is None, overrides=overrides)
+    request = RunRequest(
+        profile=profile or run.profile,
+        # The run's depth and overrides are settings of its own profile, not of another one.
+        depth=None if profile else run.depth,
+        overrides=(*(() if profile else run.overrides), *overrides),
+        use=tuple(item.ref.prefix for item in pinned),
+        until=stage.name,
+        run_name=history_name(model),
     )
+    return Suite(model=manifest, stage=stage, request=request)
+
+
+def open_suite_profile(suite: Suite) -> Profile:
+    """Return the profile whose settings evaluate the model. Raises ConfigError."""
+    request = suite.request
+    return open_profile(request.profile, depth=request.depth, overrides=request.overrides)
 
 
 def check_metric(suite: Suite, metric: str | None) -> None:
     """Raise ConfigError if the suite does not measure `metric`, before hours are spent on it."""
-    known = ["chatcore", *(entry.name for entry in suite.opened.run.chat_eval.tasks)]
-    if suite.stage is BASE_EVAL:
-        known = [*_OF_BASE_MODELS]
+    known = [*_OF_BASE_MODELS]
+    if suite.stage is not BASE_EVAL:
+        known = [
+            "chatcore",
+            *(entry.name for entry in open_suite_profile(suite).run.chat_eval.tasks),
+        ]
     if metric is not None and metric not in known:
         raise ConfigError(
             f"{suite.stage.name} does not measure '{metric}'", hint=suggest(metric, known)
@@ -138,16 +142,16 @@ def _pinned(
     *,
     own_data: bool,
     overrides: Sequence[str],
-) -> dict[str, Manifest]:
+) -> list[Manifest]:
     """Return the pinned inputs: the model, rows of its own tokenizer, its run's tasks if unchanged.
 
     Raises ArtifactError if a base model's run has no rows.
     """
     # With the data of its own run, the evaluation has the fingerprint of the one the run made.
-    pinned = {model.stage: model}
+    pinned = [model]
     wants_other_data = any(text.startswith(f"{TASK_DATA.name}.") for text in overrides)
     if own_data and not wants_other_data and (data := _whole(store, run, TASK_DATA)):
-        pinned[TASK_DATA.name] = data
+        pinned.append(data)
     if ROWS in stage.inputs:
         rows = _whole(store, run, ROWS)
         # Rows of another run may be of another tokenizer, whose token ids mean something else.
@@ -157,7 +161,7 @@ def _pinned(
                 hint="a base model needs rows of its own tokenizer: evaluate a chat model made "
                 "from it, or run its profile again",
             )
-        pinned[ROWS.name] = rows
+        pinned.append(rows)
     return pinned
 
 

@@ -5,7 +5,6 @@ exit. A flow that runs inside `nanochat run` has no worker, so this module does 
 """
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -23,7 +22,7 @@ from prefect.states import Cancelled, Completed
 from flows.building.context import Watch
 from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
-from flows.plan.upstream import Pins
+from flows.plan.planned import Planned
 from infra.launch.background import Work, run_in_background
 from nanochat_core.errors import ConfigError
 
@@ -43,7 +42,7 @@ class LocalRun:
     home: Path
     watch: Watch  # receives the events of each stage
     leave: Callable[[str], None]  # logs the reason and exits the process at once
-    pins: Pins = field(default_factory=dict[str, str])  # upstream names it has resolved already
+    planned: Planned | None = None  # what it has opened and planned already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
     over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
     # Of the runs that this process executes, see flows/leases/run_lock.py.
@@ -93,51 +92,48 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
         return end
 
 
-def cancellable(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a flow's body so that Cancel in Prefect's pages ends its run as Cancelled.
+def end_when_cancelled(body: Callable[[], R]) -> R:
+    """Return what a flow's body returns; Cancel in Prefect's pages ends its run as Cancelled.
 
     In a command Cancel stops the flow as Ctrl-C does, and the caller of the flow gets Prefect's
     CancelledRun. However the flow was stopped, the process exits within SECONDS_TO_REPORT of the
     body's end, even if Prefect's server is gone too.
     """
-
-    @functools.wraps(function)
-    def body(*arguments: P.args, **parameters: P.kwargs) -> R:
-        run, caller = flow_run.get_id(), LOCAL_RUN.get()
-        state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
-        if caller is None:
-            try:
-                return function(*arguments, **parameters)
-            except TerminationSignal:
-                # A process that is too busy to acknowledge a Cancel within a second would be
-                # reported as Crashed, and resumed.
-                if not is_cancelled(run):
-                    raise
-                return state
-        cancelled = threading.Event()
+    run, caller = flow_run.get_id(), LOCAL_RUN.get()
+    state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
+    if caller is None:
         try:
-            with run_in_background(_pressing_ctrl_c(run, caller, cancelled)):
-                made = function(*arguments, **parameters)
-            # Cancel may have been pressed after the last poll, when all stages were built.
+            return body()
+        except TerminationSignal:
+            # A process that is too busy to acknowledge a Cancel within a second would be
+            # reported as Crashed, and resumed.
             if not is_cancelled(run):
-                _note_end(caller, run, made)
-                return made
-        except Exception as error:
-            _note_end(caller, run, error)
-            raise
-        except (KeyboardInterrupt, TerminationSignal):
-            # Prefect reports the final state after this body returns, and may block for minutes.
-            threading.Thread(target=_leave, args=(caller,), daemon=True).start()
-            caller.ends.append((run, KeyboardInterrupt()))
-            # A real Ctrl-C is raised on; one from _pressing_ctrl_c becomes the state Cancelled.
-            if not cancelled.is_set():
                 raise
-        return state
+            return state
+    cancelled = threading.Event()
+    try:
+        with run_in_background(_interrupt_when_cancelled(run, caller, cancelled)):
+            made = body()
+        # Cancel may have been pressed after the last poll, when all stages were built.
+        if not is_cancelled(run):
+            _note_end(caller, run, made)
+            return made
+    except Exception as error:
+        _note_end(caller, run, error)
+        raise
+    except (KeyboardInterrupt, TerminationSignal):
+        # Prefect reports the final state after this body returns, and may block for minutes.
+        threading.Thread(target=_leave, args=(caller,), daemon=True).start()
+        caller.ends.append((run, KeyboardInterrupt()))
+        # A real Ctrl-C is raised on; that of a Cancel becomes the state Cancelled.
+        if not cancelled.is_set():
+            raise
+    return state
 
-    return body
 
-
-def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:
+def _interrupt_when_cancelled(
+    run: str | None, caller: LocalRun, cancelled: threading.Event
+) -> Work:
     """Return work that sends this process SIGINT once the run is cancelled in Prefect's pages.
 
     It sends none if the run is being stopped already.
@@ -145,7 +141,7 @@ def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Eve
     # Prefect reads its settings from context variables, which a new thread does not inherit.
     context = copy_context()
 
-    def press_ctrl_c(over: threading.Event) -> None:
+    def interrupt(over: threading.Event) -> None:
         while not over.wait(SECONDS_BETWEEN_LOOKS) and not caller.stop.is_set():
             # The request took time: check again, or the signal hits a run that has ended.
             if context.run(is_cancelled, run) and not (over.is_set() or caller.stop.is_set()):
@@ -154,7 +150,7 @@ def _pressing_ctrl_c(run: str | None, caller: LocalRun, cancelled: threading.Eve
                 caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
                 return
 
-    return press_ctrl_c
+    return interrupt
 
 
 def _note_end(caller: LocalRun, run: str | None, end: Any) -> None:

@@ -1,15 +1,17 @@
 """What every flow of whole runs begins with: its name, store, earlier starts and build context."""
 
 import contextlib
+import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import coolname.data
+from prefect import Flow, flow
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_UI_URL
@@ -20,23 +22,28 @@ from flows.identity.ref import name_in
 from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
-from flows.orchestration.caller import LOCAL_RUN, LocalRun
+from flows.orchestration.caller import LOCAL_RUN, LocalRun, end_when_cancelled
+from flows.orchestration.forms import takes
 from flows.orchestration.stage_runs import cancel_requests_of, check_pool, end_unfinished
+from flows.orchestration.stage_task import failed
+from flows.plan.planned import Planned, plan_run
 from flows.plan.starts import Starts, read_starts
-from flows.plan.upstream import Log, Pins, moving_names, pin
-from flows.profiles import Profile, make_placement
-from flows.run_request import NAME, FlowRequest, OnNodes
+from flows.plan.upstream import Log, Pins
+from flows.run_request import NAME, RunRequest, request_of
 from infra.placement import Placement, default_home, default_store
 from infra.prefect.flow_runs import page_of
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.config import RunConfig
-from nanochat_core.errors import ArtifactError, ConfigError, StageError, StoreError
+from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, StageError, StoreError
+
+R = TypeVar("R")
+Request = TypeVar("Request")
 
 MOST_STARTS = 10  # of one flow run in a row without progress: an automation resumes crashed ones
 
 
-def flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+def _flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
     """Return a function for Prefect that names a flow run by the id of its run.
 
     The id is new, and of the name that `name_of` returns for the flow's parameters.
@@ -75,20 +82,49 @@ def is_generated(name: str) -> bool:
     return bool(last) and (is_title or (first in _words("adj_any") and last in _words("subj")))
 
 
-@cache
+@functools.cache
 def _words(name: str) -> frozenset[str]:
     """Return the words of a list of coolname's: Prefect's slugs are of `adj_any` and `subj`."""
     entry: dict[str, Any] = vars(coolname.data)["config"][name]
     return frozenset(entry.get("words", ())).union(*map(_words, entry.get("lists", ())))
 
 
+def run_flow(
+    name: str, kind: type[Request], *, name_of: Callable[[Request], str]
+) -> Callable[[Callable[[Request], R]], Flow[..., R]]:
+    """Make a function of one request the Prefect flow `name` of the request's fields.
+
+    `name_of` returns the name of the run. Cancel ends it as Cancelled, and a NanochatError fails it
+    with its line and hint alone.
+    """
+
+    def wrap(function: Callable[[Request], R]) -> Flow[..., R]:
+        @functools.wraps(function)
+        def body(request: Request) -> R:
+            try:
+                return end_when_cancelled(functools.partial(function, request))
+            except NanochatError as error:
+                state: Any = failed(error)  # Prefect makes a returned state the run's own
+                return state
+
+        return flow(
+            name=name,
+            flow_run_name=_flow_run_name(lambda given: name_of(request_of(kind, given))),
+            retries=0,
+            persist_result=False,
+        )(takes(kind)(body))
+
+    return wrap
+
+
 @dataclass(frozen=True, kw_only=True)
 class FlowSetup:
     """The current flow run, opened: see `open_flow`."""
 
-    request: FlowRequest
     run_id: str  # the flow run's name
+    home: Path
     store: Store
+    pool: str | None  # that builds the GPU stages
     wait: StoreWait  # for the flow's own requests to the store
     starts: Starts
     caller: LocalRun | None  # None: a worker runs the flow
@@ -99,35 +135,36 @@ class FlowSetup:
         """Logs a line as a warning."""
         return get_run_logger().warning
 
-    def open_context(
-        self,
-        profile: Profile,
-        *,
-        strict: bool,
-        sections: Collection[str],
-        record: str | None = None,
-    ) -> tuple[BuildContext, Pins]:
-        """Return the context to build the profile in, and the pins of names upstream.
+    def plan(self, request: RunRequest) -> Planned:
+        """Return the plan of the requested run: the command's own, else a new one.
 
-        Names are resolved in these sections of the configuration, unless the record of the run with
-        the id `record` (by default the flow run's own) has them. Raises ConfigError, DataError.
+        Raises what `plan_run` raises.
         """
-        request = self.request
-        placement = make_placement(
-            profile.pace,
-            home=self.caller.home if self.caller else None,
-            store=self.store.url,
-            gpus=request.gpus,
-            settings=request.place,
+        if self.caller and (known := self.caller.planned) and known.request == request:
+            return known
+        pins = self.known_pins(self.run_id)
+        return self.wait(
+            lambda: plan_run(request, self.store, self.home, log=self.warn, known=pins)
         )
-        nodes = request.nodes if isinstance(request, OnNodes) else 1
-        placement = with_pool(placement, nodes=nodes, pool=request.pool)
+
+    def known_pins(self, run: str) -> Pins:
+        """Return the upstream names that an earlier start of the run with this id resolved."""
+        return self.wait(lambda: known_pins(self.store, run, log=self.warn))
+
+    def open_context(self, run: RunConfig, placement: Placement, *, strict: bool) -> BuildContext:
+        """Return the context to build a configuration in.
+
+        Raises ConfigError if the pool takes no stages, or if several nodes have no pool.
+        """
+        if placement.pool is not None:
+            check_pool(placement.pool)
+        elif placement.nodes != 1:
+            raise ConfigError(
+                f"nodes is {placement.nodes}, but a run without a pool uses this machine only",
+                hint="name the work pool whose workers run on the machines, such as gpu",
+            )
         placement.home.mkdir(parents=True, exist_ok=True)
-        run_id = record or self.run_id
-        run, pins = self.wait(
-            lambda: pin_names(profile.run, self.store, run_id, placement, sections, log=self.warn)
-        )
-        context = BuildContext(
+        return BuildContext(
             run=run,
             run_id=self.run_id,
             placement=placement,
@@ -137,54 +174,61 @@ class FlowSetup:
             strict=strict,
             stop=self.stop,
         )
-        return context, pins
 
     def check_before_building(self, starts: Starts, *, builds: bool) -> None:
         """Raise what `check_restart_limit` raises, and StoreError if leases cannot be held.
 
         `starts` have the plan; leases are needed if the flow `builds` anything.
         """
-        check_restart_limit(self.store, starts, pool=self.request.pool)
+        check_restart_limit(self.store, starts, pool=self.pool)
         if builds:
             self.wait(self.store.check_conditions)
 
 
 def open_flow(
-    request: FlowRequest,
     *,
+    store: str | None,
+    pool: str | None,
     runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
-    will_plan: bool = True,
 ) -> FlowSetup:
     """Open the store of the current flow run, and read what its earlier starts reached.
 
-    `runs_of` returns the ids of the runs that it records, given its own. If a plan follows, one
-    more start is allowed, since only the plan finds the checkpoints of the start before. Raises
-    what `check_restart_limit` raises.
+    Args:
+        store: URL of the store; None: that of this machine.
+        pool: The pool that builds the GPU stages.
+        runs_of: Returns the ids of the runs that the flow run records, given its own.
+
+    A plan must follow: one more start is allowed here, since only the plan finds the checkpoints of
+    the start before. Raises what `check_restart_limit` raises.
     """
     caller = LOCAL_RUN.get()
     home = caller.home if caller else default_home()
-    store = open_store(request.store or default_store(home))
+    if caller and caller.planned:
+        opened = caller.planned.store
+    else:
+        opened = open_store(store or default_store(home))
     run_id = flow_run.get_name()
     assert run_id is not None  # this is called in flows only
     if caller is not None:
         for run in dict.fromkeys((run_id, *runs_of(run_id))):
-            caller.locks.enter_context(run_lock.hold(home, run, store=store.url))
+            caller.locks.enter_context(run_lock.hold(home, run, store=opened.url))
         if page := own_page():
             text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
             caller.watch("run", {"kind": "message", "text": text})
     end_earlier_start()
     stop = caller.stop if caller else threading.Event()
-    wait = wait_of_run(store, stop)
+    wait = wait_of_run(opened, stop)
 
     def starts_so_far() -> Starts:
-        starts = read_starts(store, runs_of(run_id), number=flow_run.get_run_count())
-        check_restart_limit(store, starts, pool=request.pool, spare=int(will_plan))
+        starts = read_starts(opened, runs_of(run_id), number=flow_run.get_run_count())
+        check_restart_limit(opened, starts, pool=pool, spare=1)
         return starts
 
     return FlowSetup(
-        request=request,
         run_id=run_id,
-        store=store,
+        home=home,
+        store=opened,
+        pool=pool,
         wait=wait,
         # Before anything that may end the process, or a run that always crashes there is resumed
         # forever.
@@ -206,44 +250,14 @@ def own_page() -> str | None:
     return page_of(root, run) if root and run else None
 
 
-def pin_names(
-    run: RunConfig,
-    store: Store,
-    run_id: str,
-    placement: Placement,
-    sections: Collection[str],
-    *,
-    log: Log,
-) -> tuple[RunConfig, Pins]:
-    """Resolve upstream names like `flows.plan.upstream.pin`; keep what was resolved already.
-
-    An earlier start of this run, or the command that runs it, may have resolved some. A damaged
-    record of this run is reported and has no pins. Raises ConfigError, DataError.
-    """
-    if not moving_names(run, sections):
-        return run, {}
-    caller, earlier = LOCAL_RUN.get(), None
+def known_pins(store: Store, run: str, *, log: Log) -> Pins:
+    """Return the upstream names in the record of a run. A damaged one is reported and has none."""
     try:
-        earlier = find_run(store, run_id)
+        found = find_run(store, run)
     except ArtifactError as error:
         log(f"{error}; names upstream are resolved again")
-    known = (caller.pins if caller else {}) | (earlier.upstream if earlier else {})
-    return pin(run, placement.home, log=log, known=known, sections=sections)
-
-
-def with_pool(placement: Placement, *, nodes: int, pool: str | None) -> Placement:
-    """Return the placement of a run whose GPU stages `pool` builds; None: the flow's process.
-
-    Raises ConfigError if the pool takes no stages, or if several nodes have no pool.
-    """
-    if pool is not None:
-        check_pool(pool)
-    elif nodes != 1:
-        raise ConfigError(
-            f"nodes is {nodes}, but a run without a pool uses this machine only",
-            hint="name the work pool whose workers run on the machines, such as gpu",
-        )
-    return replace(placement, nodes=nodes, pool=pool)
+        return {}
+    return found.upstream if found else {}
 
 
 def wait_of_run(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from typing import Annotated, Any, TypeVar
 
-from flows.run_request import options_of
+from flows.run_request import options_of, request_of
 
 # What most people fill in: a form begins with these. The others follow in the order of the groups.
-FIRST = ("model", "profile", "depth", "depths", "run_name", "vary", "seeds", "overrides")
+FIRST = ("model", "profile", "depth", "run_name", "vary", "seeds", "overrides")
 
 R = TypeVar("R")
 Request = TypeVar("Request")
@@ -26,7 +26,7 @@ def takes(
     def wrap(function: Callable[[Request], R]) -> Callable[..., R]:
         @functools.wraps(function)
         def body(**parameters: Any) -> R:
-            return function(kind(**parameters))
+            return function(request_of(kind, parameters))
 
         # Prefect reads names, order, types and defaults from here, and makes the form of them.
         setattr(body, "__signature__", _signature_of(kind, with_rules))  # noqa: B010 - no attribute by type

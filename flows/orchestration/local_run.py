@@ -16,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from flows.plan.upstream import Pins
 from flows.render.terminal import Display
 from infra.placement import ONE_STAGE, unknown_pool
 from infra.prefect import server as prefect_server
@@ -31,17 +30,17 @@ from infra.prefect.supervisor.control import wait_for_own_server
 from nanochat_core.build_kernels import build_kernels
 
 if TYPE_CHECKING:
-    pass
+    from flows.plan.planned import Planned
 
 SECONDS_FOR_AN_IMPORT = 0.05  # after which it is looked again whether it has ended
 INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
 
 
 @contextlib.contextmanager
-def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[None]:
+def ready(home: Path, display: Display, planned: "Planned | None" = None) -> Generator[None]:
     """Connect Prefect to its server and make this command the local run, so a flow can be called.
 
-    `pins` are upstream names that the command has resolved already; stages are shown on `display`.
+    `planned` is what the command has planned already, for the flow; stages are shown on `display`.
     Raises ServerError, and what the flow raises: a NanochatError for a user's mistake, and
     KeyboardInterrupt if a person or a scheduler stopped the run, here or in Prefect's pages, after
     the workers have saved; a second Ctrl-C does not wait for them.
@@ -52,7 +51,7 @@ def ready(home: Path, display: Display, pins: Pins | None = None) -> Generator[N
 
         leave = functools.partial(_leave, display)
         with running_locally(
-            LocalRun(home=home, watch=display.watch, leave=leave, pins=pins or {})
+            LocalRun(home=home, watch=display.watch, leave=leave, planned=planned)
         ):
             yield
 

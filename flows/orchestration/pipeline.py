@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prefect import flow
 from prefect.futures import PrefectFuture, wait
 from prefect.logging import get_run_logger
 
@@ -14,21 +13,12 @@ from flows.building.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
 from flows.identity.ref import name_in
 from flows.leases.outage import StoreWait
-from flows.orchestration.caller import cancellable
-from flows.orchestration.flow_setup import (
-    flow_run_name,
-    open_flow,
-    typed_name,
-    wait_of_run,
-)
-from flows.orchestration.forms import takes
+from flows.orchestration.flow_setup import FlowSetup, open_flow, run_flow, typed_name, wait_of_run
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
-from flows.orchestration.stage_task import failing_in_a_line, submit
-from flows.overrides import name_of, open_name
-from flows.plan.pinned import open_pinned, sections_of, stages_with
-from flows.plan.plan import Plan, make_plan
-from flows.profiles import open_profile
+from flows.orchestration.stage_task import submit
+from flows.overrides import name_of
+from flows.plan.plan import Plan
 from flows.run_request import RETRIES, RunRequest
 from flows.stages import REPORT, Stage, stages_to_redo
 
@@ -41,50 +31,53 @@ class Outcome:
     stages: dict[str, Built]
 
 
-def _name(parameters: dict[str, Any]) -> str:
-    request = RunRequest(**parameters)
+def _name(request: RunRequest) -> str:
     typed = None if request.run_name else typed_name()
-    return typed or name_of(request.profile, request.resolved)
+    return typed or name_of(request.resolved)
 
 
-@flow(name="nanochat", flow_run_name=flow_run_name(_name), retries=0, persist_result=False)
-@failing_in_a_line
-@cancellable
-@takes(RunRequest)
+@run_flow("nanochat", RunRequest, name_of=_name)
 def nanochat(request: RunRequest) -> Outcome:
     """Train, evaluate and report a model. Stages that are up to date are reused, so a failed or
     crashed run is resumed by running it again.
     """
+    return run(request)
+
+
+def run(
+    request: RunRequest, *, setup: FlowSetup | None = None, uses: Sequence[str] | None = None
+) -> Outcome:
+    """Plan, record and build a requested run. Inside a flow only.
+
+    `setup` is of a flow that has opened itself already; `uses` are recorded in place of the names
+    of the given artifacts. Raises what `plan_run` and `run_pipeline` raise.
+    """
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
-    opened = open_profile(request.profile, depth=request.depth, overrides=request.overrides)
-    setup = open_flow(request)
-    store, wait = setup.store, setup.wait
+    setup = setup or open_flow(store=request.store, pool=request.pool)
     # The id has the name, which may be that of Prefect's own field.
-    if (name := name_in(setup.run_id)) and name != name_of(request.profile, request):
+    if (name := name_in(setup.run_id)) and name != name_of(request):
         request = replace(request, run_name=name)
-    name = wait(lambda: open_name(store, request.profile, request))
-    pinned = wait(lambda: open_pinned(store, request.use, warn=setup.warn))
-    context, pins = setup.open_context(opened, strict=request.strict, sections=sections_of(pinned))
-    plan = wait(
-        lambda: make_plan(
-            context.run,
-            store,
-            context.work,
-            force=frozenset(request.force),
-            from_stage=request.from_stage,
-            pinned=pinned,
-            placement=context.placement,
-            profile=request.profile,
-        )
+    planned = setup.plan(request)
+    context = setup.open_context(planned.profile.run, planned.placement, strict=request.strict)
+    starts = setup.starts.add_plan(setup.run_id, planned.plan.stages)
+    setup.check_before_building(starts, builds=not planned.plan.up_to_date)
+    record = new_run(
+        setup.run_id,
+        planned.name,
+        request,
+        upstream=planned.pins,
+        uses=request.use if uses is None else uses,
     )
-    starts = setup.starts.add_plan(setup.run_id, plan.stages)
-    setup.check_before_building(starts, builds=not plan.up_to_date)
-    run = starts.record_in(new_run(setup.run_id, name, request, upstream=pins, uses=request.use))
-    stages = stages_with(pinned)
-    redo = stages_to_redo(stages, force=request.force, from_stage=request.from_stage)
+    stages = [item.stage for item in planned.plan.stages]
     return run_pipeline(
-        stages, context, run, plan=plan, redo=redo, pinned=pinned, retries=request.retries
+        stages,
+        context,
+        starts.record_in(record),
+        plan=planned.plan,
+        redo=stages_to_redo(stages, force=request.force, from_stage=request.from_stage),
+        pinned=planned.pinned,
+        retries=request.retries,
     )
 
 

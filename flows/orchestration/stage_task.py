@@ -6,11 +6,10 @@ with a NanochatError ends in a state with the error's line and hint; other error
 """
 
 import contextlib
-import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -27,9 +26,6 @@ from flows.orchestration.stage_page import StagePage, final_state
 from flows.render.text import duration
 from flows.stages import Stage
 from nanochat_core.errors import NanochatError
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 def message_of(error: NanochatError) -> str:
@@ -51,20 +47,6 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     if isinstance(error, NanochatError):
         record.msg, record.args, record.exc_info = message_of(error), (), None
     return True
-
-
-def failing_in_a_line(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a flow's body so that a NanochatError fails the run with its line and hint alone."""
-
-    @functools.wraps(function)
-    def body(*arguments: P.args, **parameters: P.kwargs) -> R:
-        try:
-            return function(*arguments, **parameters)
-        except NanochatError as error:
-            state: Any = failed(error)  # Prefect makes a returned state the run's own, and raises
-            return state
-
-    return body
 
 
 @task(name="stage", cache_policy=NO_CACHE, persist_result=False, retries=0)

@@ -1,4 +1,4 @@
-"""Pinned inputs (--use): run a part of the pipeline from artifacts that exist.
+"""Run a part of the pipeline: from artifacts that exist (--use), to a last stage (--until).
 
 A stage whose artifact is given is not built, nor are stages that only it needs; the stages after it
 are. The report needs every stage's artifact, so a run with a pinned input has no report.
@@ -34,31 +34,56 @@ def open_pinned(
     return pinned
 
 
-def stages_with(pinned: Mapping[str, Manifest]) -> tuple[Stage, ...]:
+def stages_with(pinned: Mapping[str, Manifest], *, until: str | None = None) -> tuple[Stage, ...]:
     """Return the stages of a run with these pinned inputs, in the table's order.
 
-    They are the given stages, all stages downstream of the last of them, and the other inputs that
-    those need. What a given artifact was made from is not built unless something else needs it.
+    They are the given stages, all stages downstream of the last of them or only the stage `until`,
+    and the other inputs that those need. What a given artifact was made from is not built unless
+    something else needs it. Raises ConfigError if `until` needs none of the given artifacts.
     """
-    if not pinned:
+    if not pinned and until is None:
         return STAGES
+    needed = _after(pinned) if until is None else {until}
+    for stage in reversed(STAGES):
+        if stage.name in needed and stage.name not in pinned:
+            needed |= _input_names(stage)
+    if until is not None:
+        _check_until(until, pinned, needed)
+    return tuple(stage for stage in STAGES if stage.name in needed)
+
+
+def _after(pinned: Mapping[str, Manifest]) -> set[str]:
+    """Return the names of the given stages, and of those downstream of the last of them."""
     before = {earlier for name in pinned for earlier in stages_before(stage_named(name))}
     # Given rows and pretrain, rows is only an input: the run is for what follows pretrain.
     after = set(pinned) - before
     for stage in STAGES:  # inputs come before the stages that read them, so one pass is enough
         if stage is not REPORT and stage.name not in before and after & _input_names(stage):
             after.add(stage.name)
-    needed = after | set(pinned)
-    for stage in reversed(STAGES):
-        if stage.name in needed and stage.name not in pinned:
-            needed |= _input_names(stage)
-    return tuple(stage for stage in STAGES if stage.name in needed)
+    return after | set(pinned)
 
 
-def sections_of(pinned: Mapping[str, Manifest]) -> frozenset[str]:
+def _check_until(until: str, pinned: Mapping[str, Manifest], needed: set[str]) -> None:
+    if pinned and until == REPORT.name:
+        raise ConfigError(
+            f"with --use a run has no {until}, which needs the artifact of every stage",
+            hint="leave out --until or --use",
+        )
+    if useless := [m.name for name, m in pinned.items() if name == until or name not in needed]:
+        raise ConfigError(
+            f"a run until {until} does not need {useless[0]}",
+            hint="leave it out of --use, or name a later stage with --until",
+        )
+
+
+def sections_of(pinned: Mapping[str, Manifest], *, until: str | None = None) -> frozenset[str]:
     """Return the sections of the configuration that affect what a run builds."""
-    built = [stage for stage in stages_with(pinned) if stage.name not in pinned]
-    return frozenset(section for stage in built for section in stage.config)
+    return frozenset(
+        section
+        for stage in stages_with(pinned, until=until)
+        if stage.name not in pinned
+        for section in stage.config
+    )
 
 
 def check_stages(stages: Sequence[Stage], pinned: Mapping[str, Manifest], names: set[str]) -> None:
@@ -68,7 +93,7 @@ def check_stages(stages: Sequence[Stage], pinned: Mapping[str, Manifest], names:
         why = "its artifact is given" if name in pinned else "nothing in this run needs it"
         raise ConfigError(
             f"stage {name} cannot be redone here: {why}",
-            hint=f"leave out --use, or {name} in --force and --from-stage",
+            hint=f"leave out --use and --until, or {name} in --force and --from-stage",
         )
 
 

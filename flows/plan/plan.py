@@ -98,8 +98,7 @@ class Plan:
                 return item
         raise ConfigError(
             f"stage {name} is not part of this run",
-            hint="with --use a run has the stages after the given artifacts and what those need, "
-            "and no report",
+            hint="--until ends a run at a stage; --use begins it at artifacts, without a report",
         )
 
 
@@ -110,6 +109,7 @@ def make_plan(
     *,
     force: frozenset[str] = frozenset(),
     from_stage: str | None = None,
+    until: str | None = None,
     pinned: Mapping[str, Manifest] | None = None,
     placement: Placement | None = None,
     profile: str | None = None,
@@ -117,14 +117,14 @@ def make_plan(
 ) -> Plan:
     """Plan every stage of a run; `work` holds the work directories of this machine.
 
-    `pinned` are inputs named with --use (flows/plan/pinned.py). `force` names stages to redo;
-    `from_stage` one to redo with everything after it. Without a placement there are no estimates.
-    Reasons compare with what runs of `profile` made, or without one with any artifact. `root`
-    holds the code that would run. Raises ConfigError for an unknown stage, StoreError, and
-    ArtifactError for a damaged record that would be used.
+    `pinned` are inputs named with --use, and `until` is the last stage (flows/plan/pinned.py).
+    `force` names stages to redo; `from_stage` one to redo with everything after it. Reasons compare
+    with what runs of `profile` made, or without one with any artifact. `root` holds the code to
+    run. Without a placement there are no estimates. Raises ConfigError for an unknown stage,
+    StoreError, and ArtifactError for a damaged record that would be used.
     """
     pinned = pinned or {}
-    stages = stages_with(pinned)
+    stages = stages_with(pinned, until=until)
     wanted = _wanted(stages, pinned, force, from_stage)
     done = {
         stage.name: StagePlan(stage=stage, state="=", manifest=pinned[stage.name], reason="given")

@@ -4,10 +4,11 @@ Each member is a run of its own in the store. One that fails does not stop the o
 as failed and names it; the same flow run again builds what is missing.
 """
 
+import base64
 import queue
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
@@ -19,35 +20,19 @@ from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
 from flows.leases.queue import PriorityQueue, QueueEntry
 from flows.orchestration.flow_setup import open_flow, wait_of_run
+from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.run_request import (
-    OVERRIDES,
-    PROFILE,
-    RETRIES,
-    RUN_NAME,
-    STRICT,
-    FlowRequest,
-    OnNodes,
-)
+from flows.plan.upstream import pin
+from flows.profiles import make_placement
+from flows.run_request import RETRIES
 from flows.sweep.cost import Spent, spent_on
 from flows.sweep.files import Files, SweepReport, write_files
 from flows.sweep.grid import Member, Sweep
-from flows.sweep.pages import SweepPages
-from flows.sweep.plan import Results, SweepPlan, Unit, pin_members, plan_sweep
+from flows.sweep.plan import Results, SweepPlan, Unit, lines_of, pin_members, plan_sweep
 from flows.sweep.results import report_of_sweep, wanted_of
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError, StageError
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupRequest(FlowRequest, OnNodes):
-    """The parameters that flows of several runs share."""
-
-    profile: Annotated[str, PROFILE] = "tiny"
-    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
-    run_name: Annotated[str | None, RUN_NAME] = None
-    strict: Annotated[bool, STRICT] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +44,39 @@ class CompletedSweep:
     spent: Spent
 
 
-def build_sweep(sweep: Sweep, request: GroupRequest) -> CompletedSweep:
+class SweepPages:
+    """The Prefect artifacts of the current flow run. Close it when the run ends."""
+
+    def __init__(self, name: str, runs: Iterable[str]) -> None:
+        """Tag the flow run with `runs`, the ids of the sweep's runs."""
+        self._writer = BackgroundWriter(name)
+        self._writer.tag_flow_run(*runs)
+
+    def show_plan(self, planned: SweepPlan) -> None:
+        """Show what the sweep is about to do."""
+        lines = lines_of(planned)
+        text = "\n".join(["```text", *lines, "```"])
+        about = f"{lines[-1]}. Store: {planned.plan.store}"
+        self._writer.show("plan", "markdown", text, about=about)
+
+    def show_report(self, report: SweepReport, files: Files, cost: Iterable[str]) -> None:
+        """Show the results: a table of models, sentences with the cost, a plot."""
+        sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *cost))
+        text = f"{sentences}\n\nPage on the machine that ran it: `{files.page}`\n"
+        self._writer.show("models", "table", report.table.tree(), about=report.lead)
+        self._writer.show("findings", "markdown", text, about="What the numbers say")
+        if files.picture is not None:
+            # As a data URL: Prefect's server has no place for files.
+            data = base64.b64encode(files.picture.read_bytes()).decode()
+            url = f"data:image/png;base64,{data}"
+            self._writer.show("plot", "image", url, about=report.pictures[0].caption)
+
+    def close(self) -> None:
+        """Wait until everything is written or has failed."""
+        self._writer.close()
+
+
+def build_sweep(sweep: Sweep) -> CompletedSweep:
     """Plan the sweep, then build it as `build_units` does. In a flow only."""
 
     # With the time of the flow run in it, so a retry finds the same records.
@@ -67,14 +84,29 @@ def build_sweep(sweep: Sweep, request: GroupRequest) -> CompletedSweep:
         when = run_id.removeprefix(f"sweep-{sweep.name}-")
         return {member.label: f"{member.name}-{when}" for member in sweep.members}
 
-    setup = open_flow(request, runs_of=lambda run: list(ids_of(run).values()))
+    request = sweep.request
+    setup = open_flow(
+        store=request.store, pool=request.pool, runs_of=lambda run: list(ids_of(run).values())
+    )
     ids = ids_of(setup.run_id)
     # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
     # one resolution of names, since one that moves in between must not give members other data.
     largest = sweep.largest
-    context, pins = setup.open_context(
-        largest.profile, strict=request.strict, sections=sweep.sections, record=ids[largest.label]
+    placement = make_placement(
+        largest.profile.pace,
+        home=setup.home,
+        store=setup.store.url,
+        gpus=request.gpus,
+        settings=request.place,
     )
+    known = setup.known_pins(ids[largest.label])
+    run, pins = setup.wait(
+        lambda: pin(
+            largest.profile.run, setup.home, log=setup.warn, known=known, sections=sweep.sections
+        )
+    )
+    placement = replace(placement, nodes=request.nodes, pool=request.pool)
+    context = setup.open_context(run, placement, strict=request.strict)
     sweep = pin_members(sweep, pins)
     planned = setup.wait(lambda: plan_sweep(sweep, context.store, context.work, context.placement))
     # A checkpoint found by the plan counts as progress of the start before.

@@ -10,20 +10,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from flows.artifacts.runs import check_name
 from flows.overrides import default_name, single_settings
 from flows.plan.pinned import stages_before
 from flows.profiles import PROFILES, Profile, open_profile
 from flows.render.text import count
-from flows.run_request import OVERRIDES, PROFILE, RUN_NAME, Option, Recipe, list_of
-from flows.stages import BASE_EVAL, CHAT_EVALS, PRETRAIN, STAGES, Stage, stage_named
+from flows.stages import STAGES, Stage, stage_named
+from flows.sweep.request import METRICS, SweepRequest
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import flops_per_token, num_params, num_scaling_params
 
-SEEDS = (42, 43, 44)
 MOST_RUNS = 100
 DEPTH = "model.depth"
 _SHARDS = "shards.num_shards"
@@ -31,51 +29,6 @@ SIZE_HEAD = ("parameters", "scaling", "tokens", "tokens/param", "FLOPs")
 _EXAMPLE = "for example --vary optimizer.muon_lr=0.01,0.03"
 _DIGITS = 6  # of a name
 _MAX_SHOWN = 24  # characters of a value in a table
-# Stages whose artifact has a score: the metric, and 1 if less of it is better, else -1.
-METRICS = {
-    **{stage.name: ("val_bpb", 1) for stage in (PRETRAIN, BASE_EVAL)},
-    **{stage.name: ("chatcore", -1) for stage in CHAT_EVALS},
-}
-VARY = Option(
-    label="Varied settings",
-    help="Settings to vary, each as section.name=value,value; every combination is a point.",
-    more="Values that have commas are given as a JSON list.",
-    group="settings",
-    rules=list_of(pattern="=", examples=["optimizer.muon_lr=0.01,0.03"]),
-)
-STAGE = Option(
-    label="Last stage",
-    help="Stage whose score is compared: bits per byte, or ChatCORE after a chat stage.",
-    group="settings",
-    rules={"enum": list(METRICS)},
-)
-REDUCTION = Option(
-    label="Reduction",
-    help="After each seed one of so many points gets the next seed; 1 stops none.",
-    group="settings",
-    rules={"minimum": 1},
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grid(Recipe):
-    """All that decides what a sweep trains."""
-
-    profile: Annotated[str, PROFILE] = "tiny"
-    vary: Annotated[tuple[str, ...], VARY] = ()
-    seeds: Annotated[
-        tuple[int, ...],
-        Option(
-            label="Seeds",
-            help="Different seeds; all points are trained with the same ones, in this order.",
-            group="settings",
-            rules={"items": {"type": "integer", "minimum": 0}, "minItems": 1, "uniqueItems": True},
-        ),
-    ] = SEEDS
-    stage: Annotated[str, STAGE] = PRETRAIN.name
-    reduction: Annotated[int, REDUCTION] = 2
-    overrides: Annotated[tuple[str, ...], OVERRIDES] = ()
-    run_name: Annotated[str | None, RUN_NAME] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +74,10 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """The points of a grid, each with the same seeds. The first point is the base."""
+    """The points of a request, each with the same seeds. The first point is the base."""
 
     name: str
-    grid: Grid
+    request: SweepRequest
     points: tuple[SweepPoint, ...]
     head: tuple[str, ...]  # above the members' cells
     members: tuple[Member, ...]  # the first ones get the device first
@@ -132,7 +85,7 @@ class Sweep:
     @property
     def stage(self) -> Stage:
         """The last stage of each run."""
-        return stage_named(self.grid.stage)
+        return stage_named(self.request.stage)
 
     @property
     def largest(self) -> Member:
@@ -147,17 +100,17 @@ class Sweep:
     @property
     def is_series(self) -> bool:
         """True if only the depth is varied."""
-        return _is_series(self.grid)
+        return _is_series(self.request)
 
     @property
     def metric(self) -> str:
         """The name of the score that is compared."""
-        return METRICS[self.grid.stage][0]
+        return METRICS[self.request.stage][0]
 
     @property
     def sign(self) -> int:
         """1 if less of the score is better, else -1."""
-        return METRICS[self.grid.stage][1]
+        return METRICS[self.request.stage][1]
 
 
 def stages_to(last: Stage) -> tuple[Stage, ...]:
@@ -177,34 +130,34 @@ def size_of(run: RunConfig) -> Size:
     )
 
 
-def name_of_sweep(grid: Grid) -> str:
+def name_of_sweep(request: SweepRequest) -> str:
     """Return the name of a sweep; the same grid gives the same name. Raises ConfigError."""
-    if grid.run_name is not None:
-        return grid.run_name
-    own = default_name(grid.profile, depth=grid.depth, overrides=grid.overrides)
-    text = json.dumps([grid.vary, grid.seeds, grid.stage, grid.reduction])
+    if request.run_name is not None:
+        return request.run_name
+    own = default_name(request.profile, depth=request.depth, overrides=request.overrides)
+    text = json.dumps([request.vary, request.seeds, request.stage, request.reduction])
     return f"{own}-sweep-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
 
 
-def open_sweep(grid: Grid) -> Sweep:
+def open_sweep(request: SweepRequest) -> Sweep:
     """Return the sweep of a grid: the members seed by seed, so that each rung is built in order.
 
     A combination that changes nothing, or the same as another, is left out. Raises ConfigError for
     an unknown profile, setting, stage or value, and for a grid that is empty or too large.
     """
-    name = name_of_sweep(grid)
-    check_name(f"{name}-p{MOST_RUNS}-s{max(grid.seeds, default=0)}")
-    varied = _varied(grid)
-    _check(grid, varied)
+    name = name_of_sweep(request)
+    check_name(f"{name}-p{MOST_RUNS}-s{max(request.seeds, default=0)}")
+    varied = _varied(request)
+    _check(request, varied)
     combinations = [
         tuple(f"{key}={value}" for key, value in zip(varied, values, strict=True))
         for values in itertools.product(*varied.values())
     ]
-    given = grid
+    given = request
     if DEPTH in varied:
-        grid = replace(grid, depth=_number(varied[DEPTH][0]))
-        grid = _with_same_text(grid, combinations)
-    points = _points(grid, varied, combinations)
+        request = replace(request, depth=_number(varied[DEPTH][0]))
+        request = _with_same_text(request, combinations)
+    points = _points(request, varied, combinations)
     if len(points) == 1:
         raise ConfigError(
             "every point has the settings of the base", hint="vary a setting to another value"
@@ -213,38 +166,41 @@ def open_sweep(grid: Grid) -> Sweep:
         name=name,
         head=(
             ("depth", *SIZE_HEAD, "seed")
-            if _is_series(grid)
+            if _is_series(request)
             else ("point", *_titles(list(varied)), "seed")
         ),
         members=tuple(
             Member(
                 label=point.member(seed),
                 name=f"{name}-{point.label}-s{seed}",
-                depth=_depth(grid, point.settings) or PROFILES[grid.profile]().run.model.depth,
-                profile=_open(grid, point.settings, seed),
-                overrides=_overrides(grid, point.settings, seed),
+                depth=_depth(request, point.settings)
+                or PROFILES[request.profile]().run.model.depth,
+                profile=_open(request, point.settings, seed),
+                overrides=_overrides(request, point.settings, seed),
                 cells=(*point.cells, str(seed)),
             )
-            for seed in grid.seeds
+            for seed in request.seeds
             for point in points
         ),
         points=tuple(points),
-        grid=given,
+        request=given,
     )
 
 
 def _points(
-    grid: Grid, varied: Mapping[str, Sequence[str]], combinations: Sequence[tuple[str, ...]]
+    request: SweepRequest,
+    varied: Mapping[str, Sequence[str]],
+    combinations: Sequence[tuple[str, ...]],
 ) -> list[SweepPoint]:
     points: list[SweepPoint] = []
     seen: list[Profile] = []
     # All are opened before the base's values are looked up: an unknown setting is refused.
-    opened = [(settings, _open(grid, settings, grid.seeds[0])) for settings in combinations]
-    for settings, profile in [((), _open(grid, (), grid.seeds[0])), *opened]:
+    opened = [(settings, _open(request, settings, request.seeds[0])) for settings in combinations]
+    for settings, profile in [((), _open(request, (), request.seeds[0])), *opened]:
         if profile not in seen:
             label = f"p{len(points)}" if points else "base"
             cells = _cells(profile, list(varied))
-            if _is_series(grid):
+            if _is_series(request):
                 label = f"d{profile.run.model.depth}"
                 cells = size_of(profile.run).cells
             points.append(SweepPoint(label=label, settings=settings, cells=(label, *cells)))
@@ -252,9 +208,9 @@ def _points(
     return points
 
 
-def _varied(grid: Grid) -> dict[str, list[str]]:
+def _varied(request: SweepRequest) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for text in grid.vary:
+    for text in request.vary:
         key, _, listed = (part.strip() for part in text.partition("="))
         values = _values(listed)
         if not key or not values or "" in values:
@@ -281,23 +237,25 @@ def _values(text: str) -> list[str]:
     return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def _check(grid: Grid, varied: Mapping[str, Sequence[str]]) -> None:
-    if grid.stage not in METRICS:
+def _check(request: SweepRequest, varied: Mapping[str, Sequence[str]]) -> None:
+    if request.stage not in METRICS:
         raise ConfigError(
-            f"stage {grid.stage} has no score to compare", hint=f"one of: {', '.join(METRICS)}"
+            f"stage {request.stage} has no score to compare", hint=f"one of: {', '.join(METRICS)}"
         )
-    if "seed" in {*varied, *(text.partition("=")[0].strip() for text in grid.overrides)}:
+    if "seed" in {*varied, *(text.partition("=")[0].strip() for text in request.overrides)}:
         raise ConfigError("seed is set, but a sweep has its own seeds", hint="give --seeds 7,8,9")
-    if not grid.seeds or len(set(grid.seeds)) < len(grid.seeds):
-        given = ",".join(map(str, grid.seeds)) or "none"
+    if not request.seeds or len(set(request.seeds)) < len(request.seeds):
+        given = ",".join(map(str, request.seeds)) or "none"
         raise ConfigError(f"seeds are {given}, expected different ones", hint="like --seeds 42,43")
-    if grid.reduction < 1:
-        raise ConfigError(f"reduction is {grid.reduction}, expected 1 or more", hint="1 stops none")
-    if DEPTH in varied and grid.depth is not None:
+    if request.reduction < 1:
         raise ConfigError(
-            f"depth is {grid.depth}, but the sweep varies it", hint="leave the depth out"
+            f"reduction is {request.reduction}, expected 1 or more", hint="1 stops none"
         )
-    runs = (1 + math.prod(len(values) for values in varied.values())) * len(grid.seeds)
+    if DEPTH in varied and request.depth is not None:
+        raise ConfigError(
+            f"depth is {request.depth}, but the sweep varies it", hint="leave the depth out"
+        )
+    runs = (1 + math.prod(len(values) for values in varied.values())) * len(request.seeds)
     if runs > MOST_RUNS:
         raise ConfigError(
             f"the grid is of {runs} runs, expected at most {MOST_RUNS}",
@@ -305,28 +263,28 @@ def _check(grid: Grid, varied: Mapping[str, Sequence[str]]) -> None:
         )
 
 
-def _is_series(grid: Grid) -> bool:
-    return [text.partition("=")[0].strip() for text in grid.vary] == [DEPTH]
+def _is_series(request: SweepRequest) -> bool:
+    return [text.partition("=")[0].strip() for text in request.vary] == [DEPTH]
 
 
-def _with_same_text(grid: Grid, combinations: Sequence[Sequence[str]]) -> Grid:
+def _with_same_text(request: SweepRequest, combinations: Sequence[Sequence[str]]) -> SweepRequest:
     """Return the grid with as many shards for all points as the largest one needs.
 
     Otherwise tokenizer and rows differ, and losses are of different text.
     """
-    opened = [_open(grid, settings, grid.seeds[0]) for settings in combinations]
+    opened = [_open(request, settings, request.seeds[0]) for settings in combinations]
     numbers = {profile.run.shards.num_shards for profile in opened}
     if len(numbers) == 1:
-        return grid
-    return replace(grid, overrides=(*grid.overrides, f"{_SHARDS}={max(numbers)}"))
+        return request
+    return replace(request, overrides=(*request.overrides, f"{_SHARDS}={max(numbers)}"))
 
 
-def _depth(grid: Grid, settings: Sequence[str]) -> int | None:
+def _depth(request: SweepRequest, settings: Sequence[str]) -> int | None:
     """Return the depth of a point; None means the profile's own."""
     for text in settings:
         if text.startswith(f"{DEPTH}="):
             return _number(text.removeprefix(f"{DEPTH}="))
-    return grid.depth
+    return request.depth
 
 
 def _number(text: str) -> int:
@@ -338,16 +296,16 @@ def _number(text: str) -> int:
         ) from None
 
 
-def _overrides(grid: Grid, settings: Sequence[str], seed: int) -> tuple[str, ...]:
+def _overrides(request: SweepRequest, settings: Sequence[str], seed: int) -> tuple[str, ...]:
     others = (text for text in settings if not text.startswith(f"{DEPTH}="))
-    return (*grid.overrides, *others, f"seed={seed}")
+    return (*request.overrides, *others, f"seed={seed}")
 
 
-def _open(grid: Grid, settings: Sequence[str], seed: int) -> Profile:
-    overrides = _overrides(grid, settings, seed)
+def _open(request: SweepRequest, settings: Sequence[str], seed: int) -> Profile:
+    overrides = _overrides(request, settings, seed)
     try:
-        depth = _depth(grid, settings)
-        return open_profile(grid.profile, depth=depth, overrides=overrides)
+        depth = _depth(request, settings)
+        return open_profile(request.profile, depth=depth, overrides=overrides)
     except ConfigError as error:
         error.hint = error.hint or _EXAMPLE
         raise

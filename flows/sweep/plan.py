@@ -134,7 +134,7 @@ def plan_to_json(planned: SweepPlan) -> str:
     tree = {
         "format": 1,
         "name": planned.sweep.name,
-        "profile": planned.sweep.grid.profile,
+        "profile": planned.sweep.request.profile,
         "store": planned.plan.store,
         **totals(planned.plan),
         "stages": [

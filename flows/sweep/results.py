@@ -22,6 +22,8 @@ from flows.sweep.series import Series, series_of
 from nanochat_core.evaluate.intervals import mean_over_seeds
 
 FORMAT = 1  # of the JSON
+# Fields of the request that decide the results.
+_RECORDED = ("profile", "depth", "overrides", "vary", "seeds", "stage", "reduction", "run_name")
 _DECIMALS = 4
 _WHY = "_failed"  # an evaluation's metric TASK_failed is the reason why TASK has no score
 _FOOTER = """The difference from base is the mean over pairs of runs with the same seed, with its
@@ -73,7 +75,7 @@ def wanted_of(sweep: Sweep, results: Results) -> Collection[str]:
     return {
         point.member(seed)
         for point, count in zip(sweep.points, allowed, strict=True)
-        for seed in sweep.grid.seeds[:count]
+        for seed in sweep.request.seeds[:count]
     }
 
 
@@ -81,7 +83,7 @@ def results_of(sweep: Sweep, results: Results) -> list[PointResult]:
     """Return the points' results, of the runs that successive halving wants and no others."""
     found: list[PointResult] = []
     allowed = _allowed(sweep, results)
-    seeds = sweep.grid.seeds
+    seeds = sweep.request.seeds
     base: dict[int, float] = {}
     for point, count in zip(sweep.points, allowed, strict=True):
         made = {seed: results.get(point.member(seed)) for seed in seeds[:count]}
@@ -143,10 +145,10 @@ def report_of_sweep(
             if (mean := each.difference) is not None
         ],
     )
-    overrides = f" with {', '.join(sweep.grid.overrides)}" if sweep.grid.overrides else ""
+    overrides = f" with {', '.join(sweep.request.overrides)}" if sweep.request.overrides else ""
     return SweepReport(
         name=sweep.name,
-        lead=f"Profile {sweep.grid.profile}{overrides}; store {store}.",
+        lead=f"Profile {sweep.request.profile}{overrides}; store {store}.",
         pictures=(
             series.plots(plot.title)
             if series is not None and series.losses
@@ -184,18 +186,18 @@ def _series(sweep: Sweep, found: Sequence[PointResult]) -> Series | None:
     # The members begin with every point's first seed; size follows from no seed.
     runs = {m.depth: m.profile.run for m in sweep.members[: len(sweep.points)]}
     losses = {d: r.mean for d, r in zip(runs, found, strict=True) if r.mean is not None}
-    return series_of(losses, runs, profile=sweep.grid.profile, overrides=sweep.grid.overrides)
+    return series_of(losses, runs, profile=sweep.request.profile, overrides=sweep.request.overrides)
 
 
 def _allowed(sweep: Sweep, results: Results) -> list[int]:
-    seeds = sweep.grid.seeds
+    seeds = sweep.request.seeds
     scores: list[dict[int, float]] = []
     for point in sweep.points[1:]:
         known = {i: point.member(seed) for i, seed in enumerate(seeds)}
         ended = {i: results[label] for i, label in known.items() if label in results}
         each = {i: score_of(sweep, made) if made else None for i, made in ended.items()}
         scores.append({i: FAILED if s is None else sweep.sign * s for i, s in each.items()})
-    reduction = sweep.grid.reduction
+    reduction = sweep.request.reduction
     return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
 
 
@@ -203,7 +205,7 @@ def _row(sweep: Sweep, each: PointResult, *, has_core: bool) -> tuple[str, ...]:
     difference = None if each.point is sweep.points[0] else each.difference
     return (
         *each.point.cells,
-        f"{len(each.scores)} of {len(sweep.grid.seeds)}",
+        f"{len(each.scores)} of {len(sweep.request.seeds)}",
         _number(each.mean),
         difference.number(decimals=_DECIMALS) if difference else "",
         *((_number(each.core),) if has_core else ()),
@@ -225,11 +227,12 @@ def _sentences(sweep: Sweep, found: Sequence[PointResult]) -> Iterator[str]:
     if stopped := [each for each in found if each.stopped]:
         labels = ", ".join(f"{each.point.label} {each.stopped}" for each in stopped)
         runs = sum(len(each.scores) for each in found)
+        best = f"the best 1 in {sweep.request.reduction} continue"
         yield (
-            f"stopped: {labels}; after each seed the best 1 in {sweep.grid.reduction} continue, so "
-            f"{runs} of {len(sweep.members)} runs count"
+            f"stopped: {labels}; after each seed {best}, so {runs} of {len(sweep.members)} runs "
+            "count"
         )
-    if len(sweep.grid.seeds) == 1:
+    if len(sweep.request.seeds) == 1:
         yield "one seed has no interval: it does not show which difference is noise"
     for each in found:
         yield from each.unscored
@@ -269,7 +272,7 @@ def _tree(sweep: Sweep, found: Sequence[PointResult], store: str) -> dict[str, A
         "format": FORMAT,
         "name": sweep.name,
         "store": store,
-        **asdict(sweep.grid),
+        **{name: getattr(sweep.request, name) for name in _RECORDED},
         "metric": sweep.metric,
         "points": [
             {

@@ -11,7 +11,7 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_run, open_usable
 from flows.cli.options import AsJson, StoreOptions, make_group
 from flows.cli.output import print_json, print_warning, screen
-from flows.cli.recipes import options_of_run
+from flows.cli.requests import request_of_run, run_command
 from flows.render.text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
 from infra.near import suggest
@@ -46,10 +46,10 @@ def show(
             conversation = _open_example(data, task, split, index)
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
-            again = options_of_run(made, use=())
+            again = request_of_run(made, use=())
             words = ["--force", TASK_DATA.name, *place.argv]
             # The cached or stored files are damaged: only building the stage again helps.
-            error.hint = f"make them again: {again.command(made.profile, place=words)}"
+            error.hint = f"make them again: {run_command(again, words)}"
             raise
         tokenizer = Tokenizer.load(tokens)
     ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)

@@ -6,22 +6,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from cyclopts import App, Group, Parameter
+from cyclopts import App, Parameter
 
 from flows.cli.options import (
     CHANGES,
     AsJson,
     PlacementOptions,
     StoreOptions,
-    argv_of,
     as_options,
+    check_gpus,
     make_group,
     parameter_of,
 )
 from flows.cli.output import aligned, print_lines, print_result, print_warning, screen
 from flows.cli.train.run import resumable
-from flows.evals.request import MODEL, EvalRequest, EvalSettings
-from flows.evals.suite import DROP, NIGHTLY, Rule, Suite, check_metric, open_suite
+from flows.evals.request import MODEL, EvalRequest
+from flows.evals.suite import (
+    DROP,
+    NIGHTLY,
+    Rule,
+    Suite,
+    check_metric,
+    open_suite,
+    open_suite_profile,
+)
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import PRETRAIN
@@ -34,24 +42,30 @@ if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every co
 Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 
 
-@as_options(Group("Evaluation", sort_key=1))
+@as_options
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions(EvalSettings):
-    """The suite, and the rule for what counts as worse."""
+class EvalOptions(EvalRequest, PlacementOptions):
+    """The suite, the rule for what counts as worse, and where."""
 
-    def check(self, where: PlacementOptions, model: str) -> Suite:
+    def check(self, model: str) -> Suite:
         """Return the suite. Raises ConfigError for wrong options before anything is started."""
         Rule(**shared(Rule, self))  # made only for its checks
         suite = open_suite(
-            where.open_store(),
+            self.open_store(),
             model,
             profile=self.profile,
             overrides=self.overrides,
             warn=print_warning,
         )
         check_metric(suite, self.metric)
-        where.placement(suite.opened)  # raises for wrong settings
+        self.placement(open_suite_profile(suite))  # raises for wrong settings
         return suite
+
+    def parameters(self) -> dict[str, Any]:
+        """Return the parameters of the flow `nanochat-eval`, but the model."""
+        found = shared(EvalRequest, self) | {"store": self.store_url, "place": self.place_settings}
+        del found["model"]
+        return found
 
 
 def schedule(
@@ -66,12 +80,7 @@ def schedule(
     remove: Annotated[
         bool, Parameter(negative="", help="Forget the schedule; what it found stays.")
     ] = False,
-    pool: Annotated[
-        str | None,
-        Parameter(help="Work pool whose workers evaluate; default the pool cpu's own processes."),
-    ] = None,
-    evaluation: EvalOptions = EvalOptions(),
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    options: EvalOptions = EvalOptions(),
 ) -> int:
     """Evaluate a model on a schedule, by default every night at three.
 
@@ -81,13 +90,13 @@ def schedule(
     """
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
-        return _remove(model, where)
-    if pool is not None:
-        check_gpu_pool(pool)
+        return _remove(model, options)
+    if options.pool is not None:
+        check_gpu_pool(options.pool)
     # Before `_connect`, which may start a server: wrong options must cost nothing.
-    suite = evaluation.check(where, model)
-    worker = _worker_command(where)  # before `_connect`, which sets PREFECT_API_URL
-    _connect(where)
+    suite = options.check(model)
+    worker = _worker_command(options)  # before `_connect`, which sets PREFECT_API_URL
+    _connect(options)
     from deployments.evals import Recurring, apply
 
     # Defaults are resolved here: the worker that evaluates has its own environment.
@@ -98,16 +107,13 @@ def schedule(
         paused=pause,
         parameters={
             name: [*value] if isinstance(value, tuple) else value  # as JSON has them
-            for name, value in {
-                **shared(EvalRequest, evaluation, where.resolved),
-                # A deployment's own default, such as that of main, must not take its place.
-                "pool": pool or NO_POOL,
-            }.items()
+            # A deployment's own default, such as that of main, must not take the pool's place.
+            for name, value in {**options.parameters(), "pool": options.pool or NO_POOL}.items()
         },
-        environment=_environment(where),
+        environment=_environment(options),
     )
     apply(recurring)
-    command = _run_command(model, evaluation, where)
+    command = _run_command(model, options)
     print_lines(_scheduled(recurring, suite, worker, command))
     return 0
 
@@ -116,30 +122,28 @@ def run(
     model: Model = "main",
     /,
     *,
-    evaluation: EvalOptions = EvalOptions(),
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    options: EvalOptions = EvalOptions(),
 ) -> int:
     """Evaluate a model now. Exits with 3 when it got worse.
 
     The result goes into the same history as those of the schedule.
     """
-    where.check_gpus()
-    stages = evaluation.check(where, model).stages
+    if options.pool is None:
+        check_gpus(options.gpus)
+    stages = options.check(model).stages
     from flows.orchestration.local_run import ready
 
     began = time.monotonic()
-    command = _run_command(model, evaluation, where)
+    command = _run_command(model, options)
     with (
         resumable(command, stages=[stage.name for stage in stages]) as display,
-        ready(where.home_path, display),
+        ready(options.home_path, display),
     ):
         # Imported here: `ready` first points Prefect at its server.
         from flows.evals.flow import nanochat_eval
         from flows.orchestration.caller import call_flow
 
-        evaluated = call_flow(
-            nanochat_eval, model=model, **shared(EvalRequest, evaluation, where.resolved)
-        )
+        evaluated = call_flow(nanochat_eval, model=model, **options.parameters())
     print_lines(_ending(model, evaluated, took=duration(time.monotonic() - began)))
     return CHANGES if evaluated.verdict.regressed else 0
 
@@ -223,9 +227,9 @@ def usual_metric(model: str) -> str:
     return "core or val_bpb" if is_base else "chatcore"
 
 
-def _run_command(model: str, evaluation: EvalOptions, where: PlacementOptions) -> str:
+def _run_command(model: str, options: EvalOptions) -> str:
     """Return the command that evaluates the model now."""
-    return shlex.join(["nanochat", "evals", "run", model, *argv_of(evaluation), *where.argv])
+    return shlex.join(["nanochat", "evals", "run", model, *options.argv])
 
 
 def _worker_command(where: PlacementOptions) -> str:

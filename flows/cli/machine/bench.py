@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 
 from flows.artifacts.names import open_model
-from flows.cli.options import DeviceOptions, Positive, at_least, make_group
+from flows.cli.options import (
+    GpusFlag,
+    Positive,
+    StoreOptions,
+    at_least,
+    device_of,
+    make_group,
+)
 from flows.cli.output import aligned, print_lines, print_warning, screen
 from flows.render.text import size
 from nanochat_core.errors import ConfigError
@@ -60,7 +67,8 @@ def infer(
     threads: Annotated[
         Positive | None, Parameter(help="Of the CPU; default torch's choice.")
     ] = None,
-    where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+    gpus: GpusFlag = None,
+    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Measure how fast a model answers here, for each batch size.
 
@@ -81,7 +89,7 @@ def infer(
             hint="nanochat bench infer sft@tiny, or nanochat bench infer --depth 12",
         )
     # Options that need no model are checked by now: opening a model may download it for minutes.
-    device = where.device()
+    device = device_of(gpus)
     directory: Path | None = None
     if model is not None:
         directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)

@@ -11,19 +11,22 @@ from flows.artifacts.pins import pin
 from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
 from flows.cli.options import (
+    DepthFlag,
     PlacementOptions,
     Positive,
     ProfileName,
-    RunOptions,
+    SetFlag,
     StageName,
+    UseFlag,
+    check_gpus,
 )
 from flows.cli.output import print_lines
-from flows.cli.planning import Planned, plan_profile
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import plan_request, read_request
 from flows.identity.fingerprint import REPOSITORY
 from flows.identity.ref import short
 from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
 from flows.plan.accept import accept as accept_offer
+from flows.plan.planned import Planned
 from flows.plan.prove import STEPS, Proof
 
 
@@ -51,7 +54,9 @@ def accept(
     steps: Annotated[
         Positive, Parameter(help="With --prove: steps of training that are compared.")
     ] = STEPS,
-    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    depth: DepthFlag = None,
+    overrides: SetFlag = (),
+    use: UseFlag = (),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Take an artifact over after a refactor: the same files under today's fingerprint.
@@ -59,11 +64,11 @@ def accept(
     Only code may differ from what it was built with, not configuration or inputs. The acceptance
     is recorded with the artifact.
     """
-    profile, what = read_recipe(profile, what, where)
+    request = read_request(profile, where, depth=depth, overrides=overrides, use=use)
     check_stage(stage)
     one_line(why)
-    where.check_gpus()
-    planned = plan_profile(profile, what, where)
+    check_gpus(where.gpus)
+    planned = plan_request(request, where)
     store = planned.store
     named = open_artifact(store, origin) if origin is not None else None
     offer = find_offer(store, planned.plan, stage, origin=named)
@@ -77,7 +82,7 @@ def accept(
     with pin(
         store,
         [*(manifest.ref for manifest in used), offer.identity.ref],
-        why=f"nanochat accept {profile} {stage}",
+        why=f"nanochat accept {request.profile} {stage}",
         log=lambda text: print_lines([text]),
         pause=time.sleep,
     ):

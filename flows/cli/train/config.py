@@ -2,29 +2,29 @@
 
 import sys
 
-from flows.cli.options import AsJson, ProfileName, SettingOptions
+from flows.cli.options import AsJson, DepthFlag, PlacementOptions, ProfileName, SetFlag
 from flows.cli.output import print_json
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import read_request
 from flows.profile_file import resolved_settings, to_toml
-from flows.run_request import NamedRecipe
 
 
 def config(
     profile: ProfileName,
     /,
     *,
-    what: SettingOptions = SettingOptions(),  # noqa: B008 - frozen
+    depth: DepthFlag = None,
+    overrides: SetFlag = (),
     as_json: AsJson = False,
 ) -> int:
     """Print every setting of a profile as TOML: edit a copy, then run it like a profile.
 
     `nanochat config tiny > my.toml`, then `nanochat run my.toml`.
     """
-    name, recipe = read_recipe(profile, NamedRecipe(depth=what.depth, overrides=what.overrides))
+    request = read_request(profile, PlacementOptions(), depth=depth, overrides=overrides)
     if as_json:
-        settings = resolved_settings(name, recipe)
-        head = {"profile": name, "name": recipe.run_name, "depth": recipe.depth}
+        settings = resolved_settings(request)
+        head = {"profile": request.profile, "name": request.run_name, "depth": request.depth}
         print_json({**head, "settings": settings})
     else:
-        sys.stdout.write(to_toml(name, recipe))
+        sys.stdout.write(to_toml(request))
     return 0

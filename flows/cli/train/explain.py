@@ -9,17 +9,19 @@ from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
 from flows.cli.options import (
     AsJson,
+    DepthFlag,
     PlacementOptions,
     ProfileName,
-    RunOptions,
+    SetFlag,
     StageName,
+    UseFlag,
 )
 from flows.cli.output import age, aligned, print_json, print_lines
-from flows.cli.planning import Planned, plan_profile
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
+from flows.plan.planned import Planned
 from flows.plan.render import to_json
 from flows.render.events import interval, is_end
 from flows.render.text import duration, listed, money, number
@@ -31,14 +33,16 @@ def explain(
     stage: StageName,
     /,
     *,
-    what: RunOptions = RunOptions(),  # noqa: B008 - frozen
+    depth: DepthFlag = None,
+    overrides: SetFlag = (),
+    use: UseFlag = (),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
     """Say why a stage would run or not, what it is made from and what it made."""
-    profile, what = read_recipe(profile, what, where)
+    request = read_request(profile, where, depth=depth, overrides=overrides, use=use)
     check_stage(stage)
-    planned = plan_profile(profile, what, where)
+    planned = plan_request(request, where)
     item = planned.plan.of(stage)
     settings = list(_changed(planned, stage))
     others = _find_divergences(planned.store, item.manifest) if item.manifest else []

@@ -8,14 +8,14 @@ from flows.cli.options import (
     AsJson,
     PlacementOptions,
     ProfileName,
-    SettingOptions,
-    WorkerOptions,
+    SetFlag,
     parameter_of,
 )
-from flows.cli.train.sweep import PlanOnly, numbers_in, sweep
-from flows.run_request import OVERRIDES
+from flows.cli.train.sweep import PlanOnly, SweepOptions, numbers_in, sweep
+from flows.run_request import NODES, POOL, RETRIES, RETRY, shared
 from flows.stages import BASE_EVAL
-from flows.sweep.grid import DEPTH, SEEDS
+from flows.sweep.grid import DEPTH
+from flows.sweep.request import SEEDS
 
 
 def miniseries(
@@ -26,13 +26,15 @@ def miniseries(
     seeds: Annotated[str, Parameter(help="Seeds of every depth; the law is of the means.")] = str(
         SEEDS[0]
     ),
-    overrides: Annotated[tuple[str, ...], parameter_of(OVERRIDES, tuple[str, ...])] = (),
+    overrides: SetFlag = (),
     name: Annotated[
         str | None, Parameter(help="Name of the series; its runs are NAME-d4-s42 and so on.")
     ] = None,
     plan: PlanOnly = False,
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
-    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
+    pool: Annotated[str | None, parameter_of(POOL)] = None,
+    nodes: Annotated[int, parameter_of(NODES, int)] = 1,
+    retries: Annotated[int, parameter_of(RETRY, int)] = RETRIES,
     as_json: AsJson = False,
 ) -> int:
     """Train a base model at several depths and draw how its loss falls with compute.
@@ -44,16 +46,15 @@ def miniseries(
     After Ctrl-C, a crash, a lost machine or a failed depth, the same command resumes.
     """
     numbers = numbers_in(depths, "--depths", "like --depths 2,3,4,6")
-    return sweep(
-        profile,
+    options = SweepOptions(
+        **shared(SweepOptions, where),
         vary=(f"{DEPTH}={','.join(map(str, numbers))}",),
-        seeds=seeds,
         stage=BASE_EVAL.name,
         reduction=1,
-        what=SettingOptions(overrides=overrides),
-        name=name,
-        plan=plan,
-        where=where,
-        workers=workers,
-        as_json=as_json,
+        overrides=overrides,
+        run_name=name,
+        pool=pool,
+        nodes=nodes,
+        retries=retries,
     )
+    return sweep(profile, seeds=seeds, plan=plan, options=options, as_json=as_json)

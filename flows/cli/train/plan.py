@@ -7,10 +7,8 @@ from flows.cli.options import (
     CHANGES,
     AsJson,
     ExitCode,
-    NamedOptions,
-    PlacementOptions,
     ProfileName,
-    RedoOptions,
+    RunOptions,
 )
 from flows.cli.output import (
     print_json,
@@ -19,9 +17,7 @@ from flows.cli.output import (
     print_unread,
     table_width,
 )
-from flows.cli.planning import plan_profile
-from flows.cli.recipes import read_recipe
-from flows.overrides import open_name
+from flows.cli.requests import plan_request, read_request
 from flows.plan.render import render, to_json
 
 
@@ -29,9 +25,7 @@ def plan(
     profile: ProfileName,
     /,
     *,
-    redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
-    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
@@ -39,10 +33,8 @@ def plan(
 
     With --exit-code it exits with 3 when there is something to run.
     """
-    profile, what = read_recipe(profile, what, where)
-    found = plan_profile(profile, what, where, redo=redo)
-    name = open_name(found.store, profile, what)
-    planned = found.plan
+    found = plan_request(read_request(profile, options), options)
+    planned, name, profile = found.plan, found.name, found.request.profile
     print_unread(planned.unread)
     code = CHANGES if exit_code and not planned.up_to_date else 0
     if as_json:

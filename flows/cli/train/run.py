@@ -12,24 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
-    NamedOptions,
-    PlacementOptions,
     ProfileName,
-    RedoOptions,
+    RunOptions,
     StoreOptions,
-    WorkerOptions,
+    check_gpus,
+    check_workers,
 )
 from flows.cli.output import login_line, print_error, print_states, screen
-from flows.cli.planning import plan_profile
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from flows.overrides import open_name
 from flows.plan.dead_runs import end_dead_runs
 from flows.plan.plan import Plan
 from flows.plan.render import render
 from flows.render.text import duration
-from flows.run_request import RunRequest, shared
 from flows.stages import CHAT_MODELS, EVALUATORS, PRETRAIN, REPORT, SFT
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store
@@ -44,10 +40,7 @@ def run(
     profile: ProfileName,
     /,
     *,
-    redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
-    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
-    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run every stage that is not up to date, and store what each one makes.
 
@@ -57,28 +50,29 @@ def run(
     A run with the profile's own settings has the profile's name. With other settings it is called
     like tiny-d4 or tiny-1a2b3c, unless --name says otherwise.
     """
-    again = what.command(profile, place=[*where.argv, *workers.argv])
-    profile, what = read_recipe(profile, what, where)
-    workers.check()
-    where.check_gpus(elsewhere=workers.pool is not None)
-    # The flow plans again. This plan comes before anything is started: it refuses wrong stages and
-    # stores that cannot be reached, and ends here if there is nothing to do.
-    planned = plan_profile(profile, what, where, redo=redo, will_run=True)
-    plan, store = planned.plan, planned.store
-    end_dead_runs(store, where.home_path)
-    name = open_name(store, profile, what)
-    place = StoreOptions(home=where.home, store=where.store).argv
-    if workers.pool is not None:
+    again = shlex.join(["nanochat", "run", profile, *options.argv])
+    request = read_request(profile, options)
+    check_workers(request)
+    if request.pool is None:
+        check_gpus(request.gpus)
+    home = options.home_path
+    # Before anything is started: it refuses wrong stages and stores that cannot be reached, and the
+    # command ends here if there is nothing to do.
+    planned = plan_request(request, options, will_run=True)
+    plan, store, name = planned.plan, planned.store, planned.name
+    end_dead_runs(store, home)
+    place = StoreOptions(home=options.home, store=options.store).argv
+    if request.pool is not None:
         from flows.orchestration.local_run import check_pool_exists
 
-        check_pool_exists(where.home_path, workers.pool)
+        check_pool_exists(home, request.pool)
     if not plan.up_to_date:
-        check_room(where.home_path, store)
+        check_room(home, store)
     # Up to date but not recorded: another run made these artifacts. The flow then only writes the
     # record, so that names such as sft@tiny find them.
-    elif workers.pool is None and is_recorded(store, name, plan):
+    elif request.pool is None and is_recorded(store, name, plan):
         made = {item.stage.name: item.manifest for item in plan.stages if item.manifest}
-        print_states([render(plan)[-1], "", *ending(made, store, where.cache, name, place)])
+        print_states([render(plan)[-1], "", *ending(made, store, options.cache, name, place)])
         return 0
     # Imports Prefect, which takes seconds: only when there is something to run.
     from flows.orchestration.local_run import ready
@@ -97,20 +91,17 @@ def run(
         display.say(f"run {name}: {render(plan)[-1]}")
         for setting in planned.settings:
             display.say(f"  {setting}")
-        request = RunRequest(
-            profile=profile, **shared(RunRequest, what, redo, where.resolved, workers)
-        )
-        with ready(where.home_path, display, planned.pins):
+        with ready(home, display, planned):
             from flows.orchestration.caller import call_flow
             from flows.orchestration.pipeline import nanochat
 
-            if line := login_line(where.home_path):  # a shared server has its own login
+            if line := login_line(home):  # a shared server has its own login
                 display.say(line)
             stages = call_flow(nanochat, **asdict(request)).stages
         cached, took = sum(s.cached for s in stages.values()), duration(time.monotonic() - began)
         display.say(f"run {name}: {len(stages) - cached} stages built, {cached} cached, in {took}")
     made = {stage: built.manifest for stage, built in stages.items()}
-    print_states(["", *ending(made, store, where.cache, name, place)])
+    print_states(["", *ending(made, store, options.cache, name, place)])
     return 0
 
 

@@ -23,24 +23,27 @@ from flows.building.build import BuildContext, reserve_found
 from flows.building.nodes import build_share
 from flows.building.retry import is_retryable
 from flows.cli.options import (
-    NamedOptions,
+    DepthFlag,
     PlacementOptions,
     ProfileName,
-    RunOptions,
+    SetFlag,
+    UseFlag,
+    argv_of,
+    check_gpus,
     parameter_of,
 )
 from flows.cli.output import print_mistake, print_warning
-from flows.cli.planning import pinned_profile, profile_of
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import read_request
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
 from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
-from flows.overrides import open_name
-from flows.plan.pinned import open_pinned, sections_of, stages_before
-from flows.plan.plan import Plan, make_plan
+from flows.plan.pinned import stages_before
+from flows.plan.plan import Plan
+from flows.plan.planned import plan_run
 from flows.plan.upstream import Pins, moving_names, recorded_pins
-from flows.run_request import STRICT
+from flows.profiles import open_profile
+from flows.run_request import RUN_NAME, STRICT, RunRequest
 from flows.stages import Stage, stage_named
 from infra.launch.rendezvous import Gang, find_gang
 from infra.launch.torchrun import StageInterrupted
@@ -100,7 +103,10 @@ def stage(
         Parameter(negative="", help="Build it again although it exists, unless this run built it."),
     ] = False,
     strict: Annotated[bool, parameter_of(STRICT, bool)] = False,
-    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
+    depth: DepthFlag = None,
+    overrides: SetFlag = (),
+    use: UseFlag = (),
+    run_name: Annotated[str | None, parameter_of(RUN_NAME)] = None,
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Build one stage here, without Prefect: what Slurm scripts and pods of a cluster run.
@@ -108,9 +114,11 @@ def stage(
     Its inputs must be in the store. After a stop or a crash the same command resumes, on any
     machine. Exit code 75 means that the machine, another node or the store failed: retry it.
     """
-    where.check_gpus()
+    check_gpus(where.gpus)
     built_stage = stage_named(check_stage(stage))
-    profile, what = read_recipe(profile, what, where)
+    request = read_request(
+        profile, where, depth=depth, overrides=overrides, use=use, run_name=run_name
+    )
     gang = _find_gang(built_stage, nodes=nodes, node=node, address=address)
     # Nodes agree on what counts as built again by the run's id, and each would make up its own.
     if force and gang.nodes > 1 and run_id is None:
@@ -118,32 +126,25 @@ def stage(
             f"--force on {gang.nodes} nodes needs --run: by its id they know what is new",
             hint="give all nodes the same one, not used before, such as --run again-1",
         )
-    check_name(run_id or profile)
+    check_name(run_id or request.profile)
     store = where.open_store()
-    name = open_name(store, profile, what)
-    pinned = open_pinned(store, what.use, warn=print_warning)
     # Pins of this run win over those of earlier runs: a retry must not change its inputs.
     earlier = find_run(store, run_id) if run_id else None
-    known = _known_pins(store, built_stage, profile, what, pinned)
+    known = _known_pins(store, built_stage, request)
     if earlier is not None:
         known |= earlier.upstream
-    chosen, pins = pinned_profile(
-        profile, what, where.home_path, plan=False, known=known, pinned=pinned
-    )
-    placement = replace(where.placement(chosen), nodes=gang.nodes, address=gang.address)
-    # Planned without placement: only the states are used, and no estimate.
-    plan = make_plan(chosen.run, store, where.work, pinned=pinned)
-    # The options without `nanochat run`: hints give them to `nanochat stage`.
-    words = shlex.join(shlex.split(what.command(profile, place=where.argv))[2:])
+    planned = plan_run(request, store, where.home_path, log=print_warning, known=known)
+    where.warn_of(planned.placement)
+    plan = planned.plan
+    given = RunRequest(depth=depth, overrides=overrides, use=use, run_name=run_name)
+    words = shlex.join([profile, *argv_of(given), *where.argv])
     inputs = _find_inputs(plan, built_stage, words)
     run = new_run(
-        run_id or new_run_id(name, timestamp(time.time())),
-        name,
-        what,
-        where.resolved,
-        upstream=pins,
-        uses=what.use,
-        profile=profile,
+        run_id or new_run_id(planned.name, timestamp(time.time())),
+        planned.name,
+        request,
+        upstream=planned.pins,
+        uses=request.use,
     )
     run = replace(run, stages=_up_to_date(plan))
     from flows.orchestration.local_run import stoppable
@@ -160,9 +161,9 @@ def stage(
     try:
         with resumable(again, stages=[stage]) as display, stoppable(display):
             context = BuildContext(
-                run=chosen.run,
+                run=planned.profile.run,
                 run_id=run.run,
-                placement=placement,
+                placement=replace(planned.placement, nodes=gang.nodes, address=gang.address),
                 store=store,
                 watch=display.watch,
                 strict=strict,
@@ -190,19 +191,17 @@ def exit_code_of(error: NanochatError) -> int:
     return LOST
 
 
-def _known_pins(
-    store: Store, stage: Stage, profile: str, what: RunOptions, pinned: Mapping[str, Manifest]
-) -> Pins:
+def _known_pins(store: Store, stage: Stage, request: RunRequest) -> Pins:
     """Return the upstream pins of earlier runs, without those that the stage itself downloads.
 
     The inputs were made from these pins. All nodes use the same ones, and need no network.
     """
-    run = profile_of(profile, what).run
+    run = open_profile(request.profile, depth=request.depth, overrides=request.overrides).run
     own = moving_names(run, stage.config)
     # Without a moving name among the inputs there is no reason to read all run records.
-    if not set(moving_names(run, sections_of(pinned))) - set(own):
+    if not set(moving_names(run)) - set(own):
         return {}
-    pins = recorded_pins(store, profile)
+    pins = recorded_pins(store, request.profile)
     return {name: value for name, value in pins.items() if name not in own}
 
 

@@ -3,25 +3,23 @@
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from flows.artifacts.runs import find_run, new_run_id, timestamp
 from flows.cli.options import (
-    NamedOptions,
-    PlacementOptions,
     ProfileName,
-    RedoOptions,
+    RunOptions,
     StoreOptions,
-    WorkerOptions,
+    check_workers,
 )
 from flows.cli.output import print_error, print_lines, print_note
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import read_request
 from flows.overrides import check_name_of
 from flows.render.text import one_line
-from flows.run_request import RunRequest, shared
+from flows.run_request import RunRequest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StoreError
 
@@ -33,10 +31,7 @@ def submit(
     profile: ProfileName,
     /,
     *,
-    redo: RedoOptions = RedoOptions(),  # noqa: B008 - frozen
-    what: NamedOptions = NamedOptions(),  # noqa: B008 - frozen
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
-    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
+    options: RunOptions = RunOptions(),  # noqa: B008 - frozen
     watch: Annotated[
         bool, Parameter(negative="", help="Wait for the end of the run, and print what it makes.")
     ] = False,
@@ -46,27 +41,20 @@ def submit(
     The options are those of `nanochat run`. What is not given is as in the form of Prefect's pages:
     the worker's own store, and the pool gpu for GPU stages. Ctrl-C ends the watching, not the run.
     """
-    profile, what = read_recipe(profile, what, where)
+    # The store as it was given: without one the worker takes its own.
+    request = replace(read_request(profile, options), store=options.store)
     # Before the server is asked: a mistake would otherwise fail the run, later and elsewhere.
-    workers.check()
-    where.check_gpus(elsewhere=True)
-    name = check_name_of(profile, what)  # refuses wrong settings too
-    if watch or where.store is not None:
-        where.open_store()  # contacts nothing: a worker may reach a store that this machine cannot
+    check_workers(request)
+    name = check_name_of(request)  # refuses wrong settings too
+    if watch or options.store is not None:
+        # Contacts nothing: a worker may reach a store that this machine cannot.
+        options.open_store()
     from infra.prefect import flow_runs
 
-    api_url = flow_runs.running_server(where.home_path)
+    api_url = flow_runs.running_server(options.home_path)
     run = new_run_id(name, timestamp(time.time()))
-    # The store as it was given: without one the worker takes its own.
-    request = RunRequest(
-        profile=profile,
-        store=where.store,
-        gpus=where.gpus,
-        place=where.settings,
-        **shared(RunRequest, redo, what, workers),
-    )
     flow_run = flow_runs.submit(api_url, DEPLOYMENT, parameters_of(request), name=run)
-    words = StoreOptions(home=where.home, store=where.store).argv
+    words = StoreOptions(home=options.home, store=options.store).argv
     print_lines(
         [
             f"run      {run}",
@@ -74,7 +62,7 @@ def submit(
             f"status   {shlex.join(['nanochat', 'status', run, *words])}",
         ]
     )
-    return _watch(api_url, flow_run, run, where.open_store()) if watch else 0
+    return _watch(api_url, flow_run, run, options.open_store()) if watch else 0
 
 
 def parameters_of(request: RunRequest) -> dict[str, Any]:

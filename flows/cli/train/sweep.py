@@ -3,8 +3,8 @@
 import shlex
 import sys
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Annotated, TypeAlias
 
 from cyclopts import Parameter
 
@@ -12,23 +12,19 @@ from flows.cli.options import (
     AsJson,
     PlacementOptions,
     ProfileName,
-    SettingOptions,
-    WorkerOptions,
-    argv_of,
-    parameter_of,
+    as_options,
+    check_gpus,
+    check_workers,
 )
 from flows.cli.output import print_json, print_lines, print_warning, table_width
-from flows.cli.recipes import read_recipe
+from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
 from flows.plan.upstream import pin
 from flows.render.text import duration
-from flows.run_request import NamedRecipe, shared
-from flows.stages import PRETRAIN
-from flows.sweep.grid import REDUCTION, SEEDS, STAGE, VARY, Grid, Sweep, open_sweep
+from flows.run_request import shared
+from flows.sweep.grid import open_sweep
+from flows.sweep.request import SEEDS, SweepRequest
 from nanochat_core.errors import ConfigError
-
-if TYPE_CHECKING:  # charts and Prefect are slow to import, and every command imports this
-    from flows.sweep.build import CompletedSweep
 
 PlanOnly: TypeAlias = Annotated[
     bool,
@@ -36,24 +32,21 @@ PlanOnly: TypeAlias = Annotated[
 ]
 
 
+@as_options
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(SweepRequest, PlacementOptions):
+    """Everything that a sweep can be given, but its seeds."""
+
+
 def sweep(
     profile: ProfileName,
     /,
     *,
-    vary: Annotated[tuple[str, ...], parameter_of(VARY, tuple[str, ...])] = (),
     seeds: Annotated[
         str, Parameter(help="Seeds of every point, in this order; one gives no intervals.")
     ] = ",".join(map(str, SEEDS)),
-    stage: Annotated[str, parameter_of(STAGE)] = PRETRAIN.name,
-    reduction: Annotated[int, parameter_of(REDUCTION, int)] = 2,
-    what: SettingOptions = SettingOptions(),  # noqa: B008 - frozen
-    name: Annotated[
-        str | None,
-        Parameter(help="Name of the sweep; its runs are NAME-p1-s42 and so on."),
-    ] = None,
     plan: PlanOnly = False,
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
-    workers: WorkerOptions = WorkerOptions(),  # noqa: B008 - frozen
+    options: SweepOptions = SweepOptions(),
     as_json: AsJson = False,
 ) -> int:
     """Try settings with several seeds, and compare them with the unchanged ones.
@@ -63,52 +56,23 @@ def sweep(
 
     After Ctrl-C, a crash or a lost machine, the same command resumes and ends with the same table.
     """
-    again = ["nanochat", "sweep", profile, *argv_of(what)]
-    again += [word for text in vary for word in ("--vary", text)]
-    again += ["--seeds", seeds, "--stage", stage, "--reduction", str(reduction)]
-    again += ["--name", name] if name else []
-    profile, recipe = read_recipe(
-        profile, NamedRecipe(depth=what.depth, overrides=what.overrides, run_name=name), where
-    )
-    grid = Grid(
-        profile=profile,
-        vary=vary,
-        seeds=numbers_in(seeds, "--seeds", "like --seeds 42,43,44"),
-        stage=stage,
-        reduction=reduction,
-        **shared(Grid, recipe),
-    )
-
-    command = shlex.join([*again, *where.argv, *workers.argv])
-    return _run(open_sweep(grid), command, where, workers, plan=plan, as_json=as_json)
-
-
-def _run(
-    opened: Sweep,
-    again: str,
-    where: PlacementOptions,
-    workers: WorkerOptions,
-    *,
-    plan: bool,
-    as_json: bool,
-) -> int:
-    """Plan the sweep, and unless it is only to `plan`, call its flow; print the report.
-
-    `again` is the command that resumes.
-    """
     from flows.orchestration.local_run import check_pool_exists, ready
     from flows.sweep.plan import lines_of, pin_members, plan_sweep, plan_to_json
 
-    workers.check()
-    where.check_gpus(elsewhere=workers.pool is not None)
+    again = shlex.join(["nanochat", "sweep", profile, "--seeds", seeds, *options.argv])
+    given = shared(SweepRequest, options, read_request(profile, options))
+    given["seeds"] = numbers_in(seeds, "--seeds", "like --seeds 42,43,44")
+    request = SweepRequest(**given)
+    check_workers(request)
+    if request.pool is None:
+        check_gpus(request.gpus)
+    opened = open_sweep(request)
     # Names upstream are pinned once, for the largest model, and all members use these pins:
     # datasets that change meanwhile would make them incomparable.
-    largest = opened.largest.profile
-    _, pins = pin(
-        largest.run, where.home_path, log=print_warning, sections=opened.sections, plan=plan
-    )
-    store = where.open_store()
-    planned = plan_sweep(pin_members(opened, pins), store, where.work, where.placement(largest))
+    largest, home = opened.largest.profile, options.home_path
+    _, pins = pin(largest.run, home, log=print_warning, sections=opened.sections, plan=plan)
+    store, placement = options.open_store(), options.placement(largest)
+    planned = plan_sweep(pin_members(opened, pins), store, home / "work", placement)
     if plan:
         if as_json:
             sys.stdout.write(plan_to_json(planned) + "\n")
@@ -116,21 +80,19 @@ def _run(
             print_lines(lines_of(planned, width=table_width()))
         return 0
     if not planned.plan.up_to_date:  # what is built already needs no disk
-        check_room(where.home_path, store)
-    if workers.pool is not None:
-        check_pool_exists(where.home_path, workers.pool)
+        check_room(home, store)
+    if request.pool is not None:
+        check_pool_exists(home, request.pool)
     began = time.monotonic()
     with resumable(again, stages=[unit.label for unit in planned.units], stderr=as_json) as display:
         for line in [*lines_of(planned, width=table_width()), ""]:
             display.say(line)
         # `ready` points Prefect at its server before the flow is imported.
-        with ready(where.home_path, display):
+        with ready(home, display):
             from flows.orchestration.caller import call_flow
-            from flows.sweep.flow import SweepRequest
             from flows.sweep.flow import sweep as flow
 
-            request = shared(SweepRequest, opened.grid, where.resolved, workers)
-            made: CompletedSweep = call_flow(flow, **request)
+            made = call_flow(flow, **given)
     if as_json:
         print_json({**made.report.tree, "cost": asdict(made.spent)})
         return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.names import open_model
-from flows.cli.options import DeviceOptions, ModelName
+from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
 from flows.cli.output import print_mistake, print_warning, replace_unknown, screen, styled
 from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.errors import ConfigError, NanochatError
@@ -60,12 +60,13 @@ def chat(
     top_k: Annotated[int, Parameter(help="Draw from this many likeliest tokens; 0: all.")] = 50,
     max_tokens: Annotated[int, Parameter(help="Length limit of one answer.")] = 256,
     seed: Annotated[int, Parameter(help="The same seed gives the same answers.")] = 42,
-    where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+    gpus: GpusFlag = None,
+    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
     replace_unknown(sys.stdin)
-    device = where.device()
+    device = device_of(gpus)
     directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
     # On a terminal: compiling takes half a minute, once on a machine.
     note = "loading the model; the first time its kernels are compiled"

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from flows.artifacts.names import find_directory, open_model
-from flows.cli.options import DeviceOptions, ModelName
+from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
 from flows.cli.output import print_warning
 from flows.cli.progress import show_bytes
 from infra.placement import count_gpus
@@ -84,7 +84,8 @@ def serve(
         Parameter(help="A tag or a run: serve the model it stands for as soon as that changes."),
     ] = None,
     limits: Limits = Limits(),
-    where: DeviceOptions = DeviceOptions(),  # noqa: B008 - frozen
+    gpus: GpusFlag = None,
+    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it."""
     # Before a model is loaded: a directory never changes, so there is nothing to reload.
@@ -94,8 +95,8 @@ def serve(
             f"{model} is a directory, which nothing replaces",
             hint="give a model in the store, like sft@main, with --reload-on",
         )
-    device = where.device()
-    gpus = count_gpus() if where.gpus is None else where.gpus
+    device = device_of(gpus)
+    gpus = count_gpus() if gpus is None else gpus
     # Imported after the model is open: FastAPI and the engine take seconds to load.
     directory = _open(where, model)
     from nanochat_core.server.__main__ import Newer
@@ -120,12 +121,12 @@ def serve(
     return 0
 
 
-def _open(where: DeviceOptions, name: str) -> Path:
+def _open(where: StoreOptions, name: str) -> Path:
     watch = partial(show_bytes, what=name)
     return open_model(where.open_store(), name, cache=where.cache, warn=print_warning, watch=watch)
 
 
-def newer_model(where: DeviceOptions, model: str, name: str) -> Callable[[], Path]:
+def newer_model(where: StoreOptions, model: str, name: str) -> Callable[[], Path]:
     """Return a function that opens the model `name` stands for at the time of the call.
 
     If `model` is of a stage (sft@tiny), that stage of `name` is opened.

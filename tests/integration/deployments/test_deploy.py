@@ -17,7 +17,6 @@ pytestmark = pytest.mark.prefect
 DEPLOYMENTS = (
     "nanochat/nanochat",
     "one-stage/gpu",
-    "miniseries/miniseries",
     "sweep/sweep",
     "nanochat-eval/main",
 )
@@ -42,7 +41,6 @@ def test_all_of_it_is_registered_and_a_second_time_changes_nothing(
     [
         ("nanochat/nanochat", "cpu", "default", ["auto-resume"]),
         ("one-stage/gpu", "gpu", "train", []),
-        ("miniseries/miniseries", "cpu", "default", ["auto-resume"]),
         ("sweep/sweep", "cpu", "default", ["auto-resume"]),
         ("nanochat-eval/main", "cpu", "default", ["nanochat-eval", "auto-resume"]),
     ],

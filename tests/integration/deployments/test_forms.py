@@ -17,7 +17,7 @@ from tests.support.deployments.prefect_api import PrefectApi
 
 ROOT = Path(__file__).parents[3]
 STAGE_NAMES = [stage.name for stage in STAGES]
-FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "miniseries/miniseries", "sweep/sweep")
+FLOWS = ("nanochat/nanochat", "nanochat-eval/main", "sweep/sweep")
 
 WRONG = [
     ("profile", "tinny"),
@@ -81,7 +81,6 @@ def form_of(path: str) -> dict[str, Any]:
     [
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
-        "flows.sweep.flow.miniseries",
         "flows.sweep.flow.sweep",
     ],
 )
@@ -97,7 +96,6 @@ def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
     [
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
-        "flows.sweep.flow.miniseries",
         "flows.sweep.flow.sweep",
     ],
 )
@@ -115,7 +113,6 @@ def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
     [
         ("flows.orchestration.pipeline.nanochat", "profile depth run_name overrides steps data"),
         ("flows.evals.flow.nanochat_eval", "model profile overrides metric"),
-        ("flows.sweep.flow.miniseries", "profile depths run_name overrides"),
         ("flows.sweep.flow.sweep", "profile depth run_name vary seeds overrides"),
     ],
 )

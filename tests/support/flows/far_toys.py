@@ -8,12 +8,9 @@ import os
 import pickle
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-from prefect import flow
-from prefect.runtime import flow_run
+from typing import Annotated, Any
 
 import flows.building.retry
 import flows.building.stage_request
@@ -21,10 +18,10 @@ import flows.orchestration.one_stage
 from flows.building.context import BuildContext, Watch
 from flows.building.stage_request import StageRequest
 from flows.identity.manifest import Manifest
-from flows.orchestration.caller import cancellable
+from flows.orchestration.flow_setup import run_flow
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import run_pipeline
-from flows.orchestration.stage_task import failing_in_a_line
+from flows.run_request import GpuPool, Gpus, Option, Retries
 from flows.stages import Stage
 from tests.support.flows.fixtures import Toys
 from tests.support.flows.house import make_run
@@ -96,13 +93,25 @@ if DIRECTORY in os.environ:  # in a worker; the test itself imports this module 
     flows.building.retry.FIRST_PAUSE = 0.5
 
 
-@flow(name="toys", flow_run_name=lambda: flow_run.get_parameters()["run_id"], retries=0)
-@failing_in_a_line
-@cancellable
-def toy_flow(run_id: str, pool: str | None = None, retries: int = 3, gpus: int = 0) -> Any:
+def _option(label: str) -> Option:
+    return Option(label=label, help=label, group="run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToyRequest:
+    """A run of the test's table of stages."""
+
+    run_id: Annotated[str, _option("Run")]
+    pool: GpuPool = None
+    retries: Retries = 3
+    gpus: Gpus = 0
+
+
+@run_flow("toys", ToyRequest, name_of=lambda request: request.run_id)
+def toy_flow(request: ToyRequest) -> Any:
     """Run the test's table of stages, those for GPUs on a pool."""
-    directory = Path(os.environ[DIRECTORY])
-    context = context_of(directory, run_id, home="home", gpus=gpus)
-    context = replace(context, placement=replace(context.placement, pool=pool))
-    run = replace(make_run(run_id), gpus=gpus)
-    run_pipeline(read_table(directory), context, run, retries=retries)
+    directory, gpus = Path(os.environ[DIRECTORY]), request.gpus or 0
+    context = context_of(directory, request.run_id, home="home", gpus=gpus)
+    context = replace(context, placement=replace(context.placement, pool=request.pool))
+    run = replace(make_run(request.run_id), gpus=gpus)
+    run_pipeline(read_table(directory), context, run, retries=request.retries)

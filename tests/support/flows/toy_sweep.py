@@ -14,8 +14,9 @@ from typing import Any
 
 from flows.identity.fingerprint import REPOSITORY
 from flows.stages import Stage
-from flows.sweep.grid import Grid, Sweep, open_sweep
+from flows.sweep.grid import Sweep, open_sweep
 from flows.sweep.plan import units_of
+from flows.sweep.request import SweepRequest
 from tests.support.flows.fixtures import Toys
 from tests.support.flows.house import make_run
 
@@ -38,7 +39,7 @@ def run(job):
 
 def toy_sweep(*vary: str, **options: Any) -> Sweep:
     """A sweep of tiny with three seeds, called toy."""
-    return open_sweep(Grid(vary=vary, seeds=(1, 2, 3), run_name="toy", **options))
+    return open_sweep(SweepRequest(vary=vary, seeds=(1, 2, 3), run_name="toy", **options))
 
 
 def make_stages(toys: Toys) -> list[Stage]:

@@ -7,7 +7,7 @@ import pytest
 from flows.artifacts.runs import point
 from flows.overrides import changed_settings, default_name, open_name, settings_reach
 from flows.profiles import open_profile
-from flows.run_request import NamedRecipe, Recipe
+from flows.run_request import RunRequest
 from flows.stages import REPORT, SFT, STAGES
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
@@ -65,31 +65,31 @@ def test_a_name_that_would_not_lead_to_the_run_is_refused(
     store = LocalStore(tmp_path / "store")
     point(store, "main", "tiny-1")
     with pytest.raises(ConfigError, match=error) as caught:
-        open_name(store, "tiny", NamedRecipe(run_name=name))
+        open_name(store, RunRequest(run_name=name))
     assert caught.value.hint
     changed = ("seed=7",)
     for given in ("tiny", "best_2.b"):
-        assert open_name(store, "tiny", NamedRecipe(run_name=given, overrides=changed)) == given
-    assert open_name(store, "tiny", NamedRecipe(overrides=changed)).startswith("tiny-")
+        assert open_name(store, RunRequest(run_name=given, overrides=changed)) == given
+    assert open_name(store, RunRequest(overrides=changed)).startswith("tiny-")
 
 
 def test_a_default_name_that_is_a_tag_is_refused(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    recipe = NamedRecipe(depth=4)
-    assert open_name(store, "tiny", recipe) == "tiny-d4"
+    request = RunRequest(depth=4)
+    assert open_name(store, request) == "tiny-d4"
     point(store, "tiny-d4", "tiny-1")
     with pytest.raises(ConfigError, match="tiny-d4 is a tag") as caught:
-        open_name(store, "tiny", recipe)
+        open_name(store, request)
     assert "--name" in (caught.value.hint or "")
-    assert open_name(store, "tiny", NamedRecipe(depth=4, run_name="mine")) == "mine"
+    assert open_name(store, RunRequest(depth=4, run_name="mine")) == "mine"
 
 
 TINY = open_profile("tiny").run
 
 
 def reached(profile: str, *overrides: str, depth: int | None = None) -> list[str]:
-    recipe = Recipe(depth=depth, overrides=overrides)
-    return [str(found) for found in settings_reach(profile, recipe, (*REPORT.inputs, REPORT))]
+    request = RunRequest(profile=profile, depth=depth, overrides=overrides)
+    return [str(found) for found in settings_reach(request, (*REPORT.inputs, REPORT))]
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_another_depth_is_one_setting_and_others_are_compared_at_that_depth() ->
 
 def test_stages_that_a_run_does_not_have_are_not_named() -> None:
     late = STAGES[STAGES.index(SFT) : STAGES.index(REPORT) + 1]
-    recipe = Recipe(overrides=("pretrain.num_steps=9", "sft.num_epochs=2"))
-    [found] = settings_reach("tiny", recipe, late)
+    request = RunRequest(overrides=("pretrain.num_steps=9", "sft.num_epochs=2"))
+    [found] = settings_reach(request, late)
     assert (found.change, found.stages) == ("sft.num_epochs 1 -> 2", ("sft",))
     assert found.after == ("rl", "chat_eval_sft", "chat_eval_rl", "report")

@@ -8,50 +8,54 @@ import pytest
 
 from flows.identity.fingerprint import REPOSITORY
 from flows.overrides import name_of
-from flows.profile_file import ProfileFile, read_profile_file, to_toml
+from flows.profile_file import read_profile_file, to_toml
 from flows.profiles import PROFILES, open_profile
-from flows.run_request import NamedRecipe, Recipe
+from flows.run_request import RunRequest
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 
 CHANGES = [
-    ("tiny", NamedRecipe()),
-    ("tiny", NamedRecipe(depth=4, run_name="mine")),
-    ("d12", NamedRecipe(overrides=("task_data.core_bundle=null", "seed=7"))),
-    ("d12", NamedRecipe(overrides=("sft.mixture=sft-without-midtraining", "midtrain.mixture=[]"))),
-    ("tiny", NamedRecipe(overrides=("rl.clip=0.2", "optimizer.muon_lr=1e-7"), depth=2)),
-    ("tiny", NamedRecipe(overrides=('shards.snapshot=["none==1"]', "rl.kl_weight=1e22"))),
-    ("tiny", NamedRecipe(overrides=('chat_eval.prompts=["\\"\\\\ \\n\\u007f \\ud83d\\ude00"]',))),
-    ("tiny", NamedRecipe(overrides=("shards.source=local", "shards.path=/data/a 'b' \"c\""))),
+    RunRequest(profile="tiny"),
+    RunRequest(profile="tiny", depth=4, run_name="mine"),
+    RunRequest(profile="d12", overrides=("task_data.core_bundle=null", "seed=7")),
+    RunRequest(
+        profile="d12", overrides=("sft.mixture=sft-without-midtraining", "midtrain.mixture=[]")
+    ),
+    RunRequest(profile="tiny", overrides=("rl.clip=0.2", "optimizer.muon_lr=1e-7"), depth=2),
+    RunRequest(profile="tiny", overrides=('shards.snapshot=["none==1"]', "rl.kl_weight=1e22")),
+    RunRequest(
+        profile="tiny", overrides=('chat_eval.prompts=["\\"\\\\ \\n\\u007f \\ud83d\\ude00"]',)
+    ),
+    RunRequest(profile="tiny", overrides=("shards.source=local", "shards.path=/data/a 'b' \"c\"")),
 ]
 
 
-def settings_of(profile: str, recipe: Recipe) -> RunConfig:
+def settings_of(request: RunRequest) -> RunConfig:
     return open_profile(
-        profile, depth=recipe.depth, overrides=recipe.overrides, snapshots=False
+        request.profile, depth=request.depth, overrides=request.overrides, snapshots=False
     ).run
 
 
-def read(directory: Path, text: str, *, depth: int | None = None) -> ProfileFile:
+def read(directory: Path, text: str, *, depth: int | None = None) -> RunRequest:
     path = directory / "my.toml"
     path.write_text(text, encoding="utf-8")
     return read_profile_file(path, depth=depth)
 
 
-@pytest.mark.parametrize(("profile", "recipe"), [*CHANGES, *((p, NamedRecipe()) for p in PROFILES)])
+@pytest.mark.parametrize("request_", [*CHANGES, *(RunRequest(profile=p) for p in PROFILES)])
 def test_what_is_written_is_read_as_the_same_settings_and_the_same_name(
-    tmp_path: Path, profile: str, recipe: NamedRecipe
+    tmp_path: Path, request_: RunRequest
 ) -> None:
-    again = read(tmp_path, to_toml(profile, recipe))
-    assert again.profile == profile
-    assert settings_of(again.profile, again) == settings_of(profile, recipe)
-    assert name_of(again.profile, again) == name_of(profile, recipe)
+    again = read(tmp_path, to_toml(request_))
+    assert again.profile == request_.profile
+    assert settings_of(again) == settings_of(request_)
+    assert name_of(again) == name_of(request_)
     # A file that changes nothing asks for nothing.
-    assert bool(again.overrides) == bool(recipe.overrides)
+    assert bool(again.overrides) == bool(request_.overrides)
 
 
 def test_a_commented_null_can_be_used_as_it_stands(tmp_path: Path) -> None:
-    text = to_toml("tiny", NamedRecipe())
+    text = to_toml(RunRequest())
     assert '# core_bundle = "null"\n' in text
     assert read(tmp_path, text.replace('# core_bundle = "null"', 'core_bundle = "null"')) == read(
         tmp_path, text
@@ -80,19 +84,19 @@ def test_a_few_lines_are_a_profile(tmp_path: Path) -> None:
         f"shards.path={tmp_path.parent / 'letters'}",
         "shards.source=local",
     )
-    (entry,) = settings_of("tiny", file).sft.mixture
+    (entry,) = settings_of(file).sft.mixture
     assert (entry.task, entry.num_examples, entry.epochs) == ("spelling", None, 2)
 
 
 def test_data_replaces_the_text_of_a_whole_file(tmp_path: Path) -> None:
-    text = to_toml("tiny", NamedRecipe()).replace("# data = ", "data = ")
-    shards = settings_of("tiny", read(tmp_path, text)).shards
+    text = to_toml(RunRequest()).replace("# data = ", "data = ")
+    shards = settings_of(read(tmp_path, text)).shards
     assert (shards.source, shards.path) == ("local", "/path/to/a/folder/of/text")
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     entry = '{ name = "mine", grade = 1, num_train = 1, num_test = 1, path = "a.jsonl" },'
-    text = to_toml("tiny", NamedRecipe()).replace("datasets = [", f"datasets = [{entry}")
+    text = to_toml(RunRequest()).replace("datasets = [", f"datasets = [{entry}")
     text = text.replace('source = "pydocs"', 'source = "local"\npath = "letters"')
     settings = dict(each.split("=", 1) for each in read(tmp_path, text).overrides)
     assert settings["shards.path"] == str(tmp_path / "letters")
@@ -139,7 +143,7 @@ def test_a_mistake_names_the_file(tmp_path: Path, text: str, error: str) -> None
 
 
 def test_sizes_of_another_depth_are_refused(tmp_path: Path) -> None:
-    text = to_toml("tiny", NamedRecipe())
+    text = to_toml(RunRequest())
     assert read(tmp_path, text, depth=3).overrides == ()
     with pytest.raises(ConfigError, match="depth is 5, but its settings are those of depth 3"):
         read(tmp_path, text, depth=5)
@@ -202,7 +206,7 @@ def test_the_example_of_the_guide_is_a_profile(tmp_path: Path) -> None:
     guide = (REPOSITORY / "docs/guides/settings.md").read_text(encoding="utf-8")
     file = read(tmp_path, guide.partition("```toml\n")[2].partition("```")[0])
     assert (file.profile, file.run_name, file.depth) == ("tiny", "letters", 4)
-    assert [entry.task for entry in settings_of("tiny", file).sft.mixture] == [
+    assert [entry.task for entry in settings_of(file).sft.mixture] == [
         "spelling",
         "identity",
     ]
@@ -213,15 +217,15 @@ def test_a_separator_is_the_same_on_a_command_line_and_in_a_file(
     tmp_path: Path, typed: str
 ) -> None:
     source = ("shards.source=local", "shards.path=/letters")
-    recipe = NamedRecipe(overrides=(*source, f"shards.separator={typed}"))
+    request = RunRequest(overrides=(*source, f"shards.separator={typed}"))
     meant = typed.replace(r"\r", "").replace("\r", "").replace(r"\n", "\n")
-    assert settings_of("tiny", recipe).shards.separator == meant
-    spaced = NamedRecipe(overrides=(*source, f"shards.separator = {typed}"))
-    assert settings_of("tiny", spaced).shards.separator == meant
-    none = NamedRecipe(overrides=(*source, "shards.separator = null"))
-    assert settings_of("tiny", none).shards.separator is None
+    assert settings_of(request).shards.separator == meant
+    spaced = RunRequest(overrides=(*source, f"shards.separator = {typed}"))
+    assert settings_of(spaced).shards.separator == meant
+    none = RunRequest(overrides=(*source, "shards.separator = null"))
+    assert settings_of(none).shards.separator is None
     text = f"[shards]\nsource = 'local'\npath = '/letters'\nseparator = {json.dumps(typed)}\n"
     found = read(tmp_path, f"profile = 'tiny'\n{text}")
-    again = NamedRecipe(overrides=found.overrides)
-    assert settings_of("tiny", again).shards.separator == meant
-    assert name_of("tiny", again) == name_of("tiny", recipe)
+    again = RunRequest(overrides=found.overrides)
+    assert settings_of(again).shards.separator == meant
+    assert name_of(again) == name_of(request)

@@ -8,14 +8,17 @@ import pytest
 from flows.artifacts.runs import Run, new_run
 from flows.building.stage_request import StageRequest
 from flows.evals.request import EvalRequest
-from flows.run_request import OnPool, RunRequest, options_of, shared
+from flows.run_request import RunRequest, options_of, request_of, shared
+from flows.sweep.request import SweepRequest
 from infra.placement import check_pool_name
 from nanochat_core.errors import ConfigError
 
 # The names are an interface: stored deployments, schedules and API clients have them.
 NAMES = {
-    RunRequest: "profile depth overrides from_stage force use run_name store gpus place nodes pool "
-    "retries strict",
+    RunRequest: "profile depth overrides from_stage until force use run_name store gpus place "
+    "nodes pool retries strict",
+    SweepRequest: "profile depth overrides vary seeds stage reduction run_name store gpus place "
+    "nodes pool retries strict",
     EvalRequest: "model profile overrides metric drop against store gpus place pool retries strict",
     StageRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes "
     "place strict",
@@ -35,9 +38,9 @@ def test_every_field_of_a_request_is_a_declared_parameter() -> None:
 def test_a_form_begins_with_what_is_used_most_and_lists_end_a_group() -> None:
     names = list(options_of(RunRequest))
     assert names[:5] == ["profile", "depth", "steps", "data", "overrides"]
-    assert names[5:8] == ["from_stage", "force", "use"]
-    assert {"gpus", "pool", "nodes", "store", "place"} == set(names[8:13])
-    assert names[12] == "place"
+    assert set(names[5:9]) == {"until", "from_stage", "force", "use"}
+    assert {"gpus", "pool", "nodes", "store", "place"} == set(names[9:14])
+    assert names[13] == "place"
     assert next(iter(options_of(EvalRequest))) == "model"
 
 
@@ -71,15 +74,16 @@ def test_a_setting_that_is_given_twice_is_refused() -> None:
 
 def test_a_record_and_a_stage_request_have_what_the_run_was_asked_for() -> None:
     asked: dict[str, Any] = {"profile": "d12", "depth": 4, "overrides": ("seed=7",), "gpus": 0}
-    asked["place"] = ("threads=1",)
+    asked |= {"place": ("threads=1",), "until": "sft"}
     request = RunRequest(**asked)
     run = new_run("mine-1", "mine", request, upstream={})
     assert shared(Run, request) == asked
+    del asked["until"]
     assert shared(StageRequest, run) == {**asked, "run": "mine-1"}
 
 
 def test_none_asks_for_no_pool_where_a_deployment_names_one() -> None:
-    assert OnPool(pool="none").pool is None
-    assert OnPool(pool="gpu").pool == "gpu"
+    assert request_of(RunRequest, {"pool": "none"}).pool is None
+    assert request_of(RunRequest, {"pool": "gpu"}).pool == "gpu"
     with pytest.raises(ConfigError, match="cannot be the name"):
         check_pool_name("none")

@@ -65,9 +65,8 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pace = ("--gpus", "0", "--place", "save_every_steps=7")
-    command = " ".join(
-        ("nanochat run tiny --set rl.num_steps=3 --name short --home", str(home), *pace)
-    )
+    given = ("nanochat run tiny --set rl.num_steps=3 --home", str(home), *pace, "--name short")
+    command = " ".join(given)
     with start_run(home, "--set", "rl.num_steps=3", "--name", "short", *pace) as run:
         assert run.stdout is not None
         while not run.stdout.readline().startswith("shards "):

@@ -13,7 +13,7 @@ import pytest
 
 from flows.artifacts.names import open_model
 from flows.cli.app import main
-from flows.cli.options import DeviceOptions
+from flows.cli.options import StoreOptions
 from flows.cli.use.serve import Limits, newer_model
 from flows.identity.manifest import File, Manifest, digest_of
 from infra.storage.base import Store
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def where(tmp_path: Path) -> DeviceOptions:
+def where(tmp_path: Path) -> StoreOptions:
     (tmp_path / "home").mkdir()
-    return DeviceOptions(home=tmp_path / "home", store=f"file://{tmp_path}/store", gpus=0)
+    return StoreOptions(home=tmp_path / "home", store=f"file://{tmp_path}/store")
 
 
 def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
@@ -50,7 +50,7 @@ def put_model(store: Store, directory: Path, *, seed: int) -> Manifest:
     )
 
 
-def test_a_model_is_pulled_from_the_store_and_answers(where: DeviceOptions, tmp_path: Path) -> None:
+def test_a_model_is_pulled_from_the_store_and_answers(where: StoreOptions, tmp_path: Path) -> None:
     (directory := tmp_path / "model").mkdir()
     write_chat_model(directory)
     put_run(where.open_store(), "tiny-1", put_model(where.open_store(), directory, seed=1))
@@ -76,7 +76,7 @@ def test_a_model_is_pulled_from_the_store_and_answers(where: DeviceOptions, tmp_
             server.kill()
 
 
-def test_a_newer_model_is_found(where: DeviceOptions, tmp_path: Path) -> None:
+def test_a_newer_model_is_found(where: StoreOptions, tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")
@@ -93,7 +93,7 @@ def test_a_newer_model_is_found(where: DeviceOptions, tmp_path: Path) -> None:
     assert find() == newer
 
 
-def test_another_stage_of_the_name_is_not_what_was_asked_for(where: DeviceOptions, tmp_path: Path):
+def test_another_stage_of_the_name_is_not_what_was_asked_for(where: StoreOptions, tmp_path: Path):
     files = tmp_path / "files"
     files.mkdir()
     (files / "data").write_text("one")

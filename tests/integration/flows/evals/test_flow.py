@@ -42,13 +42,16 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
     from prefect import flow
 
     from flows.artifacts.runs import new_run_id
-    from flows.evals.flow import evaluate
+    from flows.evals.flow import assess_run
     from flows.orchestration.pipeline import run_pipeline
     from tests.integration.flows.orchestration.test_pipeline import make_run
 
     nights = iter(range(100))
 
-    def judge(worth: float, *, name: str = "main", rule: Rule = Rule()) -> Any:  # noqa: B008
+    def now(ask: Callable[[], Any]) -> Any:
+        return ask()
+
+    def night_of(worth: float, *, name: str = "main", rule: Rule = Rule()) -> Any:  # noqa: B008
         model = toys.stage("sft", source=MODEL.format(value=worth))
         stages = [model, toys.stage("chat_eval_sft", model, source=JUDGE)]
         night = f"20261121t0300{next(nights):02d}z"
@@ -65,11 +68,13 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
         @flow(name="nanochat-eval", flow_run_name=run_id)
         def evaluation() -> Any:
             context = toys.context(run_id)
-            return evaluate(f"sft@{name}", stages, context, record, rule, pinned={"sft": made})
+            found = run_pipeline(stages, context, record, pinned={"sft": made})
+            store = context.store
+            return assess_run(f"sft@{name}", stages[-1].name, found, rule, store=store, wait=now)
 
         return evaluation()
 
-    return judge
+    return night_of
 
 
 def events(name: str, model: str, count: int, *, seconds: float = SECONDS) -> list[dict[str, Any]]:

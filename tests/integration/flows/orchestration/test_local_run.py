@@ -36,20 +36,24 @@ called = caller.LocalRun(
 )
 
 
-@caller.cancellable
 def stopped(error):
-    try:
-        raise error
-    finally:
-        time.sleep(6)
-        print("saved", flush=True)
+    def body():
+        try:
+            raise error
+        finally:
+            time.sleep(6)
+            print("saved", flush=True)
+
+    return caller.end_when_cancelled(body)
 
 
-@caller.cancellable
 def ended(end):
-    if isinstance(end, BaseException):
-        raise end
-    return end
+    def body():
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    return caller.end_when_cancelled(body)
 
 
 def unreported(end):
@@ -170,9 +174,11 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
 
     from flows.orchestration import caller
 
-    @caller.cancellable
     def stopped() -> Any:
-        raise TerminationSignal(signal=15)
+        def body() -> Any:
+            raise TerminationSignal(signal=15)
+
+        return caller.end_when_cancelled(body)
 
     monkeypatch.setattr(caller, "is_cancelled", lambda run: cancelled)
     if cancelled:

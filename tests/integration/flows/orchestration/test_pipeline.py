@@ -254,10 +254,12 @@ with (
     context = toys.context("toy-stopped")
     context = replace(context, watch=display.watch, stop=caller.LOCAL_RUN.get().stop)
 
-    @flow(name="toys", flow_run_name=sys.argv[4])
-    @caller.cancellable
-    def toy_flow():
+    def build():
         return pipeline.run_pipeline(stages, context, make_run("toy-stopped"))
+
+    @flow(name="toys", flow_run_name=sys.argv[4])
+    def toy_flow():
+        return caller.end_when_cancelled(build)
 
     toy_flow()
     sys.exit(0)

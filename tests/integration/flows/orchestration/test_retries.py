@@ -123,12 +123,13 @@ def test_a_run_that_was_started_too_often_fails_before_it_plans(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows.orchestration import flow_setup, pipeline
+    from flows.plan import planned
 
     def plan(*given: Any, **options: Any) -> Any:
         raise AssertionError("this is where it was killed")
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    monkeypatch.setattr(pipeline, "make_plan", plan)
+    monkeypatch.setattr(planned, "make_plan", plan)
     monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda: flow_setup.MOST_STARTS + 2)
     with pytest.raises(StageError, match="was started 12 times; the last 11 got no further"):
         pipeline.nanochat(store=(tmp_path / "store").as_uri())

@@ -13,9 +13,9 @@ from huggingface_hub import constants
 
 from flows.artifacts.runs import find_run, write_run
 from flows.identity.fingerprint import REPOSITORY, Code, identify
-from flows.orchestration.flow_setup import pin_names
+from flows.orchestration.flow_setup import known_pins
 from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
-from flows.profiles import make_placement, open_profile
+from flows.profiles import open_profile
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
 from infra.storage.local import LocalStore
 from nanochat_core.config import RunConfig
@@ -57,6 +57,10 @@ class Home:
     def pin(self, run: RunConfig, *, known: Pins | None = None, plan: bool = False) -> RunConfig:
         run, self.pins = pin(run, self.path, log=self.said.append, known=known, plan=plan)
         return run
+
+    def pins_of(self, run: RunConfig, known: Pins) -> Pins:
+        self.pin(run, known=known)
+        return self.pins
 
 
 def age(home: Path, when: str = "2026-01-01T00:00:00Z") -> None:
@@ -276,13 +280,10 @@ def test_the_record_of_a_run_has_what_names_stood_for(tmp_path: Path) -> None:
 def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
     hub: HubServer, home: Home, tmp_path: Path
 ) -> None:
-    store, placement = (
-        LocalStore(tmp_path / "store"),
-        make_placement(open_profile("d12").pace, home=home.path, gpus=0),
-    )
+    store = LocalStore(tmp_path / "store")
 
     def pins_of(run_id: str) -> Pins:
-        return pin_names(d12(), store, run_id, placement, SECTIONS, log=home.said.append)[1]
+        return home.pins_of(d12(), known_pins(store, run_id, log=home.said.append))
 
     first = pins_of("d12-1")
     write_run(store, dataclasses.replace(RUN, upstream=first))
@@ -295,9 +296,8 @@ def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(
     hub: HubServer, home: Home, tmp_path: Path
 ) -> None:
     store = LocalStore(tmp_path / "store")
-    placement = make_placement(open_profile("d12").pace, home=home.path, gpus=0)
     store.put("runs/d12-1.json", b"half of a rec")
-    pins = pin_names(d12(), store, "d12-1", placement, SECTIONS, log=home.said.append)[1]
+    pins = home.pins_of(d12(), known_pins(store, "d12-1", log=home.said.append))
     assert pins.keys() == {f"{TEXT}@main", f"{TALKS}@main"}
     (said,) = home.said
     assert "runs/d12-1.json is damaged" in said

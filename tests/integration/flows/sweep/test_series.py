@@ -7,7 +7,8 @@ import pytest
 
 from flows.artifacts.runs import find_run
 from flows.stages import Stage
-from flows.sweep.grid import Grid, open_sweep
+from flows.sweep.grid import open_sweep
+from flows.sweep.request import SweepRequest
 from infra.prefect.records import Server
 from nanochat_core.errors import ConfigError, StageError
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
@@ -46,7 +47,7 @@ def run_series(toys: Any, name: str) -> Any:
     stages: list[Stage] = [text, pretrain]
     stages.append(toys.stage("base_eval", pretrain, compute="gpu", source=BASE_EVAL))
     vary = f"model.depth={','.join(map(str, DEPTHS))}"
-    grid = Grid(vary=(vary,), seeds=(42,), stage="base_eval", reduction=1, run_name="tiny")
+    grid = SweepRequest(vary=(vary,), seeds=(42,), stage="base_eval", reduction=1, run_name="tiny")
     return run_sweep(toys, open_sweep(grid), name, stages)
 
 
@@ -119,21 +120,8 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
     assert swept.report.tree["errors"] == {}
 
 
-def test_the_form_has_depths_with_bounds(server: Server) -> None:
-    from prefect.utilities.callables import parameter_schema
-
-    from flows.sweep.flow import miniseries
-
-    depths = parameter_schema(miniseries).properties["depths"]
-    assert depths["type"] == "array"
-    assert depths["minItems"] == 2
-    assert depths["uniqueItems"]
-    assert (depths["items"]["minimum"], depths["items"]["maximum"]) == (1, 100)
-    assert depths["default"] == [2, 3, 4, 6]
-
-
 def test_the_flow_refuses_a_depth_at_once(server: Server) -> None:
-    from flows.sweep.flow import miniseries
+    from flows.sweep.flow import sweep
 
     with pytest.raises(ConfigError, match="depth 0 is not between 1 and 100"):
-        miniseries(profile="tiny", depths=(0, 2))
+        sweep(profile="tiny", vary=("model.depth=0,2",), stage="base_eval")

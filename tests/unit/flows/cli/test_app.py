@@ -188,7 +188,7 @@ def test_our_own_bugs_raise(store: Store, monkeypatch: pytest.MonkeyPatch) -> No
     def broken(name: str, **changes: object) -> object:
         raise RuntimeError(name)
 
-    monkeypatch.setattr("flows.cli.planning.open_profile", broken)
+    monkeypatch.setattr("flows.plan.planned.open_profile", broken)
     with pytest.raises(RuntimeError, match="tiny"):
         main(["plan", "tiny"])
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from flows.cli.app import main
-from flows.cli.options import PlacementOptions, WorkerOptions
+from flows.cli.options import PlacementOptions, RunOptions, check_gpus, check_workers
+from flows.cli.requests import read_request
 from flows.profiles import open_profile
+from flows.run_request import RunRequest
 from nanochat_core.errors import ConfigError
 
 
@@ -84,34 +86,39 @@ def test_a_package_that_is_missing_is_named_before_the_first_stage(
     assert capsys.readouterr().err == ""
 
 
-def test_workers_are_named_again_in_the_command_that_resumes() -> None:
-    assert WorkerOptions().argv == []
-    workers = WorkerOptions(pool="gpu", nodes=2, retries=0)
-    workers.check()
-    assert workers.argv == ["--pool", "gpu", "--nodes", "2", "--retries", "0"]
+def test_options_are_named_again_in_the_command_that_resumes() -> None:
+    assert RunOptions().argv == []
+    given = RunOptions(pool="gpu", nodes=2, retries=0, depth=4, until="sft", compile=False)
+    check_workers(given)
+    words = "--depth 4 --until sft --pool gpu --nodes 2 --place compile=false --retries 0"
+    assert given.argv == words.split()
 
 
 @pytest.mark.parametrize(
-    ("workers", "message"),
+    ("request_", "message"),
     [
-        (WorkerOptions(nodes=2), "--nodes is 2, but this command is on one machine"),
-        (WorkerOptions(pool="a b"), "'a b' cannot be the name of a work pool"),
-        (WorkerOptions(pool="a/b"), "'a/b' cannot be the name of a work pool"),
-        (WorkerOptions(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
+        (RunRequest(nodes=2), "--nodes is 2, but this command is on one machine"),
+        (RunRequest(pool="a b"), "'a b' cannot be the name of a work pool"),
+        (RunRequest(pool="a/b"), "'a/b' cannot be the name of a work pool"),
+        (RunRequest(pool="cpu"), "GPU stages cannot run in the work pool 'cpu'"),
     ],
     ids=str,
 )
-def test_workers_that_cannot_be_are_refused(workers: WorkerOptions, message: str) -> None:
+def test_workers_that_cannot_be_are_refused(request_: RunRequest, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
-        workers.check()
+        check_workers(request_)
     assert error.value.hint
 
 
-def test_gpus_of_another_machine_are_not_counted_here(tmp_path: Path) -> None:
-    where = PlacementOptions(home=tmp_path, gpus=1000)
-    where.check_gpus(elsewhere=True)
+def test_more_gpus_than_this_machine_has_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus is 1000"):
-        where.check_gpus()
+        check_gpus(1000)
+
+
+def test_text_on_the_command_line_may_be_a_relative_path() -> None:
+    request = read_request("tiny", RunOptions(data="letters", steps=9))
+    settings = (f"shards.path={Path.cwd() / 'letters'}", "shards.source=local")
+    assert request.overrides == ("pretrain.num_steps=9", *settings)
 
 
 @pytest.mark.parametrize("depth", [50, 900, 5_000, 100_000])

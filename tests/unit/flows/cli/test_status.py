@@ -69,13 +69,13 @@ def test_the_command_that_resumes_is_at_the_runs_own_place_and_pace(
     place = ("device_batch_size=4", "save_every_steps=50")
     write_run(store_of(home), replace(run, gpus=0, place=place, overrides=("seed=2",)))
     expected = (
-        f"nanochat run tiny --set seed=2 --name tiny --home {home} --gpus 0 "
-        "--place device_batch_size=4 --place save_every_steps=50"
+        f"nanochat run tiny --set seed=2 --home {home} --gpus 0 "
+        "--place device_batch_size=4 --place save_every_steps=50 --name tiny"
     )
     assert main(["status", "tiny", "--home", str(home)]) == 0
-    told = capsys.readouterr().out
-    assert told.endswith(f"resume with: {expected}\n")
-    assert f"  command  {expected}\n" in told
+    printed = capsys.readouterr().out
+    assert printed.endswith(f"resume with: {expected}\n")
+    assert f"  command  {expected}\n" in printed
 
 
 def test_the_newest_run_of_a_name_is_shown_with_the_command_that_keeps_its_name(

@@ -44,8 +44,8 @@ from tests.support.flows.terminal import Terminal
             "did you mean --set sft.num_epochs=5, --set midtrain.num_epochs=5",
         ),
         (
-            "run tiny --steps 5",
-            "unknown option --steps",
+            "run tiny --num_steps 5",
+            "unknown option --num_steps",
             "did you mean --set pretrain.num_steps=5, --set rl.num_steps=5",
         ),
         ("run tiny --seed=7", "unknown option --seed", "did you mean --set seed=7?"),

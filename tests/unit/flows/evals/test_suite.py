@@ -3,36 +3,49 @@
 import pytest
 
 from flows.evals.suite import Rule, check_metric, evaluated_model, history_name, open_suite
+from flows.identity.manifest import Manifest
 from flows.interop.import_model import IMPORTED
-from flows.profiles import open_profile
+from flows.plan.pinned import open_pinned, stages_with
 from flows.render.text import key_of
+from flows.run_request import RunRequest
+from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 
 
-def put_main(store: Store, *stages: str, **changes: object) -> dict[str, object]:
+def put_main(store: Store, *stages: str, **changes: object) -> dict[str, Manifest]:
     """A run called main that made these stages."""
     made = {stage: put_artifact(store, make_manifest(stage)) for stage in stages}
     put_run(store, "main-1", *made.values(), name="main", **changes)
-    return dict(made)
+    return made
 
 
 def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store: Store) -> None:
     made = put_main(store, "task_data", "rows", "pretrain", "sft", overrides=("seed=7",))
     suite = open_suite(store, "main", warn=print)
     assert suite.stage.name == "chat_eval_sft"
-    assert suite.pinned == {"sft": made["sft"], "task_data": made["task_data"]}
+    assert suite.request == RunRequest(
+        overrides=("seed=7",),
+        use=tuple(made[name].ref.prefix for name in ("sft", "task_data")),
+        until="chat_eval_sft",
+        run_name="eval-main",
+    )
     assert [stage.name for stage in suite.stages] == ["sft", "task_data", "chat_eval_sft"]
-    assert suite.opened.run == open_profile("tiny", overrides=["seed=7"]).run
+    given = open_pinned(store, suite.request.use, warn=print)
+    assert set(given) == {"sft", "task_data"}
+    assert stages_with(given, until="chat_eval_sft") == tuple(
+        stage for stage in STAGES if stage in suite.stages
+    )
 
 
 def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store: Store) -> None:
     made = put_main(store, "task_data", "rows", "pretrain")
     suite = open_suite(store, "pretrain@main", warn=print)
     assert suite.stage.name == "base_eval"
-    assert suite.pinned == made
+    assert suite.request.until == "base_eval"
+    assert set(suite.request.use) == {item.ref.prefix for item in made.values()}
     put_run(store, "other-1", put_artifact(store, make_manifest("pretrain")), name="other")
     with pytest.raises(ArtifactError, match="run other-1 has no rows to evaluate pretrain/"):
         open_suite(store, "pretrain@other", warn=print)
@@ -40,9 +53,10 @@ def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store: Store) ->
 
 def test_another_suite_brings_its_own_data(store: Store) -> None:
     put_main(store, "task_data", "sft")
-    assert set(open_suite(store, "main", profile="d12", warn=print).pinned) == {"sft"}
+    other = open_suite(store, "main", profile="d12", warn=print)
+    assert [name.partition("/")[0] for name in other.request.use] == ["sft"]
     changed = open_suite(store, "main", overrides=["task_data.core_bundle=null"], warn=print)
-    assert set(changed.pinned) == {"sft"}
+    assert [name.partition("/")[0] for name in changed.request.use] == ["sft"]
 
 
 def test_a_setting_that_evaluates_nothing_is_refused(store: Store) -> None:
@@ -55,7 +69,7 @@ def test_an_imported_model_needs_a_suite_by_name(store: Store) -> None:
     put_main(store, "sft", profile=IMPORTED)
     with pytest.raises(ConfigError, match="main was imported"):
         open_suite(store, "main", warn=print)
-    assert open_suite(store, "main", profile="tiny", warn=print).profile == "tiny"
+    assert open_suite(store, "main", profile="tiny", warn=print).request.profile == "tiny"
 
 
 def test_what_is_no_model_is_refused(store: Store) -> None:

@@ -6,8 +6,9 @@ import pytest
 
 from flows.plan.upstream import moving_names
 from flows.profiles import open_profile
-from flows.sweep.grid import Grid, Sweep, open_sweep
+from flows.sweep.grid import Sweep, open_sweep
 from flows.sweep.plan import units_of
+from flows.sweep.request import SweepRequest
 from nanochat_core.errors import ConfigError
 
 LR = "optimizer.muon_lr=0.01,0.03"
@@ -15,7 +16,7 @@ STEPS = "pretrain.num_steps=10,20"
 
 
 def grid(*vary: str, **options: Any) -> Sweep:
-    return open_sweep(Grid(vary=vary, **options))
+    return open_sweep(SweepRequest(vary=vary, **options))
 
 
 def test_points_are_the_base_and_every_combination() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from flows.identity.manifest import Manifest
 from flows.sweep.files import SweepReport, write_files
-from flows.sweep.grid import Grid, Sweep, open_sweep
+from flows.sweep.grid import Sweep, open_sweep
+from flows.sweep.request import SweepRequest
 from flows.sweep.results import report_of_sweep, wanted_of
 from tests.support.flows.shelf import make_manifest
 
@@ -19,7 +20,7 @@ TABLE = {"base": (3.0, 2.0, 4.0), "p1": (2.9, 1.92, 3.89), "p2": (3.1, 2.1, 4.1)
 
 def sweep_of(**options: Any) -> Sweep:
     vary = ("optimizer.muon_lr=0.01,0.03",)
-    return open_sweep(Grid(vary=vary, seeds=(1, 2, 3), run_name="lr", **options))
+    return open_sweep(SweepRequest(vary=vary, seeds=(1, 2, 3), run_name="lr", **options))
 
 
 def made(score: float, text: str = "text") -> Manifest:

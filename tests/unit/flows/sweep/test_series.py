@@ -11,9 +11,10 @@ import pytest
 from flows.identity.manifest import Manifest
 from flows.profiles import open_profile
 from flows.sweep.files import SweepReport, write_files
-from flows.sweep.grid import Grid, Sweep, open_sweep, size_of
+from flows.sweep.grid import Sweep, open_sweep, size_of
 from flows.sweep.law import fit_law
 from flows.sweep.plan import units_of
+from flows.sweep.request import SweepRequest
 from flows.sweep.results import report_of_sweep
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import num_params
@@ -24,7 +25,7 @@ BPB = {1: 3.0, 2: 2.6, 3: 2.4, 4: 2.3}
 
 def series_of(*depths: object, **options: Any) -> Sweep:
     given = {"seeds": (42,), "stage": "base_eval", "reduction": 1, **options}
-    return open_sweep(Grid(vary=(f"model.depth={','.join(map(str, depths))}",), **given))
+    return open_sweep(SweepRequest(vary=(f"model.depth={','.join(map(str, depths))}",), **given))
 
 
 def made(depth: int, metrics: dict[str, Any], text: str = "text") -> Manifest:
@@ -70,7 +71,7 @@ def test_all_depths_get_the_text_of_the_one_that_needs_most() -> None:
         again = open_profile("d12", depth=member.depth, overrides=member.overrides)
         assert again == member.profile
         assert member.overrides == (f"shards.num_shards={most}", "seed=42")
-    assert series.grid.overrides == ()  # opened again, the grid gives the same series
+    assert series.request.overrides == ()  # opened again, the grid gives the same series
 
 
 def test_the_number_of_shards_that_the_user_sets_is_kept() -> None:
@@ -92,7 +93,7 @@ def test_runs_are_named_after_series_depth_and_seed() -> None:
 
 
 def test_depth_may_vary_beside_other_settings() -> None:
-    grid = Grid(vary=("model.depth=1,2", "pretrain.num_steps=10,50"), seeds=(1,))
+    grid = SweepRequest(vary=("model.depth=1,2", "pretrain.num_steps=10,50"), seeds=(1,))
     sweep = open_sweep(grid)
 
     assert not sweep.is_series

@@ -1,0 +1,107 @@
+"""Make and plan the request of a command: of a profile, its TOML file, or a recorded run."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flows.artifacts.runs import Run, known_names
+from flows.cli.options import PlacementOptions, StoreOptions, argv_of
+from flows.cli.output import print_warning
+from flows.overrides import name_of
+from flows.plan.planned import Planned, plan_run
+from flows.profiles import PROFILES, is_profile_file
+from flows.run_request import SOURCES, RunRequest, shared
+from infra.near import nearest, suggest
+from nanochat_core.errors import ConfigError, NanochatError
+
+
+def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunRequest:
+    """Return the run of a profile, or of its TOML file, that a command's options ask for.
+
+    `where` may be `RunOptions`, else `what` has the other fields. Options win over the file. Raises
+    ConfigError if `profile` names no profile; the error says what it names instead.
+    """
+    given: dict[str, Any] = shared(RunRequest, where) | what | {"profile": profile}
+    given |= {"store": where.store_url, "place": where.place_settings}
+    request = RunRequest(**given)
+    if request.data is not None and not request.data.startswith(tuple(SOURCES)):
+        request = replace(request, data=os.path.abspath(Path(request.data).expanduser()))
+    request = request.resolved
+    if profile in PROFILES:
+        return request
+    if not is_profile_file(profile):
+        from flows.artifacts.names import check_kind  # most commands are given a profile's name
+
+        check_kind(profile, "profile")
+        raise _unknown_profile(profile, where)
+    # Imported here: most commands are given the name of a profile.
+    from flows.profile_file import read_profile_file
+
+    file = read_profile_file(Path(profile), depth=request.depth)
+    again = {override.partition("=")[0].strip() for override in request.overrides}
+    kept = [override for override in file.overrides if override.partition("=")[0] not in again]
+    return replace(
+        request,
+        profile=file.profile,
+        depth=file.depth,
+        overrides=(*kept, *request.overrides),
+        run_name=request.run_name or file.run_name,
+    )
+
+
+def plan_request(
+    request: RunRequest, where: PlacementOptions, *, will_run: bool = False
+) -> Planned:
+    """Plan a request of the command line; print warnings. Raises what `plan_run` raises."""
+    planned = plan_run(
+        request, where.open_store(), where.home_path, log=print_warning, will_run=will_run
+    )
+    where.warn_of(planned.placement)
+    return planned
+
+
+def run_command(request: RunRequest, place: Sequence[str] = ()) -> str:
+    """Return the `nanochat run` command of a request, with the options `place`."""
+    return shlex.join(["nanochat", "run", request.profile, *argv_of(request), *place])
+
+
+def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunRequest:
+    """Return the request with which a command has the settings and the name of a recorded run.
+
+    `use` replaces the names of the artifacts that were given to it.
+    """
+    request = RunRequest(
+        profile=run.profile,
+        depth=run.depth,
+        overrides=run.overrides,
+        until=run.until,
+        use=run.uses if use is None else use,
+    )
+    try:
+        is_default = name_of(request) == run.name
+    except ConfigError:  # an imported run, or a setting or profile that was removed
+        is_default = False
+    return request if is_default else replace(request, run_name=run.name)
+
+
+def _unknown_profile(word: str, where: StoreOptions) -> ConfigError:
+    """Return the error for a word that names no profile, with the settings of a run called so."""
+    from flows.artifacts.names import kind_of, open_newest_run
+
+    names = [*PROFILES]
+    with contextlib.suppress(NanochatError):  # the store cannot be reached, or a damaged record
+        store = where.open_store()
+        if kind := kind_of(word, store):
+            run = open_newest_run(store, word)
+            recipe = shlex.join([run.profile, *argv_of(request_of_run(run))])
+            return ConfigError(
+                f"'{word}' is {kind}, not a profile",
+                hint=f"give its profile and settings: {recipe}",
+            )
+        names += known_names(store) if not nearest(word, names) else []
+    hint = suggest(word, names if nearest(word, names) else [*PROFILES])
+    return ConfigError(f"there is no profile '{word}'", hint=hint)
