@@ -1,6 +1,5 @@
 """Probe of a store: try everything that is needed of it, in the store itself, and clean up."""
 
-import contextlib
 import itertools
 import os
 import time
@@ -10,22 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from infra.storage.base import ObjectNotFound, Store
-from infra.storage.s3.conditional import RACERS, TRIALS, race
-from infra.storage.s3.errors import ErrorResponse, NoResponse
+from infra.storage.s3.conditional import RACERS, TRIALS, find_faults
 from nanochat_core.errors import StoreError
-
-if TYPE_CHECKING:
-    from infra.storage.s3.store import S3Store
 
 KEYS = 1001  # one more than a page of a listing
 ROUNDS = 20  # races of each kind
 THREADS = 16
 SKEW = 300  # seconds that clocks may differ; S3 refuses requests at 900
 _ANOTHER = "use another store"
-_MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 PART = 16 << 20  # bytes; a larger object is transferred in parts
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -101,7 +95,7 @@ class _Trial:
 
     def tests(self) -> Sequence[Callable[[], str]]:
         """Return all tests after the first put."""
-        tests = [self.get, self.clock, self.list, self.parts, self.create, self.swap]
+        tests = [self.get, self.clock, self.list, self.parts, self.conditions]
         is_bucket = self._store.url.startswith("s3:")
         return [*tests, self.checksum, self.unfinished] if is_bucket else tests
 
@@ -117,12 +111,6 @@ class _Trial:
 
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(delete, self._keys))
-        with contextlib.suppress(StoreError):  # a finding of its own
-            left = [entry.key for entry in self._store.list(f"{self._root}/")]
-            # A request that timed out may have been carried out after its key was deleted.
-            for key in left:
-                delete(key)
-            problems += [entry.key for entry in self._store.list(f"{self._root}/")] if left else []
         return problems
 
     def put(self) -> str:
@@ -190,49 +178,35 @@ class _Trial:
         up, down = (len(data) / 1e6 / s for s in (uploaded - started, fetched - uploaded))
         return f"a large object: {up:.0f} MB/s up, {down:.0f} MB/s down"
 
-    def create(self) -> str:
-        """Test that one of several simultaneous put_if_absent wins."""
-
-        def create() -> Callable[[bytes], bool]:
-            key = self._key()
-            return lambda data: self._store.put_if_absent(key, data)
-
-        return _race(create)
-
-    def swap(self) -> str:
-        """Test that one of several simultaneous put_if_same wins."""
-
-        def swap() -> Callable[[bytes], bool]:
-            key = self._put(b"swap")
-            version = self._store.get_stored(key).version
-            return lambda data: self._store.put_if_same(key, data, version=version)
-
-        return _race(swap)
+    def conditions(self) -> str:
+        """Test that one of several simultaneous conditional writes wins."""
+        faults = find_faults(
+            self._store,
+            put_if_absent=self._store.put_if_absent,
+            put_if_same=lambda key, data, version: self._store.put_if_same(
+                key, data, version=version
+            ),
+            rounds=ROUNDS,
+        )
+        if faults:
+            raise _Fault(f"it {' and '.join(faults)}", _ANOTHER)
+        return f"of {RACERS} who write at once one wins, {ROUNDS} times for each condition"
 
     def checksum(self) -> str:
         """Test that a bucket refuses a body that was damaged on its way."""
-        try:
-            self._bucket_store().bucket.put(
-                self._key(), b"damaged", condition={"ContentMD5": _MD5_OF_NOTHING}
-            )
-        except (ErrorResponse, NoResponse):
-            return "a damaged body is refused"
-        raise _Fault("a damaged body is accepted", "reach it by https", state="warn")
+        bucket: Any = self._store
+        if not bucket.checks_bodies(self._key()):
+            raise _Fault("a damaged body is accepted", "reach it by https", state="warn")
+        return "a damaged body is refused"
 
     def unfinished(self) -> str:
         """Test that a bucket lists unfinished uploads."""
+        bucket: Any = self._store
         try:
-            uploads = self._bucket_store().list_unfinished()
+            return f"{len(bucket.list_unfinished())} unfinished uploads are in it"
         except StoreError as error:
             remedy = "let the bucket itself drop unfinished uploads, by a lifecycle rule"
             raise _Fault(str(error), remedy, state="warn") from error
-        return f"{len(uploads)} unfinished uploads are in it"
-
-    def _bucket_store(self) -> "S3Store":
-        from infra.storage.s3.store import S3Store  # loads botocore
-
-        assert isinstance(self._store, S3Store)
-        return self._store
 
     def _key(self) -> str:
         """Return a new key of this probe, to be removed at its end."""
@@ -245,14 +219,6 @@ class _Trial:
         key = self._key()
         self._store.put(key, data)
         return key
-
-
-def _race(begin: Callable[[], Callable[[bytes], bool]]) -> str:
-    """Race several writers ROUNDS times; `begin` returns the write of which one succeeds."""
-    winners = [race(begin()) for _ in range(ROUNDS)]
-    if wrong := sum(count != 1 for count in winners):
-        raise _Fault(f"{wrong} of {ROUNDS} races had not one winner", _ANOTHER)
-    return f"of {RACERS} who write at once one wins, {ROUNDS} times"
 
 
 def _milliseconds(started: float) -> str:

@@ -1,52 +1,53 @@
 """A store in a bucket (s3://bucket/prefix): AWS, or any server that speaks S3.
 
-Every verb is retried as a whole until it has an answer, within the limits of `RetryPolicy`. Large
-objects are transferred in parts, several at once.
+Every verb is retried as a whole until it has an answer, within the limits of `RetryPolicy`. That is
+safe because each is either idempotent or decided by a condition whose outcome it reads back.
 """
 
 import contextlib
 import functools
-import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TypeVar
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
+
+from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+    BotoCoreError,
+    ClientError,
+)
 
 from infra.storage.base import (
     MAX_RECORD,
     ObjectInfo,
     ObjectNotFound,
     OnBytes,
-    StoreUnavailable,
     VersionedObject,
     check_key,
     check_size,
     ignore_bytes,
 )
 from infra.storage.files import replacing, writing_to
-from infra.storage.s3 import conditional
-from infra.storage.s3.bucket import Bucket
-from infra.storage.s3.conditional import TRIALS
+from infra.storage.s3.client import is_aws, make_client
+from infra.storage.s3.conditional import TRIALS, find_faults
 from infra.storage.s3.errors import (
-    NOT_S3,
-    REDIRECT,
-    Changed,
-    ErrorResponse,
+    FAILURES,
     NoResponse,
     RetryPolicy,
+    code_of,
     explain,
-    with_retries,
+    is_lost,
+    is_transient,
+    status_of,
 )
-from infra.storage.s3.settings import Settings, read_settings
+from infra.storage.s3.settings import client_hint, parse_url, read_addressing
 from infra.storage.s3.transfers import LOST_UPLOAD, PART, ROUNDS, Progress, Transfers
 from nanochat_core.errors import StoreError
 
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
-# Temporary once a request was accepted: then a proxy or gateway on the way is the cause.
-_TROUBLED = {"SignatureDoesNotMatch", NOT_S3, REDIRECT}
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_WITH_ETAG = {"put_object", "get_object", "head_object"}
+_MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 _T = TypeVar("_T")
 
 
@@ -57,150 +58,188 @@ class S3Store:
         self,
         url: str,
         *,
-        settings: Settings | None = None,  # None: the environment's
         retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
     ) -> None:
-        name, prefix = parse_url(url)
-        self.settings = settings or read_settings()
-        self.bucket = Bucket(name, prefix=prefix, settings=self.settings)
+        self.bucket, prefix = parse_url(url)
+        self.prefix = f"{prefix}/" if prefix else ""
+        self._addressing = read_addressing()
         self._retry_policy = retry_policy
         self._trying_conditions = threading.Lock()
-        self.faults: Sequence[str] | None = None  # of its conditional writes; None: not probed yet
-
-    @functools.cached_property
-    def _transfers(self) -> Transfers:
-        return Transfers(self.bucket, self._retry_policy)
+        self.has_accepted = False  # accepted a request: endpoint and credentials are right
+        self.faults: Sequence[str] | None = None  # of its conditional writes; None: not tried yet
 
     @property
     def url(self) -> str:
         """See Store."""
-        return self.bucket.url
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    @functools.cached_property
+    def client(self) -> Any:
+        """Return botocore's client. Raises StoreError if its settings are not valid."""
+        try:
+            return make_client(self._addressing)
+        except (BotoCoreError, ValueError) as error:
+            hint = client_hint()
+            raise StoreError(f"store {self.url} cannot be opened: {error}", hint=hint) from error
+
+    @functools.cached_property
+    def _transfers(self) -> Transfers:
+        return Transfers(self.client, self.bucket, self._retry_policy)
 
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
-        self._retry(f"put {key}", lambda: self.bucket.put(key, data))
+        self._retry(f"put {key}", lambda: self.request("put_object", key, Body=data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """See Store."""
-        check_key(key)  # before the probe, which contacts the store
+        check_key(key)  # before the trial, which contacts the store
         self.check_conditions()
-        return self._retry(f"put {key}", lambda: conditional.put_if_absent(self.bucket, key, data))
+        return self._create(key, data)
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         check_key(key)
         self.check_conditions()
-        return self._retry(
-            f"put {key}", lambda: conditional.put_if_same(self.bucket, key, data, version)
-        )
+        return self._swap(key, data, version)
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
         limit = MAX_RECORD if size is None else size
-        return self._retry(f"get {key}", lambda: self.bucket.get(key, limit=limit))
+        return self._retry(f"get {key}", lambda: self._read(key, limit)[0])
 
     def get_stored(self, key: str) -> VersionedObject:
         """See Store."""
-        return self._retry(f"get {key}", lambda: self.bucket.get_stored(key))
+        data, answer = self._retry(f"get {key}", lambda: self._read(key, MAX_RECORD))
+        # Both dates are whole seconds, so the difference may be just below zero.
+        age = max(0.0, self._date_of(answer) - answer["LastModified"].timestamp())
+        return VersionedObject(data=data, version=_version_of(answer), age=age)
 
     def head(self, key: str) -> ObjectInfo:
         """See Store."""
-        return self._retry(f"look at {key}", lambda: self.bucket.head(key))
+        answer: Any = self._retry(f"look at {key}", lambda: self._head(key))
+        return _info(key, answer["ContentLength"], answer)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See Store."""
         last: str | None = None
-        token: str | None = None
+        more: dict[str, str] = {}
         while True:
-            page = self._retry(
-                f"list {prefix}*",
-                functools.partial(self.bucket.list_page, prefix, after=last, token=token),
+            page: Any = self._retry(
+                f"list {prefix}*", functools.partial(self._list_page, prefix, more)
             )
-            for entry in page.entries:
-                if last is not None and entry.key <= last:
+            items = page.get("Contents", ())
+            for item in items:
+                key = item["Key"].removeprefix(self.prefix)
+                if last is not None and key <= last:
                     raise StoreError(
-                        f"store {self.url} lists '{entry.key}' after '{last}'",
+                        f"store {self.url} lists '{key}' after '{last}'",
                         hint="use a store that lists keys in order",
                     )
-                last = entry.key
-                if entry.key and not entry.key.endswith("/"):  # a console's empty "folder"
-                    yield entry
-            token = page.token
+                last = key
+                if key and not key.endswith("/"):  # a console's empty "folder"
+                    yield _info(key, item["Size"], item)
             # Some servers end after 1000 keys without saying that there are more: after a page of
             # a round number of keys one more request is made.
-            if not page.has_more and (not page.entries or len(page.entries) % 50):
+            if not page.get("IsTruncated") and (not items or len(items) % 50):
                 return
-            if token is None and not page.entries:
+            token = page.get("NextContinuationToken")
+            if token is None and not items:
                 raise StoreError(
                     f"store {self.url} says that there is more after '{last}' and does not send it",
                     hint="use a store that lists keys in order",
                 )
+            # Some stores give no token, but they all continue after a key.
+            more = {"ContinuationToken": token} if token else {"StartAfter": f"{self.prefix}{last}"}
 
     def delete(self, key: str) -> None:
         """See Store."""
-        self._retry(f"delete {key}", lambda: self.bucket.delete(key))
+        with contextlib.suppress(ObjectNotFound):
+            self._retry(f"delete {key}", lambda: self.request("delete_object", key))
 
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        check_key(key)
+        name, progress = self.prefix + check_key(key), Progress(on_bytes)
         if path.stat().st_size <= PART:
             data = path.read_bytes()
             self.put(key, data)
             on_bytes(len(data))
             return
-        progress = Progress(on_bytes)
-        self._transfer(f"put {key}", lambda: self._transfers.upload(key, path, progress))
+
+        def has_upload(size: int, tag: str) -> bool:
+            try:
+                found: Any = self._retry(f"look at {key}", lambda: self._head(key))
+            except ObjectNotFound:
+                return False
+            tags = found.get("Metadata", {})
+            return found["ContentLength"] == size and tags.get("upload") == tag
+
+        self._retry(
+            f"put {key}",
+            lambda: self._transfers.upload(name, path, progress, has_upload),
+            tries=ROUNDS,
+        )
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
-        source, progress = f"{self.url}/{check_key(key)}", Progress(on_bytes)
-        for _ in range(ROUNDS):
+        name, progress = self.prefix + check_key(key), Progress(on_bytes)
+
+        def download(temporary: Path) -> None:
             found = self.head(key)
-            check_size(source, found.size, size)
-            with contextlib.suppress(Changed), writing_to(path), replacing(path) as temporary:
-                if found.size <= PART:
-                    temporary.write_bytes(self.get(key, size=size))
-                    progress.begin().add(temporary.stat().st_size)
-                else:
-                    download = functools.partial(
-                        self._transfers.download, key, temporary, found, progress
-                    )
-                    self._transfer(f"get {key}", download)
-                return
-        raise StoreUnavailable(
-            f"{source} was replaced {ROUNDS} times while it was fetched",
-            hint="run the command again when no other process writes it",
-        )
+            check_size(f"{self.url}/{key}", found.size, size)
+            if found.size <= PART:
+                temporary.write_bytes(self.get(key, size=size))
+                progress.begin().add(found.size)
+            else:
+                self._transfers.download(name, temporary, found, progress)
+
+        with writing_to(path), replacing(path) as temporary:
+            self._retry(f"get {key}", lambda: download(temporary), tries=ROUNDS)
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
         try:
             uploads = self.list_unfinished()
         except StoreError as error:
-            # 501: the store does not implement the listing of uploads.
-            if not (isinstance(error.__cause__, ErrorResponse) and error.__cause__.status == 501):
+            if status_of(error.__cause__) != 501:
                 raise
             uploads = ()  # the store cannot list them
         old = [(key, upload) for key, upload, age in uploads if age > older_than]
         for key, upload in old:
-            self._retry(
-                f"drop an upload of {key}",
-                functools.partial(self.bucket.abort_upload, key, upload),
-            )
+            abort = functools.partial(self.request, "abort_multipart_upload", key, UploadId=upload)
+            with contextlib.suppress(ObjectNotFound):
+                self._retry(f"drop an upload of {key}", abort)
         trials = [entry.key for entry in self.list(f"{TRIALS}/")]
         return len(old) + sum(self._remove_old(key, older_than) for key in trials)
 
     def list_unfinished(self) -> Sequence[tuple[str, str, float]]:
-        """Return key, id and age of unfinished multipart uploads."""
-        return self._retry("list unfinished uploads", self.bucket.list_uploads)
+        """Return key, id and age of the first thousand unfinished uploads under the prefix."""
+        answer: Any = self._retry(
+            "list unfinished uploads",
+            lambda: self.request("list_multipart_uploads", Prefix=self.prefix),
+        )
+        return [
+            (
+                item["Key"].removeprefix(self.prefix),
+                item["UploadId"],
+                self._date_of(answer) - item["Initiated"].timestamp(),
+            )
+            for item in answer.get("Uploads", ())
+            if item["Key"].startswith(self.prefix)
+        ]
+
+    def checks_bodies(self, key: str) -> bool:
+        """Return whether the store refuses a damaged body, which it else writes at `key`."""
+        try:
+            self.request("put_object", key, Body=b"damaged", ContentMD5=_MD5_OF_NOTHING)
+        except FAILURES:
+            return True
+        return False
 
     def check_conditions(self) -> None:
         """See Store. AWS is known to have them."""
         with self._trying_conditions:
             if self.faults is None:
-                retry = functools.partial(self._retry, "probe the store")
-                is_aws = self.bucket.is_aws
-                self.faults = () if is_aws else conditional.find_faults(self.bucket, retry=retry)
+                self.faults = () if is_aws(self.client) else self.find_faults()
         if self.faults:
             raise StoreError(
                 f"store {self.url} has no atomic conditional writes: it "
@@ -209,6 +248,97 @@ class S3Store:
                 "Cloudflare R2, MinIO, Ceph 20; not Ceph 18), or a directory; reading works here: "
                 "`ls`, `fetch`",
             )
+
+    def request(self, verb: str, key: str | None = None, **arguments: Any) -> Any:
+        """Send one request, without retries. Raises ObjectNotFound and FAILURES."""
+        if key is not None:
+            arguments["Key"] = self.prefix + check_key(key)
+        try:
+            answer = getattr(self.client, verb)(Bucket=self.bucket, **arguments)
+        except ClientError as error:
+            # Some stores do not say what is missing. A HEAD's 404 never does: `_head` asks again.
+            is_bare = code_of(error) == "404" and not is_lost(error) and verb != "head_object"
+            if key is None or not (code_of(error) in ("NoSuchKey", "NoSuchUpload") or is_bare):
+                raise
+            self.has_accepted = True
+            raise ObjectNotFound(key) from error
+        # A login page would pass for the confirmation of a write.
+        if verb in _WITH_ETAG and "ETag" not in answer:
+            if "Body" in answer:
+                answer["Body"].close()
+            raise NoResponse("the answer is not one of S3")
+        self.has_accepted = True
+        return answer
+
+    def _create(self, key: str, data: bytes) -> bool:
+        return self._retry(f"put {key}", lambda: self._write_if(key, data, IfNoneMatch="*"))
+
+    def _swap(self, key: str, data: bytes, version: str) -> bool:
+        return self._retry(f"put {key}", lambda: self._write_if(key, data, IfMatch=f'"{version}"'))
+
+    def _write_if(self, key: str, data: bytes, **condition: str) -> bool:
+        """Write an object if a condition holds; return whether it was written."""
+        try:
+            self.request("put_object", key, Body=data, **condition)
+        except ObjectNotFound:  # If-Match
+            return False
+        except ClientError as error:
+            if status_of(error) != 412:
+                raise
+            # 412 also follows a lost answer to our own write: then the object has our bytes.
+            try:
+                return self._is_ours(key, data)
+            except ObjectNotFound:
+                if "IfMatch" in condition:
+                    return False
+                raise NoResponse("the object that was in the way is gone") from error
+        return True
+
+    def _is_ours(self, key: str, data: bytes) -> bool:
+        return self._read(key, MAX_RECORD)[0] == data
+
+    def _read(self, key: str, limit: int) -> tuple[bytes, Any]:
+        """Return all bytes of an object, and the answer; read none if they exceed `limit`."""
+        source, answer = f"{self.url}/{key}", self.request("get_object", key)
+        with contextlib.closing(answer["Body"]) as body:
+            check_size(source, answer.get("ContentLength", 0), limit)
+            data: bytes = body.read(limit + 1)
+            check_size(source, len(data), limit)
+            # Botocore compares the length with Content-Length only when it reads past the end.
+            body.read(1)
+        return data, answer
+
+    def _head(self, key: str) -> Any:
+        """Return the answer to a HEAD, or that to a GET without its body."""
+        try:
+            return self.request("head_object", key)
+        except ClientError as error:
+            if status_of(error) >= 500:
+                raise
+            # An error of HEAD has no body, so no code: a GET of the same key explains it.
+            answer = self.request("get_object", key)
+            answer["Body"].close()
+            return answer
+
+    def _list_page(self, prefix: str, more: dict[str, str]) -> Any:
+        page = self.request("list_objects_v2", Prefix=self.prefix + prefix, **more)
+        # A gateway's page or another bucket's listing would pass for an empty store.
+        if page.get("Name") != self.bucket:
+            raise NoResponse(f"the answer is a listing of {page.get('Name', 'no bucket')}")
+        return page
+
+    def _date_of(self, answer: Any) -> float:
+        """Return the store's clock when it answered, in unix seconds."""
+        date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+        if date is None:
+            raise StoreError(
+                f"store {self.url} sends answers with no Date header", hint="use another store"
+            )
+        return parsedate_to_datetime(date).timestamp()
+
+    def find_faults(self, **rounds: int) -> Sequence[str]:
+        """Return what the conditional writes lack, after a trial of them; none if nothing."""
+        return find_faults(self, put_if_absent=self._create, put_if_same=self._swap, **rounds)
 
     def _remove_old(self, key: str, older_than: float) -> bool:
         try:
@@ -219,67 +349,40 @@ class S3Store:
             self.delete(key)
         return is_old
 
-    def _transfer(self, what: str, operation: Callable[[], None]) -> None:
-        """Run a transfer, whose requests have retries of their own. Raises StoreError."""
+    def _retry(self, what: str, operation: Callable[[], _T], *, tries: int | None = None) -> _T:
+        """Return the result of an operation, which is repeated while it may succeed."""
+        policy, started, count = self._retry_policy, time.monotonic(), 0
+        while True:
+            count += 1
+            try:
+                return operation()
+            except FAILURES as error:
+                limit = tries or policy.tries
+                if is_lost(error) and not self.has_accepted:
+                    limit = min(limit, _FIRST_CONTACT)
+                wait, passed = policy.wait(count), time.monotonic() - started
+                # A wait that would end after the deadline is not begun.
+                may_retry = count < limit and passed + wait <= policy.deadline
+                if not may_retry or not self._is_transient(error):
+                    note = f" ({count} tries in {passed:.0f} s)" if count > 1 else ""
+                    endpoint = self.client.meta.endpoint_url
+                    raise explain(
+                        error, what=what, url=self.url, endpoint=endpoint, note=note
+                    ) from error
+            time.sleep(wait)
 
-        def is_lost(refused: ErrorResponse) -> bool:
-            return refused.code in LOST_UPLOAD or self._is_troubled(refused)
-
-        limits = replace(self._retry_policy, tries=ROUNDS)
-        self._retry(what, operation, retry_policy=lambda: limits, is_passing=is_lost)
-
-    def _retry(
-        self,
-        what: str,
-        operation: Callable[[], _T],
-        *,
-        retry_policy: Callable[[], RetryPolicy] | None = None,
-        is_passing: Callable[[ErrorResponse], bool] | None = None,
-    ) -> _T:
-        """Run an operation with retries. Raises StoreError."""
-        try:
-            return with_retries(
-                operation,
-                retry_policy=retry_policy or self._limits,
-                is_passing=is_passing or self._is_passing,
-            )
-        except (NoResponse, ErrorResponse) as error:
-            raise explain(
-                error,
-                where=self.bucket.where,
-                what=what,
-                was_accepted=self.bucket.has_accepted,
-            ) from error
-
-    def _limits(self) -> RetryPolicy:
-        # Called after each failure: a wrong address fails soon, an outage later gets all tries.
-        if self.bucket.has_answered:
-            return self._retry_policy
-        return replace(self._retry_policy, tries=min(self._retry_policy.tries, _FIRST_CONTACT))
-
-    def _is_passing(self, refused: ErrorResponse) -> bool:
-        return refused.is_passing or self._is_troubled(refused)
-
-    def _is_troubled(self, refused: ErrorResponse) -> bool:
-        return self.bucket.has_accepted and refused.code in _TROUBLED
+    def _is_transient(self, error: Exception) -> bool:
+        code = code_of(error)
+        # A body that is damaged on its way has another signature.
+        is_damaged = self.has_accepted and code == "SignatureDoesNotMatch"
+        return is_damaged or code in LOST_UPLOAD or is_transient(error)
 
 
-def parse_url(url: str) -> tuple[str, str]:
-    """Return bucket and prefix of s3://bucket/prefix. Raises StoreError, without any secret."""
-    parts = urlsplit(url)
-    if parts.username or parts.password:
-        raise StoreError(
-            "a store's URL cannot hold credentials",
-            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
-        )
-    name, prefix = parts.netloc, parts.path.strip("/")
-    if parts.scheme != "s3" or not name or parts.query or parts.fragment:
-        raise StoreError(
-            f"unsupported store URL '{url}'", hint="a bucket is given like s3://bucket/prefix"
-        )
-    if not _BUCKET.fullmatch(name):
-        raise StoreError(
-            f"unsupported store URL '{url}': no bucket can be called '{name}'",
-            hint="its name has 3 to 63 lower-case letters, digits and inner dots and hyphens",
-        )
-    return name, check_key(prefix) if prefix else ""
+def _info(key: str, size: int, answer: Any) -> ObjectInfo:
+    modified = answer["LastModified"].timestamp()
+    return ObjectInfo(key=key, size=size, modified=modified, etag=_version_of(answer))
+
+
+def _version_of(answer: Any) -> str:
+    """Return an object's version: its ETag without quotes, which some servers omit in listings."""
+    return answer.get("ETag", "").strip('"')

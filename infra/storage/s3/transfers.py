@@ -1,14 +1,21 @@
 """Transfers of large files by boto3's transfer manager: in parts, several at once.
 
-Each part is sent or fetched again by the policy of all requests. The caller begins again if the
-store lost the upload, or if the object was replaced meanwhile.
+Each part is sent or fetched again by the policy of all requests. `S3Store` begins a transfer again
+if the store lost it, or if the object was replaced meanwhile.
 """
 
+import contextlib
+import re
 import threading
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
+from s3transfer.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+    S3DownloadFailedError,
+)
 from s3transfer.manager import (  # pyright: ignore[reportMissingTypeStubs]
     TransferConfig,
     TransferManager,
@@ -16,121 +23,94 @@ from s3transfer.manager import (  # pyright: ignore[reportMissingTypeStubs]
 from s3transfer.subscribers import BaseSubscriber  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.storage.base import ObjectInfo, OnBytes
-from infra.storage.s3.bucket import Bucket
-from infra.storage.s3.client import LOST, THREADS, translating
-from infra.storage.s3.errors import (
-    Changed,
-    ErrorResponse,
-    NoResponse,
-    RetryPolicy,
-    parse_range,
-    version_of,
-    with_retries,
-)
+from infra.storage.s3.client import THREADS
+from infra.storage.s3.errors import NoResponse, RetryPolicy, code_of, is_transient
 from nanochat_core.errors import StoreError
 
 PART = 16 << 20  # bytes
 ROUNDS = 3  # tries of a whole transfer
+# The store lost the upload or a part of it.
 LOST_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}
 _VERBS = ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload", "GetObject")
 
 
 class Transfers:
-    """Uploads and downloads of one bucket, which share their threads."""
+    """Uploads to and downloads from one bucket, which share their threads."""
 
-    def __init__(self, bucket: Bucket, retry_policy: RetryPolicy) -> None:
+    def __init__(self, client: Any, bucket: str, retry_policy: RetryPolicy) -> None:
         self._bucket = bucket
         self._retry_policy = retry_policy
-        self._lock = threading.Lock()
-        self._made: Any = None
-
-    def upload(self, key: str, path: Path, progress: "Progress") -> None:
-        """Write a file as an object. Raises ErrorResponse and NoResponse."""
-        size, tag = path.stat().st_size, uuid.uuid4().hex
-        extra = {"Metadata": {"upload": tag}}
-        transfer = self._manager().upload(
-            str(path), *self._bucket.address(key), extra, [_Watch(progress.begin())]
+        for verb in _VERBS:
+            client.meta.events.register(f"needs-retry.s3.{verb}", self._wait_before_retry, verb)
+        self._manager: Any = TransferManager(
+            client,
+            TransferConfig(
+                multipart_threshold=PART,
+                multipart_chunksize=PART,
+                max_request_concurrency=THREADS,
+                max_io_queue_size=4 * THREADS,
+                num_download_attempts=retry_policy.tries,  # of a body that is cut off
+            ),
         )
+
+    def upload(
+        self, key: str, path: Path, progress: "Progress", has_upload: Callable[[int, str], bool]
+    ) -> None:
+        """Write a file as an object.
+
+        `has_upload` returns whether the object has a size and is of the upload with a tag.
+        """
+        size, tag = path.stat().st_size, uuid.uuid4().hex
+        extra, watch = {"Metadata": {"upload": tag}}, [_Watch(progress.begin())]
         try:
-            with translating():
-                transfer.result()
-        except ErrorResponse as error:
+            self._manager.upload(str(path), self._bucket, key, extra, watch).result()
+        except ClientError as error:
             # The upload is also unknown if it was completed and only the answer was lost.
-            if error.code != "NoSuchUpload" or not self._has_upload(key, size, tag):
+            if code_of(error) != "NoSuchUpload" or not has_upload(size, tag):
                 raise
             return
-        if not self._has_upload(key, size, tag):
-            raise ErrorResponse("InvalidPart", message=f"it does not show the {size} bytes sent")
+        if not has_upload(size, tag):
+            raise NoResponse(f"the store does not show the {size} bytes sent")
 
     def download(self, key: str, path: Path, found: ObjectInfo, progress: "Progress") -> None:
-        """Write an object to a file. Raises Changed, ErrorResponse, NoResponse and OSError."""
-        transfer = self._manager().download(
-            *self._bucket.address(key), str(path), {}, [_Watch(progress.begin(), etag=found.etag)]
-        )
-        with translating():
-            transfer.result()
-        if path.stat().st_size != found.size:
-            raise Changed
-
-    def _has_upload(self, key: str, size: int, tag: str) -> bool:
-        return with_retries(
-            lambda: self._bucket.has_upload(key, size, tag),
-            retry_policy=lambda: self._retry_policy,
-            is_passing=lambda refused: refused.is_passing,
-        )
-
-    def _manager(self) -> Any:
-        with self._lock:
-            if self._made is None:
-                client: Any = self._bucket.client()
-                for verb in _VERBS:
-                    event = f"needs-retry.s3.{verb}"
-                    client.meta.events.register(event, self._wait_before_retry, f"transfers-{verb}")
-                config = TransferConfig(
-                    multipart_threshold=PART,
-                    multipart_chunksize=PART,
-                    max_request_concurrency=THREADS,
-                    max_io_queue_size=4 * THREADS,
-                    num_download_attempts=self._retry_policy.tries,  # of a body that is cut off
-                )
-                self._made = TransferManager(client, config)
-            return self._made
+        """Write an object to a file. Raises NoResponse if the object was replaced meanwhile."""
+        watch = _Watch(progress.begin(), etag=found.etag)
+        with contextlib.suppress(S3DownloadFailedError):  # If-Match does not hold
+            self._manager.download(self._bucket, key, str(path), {}, [watch]).result()
+            if path.stat().st_size == found.size:
+                return
+        raise NoResponse("the object was replaced while it was fetched")
 
     def _wait_before_retry(
         self, response: Any, attempts: int, caught_exception: Any, request_dict: Any, **_: object
     ) -> float | None:
         """Handle botocore's event `needs-retry`: seconds to wait; None means no other try."""
-        headers = request_dict["headers"]
+        is_range = "Range" in request_dict["headers"]
+        if request_dict["method"] == "GET" and not is_range:
+            return None  # a record or small file: `S3Store` repeats it
+        error: Exception | None = caught_exception
         parsed: Any = response[1] if response else {}
-        if request_dict["method"] == "GET" and "Range" not in headers:
-            return None  # a small object: `S3Store` repeats it
-        may_retry = attempts < self._retry_policy.tries
-        if caught_exception is not None:
-            passing = isinstance(caught_exception, LOST)
-        elif "Error" in parsed:
-            status = parsed["ResponseMetadata"]["HTTPStatusCode"]
-            passing = ErrorResponse(parsed["Error"].get("Code") or "", status=status).is_passing
-        else:
-            passing = "Range" in headers and not _is_whole_part(parsed, headers)
-            if passing:
-                parsed["Body"].close()
-                if not may_retry:
-                    raise NoResponse("the store sends less of a part than it says")
-        return self._retry_policy.wait(attempts) if passing and may_retry else None
+        if "Error" in parsed:
+            error = ClientError(parsed, "")
+        elif error is None and is_range and not _is_whole_part(parsed):
+            parsed["Body"].close()
+            error = NoResponse("the store sends less of a part than it says")
+            if attempts >= self._retry_policy.tries:
+                raise error
+        if error is None or not is_transient(error) or attempts >= self._retry_policy.tries:
+            return None
+        return self._retry_policy.wait(attempts)
 
 
-def _is_whole_part(answer: Any, headers: Any) -> bool:
-    """Return whether an answer has the length of its range. Raises Changed and StoreError."""
+def _is_whole_part(answer: Any) -> bool:
+    """Return whether an answer has the length of its range; raise StoreError if it has none."""
     if "ContentRange" not in answer:
         answer["Body"].close()
         raise StoreError(
             "the store answers a range request with the whole object",
             hint="use a store that reads ranges; a proxy before it may ignore them",
         )
-    if headers.get("If-Match", "").strip('"') not in ("", version_of(answer)):
-        answer["Body"].close()
-        raise Changed
-    first, last, _ = parse_range(answer["ContentRange"])
+    first, last = map(int, re.findall(r"\d+", answer["ContentRange"])[:2])
     return answer.get("ContentLength") == last - first + 1
 
 

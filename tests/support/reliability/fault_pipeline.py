@@ -29,10 +29,8 @@ from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
 from infra.storage.base import Store
-from infra.storage.s3 import bucket as s3
-from infra.storage.s3.client import make_client
+from infra.storage.s3 import client
 from infra.storage.s3.errors import RetryPolicy
-from infra.storage.s3.settings import read_settings
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result
@@ -73,15 +71,6 @@ class Outcome:
         """Whether every promise was kept."""
         is_known = self.ended in ("same", "error") and self.ratio <= MOST_REQUESTS
         return is_known and not self.partial and self.again is None
-
-
-class _Client(s3.Bucket):
-    """Requests by a client that was made before: to make one takes longer than a run."""
-
-    ready: Any
-
-    def client(self) -> Any:
-        return self.ready
 
 
 class TriedStore(S3Store):
@@ -148,14 +137,10 @@ class Pipeline:
     def _open(
         self, prefix: str, to: str, kind: type[S3Store], retry_policy: RetryPolicy
     ) -> S3Store:
-        store = kind(
-            f"s3://{BUCKET}/{prefix}", settings=read_settings({}), retry_policy=retry_policy
-        )
-        bucket = _Client(BUCKET, prefix=prefix, settings=store.settings)
-        bucket.ready = self.clients[to]
+        store = kind(f"s3://{BUCKET}/{prefix}", retry_policy=retry_policy)
+        store.client = self.clients[to]  # to make one takes longer than a run
         # The judge's own requests meet no faults, only a machine that is busy.
-        bucket.has_answered = to == "server"
-        store.bucket = bucket
+        store.has_accepted = to == "server"
         return store
 
     def _build(self, store: Store, home: Path) -> tuple[str, str]:
@@ -269,10 +254,11 @@ def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[
         assert all(outcome.is_good and outcome.ended == "same" for outcome in calm.values()), calm
         pipeline.calm = {tries: outcome.methods for tries, outcome in calm.items()}
         yield pipeline
-        for client in clients.values():
-            client.close()
+        for made in clients.values():
+            made.close()
 
 
 def _make_client(environment: Mapping[str, str]) -> Any:
-    with mock.patch.dict(os.environ, environment):
-        return make_client(read_settings({}), seconds=_READ_SECONDS)[0]
+    seconds = mock.patch.object(client, "READ_SECONDS", _READ_SECONDS)
+    with mock.patch.dict(os.environ, environment), seconds:
+        return client.make_client(None)

@@ -21,6 +21,7 @@ import flows.leases.file_lock
 import flows.leases.held_lease
 import flows.leases.outage
 import infra.storage.s3.errors
+import infra.storage.s3.store
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
 from flows.building.build import BuildContext, Built, build
@@ -298,7 +299,7 @@ def simulated(world: World) -> Generator[None]:
         (flows.leases.held_lease, "_SECONDS_BETWEEN_LOOKS", 10.0),
         (flows.leases.outage, "time", time),
         (flows.leases.acquire, "time", time),
-        (infra.storage.s3.errors, "time", time),
+        (infra.storage.s3.store, "time", time),
         (infra.storage.s3.errors, "random", world.rng),
         (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
         (flows.leases.file_lock, "time", time),

@@ -17,7 +17,7 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import Claimant, LeaseGrant, LeaseHolder, LeaseRecord, Observer
 from infra.storage.base import OnBytes, Store, ignore_bytes
-from infra.storage.s3 import conditional
+from infra.storage.s3.store import S3Store
 from tests.support.reliability.sim_actors import AnyStore, Reader
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import SimStore
@@ -90,7 +90,7 @@ class _LostAnswerIsALoss(SimStore):
         return self.ask("create", key, create, data)
 
 
-def _not_ours(requests: object, key: str, data: bytes) -> bool:
+def _not_ours(store: object, key: str, data: bytes) -> bool:
     return False
 
 
@@ -146,7 +146,7 @@ MUTATIONS: dict[str, Mutation] = {
     "412-is-a-loss": Mutation(
         store=SimS3Store,
         patches=(
-            (conditional, "_is_ours", _not_ours),
+            (S3Store, "_is_ours", _not_ours),
             (flows.artifacts.publish, "_adopt", _adopt_anything),
         ),
     ),

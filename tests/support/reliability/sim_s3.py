@@ -5,85 +5,96 @@ lost, 404 to a condition on what is not there, 409, 500 after the write, 503. Th
 probed (it is atomic) and nothing goes in parts.
 """
 
+import io
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import formatdate
+from types import SimpleNamespace
 from typing import Any
 
-from infra.storage.base import ObjectInfo, ObjectNotFound, VersionedObject
-from infra.storage.s3.errors import ErrorResponse, NoResponse, Page, Where
-from infra.storage.s3.settings import Settings
+from botocore.exceptions import ClientError  # pyright: ignore[reportMissingTypeStubs]
+
+from infra.storage.base import VersionedObject
+from infra.storage.s3.errors import NoResponse
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.reliability.sim_store import Objects
 from tests.support.reliability.sim_world import Process, Request
 
-_URL = "s3://bucket/store"
-_SETTINGS = Settings(addressing=None)
+_BUCKET = "bucket"
 
 
 class SimS3Store(S3Store):
     """As one process sees it."""
 
     def __init__(self, objects: Objects, process: Process) -> None:
-        super().__init__(_URL, settings=_SETTINGS)
+        super().__init__(f"s3://{_BUCKET}/store")
         self.objects = objects
         self.process = process
-        self.bucket: Any = _SimBucket(objects, process)
+        self.client: Any = _SimClient(objects, process, self.prefix)
+        self.has_accepted = True
         self.faults = ()
 
 
-class _SimBucket:
-    """In place of infra.storage.s3.bucket.Bucket: one request each, over the simulated network."""
+class _SimClient:
+    """In place of botocore's client: one request each, over the simulated network."""
 
-    url = _URL
-    where = Where(
-        url=_URL, bucket="bucket", endpoint="http://simulated", setting="nothing", is_aws=False
-    )
-    has_answered = True
-    has_accepted = True
+    meta = SimpleNamespace(endpoint_url="http://simulated")
 
-    def __init__(self, objects: Objects, process: Process) -> None:
+    def __init__(self, objects: Objects, process: Process, prefix: str) -> None:
         self._objects = objects
         self._process = process
+        self._prefix = prefix
 
-    def put(self, key: str, data: bytes, *, condition: Mapping[str, str] = {}) -> None:
-        if not condition:
-            self._ask("put", key, self._objects.put, data)
-        elif "IfMatch" in condition:
-            self._ask("swap", key, self._swap, data, condition["IfMatch"].strip('"'))
+    def put_object(
+        self, *, Bucket: str, Key: str, Body: bytes, IfMatch: str = "", IfNoneMatch: str = ""
+    ) -> Mapping[str, str]:
+        if IfMatch:
+            self._ask("swap", Key, self._swap, Body, IfMatch.strip('"'))
+        elif IfNoneMatch:
+            self._ask("create", Key, self._create, Body)
         else:
-            self._ask("create", key, self._create, data)
+            self._ask("put", Key, self._objects.put, Body)
+        return {"ETag": '"of this write"'}
 
-    def get(self, key: str, *, limit: int) -> bytes:
-        return self.get_stored(key).data
+    def get_object(self, *, Bucket: str, Key: str) -> Mapping[str, Any]:
+        found: VersionedObject = self._ask("get", Key, self._get)
+        now = int(self._objects.world.now)
+        return {
+            "Body": io.BytesIO(found.data),
+            "ContentLength": len(found.data),
+            "ETag": f'"{found.version}"',
+            "LastModified": datetime.fromtimestamp(now - found.age, UTC),
+            "ResponseMetadata": {"HTTPHeaders": {"date": formatdate(now, usegmt=True)}},
+        }
 
-    def get_stored(self, key: str) -> VersionedObject:
-        return self._ask("get", key, self._objects.get)
+    def list_objects_v2(self, *, Bucket: str, Prefix: str, StartAfter: str = "") -> Any:
+        names = self._ask("list", Prefix, self._objects.list)
+        now = datetime.fromtimestamp(self._objects.world.now, UTC)
+        keys = [self._prefix + name for name in names]
+        found = [{"Key": k, "Size": 0, "LastModified": now} for k in keys if k > StartAfter]
+        return {"Name": Bucket, "Contents": found}
 
-    def list_page(self, prefix: str, *, after: str | None, token: str | None) -> Page:
-        names = self._ask("list", prefix, self._objects.list)
-        now = self._objects.world.now
-        entries = [
-            ObjectInfo(key=n, size=0, modified=now, etag="")
-            for n in names
-            if after is None or n > after
-        ]
-        return Page(entries=entries, has_more=False, token=None)
+    def delete_object(self, *, Bucket: str, Key: str) -> Mapping[str, str]:
+        self._ask("delete", Key, self._objects.delete)
+        return {}
 
-    def delete(self, key: str) -> None:
-        self._ask("delete", key, self._objects.delete)
+    def _get(self, request: Request) -> Any:
+        found = self._objects.get(request)
+        return found if isinstance(found, VersionedObject) else _error(404, "NoSuchKey")
 
-    def _create(self, request: Request) -> ErrorResponse | None:
+    def _create(self, request: Request) -> ClientError | None:
         if request.key in self._objects.stored:
-            return ErrorResponse("PreconditionFailed", status=412)
+            return _error(412, "PreconditionFailed")
         self._objects.put(request)
         return None
 
-    def _swap(self, request: Request) -> ObjectNotFound | ErrorResponse | None:
+    def _swap(self, request: Request) -> ClientError | None:
         old = self._objects.stored.get(request.key)
         if old is None:
-            return ObjectNotFound(request.key)
+            return _error(404, "NoSuchKey")
         if old.version != request.version:
-            return ErrorResponse("PreconditionFailed", status=412)
+            return _error(412, "PreconditionFailed")
         self._objects.put(request)
         return None
 
@@ -95,7 +106,8 @@ class _SimBucket:
         data: bytes = b"",
         version: str = "",
     ) -> Any:
-        request = Request(self._process, verb, key, data, version)
+        name = key.removeprefix(self._prefix)
+        request = Request(self._process, verb, name, data, version)
         self._objects.on_send(request)
         try:
             return self._objects.world.ask(request, lambda r: self._serve(r, take_effect))
@@ -108,8 +120,13 @@ class _SimBucket:
             return take_effect(request)
         when = self._objects.world.rng.random()
         if when < 0.3:
-            return ErrorResponse("SlowDown", status=503)
+            return _error(503, "SlowDown")
         if when < 0.6 and request.verb in ("create", "swap"):
-            return ErrorResponse("ConditionalRequestConflict", status=409)
+            return _error(409, "ConditionalRequestConflict")
         take_effect(request)
-        return ErrorResponse("InternalError", status=500)
+        return _error(500, "InternalError")
+
+
+def _error(status: int, code: str) -> ClientError:
+    answer: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return ClientError(answer, "simulated")

@@ -359,11 +359,10 @@ def main() -> None:
     """Inside the hub's namespace."""
     verb, url = sys.argv[1:3]
     if verb == "seed":
-        from infra.storage.s3.bucket import Bucket
-        from infra.storage.s3.settings import read_settings
+        from infra.storage.s3.store import S3Store
 
         _wait_for_server()
-        Bucket(BUCKET, prefix="", settings=read_settings({})).create()
+        S3Store(f"s3://{BUCKET}").request("create_bucket")
         seed(open_store(url), Path(sys.argv[3]), int(sys.argv[4]))
     else:
         sys.stdout.write(json.dumps(look(open_store(url))))

@@ -51,5 +51,5 @@ def test_a_bucket_is_checked_like_a_directory(s3_store: Store) -> None:
     assert list(s3_store.list("")) == []
     check = checks.check_store("s3://nowhere-at-all/x")
     assert check.state == "fail"
-    assert "there is no bucket 'nowhere-at-all'" in check.found
+    assert "NoSuchBucket" in check.found
     assert "s3 mb s3://nowhere-at-all" in (check.remedy or "")

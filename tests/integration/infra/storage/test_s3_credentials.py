@@ -50,16 +50,16 @@ def test_a_wrong_secret_is_reported(
     user: dict[str, str], monkeypatch: pytest.MonkeyPatch, ask: str
 ) -> None:
     store = use(monkeypatch, user, AWS_SECRET_ACCESS_KEY="geheim")
-    with pytest.raises(StoreError, match="the secret does not fit the access key") as caught:
+    with pytest.raises(StoreError, match="SignatureDoesNotMatch") as caught:
         store.put("a", b"x") if ask == "put" else getattr(store, ask)("a")
-    assert "AWS_SECRET_ACCESS_KEY" in (caught.value.hint or "")
+    assert "the secret does not fit the access key" in (caught.value.hint or "")
 
 
 def test_an_unknown_access_key_is_reported(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = use(monkeypatch, s3_server.environment, AWS_ACCESS_KEY_ID="AKIAUNKNOWN")
-    with pytest.raises(StoreError, match="does not know the access key"):
+    with pytest.raises(StoreError, match="InvalidAccessKeyId"):
         store.get("a")
 
 
@@ -67,7 +67,7 @@ def test_no_credentials_are_reported(s3_server: S3Server, monkeypatch: pytest.Mo
     store = use(monkeypatch, s3_server.environment)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(StoreError, match="no credentials are configured") as caught:
+    with pytest.raises(StoreError, match="NoCredentialsError") as caught:
         store.get("a")
     assert "AWS_PROFILE" in (caught.value.hint or "")
 
@@ -101,7 +101,7 @@ def test_what_a_user_may_not_is_reported_and_never_taken_for_missing(
     use(monkeypatch, s3_server.environment).put("there", b"x")
     name = f"user-{request.node.callspec.id}"
     store = use(monkeypatch, s3_server.add_user(name, allow=allow))
-    with pytest.raises(StoreError, match="access denied") as caught:
+    with pytest.raises(StoreError, match="AccessDenied") as caught:
         ask(store)
     assert "s3:GetObject" in (caught.value.hint or "")
 
@@ -120,7 +120,7 @@ def test_a_body_damaged_on_its_way_to_a_store_that_checks_signatures_is_sent_aga
 
 def test_a_wrong_secret_is_not_tried_eight_times(fake: FakeS3) -> None:
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", status=403, code="SignatureDoesNotMatch"))
-    with pytest.raises(StoreError, match="does not accept the signature"):
+    with pytest.raises(StoreError, match="SignatureDoesNotMatch"):
         store_on(fake).get("a")
     assert len(fake.requests) == 1
 
@@ -140,5 +140,5 @@ def test_no_error_contains_a_secret(
         while error:
             assert secret not in f"{error!r} {error} {getattr(error, 'hint', '')}"
             error = error.__cause__ or error.__context__
-        assert secret not in f"{store!r} {vars(store)} {vars(store.bucket)}"
+        assert secret not in f"{store!r} {vars(store)}"
     assert secret not in caplog.text

@@ -32,7 +32,7 @@ def test_an_upload_that_the_store_forgets_starts_over(
 
     fake.answer = forgetful
     store.upload("large", large)
-    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
+    assert fake.objects[f"{store.prefix}large"].data == large.read_bytes()
     assert fake.count("POST uploads") == 2
 
 
@@ -56,7 +56,7 @@ def test_an_upload_that_fails_is_aborted(fake: FakeS3, large: Path, small_parts:
     with pytest.raises(StoreError, match="SlowDown"):
         store.upload("large", large)
     assert fake.uploads == {}
-    assert fake.count("DELETE uploadId") == 1
+    assert fake.count("DELETE uploadId") == fake.count("POST uploads") > 0
 
 
 @pytest.mark.parametrize("kind", [Kind.LOSE, Kind.REFUSE_AFTER])
@@ -67,7 +67,7 @@ def test_a_lost_answer_to_the_last_request_of_an_upload_is_no_failure(
     fake.faults.append(Fault(kind=kind, verb="POST uploadId", times=1))
     store.upload("large", large)
     assert fake.count("POST uploads") == 1
-    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
+    assert fake.objects[f"{store.prefix}large"].data == large.read_bytes()
 
 
 def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
@@ -95,7 +95,7 @@ def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
     finally:
         server.kill()
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
-    assert len(told) > PARTS, "it began again"
+    assert sum(told) == large.stat().st_size
 
 
 # Uploads; asks to be interrupted after some parts went.
@@ -137,7 +137,7 @@ def test_an_older_object_of_the_same_size_is_not_taken_for_the_upload(
     store.upload("large", older)
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="POST uploadId", times=2))
     store.upload("large", large)
-    assert fake.objects[f"{store.bucket.prefix}large"].data == large.read_bytes()
+    assert fake.objects[f"{store.prefix}large"].data == large.read_bytes()
 
 
 def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
@@ -156,14 +156,13 @@ def test_an_object_that_comes_out_shorter_than_its_parts_is_an_error(
         return answer(request)
 
     fake.answer = losing
-    with pytest.raises(StoreError, match="InvalidPart"):
+    with pytest.raises(StoreError, match=r"does not show the \d+ bytes sent"):
         store.upload("large", large)
 
 
 def begin(store: S3Store, key: str) -> str:
     """Begin an upload as a process that is then killed; return its id."""
-    bucket, name = store.bucket.address(key)
-    answer: dict[str, str] = store.bucket.client().create_multipart_upload(Bucket=bucket, Key=name)
+    answer: dict[str, str] = store.request("create_multipart_upload", key)
     return answer["UploadId"]
 
 

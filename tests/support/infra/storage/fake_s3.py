@@ -90,6 +90,8 @@ class FakeS3:
 
     def _get(self, request: Request) -> Answer:
         found = self._find(request.key)
+        if request.headers.get("if-match", "").strip('"') not in ("", found.etag):
+            raise FakeError(412, "PreconditionFailed")
         headers = {
             "ETag": f'"{found.etag}"',
             "Last-Modified": formatdate(found.written, usegmt=True),
