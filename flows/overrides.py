@@ -92,15 +92,17 @@ def default_name(
     depth: int | None = None,
     overrides: Sequence[str] = (),
     use: Sequence[str] = (),
+    until: str | None = None,
 ) -> str:
     """Return the name of a run that was given none; the same settings give the same name.
 
     The profile's own settings give the profile's name, another depth tiny-d4, other settings or
-    pinned artifacts tiny-1a2b3c: an experiment must not take the name of the profile's model.
+    pinned artifacts tiny-1a2b3c, a last stage tiny-until-pretrain: an experiment or a part must not
+    take the name of the profile's model.
     Raises ConfigError like `changed_settings`.
     """
     name = profile
-    if name in PROFILES and not (overrides or use or depth is not None):
+    if name in PROFILES and not (overrides or use or until or depth is not None):
         return name
     changed = changed_settings(profile, depth=depth, overrides=overrides)
     if changed or use:
@@ -108,13 +110,17 @@ def default_name(
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
     if depth not in (None, PROFILES[profile]().run.model.depth):
         name += f"-d{depth}"
-    return name
+    return name if until is None else f"{name}-until-{until}"
 
 
 def name_of(request: RunRequest) -> str:
     """Return the name of a requested run. Raises ConfigError like `changed_settings`."""
     return request.run_name or default_name(
-        request.profile, depth=request.depth, overrides=request.overrides, use=request.use
+        request.profile,
+        depth=request.depth,
+        overrides=request.overrides,
+        use=request.use,
+        until=request.until,
     )
 
 

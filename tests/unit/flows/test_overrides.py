@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.runs import point
-from flows.overrides import changed_settings, default_name, open_name, settings_reach
+from flows.overrides import changed_settings, default_name, name_of, open_name, settings_reach
 from flows.profiles import open_profile
 from flows.run_request import RunRequest
 from flows.stages import REPORT, SFT, STAGES
@@ -41,6 +41,11 @@ def test_a_run_from_given_artifacts_is_an_experiment() -> None:
     }
     assert len(given) == 3
     assert "tiny" not in given
+
+
+def test_a_part_of_a_run_does_not_take_the_name_of_the_whole() -> None:
+    assert default_name("tiny", until="pretrain") == "tiny-until-pretrain"
+    assert name_of(RunRequest(depth=4, until="sft")) == "tiny-d4-until-sft"
 
 
 def test_changed_settings_are_those_that_differ_from_the_profiles() -> None:

@@ -20,8 +20,9 @@ def _inputs(name: str) -> set[str]:
 NAMES = [stage.name for stage in STAGES if stage is not REPORT]
 
 
-def names_with(*given: str) -> list[str]:
-    return [stage.name for stage in stages_with({name: make_manifest(name) for name in given})]
+def names_with(*given: str, until: str | None = None) -> list[str]:
+    pinned = {name: make_manifest(name) for name in given}
+    return [stage.name for stage in stages_with(pinned, until=until)]
 
 
 def from_stage(name: str) -> list[str]:
@@ -53,6 +54,34 @@ def test_what_a_given_model_was_made_from_is_not_built() -> None:
     assert names_with("sft", "shards") == ["shards", *after_sft]
     assert names_with("sft", "pretrain") == ["task_data", "pretrain", *after_sft[1:]]
     assert "midtrain" not in names_with("pretrain", "tokenizer", "sft")
+
+
+@pytest.mark.parametrize("until", [stage.name for stage in STAGES])
+def test_a_last_stage_is_built_with_what_it_needs(until: str) -> None:
+    needed = {until, *stages_before(stage_named(until))}
+    assert names_with(until=until) == [stage.name for stage in STAGES if stage.name in needed]
+
+
+def test_a_model_is_given_to_the_stage_that_evaluates_it() -> None:
+    assert names_with("sft", until="chat_eval_sft") == ["task_data", "sft", "chat_eval_sft"]
+    kept = names_with("pretrain", "rows", "task_data", until="base_eval")
+    assert kept == ["task_data", "rows", "pretrain", "base_eval"]
+
+
+@pytest.mark.parametrize(
+    ("given", "until", "error"),
+    [
+        ("sft", "tokenizer", "a run until tokenizer does not need sft/"),
+        ("sft", "sft", "a run until sft does not need sft/"),
+        ("sft", "report", "with --use a run has no report"),
+    ],
+)
+def test_artifacts_that_the_last_stage_does_not_need_are_refused(
+    given: str, until: str, error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error) as caught:
+        names_with(given, until=until)
+    assert caught.value.hint
 
 
 @given_values(st.sets(st.sampled_from(NAMES), min_size=1))
