@@ -111,14 +111,14 @@ def test_a_name_of_the_longest_stage_leaves_room_for_the_pods_number(
 ) -> None:
     from flows.building.gangs import gang_name
     from flows.building.stage_request import StageRequest
-    from flows.run_request import MOST_NODES
+    from flows.run_request import MAX_NODES
     from flows.stages import STAGES
 
     for stage in STAGES:
         request = StageRequest(
             stage=stage.name, fingerprint="ab" * 32, inputs=(), profile="tiny", run="r", store="s"
         )
-        gangs.submit(replace(SPEC, name=gang_name(request), nodes=MOST_NODES))
+        gangs.submit(replace(SPEC, name=gang_name(request), nodes=MAX_NODES))
     assert len(cluster.jobsets) == len(STAGES)
 
 
