@@ -37,13 +37,8 @@ class Finding:
     remedy: str | None = None
 
 
-class _Fault(Exception):
-    """A test that did not succeed; the fields are those of Finding."""
-
-    def __init__(self, found: str, remedy: str | None, *, state: State = "fail") -> None:
-        self.state: State = state
-        self.found = found
-        self.remedy = remedy
+class _Weakness(StoreError):
+    """Something that makes a run work worse than it could."""
 
 
 def probe(store: Store) -> Iterator[Finding]:
@@ -71,14 +66,13 @@ def _find(test: Callable[[], str]) -> Finding:
     name = test.__name__
     try:
         return Finding(name=name, state="ok", found=test())
-    except _Fault as fault:
-        return Finding(name=name, state=fault.state, found=fault.found, remedy=fault.remedy)
     except StoreError as error:
+        state = "warn" if isinstance(error, _Weakness) else "fail"
         remedy = error.hint or ""
         # The hint recommends the command that is running.
         if "--probe-store" in remedy:
             remedy = "try NANOCHAT_S3_ADDRESSING, or use another store"
-        return Finding(name=name, state="fail", found=str(error), remedy=remedy)
+        return Finding(name=name, state=state, found=str(error), remedy=remedy)
     except ObjectNotFound as error:
         found = f"{error} that was just put"
         return Finding(name=name, state="fail", found=found, remedy=_ANOTHER)
@@ -128,7 +122,7 @@ class _Trial:
         key = self._put(data)
         started = time.perf_counter()
         if self._store.get(key) != data:
-            raise _Fault("other bytes come back than were put", _ANOTHER)
+            raise StoreError("other bytes come back than were put", hint=_ANOTHER)
         return f"100 kB come back in {_milliseconds(started)}"
 
     def clock(self) -> str:
@@ -139,13 +133,12 @@ class _Trial:
         # A lease's age is the difference of two times of the store's own clock, so this must be
         # right; a wrong clock of this machine is only a warning.
         if age > SKEW:
-            raise _Fault(f"a new object is {age:.0f} s old", "set the store's clocks")
+            raise StoreError(f"a new object is {age:.0f} s old", hint="set the store's clocks")
         if abs(skew) > SKEW:
             side = "ahead of" if skew > 0 else "behind"
-            raise _Fault(
+            raise _Weakness(
                 f"this machine's clock is {abs(skew):.0f} s {side} the store's",
-                "set this machine's clock, for example with NTP; S3 refuses at 900 s",
-                state="warn",
+                hint="set this machine's clock, for example with NTP; S3 refuses at 900 s",
             )
         return "the store's clock and ours agree"
 
@@ -155,9 +148,9 @@ class _Trial:
             expected = set(pool.map(self._put, [b""] * KEYS))
         missing = expected - {entry.key for entry in self._store.list(self._root)}
         if missing:
-            raise _Fault(
+            raise StoreError(
                 f"{len(missing)} of {KEYS} keys are not listed",
-                f"{_ANOTHER}: what is not listed looks like garbage",
+                hint=f"{_ANOTHER}: what is not listed looks like garbage",
             )
         return f"all of {KEYS} keys are listed, in order"
 
@@ -174,7 +167,7 @@ class _Trial:
             self._store.fetch(key, target, size=len(data))
             fetched = time.perf_counter()
             if target.read_bytes() != data:
-                raise _Fault("a large object came back damaged", _ANOTHER)
+                raise StoreError("a large object came back damaged", hint=_ANOTHER)
         up, down = (len(data) / 1e6 / s for s in (uploaded - started, fetched - uploaded))
         return f"a large object: {up:.0f} MB/s up, {down:.0f} MB/s down"
 
@@ -189,14 +182,14 @@ class _Trial:
             rounds=ROUNDS,
         )
         if faults:
-            raise _Fault(f"it {' and '.join(faults)}", _ANOTHER)
+            raise StoreError(f"it {' and '.join(faults)}", hint=_ANOTHER)
         return f"of {RACERS} who write at once one wins, {ROUNDS} times for each condition"
 
     def checksum(self) -> str:
         """Test that a bucket refuses a body that was damaged on its way."""
         bucket: Any = self._store
         if not bucket.checks_bodies(self._key()):
-            raise _Fault("a damaged body is accepted", "reach it by https", state="warn")
+            raise _Weakness("a damaged body is accepted", hint="reach it by https")
         return "a damaged body is refused"
 
     def unfinished(self) -> str:
@@ -205,8 +198,8 @@ class _Trial:
         try:
             return f"{len(bucket.list_unfinished())} unfinished uploads are in it"
         except StoreError as error:
-            remedy = "let the bucket itself drop unfinished uploads, by a lifecycle rule"
-            raise _Fault(str(error), remedy, state="warn") from error
+            hint = "let the bucket itself drop unfinished uploads, by a lifecycle rule"
+            raise _Weakness(str(error), hint=hint) from error
 
     def _key(self) -> str:
         """Return a new key of this probe, to be removed at its end."""

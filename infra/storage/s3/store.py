@@ -46,6 +46,7 @@ from infra.storage.s3.transfers import LOST_UPLOAD, PART, ROUNDS, Progress, Tran
 from nanochat_core.errors import StoreError
 
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
+_OF_OBJECTS = {"get_object", "delete_object"}
 _WITH_ETAG = {"put_object", "get_object", "head_object"}
 _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 _T = TypeVar("_T")
@@ -85,6 +86,14 @@ class S3Store:
     @functools.cached_property
     def _transfers(self) -> Transfers:
         return Transfers(self.client, self.bucket, self._retry_policy)
+
+    def create_bucket(self) -> None:
+        """Create the bucket itself, unless it is there and ours."""
+        try:
+            self.request("create_bucket")
+        except ClientError as error:  # Outside us-east-1 this is the answer for an own bucket.
+            if code_of(error) != "BucketAlreadyOwnedByYou":
+                raise
 
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
@@ -257,7 +266,7 @@ class S3Store:
             answer = getattr(self.client, verb)(Bucket=self.bucket, **arguments)
         except ClientError as error:
             # Some stores do not say what is missing. A HEAD's 404 never does: `_head` asks again.
-            is_bare = code_of(error) == "404" and not is_lost(error) and verb != "head_object"
+            is_bare = code_of(error) == "404" and not is_lost(error) and verb in _OF_OBJECTS
             if key is None or not (code_of(error) in ("NoSuchKey", "NoSuchUpload") or is_bare):
                 raise
             self.has_accepted = True

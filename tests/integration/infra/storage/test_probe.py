@@ -60,7 +60,6 @@ def test_nothing_more_is_tried_of_a_store_that_cannot_be_used(tmp_path: Path) ->
     [
         (Quirk.REFUSES_IF_MATCH, "conditions", "fail", "refuses If-Match", "a directory"),
         (Quirk.CHECKS_NO_CHECKSUMS, "checksum", "warn", "damaged body is accepted", "https"),
-        (Quirk.CHECKS_NO_MD5, "checksum", "warn", "accepted", "https"),
         (Quirk.LISTS_NO_UPLOADS, "unfinished", "warn", "NotImplemented", "lifecycle rule"),
         (Quirk.FORGETS_IN_LISTS, "list", "fail", "6 of 12 keys are not listed", "garbage"),
         (Quirk.LISTS_UNSORTED, "list", "fail", "lists '", "in order"),

@@ -9,7 +9,6 @@ import hashlib
 import threading
 import time
 import uuid
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,15 +189,9 @@ class FakeS3:
 
     def _begin(self, request: Request) -> Answer:
         name = uuid.uuid4().hex
-        algorithm = request.headers.get("x-amz-checksum-algorithm")
-        if algorithm == "CRC32" and Quirk.REFUSES_CRC32 in self.quirks:
-            raise FakeError(400, "InvalidArgument")
         self.uploads[name] = (request.key, self.now(), {})
         self._tags[name] = request.headers.get("x-amz-meta-upload")
-        answer = _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
-        if algorithm and not {Quirk.CHECKS_NO_CRC32, Quirk.CHECKS_NO_CHECKSUMS} & self.quirks:
-            answer.headers["x-amz-checksum-algorithm"] = algorithm
-        return answer
+        return _xml("InitiateMultipartUploadResult", f"<UploadId>{name}</UploadId>")
 
     def _put_part(self, request: Request) -> Answer:
         data = self._body(request)
@@ -242,25 +235,14 @@ class FakeS3:
             raise FakeError(404, "NoSuchKey") from None
 
     def _body(self, request: Request) -> bytes:
-        """The bytes to write, if their checksums are right."""
+        """The bytes to write, if their checksum is right."""
         md5 = request.headers.get("content-md5")
-        sha256 = request.headers.get("x-amz-checksum-sha256")
-        crc32 = request.headers.get("x-amz-checksum-crc32")
-        refused = {Quirk.REFUSES_MD5: md5, Quirk.REFUSES_SHA256: sha256, Quirk.REFUSES_CRC32: crc32}
-        if any(told and quirk in self.quirks for quirk, told in refused.items()):
+        if md5 and Quirk.REFUSES_MD5 in self.quirks:
             raise FakeError(400, "InvalidArgument")
-        if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks:
-            if Quirk.CHECKS_NO_MD5 not in self.quirks:
-                _compare(md5, hashlib.md5(request.body).digest())
-            _compare(sha256, hashlib.sha256(request.body).digest())
-            if Quirk.CHECKS_NO_CRC32 not in self.quirks:
-                _compare(crc32, zlib.crc32(request.body).to_bytes(4))
+        digest = base64.b64encode(hashlib.md5(request.body).digest()).decode()
+        if Quirk.CHECKS_NO_CHECKSUMS not in self.quirks and md5 not in (None, digest):
+            raise FakeError(400, "BadDigest")
         return request.body
-
-
-def _compare(told: str | None, digest: bytes) -> None:
-    if told not in (None, base64.b64encode(digest).decode()):
-        raise FakeError(400, "BadDigest")
 
 
 def _xml(name: str, inner: str) -> Answer:
