@@ -88,7 +88,7 @@ class _Command:
 
 # In the order in which the help lists them inside their group.
 _COMMANDS = (
-    _Command(name="plan", folder=_TRAIN),
+    _Command(name="plan", folder=_TRAIN, usage="[OPTIONS] PROFILE [STAGE]"),
     _Command(name="run", folder=_TRAIN),
     _Command(name="submit", folder=_TRAIN),
     _Command(name="stage", folder=_TRAIN, everyday=False),
@@ -96,7 +96,6 @@ _COMMANDS = (
     _Command(name="sweep", folder=_TRAIN),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
     _Command(name="logs", folder=_TRAIN),
-    _Command(name="explain", folder=_TRAIN),
     _Command(name="accept", folder=_TRAIN, everyday=False),
     _Command(name="profiles", folder=_TRAIN),
     _Command(name="config", folder=_TRAIN),

@@ -37,7 +37,8 @@ _OTHER_WORDS = {
     "generate": ("chat",),
     "server": ("serve", "up"),
     "history": ("status", "compare"),
-    "info": ("explain", "ls"),
+    "explain": ("plan PROFILE STAGE",),
+    "info": ("plan PROFILE STAGE", "ls"),
 }
 # What is done with a name that was given without a command.
 _USES = {
@@ -88,7 +89,7 @@ def _unknown_command(error: UnknownCommandError | UnusedCliTokensError) -> Confi
     if not group:
         names += ["help", "version"]  # `flows.cli.app` answers them itself
     kind = kind_of(word)
-    if meant := [name for name in _OTHER_WORDS.get(word, ()) if name in names]:
+    if meant := [name for name in _OTHER_WORDS.get(word, ()) if name.split()[0] in names]:
         hint = f"did you mean {' or '.join(meant)}?"
     elif kind and not group:
         after = rest and rest[0] in names

@@ -1,15 +1,13 @@
-"""`nanochat plan`: show what a run would do, and why."""
+"""`nanochat plan`: show what a run would do, and why; also of one stage."""
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
-from flows.cli.options import (
-    CHANGES,
-    AsJson,
-    ExitCode,
-    ProfileName,
-    RunOptions,
-)
+from cyclopts import Parameter
+
+from flows.artifacts.names import check_stage
+from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
 from flows.cli.output import (
     print_json,
     print_lines,
@@ -18,11 +16,16 @@ from flows.cli.output import (
     table_width,
 )
 from flows.cli.requests import plan_request, read_request
+from flows.cli.train.plan_stage import print_stage
 from flows.plan.render import render, to_json
 
 
 def plan(
     profile: ProfileName,
+    stage: Annotated[
+        str | None,
+        Parameter(help="Show this stage alone: its reason, inputs, artifact and executions."),
+    ] = None,
     /,
     *,
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
@@ -31,12 +34,21 @@ def plan(
 ) -> int:
     """Show what a run would do, stage by stage, and why. Computes nothing.
 
-    With --exit-code it exits with 3 when there is something to run.
+    With --exit-code it exits with 3 when there is something to run, with STAGE when that stage has
+    to be built.
     """
-    found = plan_request(read_request(profile, options), options)
+    request = read_request(profile, options)
+    if stage is not None:
+        check_stage(stage)
+    found = plan_request(request, options)
     planned, name, profile = found.plan, found.name, found.request.profile
     print_unread(planned.unread)
-    code = CHANGES if exit_code and not planned.up_to_date else 0
+    item = None if stage is None else planned.of(stage)
+    up_to_date = planned.up_to_date if item is None else item.state == "="
+    code = CHANGES if exit_code and not up_to_date else 0
+    if item is not None:
+        print_stage(found, item, as_json=as_json)
+        return code
     if as_json:
         settings = [asdict(setting) for setting in found.settings]
         print_json({"run_name": name, "settings": settings, **json.loads(to_json(planned))})

@@ -44,7 +44,7 @@ COMMANDS = (
     ("ls", "sft@tiny"),
     ("plan", "tiny"),
     ("plan", "tiny", "--json"),
-    ("explain", "sft", "tiny"),
+    ("plan", "tiny", "sft"),
     ("sql", "select * from runs"),
     ("sql", "select * from stages join artifacts using (stage, fingerprint)", "--json"),
     ("sql", "select * from evals"),

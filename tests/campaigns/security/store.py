@@ -25,7 +25,7 @@ from tests.support.infra.storage.owners import path_of
 from tests.support.infra.storage.s3_server import client_environment
 
 COMMANDS = (
-    *(("status",), ("ls",), ("plan", "tiny"), ("explain", "tiny", "sft"), ("gc",)),
+    *(("status",), ("ls",), ("plan", "tiny"), ("plan", "tiny", "sft"), ("gc",)),
     *(("sql", "select * from artifacts"), ("fetch", "sft@tiny"), ("tag",)),
 )
 SECONDS = 60  # in which a command ends, on a busy machine

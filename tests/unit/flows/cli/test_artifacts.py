@@ -48,7 +48,7 @@ def test_a_fresh_home_has_everything_to_build_and_says_how_to_begin(terminal: Te
     lines = terminal.said("plan", "tiny")
     assert lines[0].startswith("+ shards ")
     assert {stage["state"] for stage in terminal.read("plan", "tiny")["stages"]} == {"+"}
-    said = "\n".join(terminal.said("explain", "tiny", "sft"))
+    said = "\n".join(terminal.said("plan", "tiny", "sft"))
     assert said.startswith("sft: makes a chat model\n")
     assert "midtrain, task_data" in said
     assert "never built" in said

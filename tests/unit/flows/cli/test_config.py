@@ -31,9 +31,7 @@ def test_a_run_of_the_file_is_nothing_new_where_the_profile_is_built(
     path.write_text(text.replace("temperature = 0.8", "temperature = 0.5"), encoding="utf-8")
     words = ("--set", "rl.temperature=0.5")
     assert terminal.read("plan", str(path)) == terminal.read("plan", "tiny", *words)
-    assert terminal.read("explain", str(path), "rl") == terminal.read(
-        "explain", "tiny", "rl", *words
-    )
+    assert terminal.read("plan", str(path), "rl") == terminal.read("plan", "tiny", "rl", *words)
     assert "tiny" not in (set(terminal.read("plan", str(path))["run_name"].split()))
 
 

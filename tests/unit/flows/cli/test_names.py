@@ -1,4 +1,4 @@
-"""`ls`, `tag`, `diff` and `explain`: what a person sees of a store that has something in it."""
+"""`ls`, `tag`, `diff` and `plan`: what a person sees of a store that has something in it."""
 
 from typing import Any
 
@@ -47,16 +47,13 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("diff sft/1a2b tiny", "tiny is a run and sft/1a2b is an artifact", "like sft@tiny"),
         ("diff sft@tiny sft@d12", "there is no sft@", "nanochat run"),
         ("diff tiny d12", "tiny was never run in", "nanochat run tiny"),
-        ("explain tiny sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
-        (
-            "explain sft tiny",
-            "'sft' is a stage, not a profile",
-            "the profile comes first: tiny sft",
-        ),
-        ("explain tiny d12", "'d12' is a profile, not a stage", "one of: shards"),
-        ("explain tiny sft@tiny", "'sft@tiny' is an artifact, not a stage", "its stage is sft"),
-        ("explain tiny tny", "there is no stage 'tny'", "one of: shards"),
+        ("plan tiny sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
+        ("plan sft tiny", "'sft' is a stage, not a profile", "the profile comes first: tiny sft"),
+        ("plan tiny d12", "'d12' is a profile, not a stage", "one of: shards"),
+        ("plan tiny sft@tiny", "'sft@tiny' is an artifact, not a stage", "its stage is sft"),
+        ("plan tiny tny", "there is no stage 'tny'", "one of: shards"),
         ("stage tiny rl", "'tiny' is a profile, not a stage", "one of: shards"),
+        ("plan tiny seed=7", "'seed=7' is a setting, not a stage", "--set seed=7"),
         ("plan seed=7", "'seed=7' is a setting, not a profile", "--set seed=7"),
         ("sweep sft --vary seed=1,2", "'sft' is a stage, not a profile", "tiny sft"),
         ("config sft", "'sft' is a stage, not a profile", "tiny sft"),
@@ -82,15 +79,14 @@ def test_a_mistake_is_answered_in_two_lines(words: str, error: str, hint: str, t
     assert hint in found[1]
 
 
-@pytest.mark.parametrize("words", ["plan", "run", "explain", "submit", "sweep", "miniseries"])
+@pytest.mark.parametrize("words", ["plan", "run", "submit", "sweep", "miniseries"])
 def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
     words: str, store: Store, terminal: Terminal
 ):
     sft = put(store, "sft")
     put_run(store, "tiny2-1", sft, name="tiny2", depth=2, overrides=("seed=7",))
     point(store, "best", "tiny2-1")
-    rest = ["sft"] if words == "explain" else []
-    rest += ["--vary", "seed=1,2"] if words == "sweep" else []
+    rest = ["--vary", "seed=1,2"] if words == "sweep" else []
     rest += ["--depths", "1,2"] if words == "miniseries" else []
     recipe = "give its profile and settings: tiny --depth 2 --set seed=7 --name tiny2"
     for word, kind in (("tiny2", "a run"), ("best", "a tag"), ("sft@best", "an artifact")):

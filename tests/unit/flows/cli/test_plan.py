@@ -80,6 +80,8 @@ def test_plan_says_by_its_exit_code_whether_there_is_something_to_run(
     sft = next(line for line in lines if line.startswith("~ sft"))
     assert f"sft.num_epochs {TINY.sft.num_epochs} -> 7" in sft
     assert "11 min 40 s (at the pace of sft/" in sft  # seven times the 100 s of one epoch
+    for stage, code in (("midtrain", 0), ("sft", 3), ("rl", 3)):
+        assert terminal.run("plan", "tiny", stage, *changed[2:], "--exit-code")[0] == code
     rl = next(line for line in lines if line.startswith("? rl"))
     assert rl.endswith("after sft")
     assert terminal.fails("plan", "tinny")[1] == "did you mean 'tiny'?"
@@ -92,6 +94,7 @@ def test_plan_previews_a_rebuild_and_says_the_name_of_the_run(
     rebuilt = {item["stage"] for item in tree["stages"] if item["state"] == "~"}
     assert rebuilt == {"sft", "chat_eval_rl", "report"}
     assert (tree["up_to_date"], tree["run_name"]) == (False, "tiny")
+    assert terminal.read("plan", "tiny", "sft", "--force", "sft")["reason"] == "asked for"
     assert "there is no stage 'stf'" in terminal.fails("plan", "tiny", "--force", "stf")[0]
     changed = ("plan", "tiny", "--set", "sft.num_epochs=7")
     name = default_name("tiny", overrides=("sft.num_epochs=7",))
@@ -119,12 +122,12 @@ def test_a_changed_setting_is_shown_before_anything_was_built(terminal: Terminal
         "stages": ["sft"],
         "after": ["rl", "chat_eval_sft", "chat_eval_rl", "report"],
     }
-    lines = [" ".join(line.split()) for line in terminal.said("explain", "tiny", "rl", *words)]
+    lines = [" ".join(line.split()) for line in terminal.said("plan", "tiny", "rl", *words)]
     assert "unlike profile model.depth 3 -> 2, by way of pretrain" in lines
     assert "unlike profile sft.num_epochs 1 -> 2, by way of sft" in lines
-    lines = terminal.said("explain", "tiny", "midtrain", *words)
+    lines = terminal.said("plan", "tiny", "midtrain", *words)
     assert not any("sft.num_epochs" in line for line in lines)
-    assert terminal.read("explain", "tiny", "sft", "--set", "sft.num_epochs=2")["settings"] == [
+    assert terminal.read("plan", "tiny", "sft", "--set", "sft.num_epochs=2")["settings"] == [
         "sft.num_epochs 1 -> 2"
     ]
     assert terminal.read("plan", "tiny")["settings"] == []

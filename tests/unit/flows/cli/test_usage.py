@@ -53,7 +53,7 @@ from tests.support.flows.terminal import Terminal
         ("plan tiny --threads 2", "unknown option --threads", "did you mean --place threads=2?"),
         ("chat tiny --batch-size 2", "unknown option --batch-size", "see `nanochat chat --help`"),
         (
-            "plan tiny seed=7",
+            "run tiny seed=7",
             "unexpected argument 'seed=7'",
             "a setting is given like --set seed=7",
         ),
@@ -65,10 +65,10 @@ from tests.support.flows.terminal import Terminal
         ("bench infer --depth 1 --tokens 1", "--tokens is 1", "at least 2"),
         ("bench infer --batch-sizes 4 0", "--batch-sizes is 4, 0", "at least 1"),
         ("diff sft@tiny", "diff needs B", "see `nanochat diff --help`"),
-        ("explain sft@tiny", "explain needs STAGE", "see `nanochat explain --help`"),
+        ("explain tiny sft", "unknown command 'explain'", "did you mean plan PROFILE STAGE?"),
         ("plan", "plan needs PROFILE", "see `nanochat plan --help`"),
         ("plan tiny --depth", "--depth needs a value", "see `nanochat plan --help`"),
-        ("plan tiny small", "unexpected argument 'small'", "see `nanochat plan --help`"),
+        ("run tiny small", "unexpected argument 'small'", "see `nanochat run --help`"),
         (
             "plan tiny --depth three",
             'invalid value for --depth: unable to convert "three" into int',

@@ -1,59 +1,30 @@
-"""`nanochat explain`: state, reason, inputs, artifact and executions of one stage of a profile."""
+"""Print state, reason, inputs, artifact and executions of one stage of a plan."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from flows.artifacts.names import check_stage
 from flows.artifacts.revocations import accepted_from
-from flows.cli.options import (
-    AsJson,
-    DepthFlag,
-    PlacementOptions,
-    ProfileName,
-    SetFlag,
-    StageName,
-    UseFlag,
-)
 from flows.cli.output import age, aligned, print_json, print_lines
-from flows.cli.requests import plan_request, read_request
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.ref import short
 from flows.plan.plan import STATES, StagePlan
 from flows.plan.planned import Planned
-from flows.plan.render import to_json
+from flows.plan.render import stage_tree
 from flows.render.events import interval, is_end
 from flows.render.text import duration, listed, money, number
 from infra.storage.base import Store
 
 
-def explain(
-    profile: ProfileName,
-    stage: StageName,
-    /,
-    *,
-    depth: DepthFlag = None,
-    overrides: SetFlag = (),
-    use: UseFlag = (),
-    where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
-    as_json: AsJson = False,
-) -> int:
-    """Say why a stage would run or not, what it is made from and what it made."""
-    request = read_request(profile, where, depth=depth, overrides=overrides, use=use)
-    check_stage(stage)
-    planned = plan_request(request, where)
-    item = planned.plan.of(stage)
-    settings = list(_changed(planned, stage))
+def print_stage(planned: Planned, item: StagePlan, *, as_json: bool) -> None:
+    """Print why a stage would run or not, what it is made from and what it made."""
+    settings = list(_changed(planned, item.stage.name))
     others = _find_divergences(planned.store, item.manifest) if item.manifest else []
     if as_json:
         # The stage as `nanochat plan --json` prints it, with more fields: one format for programs.
-        stages = json.loads(to_json(planned.plan))["stages"]
-        tree = next(tree for tree in stages if tree["stage"] == stage)
-        print_json(tree | {"settings": settings} | _to_tree(item, others))
-        return 0
-    print_lines(_describe(item, others, settings))
-    return 0
+        print_json(stage_tree(item) | {"settings": settings} | _to_tree(item, others))
+    else:
+        print_lines(_describe(item, others, settings))
 
 
 def _changed(planned: Planned, stage: str) -> Iterator[str]:
