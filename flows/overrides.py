@@ -10,7 +10,7 @@ from flows.identity.diff import compare
 from flows.identity.fingerprint import canonical_config
 from flows.profiles import PROFILES, open_profile
 from flows.run_request import RunRequest
-from flows.stages import Stage, stages_to_redo
+from flows.stages import REPORT, Stage, stages_to_redo
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
@@ -110,7 +110,12 @@ def default_name(
         name += f"-{hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]}"
     if depth not in (None, PROFILES[profile]().run.model.depth):
         name += f"-d{depth}"
-    return name if until is None else f"{name}-until-{until}"
+    return part_name(name, until)
+
+
+def part_name(name: str, until: str | None) -> str:
+    """Return the name of a run until a stage, given that of the whole run."""
+    return name if until in (None, REPORT.name) else f"{name}-until-{until}"
 
 
 def name_of(request: RunRequest) -> str:

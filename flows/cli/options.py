@@ -115,8 +115,8 @@ def argv_of(options: Any) -> list[str]:
         # them from the same environment.
         if value != defaults[name] and option.flag != "":
             flag = option.flag or f"--{name.replace('_', '-')}"
-            for word in cast("tuple[str, ...]", value if isinstance(value, tuple) else (value,)):
-                words += [flag, str(word)]
+            for word in cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,)):
+                words += [flag] if word is True else [flag, str(word)]
     return words
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from flows.artifacts.runs import Run, known_names
 from flows.cli.options import PlacementOptions, StoreOptions, argv_of
 from flows.cli.output import print_warning
-from flows.overrides import name_of
+from flows.overrides import name_of, part_name
 from flows.plan.planned import Planned, plan_run
 from flows.profiles import PROFILES, is_profile_file
 from flows.run_request import SOURCES, RunRequest, shared
@@ -28,9 +28,7 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
     given: dict[str, Any] = shared(RunRequest, where) | what | {"profile": profile}
     given |= {"store": where.store_url, "place": where.place_settings}
     request = RunRequest(**given)
-    if request.data is not None and not request.data.startswith(tuple(SOURCES)):
-        request = replace(request, data=os.path.abspath(Path(request.data).expanduser()))
-    request = request.resolved
+    request = replace(request, data=absolute_text(request.data)).resolved
     if profile in PROFILES:
         return request
     if not is_profile_file(profile):
@@ -49,8 +47,15 @@ def read_request(profile: str, where: PlacementOptions, **what: Any) -> RunReque
         profile=file.profile,
         depth=file.depth,
         overrides=(*kept, *request.overrides),
-        run_name=request.run_name or file.run_name,
+        run_name=request.run_name or (file.run_name and part_name(file.run_name, request.until)),
     )
+
+
+def absolute_text(data: str | None) -> str | None:
+    """Return the text of --data, a path as an absolute one."""
+    if data is None or data.startswith(tuple(SOURCES)):
+        return data
+    return os.path.abspath(Path(data).expanduser())
 
 
 def plan_request(

@@ -22,13 +22,12 @@ from flows.orchestration.flow_setup import open_flow, run_flow
 from flows.orchestration.pipeline import Outcome, run
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.render.text import key_of
-from flows.run_request import shared
+from flows.run_request import RunRequest, shared
 from infra.storage.base import Store
 
 COMPLETED = "nanochat.eval.completed"  # after every evaluation
 REGRESSED = "nanochat.eval.regressed"  # after it, if the model got worse
 MAX_ROWS = 60  # of the history on Prefect's page
-WHERE = ("store", "gpus", "place", "pool", "retries", "strict")  # fields that a run has too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +51,8 @@ def nanochat_eval(request: EvalRequest) -> Evaluated:
         )
     )
     check_metric(suite, rule.metric)
-    where = {name: getattr(request, name) for name in WHERE}
+    where = shared(RunRequest, request)
+    del where["profile"], where["overrides"]
     outcome = run(replace(suite.request, **where), setup=setup, uses=(model,))
     return assess_run(model, suite.stage.name, outcome, rule, store=store, wait=wait)
 

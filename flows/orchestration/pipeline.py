@@ -59,12 +59,13 @@ def run(
     if (name := name_in(setup.run_id)) and name != name_of(request):
         request = replace(request, run_name=name)
     planned = setup.plan(request)
+    name = setup.wait(lambda: planned.name)
     context = setup.open_context(planned.profile.run, planned.placement, strict=request.strict)
     starts = setup.starts.add_plan(setup.run_id, planned.plan.stages)
     setup.check_before_building(starts, builds=not planned.plan.up_to_date)
     record = new_run(
         setup.run_id,
-        planned.name,
+        name,
         request,
         upstream=planned.pins,
         uses=request.use if uses is None else uses,

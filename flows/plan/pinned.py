@@ -41,7 +41,11 @@ def stages_with(pinned: Mapping[str, Manifest], *, until: str | None = None) -> 
     and the other inputs that those need. What a given artifact was made from is not built unless
     something else needs it. Raises ConfigError if `until` needs none of the given artifacts.
     """
-    if not pinned and until is None:
+    if until is not None:
+        from flows.artifacts.names import check_stage  # most plans have no last stage
+
+        check_stage(until)
+    elif not pinned:
         return STAGES
     needed = _after(pinned) if until is None else {until}
     for stage in reversed(STAGES):

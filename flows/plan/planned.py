@@ -1,5 +1,6 @@
 """Plan what a `RunRequest` asks for: its settings, given artifacts, placement and stages."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +22,17 @@ class Planned:
     """A requested run, opened and planned."""
 
     request: RunRequest
-    name: str  # of the run
     profile: Profile  # its moving upstream names are resolved
     pins: Pins  # what they stand for
     store: Store
     placement: Placement
     pinned: Mapping[str, Manifest]  # artifacts given with --use, by stage
     plan: Plan
+
+    @functools.cached_property
+    def name(self) -> str:
+        """The name of the run. Raises ConfigError if it cannot have it: see `open_name`."""
+        return open_name(self.store, self.request)
 
     @property
     def settings(self) -> tuple[ChangedSetting, ...]:
@@ -58,7 +63,6 @@ def plan_run(
     Raises ConfigError for a wrong name, setting or placement, and what `make_plan` raises.
     """
     opened = _open_profile(request)
-    name = open_name(store, request)
     pinned = open_pinned(store, request.use, warn=log)
     sections = sections_of(pinned, until=request.until)
     run, pins = pin(opened.run, home, log=log, known=known, sections=sections, plan=not will_run)
@@ -67,7 +71,6 @@ def plan_run(
     )
     return Planned(
         request=request,
-        name=name,
         profile=replace(opened, run=run),
         pins=pins,
         store=store,

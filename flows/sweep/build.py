@@ -122,6 +122,7 @@ def build_sweep(sweep: Sweep) -> CompletedSweep:
                 member.name,
                 request,
                 upstream=pins,
+                until=sweep.stage.name,
                 depth=member.depth,
                 overrides=member.overrides,
             )

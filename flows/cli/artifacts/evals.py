@@ -58,6 +58,8 @@ class EvalOptions(EvalRequest, PlacementOptions):
             warn=print_warning,
         )
         check_metric(suite, self.metric)
+        if self.pool is not None:
+            check_gpu_pool(self.pool)
         self.placement(open_suite_profile(suite))  # raises for wrong settings
         return suite
 
@@ -91,8 +93,6 @@ def schedule(
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, options)
-    if options.pool is not None:
-        check_gpu_pool(options.pool)
     # Before `_connect`, which may start a server: wrong options must cost nothing.
     suite = options.check(model)
     worker = _worker_command(options)  # before `_connect`, which sets PREFECT_API_URL
@@ -131,7 +131,10 @@ def run(
     if options.pool is None:
         check_gpus(options.gpus)
     stages = options.check(model).stages
-    from flows.orchestration.local_run import ready
+    from flows.orchestration.local_run import check_pool_exists, ready
+
+    if options.pool is not None:
+        check_pool_exists(options.home_path, options.pool)
 
     began = time.monotonic()
     command = _run_command(model, options)

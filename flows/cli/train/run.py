@@ -6,7 +6,7 @@ import itertools
 import shlex
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from flows.cli.options import (
     check_workers,
 )
 from flows.cli.output import login_line, print_error, print_states, screen
-from flows.cli.requests import plan_request, read_request
+from flows.cli.requests import absolute_text, plan_request, read_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.plan.dead_runs import end_dead_runs
@@ -50,7 +50,9 @@ def run(
     A run with the profile's own settings has the profile's name. With other settings it is called
     like tiny-d4 or tiny-1a2b3c, unless --name says otherwise.
     """
-    again = shlex.join(["nanochat", "run", profile, *options.argv])
+    # The command finishes a rebuild that has begun; with --force it would begin anew.
+    once = replace(options, force=(), from_stage=None, data=absolute_text(options.data))
+    again = shlex.join(["nanochat", "run", profile, *once.argv])
     request = read_request(profile, options)
     check_workers(request)
     if request.pool is None:
@@ -175,7 +177,10 @@ def ending(
         base = made.get(PRETRAIN.name)
         metrics = base.provenance.metrics if base else {}
         lines = list(summary(metrics, chat_scores(evaluations)))
-    lines.append(f"next: {shlex.join(['nanochat', 'chat', name, *place])}")
+    chats = {name for model in CHAT_MODELS for name in (model.name, EVALUATORS[model.name].name)}
+    model = name if chats & {*made} or report else f"{PRETRAIN.name}@{name}"
+    if model == name or PRETRAIN.name in made:
+        lines.append(f"next: {shlex.join(['nanochat', 'chat', model, *place])}")
     for label, _, text in (line.partition(": ") for line in lines):
         yield f"{label:<13}  {text}"
 

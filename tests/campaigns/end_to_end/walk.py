@@ -19,7 +19,6 @@ DEPLOYMENTS = (
     "nanochat/nanochat",
     "one-stage/gpu",
     "nanochat-eval/main",
-    "miniseries/miniseries",
     "sweep/sweep",
 )
 STAGES = 14

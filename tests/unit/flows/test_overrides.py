@@ -46,6 +46,7 @@ def test_a_run_from_given_artifacts_is_an_experiment() -> None:
 def test_a_part_of_a_run_does_not_take_the_name_of_the_whole() -> None:
     assert default_name("tiny", until="pretrain") == "tiny-until-pretrain"
     assert name_of(RunRequest(depth=4, until="sft")) == "tiny-d4-until-sft"
+    assert default_name("tiny", until="report") == "tiny"
 
 
 def test_changed_settings_are_those_that_differ_from_the_profiles() -> None:

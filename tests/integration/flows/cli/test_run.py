@@ -67,7 +67,9 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
     pace = ("--gpus", "0", "--place", "save_every_steps=7")
     given = ("nanochat run tiny --set rl.num_steps=3 --home", str(home), *pace, "--name short")
     command = " ".join(given)
-    with start_run(home, "--set", "rl.num_steps=3", "--name", "short", *pace) as run:
+    # Without --force: the command finishes the rebuild, and would begin it anew with it.
+    options = ("--set", "rl.num_steps=3", "--name", "short", "--force", "shards", *pace)
+    with start_run(home, *options) as run:
         assert run.stdout is not None
         while not run.stdout.readline().startswith("shards "):
             assert run.poll() is None

@@ -141,7 +141,7 @@ def test_old_runs_and_events_are_dropped_from_the_history(live: LiveStack) -> No
 def test_all_deployments_are_registered(live: LiveStack) -> None:
     names = {item["name"] for item in live.ask("/deployments/filter", {})}
 
-    assert {"nanochat", "gpu", "main", "miniseries"} <= names
+    assert {"nanochat", "gpu", "main", "sweep"} <= names
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -88,10 +88,12 @@ def test_a_package_that_is_missing_is_named_before_the_first_stage(
 
 def test_options_are_named_again_in_the_command_that_resumes() -> None:
     assert RunOptions().argv == []
-    given = RunOptions(pool="gpu", nodes=2, retries=0, depth=4, until="sft", compile=False)
+    given = RunOptions(
+        pool="gpu", nodes=2, retries=0, depth=4, until="sft", compile=False, strict=True
+    )
     check_workers(given)
     words = "--depth 4 --until sft --pool gpu --nodes 2 --place compile=false --retries 0"
-    assert given.argv == words.split()
+    assert given.argv == [*words.split(), "--strict"]
 
 
 @pytest.mark.parametrize(

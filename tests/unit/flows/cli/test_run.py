@@ -68,4 +68,6 @@ def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_n
     del made["chat_eval_rl"]
     assert ending_of(made, store, tmp_path) == ["ChatCORE       0.210 after SFT", NEXT]
     imported = dataclasses.replace(make_manifest("pretrain"))
-    assert ending_of({"pretrain": imported}, store, tmp_path) == [NEXT]
+    base = NEXT.replace("chat mine", "chat pretrain@mine")
+    assert ending_of({"pretrain": imported}, store, tmp_path) == [base]
+    assert ending_of({"tokens": make_manifest("tokens")}, store, tmp_path) == []

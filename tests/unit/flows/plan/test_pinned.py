@@ -74,6 +74,7 @@ def test_a_model_is_given_to_the_stage_that_evaluates_it() -> None:
         ("sft", "tokenizer", "a run until tokenizer does not need sft/"),
         ("sft", "sft", "a run until sft does not need sft/"),
         ("sft", "report", "with --use a run has no report"),
+        ("sft", "stf", "there is no stage 'stf'"),
     ],
 )
 def test_artifacts_that_the_last_stage_does_not_need_are_refused(
