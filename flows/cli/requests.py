@@ -74,6 +74,16 @@ def run_command(request: RunRequest, place: Sequence[str] = ()) -> str:
     return shlex.join(["nanochat", "run", request.profile, *argv_of(request), *place])
 
 
+def command_of_run(run: Run) -> str:
+    """Return the command that makes a recorded run again; of an evaluation, `evals run`."""
+    from flows.evals.suite import evaluated_model  # few commands show other runs
+
+    model = evaluated_model(run)
+    if model is not None:
+        return shlex.join(["nanochat", "evals", "run", model])
+    return run_command(request_of_run(run))
+
+
 def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunRequest:
     """Return the request with which a command has the settings and the name of a recorded run.
 

@@ -1,6 +1,7 @@
 """`nanochat data show`: print one conversation as a model is trained on it, with its loss mask."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -46,7 +47,7 @@ def show(
             conversation = _open_example(data, task, split, index)
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
-            again = request_of_run(made, use=())
+            again = replace(request_of_run(made, use=()), until=None)
             words = ["--force", TASK_DATA.name, *place.argv]
             # The cached or stored files are damaged: only building the stage again helps.
             error.hint = f"make them again: {run_command(again, words)}"

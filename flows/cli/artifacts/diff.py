@@ -12,7 +12,7 @@ from flows.artifacts.runs import Run, read_all
 from flows.cli.artifacts.compare import in_order, open_alike
 from flows.cli.options import CHANGES, AsJson, ExitCode, StoreOptions
 from flows.cli.output import age, aligned, print_result
-from flows.cli.requests import request_of_run, run_command
+from flows.cli.requests import command_of_run
 from flows.identity.diff import Difference, FileChange, InputChange, Metric, compare, differ
 from flows.identity.manifest import Input, Manifest
 from flows.identity.ref import ArtifactRef, short
@@ -189,7 +189,7 @@ def _reasons(store: Store, stage: str, old: str, new: str) -> list[str]:
 
 def _run_row(run: Run) -> tuple[str, ...]:
     # An imported run, or one of a removed profile, has no command.
-    command = run_command(request_of_run(run)) if run.profile in PROFILES else run.profile
+    command = command_of_run(run) if run.profile in PROFILES else run.profile
     return run.run, run.status, age(run.started), command
 
 
