@@ -17,7 +17,7 @@ from flows.orchestration.flow_setup import FlowSetup, open_flow, run_flow, typed
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.overrides import name_of
+from flows.overrides import check_name_of, name_of
 from flows.plan.plan import Plan
 from flows.run_request import RETRIES, RunRequest
 from flows.stages import REPORT, Stage, stages_to_redo
@@ -58,6 +58,7 @@ def run(
     # The id has the name, which may be that of Prefect's own field.
     if (name := name_in(setup.run_id)) and name != name_of(request):
         request = replace(request, run_name=name)
+    check_name_of(request)  # before the store and the home are used
     planned = setup.plan(request)
     name = setup.wait(lambda: planned.name)
     context = setup.open_context(planned.profile.run, planned.placement, strict=request.strict)

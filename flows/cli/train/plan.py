@@ -6,7 +6,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import check_stage
 from flows.cli.options import CHANGES, AsJson, ExitCode, ProfileName, RunOptions
 from flows.cli.output import (
     print_json,
@@ -39,6 +38,8 @@ def plan(
     """
     request = read_request(profile, options)
     if stage is not None:
+        from flows.artifacts.names import check_stage  # most plans are of all stages
+
         check_stage(stage)
     found = plan_request(request, options)
     planned, name, profile = found.plan, found.name, found.request.profile
