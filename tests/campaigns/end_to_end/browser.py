@@ -68,11 +68,11 @@ class Visitor:
         )  # the graph is drawn and glides to its place, messages fade
         self.page.screenshot(path=path)
         if convert := shutil.which("convert"):  # ImageMagick's; without it pictures are larger
-            subprocess.run(
+            done = subprocess.run(
                 [convert, path, "-strip", "-dither", "None", "-colors", "64", f"PNG8:{path}"],
                 check=False,  # a stand-in by that name refuses
             )
-        assert path.stat().st_size < MOST_BYTES, path.stat().st_size
+            assert done.returncode or path.stat().st_size < MOST_BYTES, path.stat().st_size
 
     def fill_form(self) -> None:
         """What a person types into the form of nanochat/nanochat."""
