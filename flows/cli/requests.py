@@ -3,13 +3,12 @@
 import contextlib
 import os
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flows.artifacts.runs import Run, known_names
-from flows.cli.options import PlacementOptions, StoreOptions, argv_of
+from flows.cli.options import PlacementOptions, RunOptions, StoreOptions, argv_of
 from flows.cli.output import print_warning
 from flows.overrides import name_of, part_name
 from flows.plan.planned import Planned, plan_run
@@ -69,19 +68,27 @@ def plan_request(
     return planned
 
 
-def run_command(request: RunRequest, place: Sequence[str] = ()) -> str:
-    """Return the `nanochat run` command of a request, with the options `place`."""
-    return shlex.join(["nanochat", "run", request.profile, *argv_of(request), *place])
+def run_command(request: RunRequest, where: StoreOptions = StoreOptions()) -> str:  # noqa: B008 - frozen
+    """Return the `nanochat run` command of a request, with the options `where`."""
+    options = RunOptions(**shared(RunOptions, request, where))
+    return shlex.join(["nanochat", "run", request.profile, *options.argv])
 
 
-def command_of_run(run: Run) -> str:
-    """Return the command that makes a recorded run again; of an evaluation, `evals run`."""
+def command_of_run(
+    run: Run,
+    where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    *,
+    use: tuple[str, ...] | None = None,
+) -> str:
+    """Return the command that makes a recorded run again; of an evaluation, `evals run`.
+
+    `use` replaces the names of the artifacts that were given to it.
+    """
     from flows.evals.suite import evaluated_model  # few commands show other runs
 
-    model = evaluated_model(run)
-    if model is not None:
-        return shlex.join(["nanochat", "evals", "run", model])
-    return run_command(request_of_run(run))
+    if (model := evaluated_model(run)) is not None:
+        return shlex.join(["nanochat", "evals", "run", model, *where.argv])
+    return run_command(request_of_run(run, use=use), where)
 
 
 def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunRequest:

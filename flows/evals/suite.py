@@ -16,7 +16,7 @@ from flows.artifacts.runs import Run, check_name
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
-from flows.profiles import Profile, open_profile
+from flows.plan.planned import open_settings
 from flows.run_request import RunRequest
 from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
 from infra.near import suggest
@@ -102,19 +102,13 @@ def open_suite(
     return Suite(model=manifest, stage=stage, request=request)
 
 
-def open_suite_profile(suite: Suite) -> Profile:
-    """Return the profile whose settings evaluate the model. Raises ConfigError."""
-    request = suite.request
-    return open_profile(request.profile, depth=request.depth, overrides=request.overrides)
-
-
 def check_metric(suite: Suite, metric: str | None) -> None:
     """Raise ConfigError if the suite does not measure `metric`, before hours are spent on it."""
     known = [*_OF_BASE_MODELS]
     if suite.stage is not BASE_EVAL:
         known = [
             "chatcore",
-            *(entry.name for entry in open_suite_profile(suite).run.chat_eval.tasks),
+            *(entry.name for entry in open_settings(suite.request).run.chat_eval.tasks),
         ]
     if metric is not None and metric not in known:
         raise ConfigError(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from flows.identity.manifest import Manifest
 from flows.overrides import ChangedSetting, open_name, settings_reach
-from flows.plan.pinned import open_pinned, sections_of, stages_with
+from flows.plan.pinned import open_pinned, sections_of
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Log, Pins, pin
 from flows.profiles import Profile, make_placement, open_profile
@@ -37,9 +37,8 @@ class Planned:
     @property
     def settings(self) -> tuple[ChangedSetting, ...]:
         """The settings that differ from the profile's and change a stage of the run."""
-        stages = stages_with(self.pinned, until=self.request.until)
-        built = [stage for stage in stages if stage.name not in self.pinned]
-        return settings_reach(self.request, built)
+        stages = (item.stage for item in self.plan.stages)
+        return settings_reach(self.request, [s for s in stages if s.name not in self.pinned])
 
 
 def plan_run(
@@ -62,7 +61,7 @@ def plan_run(
 
     Raises ConfigError for a wrong name, setting or placement, and what `make_plan` raises.
     """
-    opened = _open_profile(request)
+    opened = open_settings(request)
     pinned = open_pinned(store, request.use, warn=log)
     sections = sections_of(pinned, until=request.until)
     run, pins = pin(opened.run, home, log=log, known=known, sections=sections, plan=not will_run)
@@ -90,7 +89,8 @@ def plan_run(
     )
 
 
-def _open_profile(request: RunRequest) -> Profile:
+def open_settings(request: RunRequest) -> Profile:
+    """Return the profile with the requested settings. Raises ConfigError."""
     try:
         return open_profile(request.profile, depth=request.depth, overrides=request.overrides)
     except ConfigError as error:

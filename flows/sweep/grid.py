@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts.runs import check_name
 from flows.overrides import default_name, single_settings
-from flows.plan.pinned import stages_before
+from flows.plan.pinned import sections_of
 from flows.profiles import PROFILES, Profile, open_profile
 from flows.render.text import count
-from flows.stages import STAGES, Stage, stage_named
+from flows.stages import Stage, stage_named
 from flows.sweep.request import METRICS, SweepRequest
 from nanochat_core.config import RunConfig
 from nanochat_core.errors import ConfigError
 from nanochat_core.scaling import flops_per_token, num_params, num_scaling_params
 
-MOST_RUNS = 100
+MAX_RUNS = 100
 DEPTH = "model.depth"
 _SHARDS = "shards.num_shards"
 SIZE_HEAD = ("parameters", "scaling", "tokens", "tokens/param", "FLOPs")
@@ -95,7 +95,7 @@ class Sweep:
     @property
     def sections(self) -> frozenset[str]:
         """The sections of the configuration that affect what the sweep builds."""
-        return frozenset(name for stage in stages_to(self.stage) for name in stage.config)
+        return sections_of({}, until=self.stage.name)
 
     @property
     def is_series(self) -> bool:
@@ -111,12 +111,6 @@ class Sweep:
     def sign(self) -> int:
         """1 if less of the score is better, else -1."""
         return METRICS[self.request.stage][1]
-
-
-def stages_to(last: Stage) -> tuple[Stage, ...]:
-    """Return `last` and all stages upstream of it, in the table's order."""
-    names = {last.name, *stages_before(last)}
-    return tuple(stage for stage in STAGES if stage.name in names)
 
 
 def size_of(run: RunConfig) -> Size:
@@ -146,7 +140,7 @@ def open_sweep(request: SweepRequest) -> Sweep:
     an unknown profile, setting, stage or value, and for a grid that is empty or too large.
     """
     name = name_of_sweep(request)
-    check_name(f"{name}-p{MOST_RUNS}-s{max(request.seeds, default=0)}")
+    check_name(f"{name}-p{MAX_RUNS}-s{max(request.seeds, default=0)}")
     varied = _varied(request)
     _check(request, varied)
     combinations = [
@@ -256,9 +250,9 @@ def _check(request: SweepRequest, varied: Mapping[str, Sequence[str]]) -> None:
             f"depth is {request.depth}, but the sweep varies it", hint="leave the depth out"
         )
     runs = (1 + math.prod(len(values) for values in varied.values())) * len(request.seeds)
-    if runs > MOST_RUNS:
+    if runs > MAX_RUNS:
         raise ConfigError(
-            f"the grid is of {runs} runs, expected at most {MOST_RUNS}",
+            f"the grid is of {runs} runs, expected at most {MAX_RUNS}",
             hint="vary fewer values, or give fewer --seeds",
         )
 

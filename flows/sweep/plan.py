@@ -11,13 +11,14 @@ from typing import TypeAlias
 
 from flows.identity.fingerprint import canonical_config, canonical_json
 from flows.identity.manifest import Manifest
+from flows.plan.pinned import stages_with
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.render import row, stage_tree, totals
 from flows.plan.upstream import apply_pins
 from flows.render.table import columns
 from flows.render.text import duration
 from flows.stages import Stage
-from flows.sweep.grid import Member, Sweep, stages_to
+from flows.sweep.grid import Member, Sweep
 from infra.placement import Placement
 from infra.storage.base import Store
 
@@ -66,7 +67,7 @@ def units_of(sweep: Sweep, stages: Sequence[Stage] | None = None) -> tuple[Unit,
     """Return the units to build, inputs first: one of a stage for all members that can share it."""
     found: list[Unit] = []
     of_member: dict[tuple[str, str], Unit] = {}
-    for stage in stages or stages_to(sweep.stage):
+    for stage in stages or stages_with({}, until=sweep.stage.name):
         alike: dict[tuple[bytes | str, ...], list[Member]] = {}
         for member in sweep.members:
             # The same settings and the same input units give the same fingerprint. Labels are

@@ -47,10 +47,9 @@ def show(
             conversation = _open_example(data, task, split, index)
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
-            again = replace(request_of_run(made, use=()), until=None)
-            words = ["--force", TASK_DATA.name, *place.argv]
+            again = replace(request_of_run(made, use=()), until=None, force=(TASK_DATA.name,))
             # The cached or stored files are damaged: only building the stage again helps.
-            error.hint = f"make them again: {run_command(again, words)}"
+            error.hint = f"make them again: {run_command(again, place)}"
             raise
         tokenizer = Tokenizer.load(tokens)
     ids, mask = render_conversation(tokenizer, conversation, max_tokens=_NO_LIMIT)

@@ -28,8 +28,8 @@ from flows.evals.suite import (
     Suite,
     check_metric,
     open_suite,
-    open_suite_profile,
 )
+from flows.plan.planned import open_settings
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import PRETRAIN
@@ -60,7 +60,7 @@ class EvalOptions(EvalRequest, PlacementOptions):
         check_metric(suite, self.metric)
         if self.pool is not None:
             check_gpu_pool(self.pool)
-        self.placement(open_suite_profile(suite))  # raises for wrong settings
+        self.placement(open_settings(suite.request))  # raises for wrong settings
         return suite
 
     def parameters(self) -> dict[str, Any]:

@@ -40,9 +40,8 @@ from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.plan.pinned import stages_before
 from flows.plan.plan import Plan
-from flows.plan.planned import plan_run
+from flows.plan.planned import open_settings, plan_run
 from flows.plan.upstream import Pins, moving_names, recorded_pins
-from flows.profiles import open_profile
 from flows.run_request import RUN_NAME, STRICT, RunRequest
 from flows.stages import Stage, stage_named
 from infra.launch.rendezvous import Gang, find_gang
@@ -196,7 +195,7 @@ def _known_pins(store: Store, stage: Stage, request: RunRequest) -> Pins:
 
     The inputs were made from these pins. All nodes use the same ones, and need no network.
     """
-    run = open_profile(request.profile, depth=request.depth, overrides=request.overrides).run
+    run = open_settings(request).run
     own = moving_names(run, stage.config)
     # Without a moving name among the inputs there is no reason to read all run records.
     if not set(moving_names(run)) - set(own):

@@ -1,6 +1,5 @@
 """`nanochat status`: list the latest runs, or show the progress of one."""
 
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,9 +12,9 @@ from flows.artifacts.names import open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs, timestamp
-from flows.cli.options import AsJson, PlacementOptions, RunOptions, StoreOptions
+from flows.cli.options import AsJson, PlacementOptions, StoreOptions
 from flows.cli.output import age, aligned, print_result, print_unread, print_warning
-from flows.cli.requests import request_of_run
+from flows.cli.requests import command_of_run
 from flows.evals.suite import evaluated_model
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, name_in, short
@@ -26,7 +25,6 @@ from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.upstream import apply_pins
 from flows.profiles import PROFILES, open_profile
 from flows.render.text import duration
-from flows.run_request import shared
 from flows.stages import CHAT_MODELS, STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -84,15 +82,11 @@ def _row(run: Run) -> tuple[str, ...]:
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
     """Yield the run's facts, each stage in its record, and what is left by today's plan."""
     where = PlacementOptions(home=place.home, store=place.store, gpus=run.gpus, place=run.place)
-    request = request_of_run(run, use=tuple(_names(store, run)))
     # An imported run, or one of a removed profile, cannot be planned; nor can an evaluation's run,
     # which trains nothing.
     is_known = run.profile in PROFILES
     model = evaluated_model(run)
-    here = {**shared(RunOptions, request), **shared(RunOptions, where)}
-    command = shlex.join(["nanochat", "run", run.profile, *RunOptions(**here).argv])
-    if model is not None:
-        command = shlex.join(["nanochat", "evals", "run", model, *where.argv])
+    command = command_of_run(run, where, use=tuple(_names(store, run)))
     yield f"run {run.run}: {run.status}"
     yield f"  command  {command}" if is_known else f"  profile  {run.profile}"
     yield f"  started  {age(run.started)}" + (f", ended {age(run.ended)}" if run.ended else "")

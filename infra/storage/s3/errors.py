@@ -128,19 +128,19 @@ def explain(error: Exception, *, what: str, url: str, endpoint: str, note: str) 
     """Return the error, with its hint, of a failed operation; `what` is like "put runs/a.json"."""
     code = code_of(error)
     text = str(getattr(error, "kwargs", {}).get("error", error))
-    said = _part_of(error, "Error").get("Message", "") if status_of(error) else text
-    if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", said):
-        said = found.group(1).lower()
-    said = " ".join(said.split()) + note
+    message = _part_of(error, "Error").get("Message", "") if status_of(error) else text
+    if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", message):
+        message = found.group(1).lower()
+    message = " ".join(message.split()) + note
     if is_lost(error):
         failed = f"failed to {what}" if isinstance(error, NoResponse) else "cannot be reached"
         code = f"an answer that is not S3's ({code}): " if code.isdigit() else ""
         return StoreUnavailable(
-            f"store {url} {failed} at {endpoint}: {code}{said}",
+            f"store {url} {failed} at {endpoint}: {code}{message}",
             hint=f"check {endpoint_setting()}, AWS_REGION and the network (a login page or proxy "
             "may be in the way), then run the command again",
         )
-    failed = f"store {url} refuses to {what}: {code}: {said}"
+    failed = f"store {url} refuses to {what}: {code}: {message}"
     if is_transient(error):
         hint = "it is overloaded or out of order; run the command again later"
         return StoreUnavailable(failed, hint=hint)

@@ -46,8 +46,8 @@ from infra.storage.s3.transfers import LOST_UPLOAD, PART, ROUNDS, Progress, Tran
 from nanochat_core.errors import StoreError
 
 _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
-_OF_OBJECTS = {"get_object", "delete_object"}
-_WITH_ETAG = {"put_object", "get_object", "head_object"}
+_OBJECT_VERBS = {"get_object", "delete_object"}
+_ETAG_VERBS = {"put_object", "get_object", "head_object"}
 _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
 _T = TypeVar("_T")
 
@@ -266,13 +266,13 @@ class S3Store:
             answer = getattr(self.client, verb)(Bucket=self.bucket, **arguments)
         except ClientError as error:
             # Some stores do not say what is missing. A HEAD's 404 never does: `_head` asks again.
-            is_bare = code_of(error) == "404" and not is_lost(error) and verb in _OF_OBJECTS
+            is_bare = code_of(error) == "404" and not is_lost(error) and verb in _OBJECT_VERBS
             if key is None or not (code_of(error) in ("NoSuchKey", "NoSuchUpload") or is_bare):
                 raise
             self.has_accepted = True
             raise ObjectNotFound(key) from error
         # A login page would pass for the confirmation of a write.
-        if verb in _WITH_ETAG and "ETag" not in answer:
+        if verb in _ETAG_VERBS and "ETag" not in answer:
             if "Body" in answer:
                 answer["Body"].close()
             raise NoResponse("the answer is not one of S3")

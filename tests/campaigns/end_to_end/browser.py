@@ -35,7 +35,7 @@ from tests.campaigns.end_to_end.walk import (
 
 WINDOW: ViewportSize = {"width": 1280, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
-MOST_BYTES = 150_000  # of a picture
+MAX_BYTES = 150_000  # of a picture
 PATIENCE = 60_000.0  # milliseconds; a page loads in two seconds on an idle machine
 
 
@@ -72,7 +72,7 @@ class Visitor:
                 [convert, path, "-strip", "-dither", "None", "-colors", "64", f"PNG8:{path}"],
                 check=False,  # a stand-in by that name refuses
             )
-            assert done.returncode or path.stat().st_size < MOST_BYTES, path.stat().st_size
+            assert done.returncode or path.stat().st_size < MAX_BYTES, path.stat().st_size
 
     def fill_form(self) -> None:
         """What a person types into the form of nanochat/nanochat."""

@@ -76,12 +76,12 @@ def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
     server = start_s3(tmp_path / "server")
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
-    told: list[int] = []
+    counts: list[int] = []
 
     def die(count: int) -> None:
         nonlocal server
-        told.append(count)
-        if len(told) == 4:
+        counts.append(count)
+        if len(counts) == 4:
             server.kill()  # which forgets the upload
             server = start_s3(tmp_path / "server", server.port)
 
@@ -95,7 +95,7 @@ def test_a_server_that_dies_under_an_upload_and_comes_back_has_it_in_the_end(
     finally:
         server.kill()
     assert (tmp_path / "target").read_bytes() == large.read_bytes()
-    assert sum(told) == large.stat().st_size
+    assert sum(counts) == large.stat().st_size
 
 
 # Uploads; asks to be interrupted after some parts went.
@@ -107,10 +107,10 @@ from tests.support.infra.storage.fixtures import set_part
 
 url, path, part = sys.argv[1:]
 set_part(setattr, int(part))
-told = []
+counts = []
 def on_bytes(count):
-    told.append(count)
-    if len(told) == 4:
+    counts.append(count)
+    if len(counts) == 4:
         os.kill(os.getpid(), signal.SIGINT)
 try:
     open_store(url).upload("large", Path(path), on_bytes=on_bytes)

@@ -67,8 +67,8 @@ def test_text_of_a_dataset_is_shown_whole_and_cannot_move_the_cursor(terminal: T
     ("run", "command"),
     [
         ("tiny", "nanochat run tiny --force task_data"),
-        ("mine", "nanochat run d12 --depth 6 --set seed=2 --name mine --force task_data"),
-        (GIVEN, f"nanochat run tiny --name {GIVEN} --force task_data"),
+        ("mine", "nanochat run d12 --depth 6 --set seed=2 --force task_data --name mine"),
+        (GIVEN, f"nanochat run tiny --force task_data --name {GIVEN}"),
     ],
 )
 def test_a_broken_example_names_the_command_that_makes_its_run_again(
