@@ -6,28 +6,22 @@ input are equal. A person states that the change does not affect results, or has
 the reason.
 """
 
-import tempfile
 import uuid
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from flows.artifacts.publish import commit, newest_manifests
+from flows.artifacts.publish import Published, commit, newest_manifests
 from flows.artifacts.revocations import accepted_from, find_revoked, one_line
 from flows.artifacts.transfer import in_parallel
 from flows.identity.diff import PASSED_ON, Change, compare, nearest
-from flows.identity.fingerprint import Identity, plugins_of
-from flows.identity.manifest import File, Input, Manifest
-from flows.plan.plan import Plan, StagePlan
-from flows.plan.prove import Log, Proof, code_that_made, prove
+from flows.identity.fingerprint import Identity
+from flows.identity.manifest import Facts, File, Input, Manifest
+from flows.plan.plan import Plan
 from flows.render.text import listed
 from flows.stages import Stage
-from infra.placement import Placement
 from infra.storage.base import ObjectNotFound, Store
-from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, ConfigError
-from nanochat_core.job import Job
-from nanochat_core.section import Section
+from nanochat_core.section import Tree
 
 _CANDIDATES = 20  # newest artifacts of a stage that are compared
 _THREADS = 8
@@ -42,21 +36,7 @@ class Offer:
     stage: Stage
     identity: Identity  # today's
     inputs: dict[str, Manifest]  # today's
-    changes: tuple[Change, ...]  # between the two
-
-    @property
-    def what_changed(self) -> str:
-        """Return the first few changes as text."""
-        return listed(self.changes, _SHOWN_CHANGES)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Acceptance:
-    """The result of accepting an offer."""
-
-    manifest: Manifest  # under today's fingerprint
-    adopted: bool  # another process published first: this artifact, or another one
-    divergence: str | None  # key of our manifest, when the adopted artifact has other contents
+    what_changed: str  # between the two, the first few changes
 
 
 def find_offer(
@@ -70,17 +50,31 @@ def find_offer(
     item = plan.of(stage)
     if item.state == "=":
         return None
-    identity = _settled(item)
+    if item.identity is None:
+        first = ", ".join(item.after)
+        raise ArtifactError(
+            f"{stage} cannot be accepted before {first}: its inputs do not exist yet",
+            hint=f"accept or run {first} first",
+        )
+    if item.revoked is not None:
+        raise ArtifactError(
+            f"{stage} was {item.revoked.revocation}", hint="run it again, or undo the revocation"
+        )
     inputs = {source.name: plan.of(source.name).manifest for source in item.stage.inputs}
     if origin is None:
-        origin = _find_origin(store, identity)
+        origin = _find_origin(store, item.identity)
     elif origin.stage != stage:
         raise ConfigError(
             f"{origin.name} is of stage {origin.stage}, not {stage}",
             hint=f"name one like {stage}/1a2b3c",
         )
-    changes = compare(origin.preimage, identity.preimage)
-    _check_only_code(origin, changes)
+    changes = compare(origin.preimage, item.identity.preimage)
+    if decisive := _decisive(changes):
+        raise ArtifactError(
+            f"{origin.name} cannot be accepted: {listed(decisive, _SHOWN_CHANGES)}",
+            hint="only code may differ, not configuration or inputs: run the stage, or name "
+            f"another artifact with --from {stage}/1a2b3c",
+        )
     if revoked := find_revoked(store, origin):
         raise ArtifactError(
             f"{origin.name} cannot be accepted: {revoked}", hint="run the stage again"
@@ -88,57 +82,15 @@ def find_offer(
     return Offer(
         manifest=origin,
         stage=item.stage,
-        identity=identity,
+        identity=item.identity,
         inputs={name: manifest for name, manifest in inputs.items() if manifest},
-        changes=tuple(changes),
+        what_changed=listed(changes, _SHOWN_CHANGES),
     )
 
 
-def prove_offer(
-    offer: Offer,
-    run: RunConfig,
-    *,
-    placement: Placement,
-    inputs: Mapping[str, Path],
-    steps: int,
-    root: Path,
-    log: Log,
-) -> Proof:
-    """Run the stage's job with old and new code, in a directory that is removed afterwards.
-
-    `inputs` are the directories of the inputs' files, `root` holds today's code. Raises
-    ArtifactError if the results differ, or if the old code is not available or does not run.
-    """
-    stage = offer.stage
-    sections = {name: getattr(run, name) for name in stage.config}
-    with tempfile.TemporaryDirectory(prefix="prove-", dir=placement.home) as scratch:
-        job = Job(
-            directory=Path(scratch),
-            stage=stage.name,
-            entry=stage.entry,
-            fingerprint=offer.identity.fingerprint,
-            config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
-            inputs=dict(inputs),
-            resources=placement.resources,
-            plugins=plugins_of(stage, run),
-        )
-        return prove(
-            stage,
-            offer.identity,
-            offer.manifest,
-            job,
-            # As a real run on this machine: sums over ranks depend on their number.
-            processes=max(placement.gpus, 1) if stage.compute == "gpu" else 1,
-            steps=steps,
-            root=root,
-            scratch=Path(scratch),
-            log=log,
-        )
-
-
 def accept(
-    store: Store, offer: Offer, *, why: str, who: str, when: str, proof: Proof | None
-) -> Acceptance:
+    store: Store, offer: Offer, *, why: str, who: str, when: str, proof: Facts | None
+) -> Published:
     """Publish the offered files under today's fingerprint.
 
     Raises ArtifactError if one of them is not in the store. The caller pins the older artifact
@@ -164,60 +116,38 @@ def accept(
             "why": one_line(why),
             "when": when,
             "who": who,
-            "proof": asdict(proof) if proof else None,
+            "proof": proof,
         },
     )
     _check_there(store, old)  # the pin may have expired under a slow command
     # No lease, so nothing to check: put-if-absent lets one of several writers win.
-    published = commit(store, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None)
-    return Acceptance(
-        manifest=published.manifest, adopted=published.adopted, divergence=published.divergence
-    )
+    return commit(store, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None)
 
 
-def _settled(item: StagePlan) -> Identity:
-    """Return today's identity. Raises ArtifactError if it is not known yet, or was revoked."""
-    stage = item.stage.name
-    if item.identity is None:
-        first = ", ".join(item.after)
-        raise ArtifactError(
-            f"{stage} cannot be accepted before {first}: its inputs do not exist yet",
-            hint=f"accept or run {first} first",
-        )
-    if item.revoked is not None:
-        raise ArtifactError(
-            f"{stage} was {item.revoked.revocation}", hint="run it again, or undo the revocation"
-        )
-    if item.manifest is not None:  # up to date, but --force asks to redo it
-        raise ArtifactError(f"{item.manifest.name} exists already", hint="there is nothing to do")
-    return item.identity
+def code_that_made(manifest: Manifest) -> Tree:
+    """Return the digests of the code that made the files, also for an accepted artifact."""
+    return manifest.accepted["code"] if manifest.accepted else manifest.preimage["code"]
 
 
 def _find_origin(store: Store, identity: Identity) -> Manifest:
-    """Return the newest artifact that differs only in code, else the one that differs least."""
-    seen: list[Manifest] = []
-    for manifest in newest_manifests(store, identity.stage, _CANDIDATES):
-        seen.append(manifest)
-        is_code = not _decisive(compare(manifest.preimage, identity.preimage))
-        if is_code and find_revoked(store, manifest) is None:
-            return manifest
-    closest = nearest(seen, identity.preimage)
-    # It cannot be accepted either, but shows a person which settings differ.
-    if closest is None:
+    """Return the newest artifact that differs only in code, else the one that differs least.
+
+    The latter cannot be accepted either, but its error shows which settings differ.
+    """
+    newest = list(newest_manifests(store, identity.stage, _CANDIDATES))
+    fitting = (
+        manifest
+        for manifest in newest
+        if not _decisive(compare(manifest.preimage, identity.preimage))
+        and find_revoked(store, manifest) is None
+    )
+    found = next(fitting, None) or nearest(newest, identity.preimage)
+    if found is None:
         raise ArtifactError(
             f"there is no artifact of {identity.stage} in {store.url} to accept",
             hint="run the stage",
         )
-    return closest
-
-
-def _check_only_code(origin: Manifest, changes: Iterable[Change]) -> None:
-    if decisive := _decisive(changes):
-        raise ArtifactError(
-            f"{origin.name} cannot be accepted: {listed(decisive, _SHOWN_CHANGES)}",
-            hint="only code may differ, not configuration or inputs: run the stage, or name "
-            f"another artifact with --from {origin.stage}/1a2b3c",
-        )
+    return found
 
 
 def _decisive(changes: Iterable[Change]) -> list[Change]:

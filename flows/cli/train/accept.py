@@ -1,15 +1,20 @@
 """`nanochat accept`: after a refactor, reuse an artifact that the old code built."""
 
+import tempfile
 import time
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.cache import fetch
 from flows.artifacts.names import check_stage, open_artifact
 from flows.artifacts.pins import pin
+from flows.artifacts.publish import Published
 from flows.artifacts.revocations import ancestors_revoked, one_line, this_person
 from flows.artifacts.runs import timestamp
+from flows.building.context import BuildContext
+from flows.building.job import fetch_inputs, make_job, processes_of
 from flows.cli.options import (
     DepthFlag,
     PlacementOptions,
@@ -22,12 +27,12 @@ from flows.cli.options import (
 )
 from flows.cli.output import print_lines
 from flows.cli.requests import plan_request, read_request
-from flows.identity.fingerprint import REPOSITORY
 from flows.identity.ref import short
-from flows.plan.accept import Acceptance, Offer, find_offer, prove_offer
+from flows.plan.accept import Offer, find_offer
 from flows.plan.accept import accept as accept_offer
 from flows.plan.planned import Planned
 from flows.plan.prove import STEPS, Proof
+from flows.plan.prove import prove as prove_offer
 
 
 def accept(
@@ -86,44 +91,58 @@ def accept(
         log=lambda text: print_lines([text]),
         pause=time.sleep,
     ):
-        proof = _prove(planned, offer, where, steps=steps) if prove else None
+        proof = _prove(planned, offer, steps=steps) if prove else None
         accepted = accept_offer(
-            store, offer, why=why, who=this_person(), when=timestamp(time.time()), proof=proof
+            store,
+            offer,
+            why=why,
+            who=this_person(),
+            when=timestamp(time.time()),
+            proof=asdict(proof) if proof else None,
         )
-    print_lines(_describe(offer, accepted, proof))
+    print_lines(_describe(accepted, proof))
     # An ancestor that was revoked does not prevent the acceptance, but must not go unnoticed.
     print_lines(f"warning: made from {r}" for r in ancestors_revoked(store, accepted.manifest))
     return 0
 
 
-def _prove(planned: Planned, offer: Offer, where: PlacementOptions, *, steps: int) -> Proof:
-    with where.cache as cache:
+def _prove(planned: Planned, offer: Offer, *, steps: int) -> Proof:
+    """Run the stage's job as a build would, in a directory that is removed afterwards."""
+    stage = offer.stage
+    context = BuildContext(
+        run=planned.profile.run,
+        run_id="",
+        placement=planned.placement,
+        store=planned.store,
+        watch=lambda stage, event: None,
+        strict=True,
+    )
+    with (
+        context.open_cache() as cache,
+        tempfile.TemporaryDirectory(prefix="prove-", dir=planned.placement.home) as scratch,
+    ):
+        inputs = fetch_inputs(stage, context, offer.inputs, cache, check=lambda: None)
+        job = make_job(stage, context, offer.identity, inputs)
         return prove_offer(
             offer,
-            planned.profile.run,
-            placement=planned.placement,
-            inputs={n: fetch(planned.store, m, cache) / "files" for n, m in offer.inputs.items()},
+            replace(job, directory=Path(scratch)),
+            # As a real run on this machine: sums over ranks depend on their number.
+            processes=processes_of(stage, context),
             steps=steps,
-            root=REPOSITORY,
+            root=context.root,
             log=lambda text: print_lines([text]),
         )
 
 
-def _describe(offer: Offer, accepted: Acceptance, proof: Proof | None) -> list[str]:
+def _describe(accepted: Published, proof: Proof | None) -> list[str]:
     name = accepted.manifest.name
     if accepted.adopted:  # another process built or accepted the same fingerprint first
-        other = (
-            f", with other contents; ours is {accepted.divergence}" if accepted.divergence else ""
-        )
-        return [f"{name} appeared meanwhile and is used{other}"]
+        other = accepted.divergence and f", with other contents; ours is {accepted.divergence}"
+        return [f"{name} appeared meanwhile and is used{other or ''}"]
     if proof is None:
         return [f"accepted as {name}; nothing was compared"]
-    what = f"{proof.compared} files"
-    if proof.kind == "steps":
-        state = ", weights and optimizer too" if proof.with_state else ""
-        what = f"{proof.steps} steps, {proof.compared} values{state}"
     return [
         f"accepted as {name}",
-        f"proven: {what}, equal to the bit with commit {short(proof.old_commit)} and today's code "
-        f"on {proof.device}",
+        f"proven: {proof.compared}, equal to the bit with commit {short(proof.old_commit)} and "
+        f"today's code on {proof.device}",
     ]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.artifacts.pins import PINS, find_pin
-from flows.artifacts.publish import find_manifest
+from flows.artifacts.publish import Published, find_manifest
 from flows.artifacts.runs import Status
 from flows.cli.app import main
 from flows.cli.train.run import is_recorded
@@ -17,7 +17,7 @@ from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.overrides import default_name
-from flows.plan.accept import Acceptance, Offer, accept
+from flows.plan.accept import Offer, accept
 from flows.plan.plan import make_plan
 from flows.profiles import open_profile
 from flows.stages import STAGES
@@ -266,7 +266,7 @@ def test_while_it_is_accepted_an_artifact_cannot_be_collected(
     old = age(store, made["sft"])
     kept: set[tuple[str, str]] = set()
 
-    def look(store: Store, offer: Offer, **options: Any) -> Acceptance:
+    def look(store: Store, offer: Offer, **options: Any) -> Published:
         (entry,) = store.list(PINS)
         pinned = find_pin(store, entry.key)
         assert pinned is not None

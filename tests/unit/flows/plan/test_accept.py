@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.publish import find_manifest, newest_manifests
+from flows.artifacts.publish import Published, find_manifest, newest_manifests
 from flows.artifacts.revocations import accepted_from, revoke
 from flows.gc.collect import collect
 from flows.gc.reach import Rules
 from flows.identity.fingerprint import fingerprint_of
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from flows.plan.accept import Acceptance, Offer, accept, find_offer
+from flows.plan.accept import Offer, accept, find_offer
 from flows.stages import stage_named
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -34,7 +34,7 @@ def offered(house: House, stage: str, store: Store | None = None, **options: Man
     return offer
 
 
-def take(house: House, stage: str, store: Store | None = None, why: str = "why") -> Acceptance:
+def take(house: House, stage: str, store: Store | None = None, why: str = "why") -> Published:
     offer = offered(house, stage)
     return accept(store or house.store, offer, why=why, who="ann@desk", when=WHEN, proof=None)
 
