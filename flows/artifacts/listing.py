@@ -11,10 +11,11 @@ from typing import Any, TypeAlias
 
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revoked, find_revoked
-from flows.artifacts.runs import Run, find_run, find_tag, latest_runs, read_all, tag_names
+from flows.artifacts.runs import Run, find_run, find_tag, latest_runs, tag_names
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -90,7 +91,7 @@ def list_newest(store: Store, *, count: int, stage: str | None = None) -> Listin
     # Entries whose artifact is gone leave room, so this reads until each stage has `count`: in
     # batches over all stages, whose records are read in parallel.
     while batch := list(_next_batch(waiting, {n: count - len(shown[n]) for n in shown})):
-        for listed in read_all(lambda ref: _look_at(store, ref, names), batch):
+        for listed in _look_at_all(store, batch, names):
             if listed.problem != GONE:
                 shown[listed.ref.stage].append(listed)
     return Listing(
@@ -107,8 +108,7 @@ def list_run(store: Store, run: Run, *, stage: str | None = None) -> Listing:
     chosen.sort(key=lambda ref: order.index(ref.stage))
     unread: list[str] = []
     names = names_of(store, unread=unread)
-    found = read_all(lambda ref: _look_at(store, ref, names), chosen)
-    return Listing(artifacts=tuple(found), more=0, unread=tuple(unread))
+    return Listing(artifacts=_look_at_all(store, chosen, names), more=0, unread=tuple(unread))
 
 
 def list_artifact(store: Store, ref: ArtifactRef) -> Listing:
@@ -147,7 +147,7 @@ def names_of(store: Store, *, unread: list[str]) -> Names:
 
 def list_tags(store: Store) -> list[Tagged]:
     """Return every tag, in order of name. A damaged record is noted in its row, not an error."""
-    return read_all(lambda name: _read_tag(store, name), tag_names(store))
+    return list(in_parallel(lambda name: _read_tag(store, name), tag_names(store)))
 
 
 def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Iterator[ArtifactRef]:
@@ -156,6 +156,10 @@ def _next_batch(waiting: dict[str, list[str]], wanted: Mapping[str, int]) -> Ite
         batch = fingerprints[: wanted[stage]]
         del fingerprints[: len(batch)]
         yield from (ArtifactRef(stage, fingerprint) for fingerprint in batch)
+
+
+def _look_at_all(store: Store, refs: Iterable[ArtifactRef], names: Names) -> tuple[Listed, ...]:
+    return tuple(in_parallel(lambda ref: _look_at(store, ref, names), refs))
 
 
 def _look_at(store: Store, ref: ArtifactRef, names: Names) -> Listed:

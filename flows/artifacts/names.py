@@ -26,7 +26,6 @@ from flows.artifacts.runs import (
     find_tag,
     known_names,
     newest_runs,
-    read_all,
     runs_called,
 )
 from flows.identity.manifest import Manifest
@@ -323,7 +322,7 @@ def _candidates(store: Store, stage: str, fingerprints: list[str]) -> str:
             return f"{name} (gone)"
         return f"{name} ({manifest.provenance.created}, run {manifest.provenance.run})"
 
-    shown = read_all(describe, fingerprints[:_SHOWN_CANDIDATES])
+    shown = list(map(describe, fingerprints[:_SHOWN_CANDIDATES]))
     more = len(fingerprints) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 

@@ -15,17 +15,16 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.transfer import in_parallel
 from flows.identity.manifest import Facts, Manifest
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_document, find_stored
 from flows.identity.ref import ArtifactRef
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 FORMAT = 2
 _MAX_WHY = 500  # characters
-_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,17 +126,18 @@ def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
     return ancestors_revoked(store, manifest)
 
 
-def ancestors_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
-    """Return every revoked artifact that this one was made from, through any number of stages.
+def ancestors_revoked(store: Store, *manifests: Manifest) -> tuple[Revoked, ...]:
+    """Return every revoked artifact that these were made from, through any number of stages.
 
-    An artifact that is gone ends the search on its branch, since its inputs are unknown.
+    Each is returned once. An artifact that is gone ends the search on its branch, since its inputs
+    are unknown.
     """
     # Breadth first, so that the records of one level are read in parallel.
     found: list[Revoked] = []
     seen: set[ArtifactRef] = set()
-    level = _inputs_of([manifest], seen)
+    level = _inputs_of(manifests, seen)
     while level:
-        looked = list(in_parallel(lambda ref: _look_at(store, ref), level, threads=_THREADS))
+        looked = list(in_parallel(lambda ref: _look_at(store, ref), level))
         found += [revoked for revoked, _ in looked if revoked]
         level = _inputs_of([source for _, source in looked if source], seen)
     return tuple(dict.fromkeys(found))

@@ -9,15 +9,16 @@ import datetime
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias, TypeVar
+from itertools import chain
+from typing import Any, Literal, TypeAlias
 
-from flows.artifacts.transfer import in_parallel
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
 from flows.identity.ref import RUN_ID, ArtifactRef, name_in
 from flows.run_request import shared
+from infra.parallel import THREADS, in_parallel
 from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
@@ -26,12 +27,8 @@ EARLIER: Earlier = {4: ("weaknesses",)}
 TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
-_THREADS = 8  # small records read at the same time
 _SWAPS = 20  # tries: each fails only if another process has set the same tag meanwhile
 _MAX_SHOWN = 60  # characters of a name that is refused
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +179,10 @@ def newest_runs(store: Store, name: str) -> Iterator[Run]:
     # An id that a person or a script chose, such as slurm-17, may belong to any name, so its record
     # is read too.
     ids = [run for run in newest_first(store.list("runs/")) if name_in(run) in (name, None)]
-    for start, end in _batches(len(ids)):
-        for run in _read_lazily(find, ids[start:end]):
-            if run is not None and run.name == name:
-                yield run
+    # The first alone: most callers stop there.
+    for run in chain(map(find, ids[:1]), in_parallel(find, ids[1:])):
+        if run is not None and run.name == name:
+            yield run
 
 
 def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
@@ -194,8 +191,7 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
     A record that cannot be read is left out; the reason is appended to `unread`.
     """
     ids = newest_first(store.list("runs/"))[:count]
-    found = read_all(lambda run: find_whole_run(store, run, unread), ids)
-    return [run for run in found if run is not None]
+    return find_whole_runs(store, ids, unread)
 
 
 def known_names(store: Store) -> list[str]:
@@ -203,9 +199,9 @@ def known_names(store: Store) -> list[str]:
     # The id has the name; records are read only for a few ids that a person chose.
     runs = [_id_of(entry) for entry in store.list("runs/")]
     names = {run: name_in(run) for run in runs}
-    odd = [run for run, name in names.items() if name is None][-_THREADS:]
-    found = read_all(lambda run: find_whole_run(store, run), odd)
-    return sorted({*tag_names(store), *filter(None, names.values()), *(r.name for r in found if r)})
+    odd = [run for run, name in names.items() if name is None][-THREADS:]
+    found = find_whole_runs(store, odd)
+    return sorted({*tag_names(store), *filter(None, names.values()), *(run.name for run in found)})
 
 
 # Tags.
@@ -268,23 +264,6 @@ def remove_tag(store: Store, name: str) -> None:
     store.delete(f"refs/{check_name(name)}.json")
 
 
-def read_all(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
-    """Return `read` of each item, in order, read in parallel. The first error is raised."""
-    return list(_read_lazily(read, items))
-
-
-def _read_lazily(read: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-    """Yield results in order; an error is raised at its item, so never for one not consumed."""
-    return in_parallel(read, items, threads=min(_THREADS, max(1, len(items))))
-
-
-def _batches(count: int) -> Iterable[tuple[int, int]]:
-    """Yield ranges of indices: the first alone, then as many as there are threads."""
-    # Most callers stop after the latest run.
-    yield 0, 1
-    yield from ((start, start + _THREADS) for start in range(1, count, _THREADS))
-
-
 def _open_tagged(store: Store, name: str, run: str) -> Run:
     found = find_run(store, run)
     if found is None:
@@ -303,6 +282,14 @@ def find_whole_run(store: Store, run: str, unread: list[str] | None = None) -> R
         if unread is not None:
             unread.append(str(error))
         return None
+
+
+def find_whole_runs(
+    store: Store, runs: Iterable[str], unread: list[str] | None = None
+) -> list[Run]:
+    """Return the records of these runs that can be read, in order, as `find_whole_run` does."""
+    found = in_parallel(lambda run: find_whole_run(store, run, unread), runs)
+    return [run for run in found if run is not None]
 
 
 def _id_of(entry: ObjectInfo) -> str:

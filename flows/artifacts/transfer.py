@@ -5,25 +5,24 @@ A file that is wrong is fetched again, since the damage may have happened on the
 wrong is an error that names the file and the command that repairs it.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
+from infra.parallel import THREADS, in_parallel
 from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
 
 TRIES = 3  # for one file whose bytes are wrong
-_THREADS = 8
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -91,6 +90,17 @@ def find_missing(places: Iterable[Place]) -> list[Place]:
     known = list(places)
     faults = transfer_each(lambda place, _: find_fault(*place), known)
     return [place for place, fault in zip(known, faults, strict=True) if fault is not None]
+
+
+def find_sizes(store: Store, files: Iterable[File]) -> list[int | None]:
+    """Return the size of each file's object, in order; None if it is gone."""
+
+    def find_size(file: File) -> int | None:
+        with contextlib.suppress(ObjectNotFound):
+            return store.head(file.key).size
+        return None
+
+    return list(in_parallel(find_size, files))
 
 
 def fetch_verified(
@@ -202,9 +212,8 @@ def transfer_each(
 
     The first call that fails stops the others, and its error is raised.
     """
-    if len(items) == 1:  # in this thread: the simulation's histories have no other
-        return [function(items[0], on_bytes)]
     stop = threading.Event()
+    errors: list[BaseException] = []
 
     def count_or_stop(count: int) -> None:
         # Python cannot end a thread from outside. This is called at each chunk, so neither an error
@@ -213,17 +222,20 @@ def transfer_each(
             raise _Stopped
         on_bytes(count)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
-        futures = [pool.submit(function, item, count_or_stop) for item in items]
+    def call(item: _Item) -> _Result:
         try:
-            for future in as_completed(futures):
-                future.result()
-        except BaseException:  # also KeyboardInterrupt: leaving the block waits for the threads
+            return function(item, count_or_stop)
+        except BaseException as error:
+            errors.append(error)
             stop.set()
-            for future in futures:
-                future.cancel()
             raise
-    return [future.result() for future in futures]
+
+    # One item in this thread: the simulation's histories have no other.
+    threads = THREADS if len(items) > 1 else 1
+    try:
+        return list(in_parallel(call, items, threads=threads, end=stop.set))
+    except _Stopped:
+        raise errors[0] from None
 
 
 class _Stopped(Exception):
@@ -259,30 +271,3 @@ def scratch_name(file: File) -> str:
 
 def _name_in(store: Store, of: str, file: File) -> str:
     return f"{file.path} of {of} ({store.url}/{file.key})"
-
-
-_AHEAD = 4  # items per thread submitted ahead of the result that is taken
-
-
-def in_parallel(
-    function: Callable[[_Item], _Result], items: Iterable[_Item], *, threads: int
-) -> Iterator[_Result]:
-    """Yield results in order; `items` may be endless. An error is raised at its item's position.
-
-    `threads=1` runs in the caller's own thread.
-    """
-    if threads == 1:
-        yield from map(function, items)
-        return
-    waiting: deque[Future[_Result]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > threads * _AHEAD:  # bounds memory for endless `items`
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()

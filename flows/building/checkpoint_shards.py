@@ -21,17 +21,16 @@ from typing import Any
 
 from flows.artifacts.checkpoint_records import COMMIT
 from flows.artifacts.checkpoints import check_arrived, place_of, step_of
-from flows.artifacts.transfer import in_parallel
 from flows.building.messages import CheckpointShard
 from flows.identity.manifest import File
 from infra.launch.background import poll
 from infra.launch.mirror import Superseded, reporting_errors
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, write_json
 
 SECONDS_BETWEEN_LOOKS = 0.25
-THREADS = 4
 
 
 def upload_shard(
@@ -111,7 +110,7 @@ def uploading_shards(
             newest = max(job.checkpoints.glob("step-*"), default=None)
             if newest is not None and not is_committed(newest):
                 written = [rank for rank in ranks if record_of(newest, rank).exists()]
-                for _ in in_parallel(partial(send, newest), written, threads=THREADS):
+                for _ in in_parallel(partial(send, newest), written):
                     pass
 
     with poll(look, every=SECONDS_BETWEEN_LOOKS):

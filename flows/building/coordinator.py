@@ -14,9 +14,7 @@ from pathlib import Path
 
 from flows.artifacts import checkpoints
 from flows.artifacts.checkpoints import step_of
-from flows.artifacts.transfer import in_parallel
 from flows.building.checkpoint_shards import (
-    THREADS,
     is_committed,
     note_shard,
     record_of,
@@ -34,6 +32,7 @@ from infra.launch.background import run_in_background
 from infra.launch.link import Link, LinkLost, accept_links
 from infra.launch.rendezvous import Rendezvous, find_interface, find_port, own_address, store_host
 from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
@@ -124,7 +123,7 @@ class Coordinator:
                 on_shard=self._add,
             )
 
-        for _ in in_parallel(send, self._ranks, threads=THREADS):
+        for _ in in_parallel(send, self._ranks):
             pass
         while True:
             check()

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from flows.artifacts.publish import find_manifest, indexed
-from flows.artifacts.runs import Run, find_run, read_all
+from flows.artifacts.runs import Run, find_run
 from flows.artifacts.transfer import read_file
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -179,7 +180,7 @@ def _read_each(
         except ArtifactError as error:
             return str(error)
 
-    results = read_all(attempt, items)
+    results = list(in_parallel(attempt, items))
     problems += [result for result in results if isinstance(result, str)]
     return [result for result in results if not isinstance(result, str)]
 

@@ -13,12 +13,12 @@ from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
 from flows.artifacts.runs import Run, find_run, find_tag, newest_first, tag_names
-from flows.artifacts.transfer import in_parallel
 from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
 from flows.identity.manifest import EARLIER, FORMAT, Manifest
 from flows.identity.records import find_document
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
+from infra.parallel import in_parallel
 from infra.storage.base import ObjectNotFound, Store
 
 _Item = TypeVar("_Item", str, ArtifactRef)

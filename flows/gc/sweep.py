@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 from flows.artifacts.pins import SWEEP
-from flows.artifacts.transfer import in_parallel
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Edges
 from flows.gc.survey import Survey
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from flows.render.text import duration
+from infra.parallel import in_parallel
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import StageError, StoreError
 

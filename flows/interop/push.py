@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.pins import Log, Pause, pin
-from flows.artifacts.publish import commit, find_manifest
+from flows.artifacts.publish import commit, find_manifest, find_manifests
 from flows.artifacts.revocations import FORMAT as REVOCATION
 from flows.artifacts.revocations import (
     Revoked,
@@ -29,7 +29,7 @@ from flows.artifacts.transfer import (
     fetch_file,
     fetch_or_fault,
     find_fault,
-    in_parallel,
+    find_sizes,
     scratch_name,
     transfer_each,
 )
@@ -37,10 +37,8 @@ from flows.identity.manifest import File, Manifest
 from flows.identity.records import encode_record, find_stored
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
-from infra.storage.base import ObjectNotFound, OnBytes, Store
+from infra.storage.base import OnBytes, Store
 from nanochat_core.errors import ArtifactError
-
-_THREADS = 16  # metadata requests at the same time
 
 Item: TypeAlias = tuple[Manifest, File]
 # Shows a transfer's progress: takes its kind and bytes in all, yields a callback for bytes done.
@@ -176,7 +174,7 @@ def push(
 
 def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
     """Return what `target` lacks of these artifacts, by the sizes of its objects. Reads only."""
-    known = in_parallel(lambda m: find_manifest(target, m.ref), manifests, threads=_THREADS)
+    known = find_manifests(target, [manifest.ref for manifest in manifests])
     ours: list[Manifest] = []
     adopted: list[Manifest] = []
     for manifest, theirs in zip(manifests, known, strict=True):
@@ -191,7 +189,7 @@ def find_lacking(target: Store, manifests: Sequence[Manifest]) -> Lacking:
     for manifest in ours:
         for file in (*manifest.files, *manifest.logs):
             wanted.setdefault(file.key, (manifest, file))
-    sizes = list(in_parallel(lambda i: _find_size(target, i[1]), wanted.values(), threads=_THREADS))
+    sizes = find_sizes(target, [file for _, file in wanted.values()])
     found = list(zip(wanted.values(), sizes, strict=True))
     return Lacking(
         manifests=tuple(ours),
@@ -264,8 +262,7 @@ def _find_made_from(source: Store, manifests: Collection[Manifest]) -> tuple[Rev
     inputs = {ref for m in manifests for ref in m.input_refs}
     # The search goes upstream, so those that are inputs of others are covered by these.
     ends = [m for m in manifests if m.ref not in inputs]
-    found = in_parallel(lambda m: ancestors_revoked(source, m), ends, threads=_THREADS)
-    return tuple(dict.fromkeys(revoked for ancestors in found for revoked in ancestors))
+    return ancestors_revoked(source, *ends)
 
 
 def _refs(manifests: Iterable[Manifest]) -> list[ArtifactRef]:
@@ -273,14 +270,6 @@ def _refs(manifests: Iterable[Manifest]) -> list[ArtifactRef]:
     # Files may lie under an older artifact: accepted, or shared because the contents are equal.
     files = [file for m in manifests for file in (*m.files, *m.logs)]
     return sorted({m.ref for m in manifests} | {ArtifactRef.parse(file.key) for file in files})
-
-
-def _find_size(target: Store, file: File) -> int | None:
-    """Return the object's size in the target, or None. Keys are not reused for other contents."""
-    try:
-        return target.head(file.key).size
-    except ObjectNotFound:
-        return None
 
 
 def _send_files(

@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 
 from flows.artifacts.publish import Published, commit, newest_manifests
 from flows.artifacts.revocations import accepted_from, find_revoked, one_line
-from flows.artifacts.transfer import in_parallel
+from flows.artifacts.transfer import find_sizes
 from flows.identity.diff import PASSED_ON, Change, compare, nearest
 from flows.identity.fingerprint import Identity
-from flows.identity.manifest import Facts, File, Input, Manifest
+from flows.identity.manifest import Facts, Input, Manifest
 from flows.plan.plan import Plan
 from flows.render.text import listed
 from flows.stages import Stage
-from infra.storage.base import ObjectNotFound, Store
+from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.section import Tree
 
 _CANDIDATES = 20  # newest artifacts of a stage that are compared
-_THREADS = 8
 _SHOWN_CHANGES = 3
 
 
@@ -157,16 +156,12 @@ def _decisive(changes: Iterable[Change]) -> list[Change]:
 
 def _check_there(store: Store, manifest: Manifest) -> None:
     """Raise ArtifactError unless the store has every file of the manifest in its right size."""
-
-    def fault(file: File) -> str | None:
-        try:
-            size = store.head(file.key).size
-        except ObjectNotFound:
-            return f"{file.path} is gone"
-        return None if size == file.size else f"{file.path} has {size} bytes, not {file.size}"
-
     files = (*manifest.files, *manifest.logs)
-    found = list(filter(None, in_parallel(fault, files, threads=_THREADS)))
+    found = [
+        f"{file.path} is gone" if size is None else f"{file.path} has {size} bytes, not {file.size}"
+        for file, size in zip(files, find_sizes(store, files), strict=True)
+        if size != file.size
+    ]
     if found:
         raise ArtifactError(
             f"the files of {manifest.name} are not in {store.url}: {listed(found, 1)}",

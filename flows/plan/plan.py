@@ -6,9 +6,7 @@ this one is still up to date. Independent stages are planned in parallel, so tha
 costs a few round trips in a row, not one for each request.
 """
 
-import contextlib
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ from flows.plan.pinned import check_stages, stages_with
 from flows.plan.reads import PlanReads
 from flows.render.text import listed
 from flows.stages import STAGES, Stage, stages_to_redo
+from infra.parallel import in_parallel
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
@@ -43,7 +42,6 @@ STATES: dict[State, str] = {
 }
 _HISTORY = 5  # newest artifacts of a stage, read for its reason and its estimate
 _SHOWN = 3  # words of a reason
-_THREADS = 8  # requests to the store at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +129,15 @@ def make_plan(
         for stage in stages
         if stage.name in pinned
     }
-    with _threads() as looks, _threads() as questions:
-        # A pool each: a stage waits for its reads, and must not take their threads.
-        reads = PlanReads(store, questions, profile)  # the LIST runs while the code is hashed
-        code = Code(root, cache=work / "code.json")
-        for stage in stages:
-            preimage_of(stage, run, code=code)  # fills `code`, which threads then only read
-        planner = _Planner(run, store, work, placement, code, reads)
-        for wave in _waves(stages, done):
-            for item in looks.map(partial(planner.look_at, done=done, wanted=wanted), wave):
-                done[item.stage.name] = item
+    code = Code(root, cache=work / "code.json")
+    for stage in stages:
+        preimage_of(stage, run, code=code)  # fills `code`, which threads then only read
+    reads = PlanReads(store, profile)
+    planner = _Planner(run, store, work, placement, code, reads)
+    for wave in _waves(stages, done):
+        look = partial(planner.look_at, done=done, wanted=wanted)
+        for item in list(in_parallel(look, wave, threads=len(wave))):
+            done[item.stage.name] = item
     code.save_cache()
     plans = tuple(done[stage.name] for stage in stages)
     return Plan(store=store.url, stages=plans, unread=tuple(reads.unread))
@@ -320,23 +317,12 @@ class _Planner:
     def _ask_for_histories(self, stage: str) -> None:
         """Prefetch the newest artifacts of a missing stage and of all stages after it."""
         later = stages_to_redo(STAGES, force=(), from_stage=stage)
-        for name in (known.name for known in STAGES if known.name in later):
-            self._reads.newest(name, _HISTORY, keep=is_built)  # starts the reads, waits for none
+        self._reads.read_newest((s.name for s in STAGES if s.name in later), _HISTORY)
 
     def _estimate(self, stage: Stage, history: list[Manifest]) -> Estimate | None:
         if self._placement is None:
             return None
         return estimate(stage, self._run, history, self._placement)
-
-
-@contextlib.contextmanager
-def _threads() -> Generator[ThreadPoolExecutor]:
-    """Yield a thread pool that drops queued work when the block ends, also by an error."""
-    pool = ThreadPoolExecutor(_THREADS)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _waves(stages: Iterable[Stage], known: Iterable[str]) -> Iterator[list[Stage]]:

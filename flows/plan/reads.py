@@ -5,27 +5,29 @@ round trip for each level of stages. Most often the newest artifact of a stage i
 plan needs: those are read ahead.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
-from typing import TypeVar
+from itertools import islice, product
+from typing import Any, TypeAlias, TypeVar
 
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
-from flows.artifacts.runs import find_whole_run, newest_first, read_all
+from flows.artifacts.runs import find_whole_run, find_whole_runs, newest_first
 from flows.identity.manifest import Manifest
 from flows.identity.rebuilds import find_rebuild_mark
 from flows.identity.ref import ArtifactRef, name_in
 from flows.stages import STAGES
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
 _LOOKED_AT = 4  # candidates for each artifact that is wanted: the newest may be gone
 _RUNS = 4  # latest runs of the profile's name, of names that begin with it, and of others
 _T = TypeVar("_T")
+_Read: TypeAlias = Callable[[Store, ArtifactRef], _T]
+_RECORDS: tuple[_Read[Any], ...] = (find_manifest, find_revocation, find_rebuild_mark)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ def _read_runs(store: Store, profile: str | None) -> _Runs:
     alike = [run for run in ids if names[run].startswith(f"{profile}-")]
     others = [run for run in ids if run not in {*own, *alike}]
     chosen = [*own[:_RUNS], *alike[:_RUNS], *others[:_RUNS]] if profile else []
-    runs = [run for run in read_all(partial(find_whole_run, store), chosen) if run is not None]
+    runs = find_whole_runs(store, chosen)
     runs.sort(key=lambda run: run.started, reverse=True)
     return _Runs(
         ids=frozenset(ids),
@@ -54,22 +56,21 @@ def _read_runs(store: Store, profile: str | None) -> _Runs:
 
 
 class PlanReads:
-    """A cache of one plan's reads, each done once, by a thread of `pool` where possible."""
+    """A cache of one plan's reads, safe for threads."""
 
-    def __init__(self, store: Store, pool: ThreadPoolExecutor, profile: str | None = None) -> None:
+    def __init__(self, store: Store, profile: str | None = None) -> None:
         self.unread: list[str] = []  # why earlier artifacts cannot be read
         self._store = store
-        self._pool = pool
-        self._lock = threading.Lock()
-        self._reads: dict[tuple[str, ArtifactRef], Future[object]] = {}
         self._profile = profile
-        self._runs: Future[_Runs] | None = None
-        self._index = pool.submit(self._list)
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, ArtifactRef], object] = {}
+        self._index = read_index(store)
+        self._runs: _Runs | None = None
+        self._read_ahead(product(_RECORDS, self._newest_of([stage.name for stage in STAGES], 1)))
 
     def find(self, ref: ArtifactRef) -> Manifest | None:
-        """Return an artifact. Starts reading what may make it stale, which is needed next."""
-        self._ask(find_revocation, ref)
-        self._ask(find_rebuild_mark, ref)
+        """Return an artifact. Reads with it what may make it stale, which is needed next."""
+        self._read_ahead(product(_RECORDS, [ref]))
         return self._read(find_manifest, ref)
 
     def find_revocation(self, ref: ArtifactRef) -> Revocation | None:
@@ -81,47 +82,38 @@ class PlanReads:
         mark = self._read(find_rebuild_mark, manifest.ref)
         return mark is not None and mark.is_of(manifest)
 
-    def newest(
-        self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
-    ) -> Iterator[Manifest]:
-        """Return the last artifacts of a stage, newest first, like `artifacts.newest_manifests`."""
-        names = self._index.result().get(stage, [])[: _LOOKED_AT * count]
-        refs = [ArtifactRef(stage, name) for name in names]
-        self._ask_for_runs()
-        for ref in refs[:count]:
-            self._ask(find_manifest, ref)
-        # Lazy: past the first `count`, a manifest is read only if an earlier one is missing.
-        found = map(self._find_whole, refs)
-        return islice((m for m in found if m is not None and keep(m)), count)
+    def read_newest(self, stages: Iterable[str], count: int) -> None:
+        """Read the last artifacts of these stages, which `history` needs next."""
+        with self._lock:  # stages of one wave ask for the same artifacts
+            self._read_ahead(product([find_manifest], self._newest_of(stages, count)))
 
     def history(
         self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
     ) -> tuple[list[Manifest], list[Manifest]]:
         """Return artifacts of a stage: those of the profile's runs, and those with the newest."""
-        newest = list(self.newest(stage, count, keep=keep))
+        self.read_newest([stage], count)
+        refs = self._newest_of([stage], _LOOKED_AT * count)
+        # Lazy: past the first `count`, a manifest is read only if an earlier one is missing.
+        newest = list(islice(self._keep(refs, keep), count))
         if self._profile is None:
             return newest, newest
-        runs = self._ask_for_runs().result()
+        runs = self._read_runs()
         refs = list(dict.fromkeys(ref for ref in runs.refs if ref.stage == stage))[:count]
-        for ref in refs:
-            self._ask(find_manifest, ref)
-        found = [m for m in map(self._find_whole, refs) if m is not None and keep(m)]
+        self._read_ahead(product([find_manifest], refs))
+        found = self._keep(refs, keep)
         own = [*found, *(m for m in newest if self._is_own(m.provenance.run, runs))]
         return own, [*{manifest.fingerprint: manifest for manifest in (*newest, *own)}.values()]
 
-    def _is_own(self, run: str, runs: "_Runs") -> bool:
-        """Return whether the run was of the profile, or has no record, so that it may have been."""
-        if run not in runs.profiles:
-            found = find_whole_run(self._store, run) if run in runs.ids else None
-            runs.profiles[run] = found.profile if found else self._profile
-        return runs.profiles[run] == self._profile
+    def _newest_of(self, stages: Iterable[str], count: int) -> list[ArtifactRef]:
+        index = self._index
+        return [
+            ArtifactRef(name, found) for name in stages for found in index.get(name, [])[:count]
+        ]
 
-    def _ask_for_runs(self) -> "Future[_Runs]":
-        """Start to read the last runs of the profile, once."""
-        with self._lock:
-            if self._runs is None:
-                self._runs = self._pool.submit(_read_runs, self._store, self._profile)
-            return self._runs
+    def _keep(
+        self, refs: Iterable[ArtifactRef], keep: Callable[[Manifest], bool]
+    ) -> Iterator[Manifest]:
+        return (m for m in map(self._find_whole, refs) if m is not None and keep(m))
 
     def _find_whole(self, ref: ArtifactRef) -> Manifest | None:
         try:
@@ -130,34 +122,37 @@ class PlanReads:
             self.unread.append(str(error))
             return None
 
-    def _ask(self, read: Callable[[Store, ArtifactRef], _T], ref: ArtifactRef) -> "Future[_T]":
-        key = (read.__name__, ref)
-        with self._lock:
-            if key not in self._reads:
-                self._reads[key] = self._pool.submit(read, self._store, ref)
-            return self._reads[key]  # type: ignore[return-value]
+    def _is_own(self, run: str, runs: _Runs) -> bool:
+        """Return whether the run was of the profile, or has no record, so that it may have been."""
+        if run not in runs.profiles:
+            found = find_whole_run(self._store, run) if run in runs.ids else None
+            runs.profiles[run] = found.profile if found else self._profile
+        return runs.profiles[run] == self._profile
 
-    def _read(self, read: Callable[[Store, ArtifactRef], _T], ref: ArtifactRef) -> _T:
-        """Return the result of a read that is done, running, or done here."""
-        future = self._ask(read, ref)
-        if not future.cancel():
-            return future.result()
-        # `cancel` succeeds only while the read is queued behind the read-ahead: do not wait for
-        # that, read in this thread. Only one thread plans a stage, so none waits on the future.
-        found = read(self._store, ref)
-        done: Future[object] = Future()
-        done.set_result(found)
+    def _read_runs(self) -> _Runs:
+        """Return the last runs of the profile; they are read once."""
         with self._lock:
-            self._reads[read.__name__, ref] = done
-        return found
+            if self._runs is None:
+                self._runs = _read_runs(self._store, self._profile)
+            return self._runs
 
-    def _list(self) -> Mapping[str, list[str]]:
-        """Return stage -> fingerprints, newest first. Starts reading the newest of each stage."""
-        index = read_index(self._store)
-        for stage in STAGES:
-            for name in index.get(stage.name, [])[:1]:
-                ref = ArtifactRef(stage.name, name)
-                self._ask(find_manifest, ref)
-                self._ask(find_revocation, ref)
-                self._ask(find_rebuild_mark, ref)
-        return index
+    def _read_ahead(self, reads: Iterable[tuple[_Read[Any], ArtifactRef]]) -> None:
+        """Read records in parallel. A damaged one is read again where it is needed, and raises."""
+
+        def read(item: tuple[_Read[Any], ArtifactRef]) -> None:
+            with contextlib.suppress(ArtifactError):
+                self._read(*item)
+
+        fresh = [item for item in reads if _key(*item) not in self._known]
+        for _ in in_parallel(read, fresh):
+            pass
+
+    def _read(self, read: _Read[_T], ref: ArtifactRef) -> _T:
+        key = _key(read, ref)
+        if key not in self._known:
+            self._known[key] = read(self._store, ref)
+        return self._known[key]  # type: ignore[return-value]
+
+
+def _key(read: _Read[Any], ref: ArtifactRef) -> tuple[str, ArtifactRef]:
+    return read.__name__, ref

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
-from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import Run, read_all
+from flows.artifacts.publish import find_manifests
+from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, NotNegative, StoreOptions
 from flows.cli.output import print_deltas, print_json, screen, table_width
 from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
@@ -111,8 +111,8 @@ def open_alike(store: Store, references: Sequence[str]) -> list[Manifest] | list
             hint=f"compare runs, or artifacts: one of the run is like sft@{run}",
         )
     if kinds != {True}:
-        return read_all(lambda name: open_run(store, name), references)
-    manifests = read_all(lambda name: open_artifact(store, name), references)
+        return [open_run(store, name) for name in references]
+    manifests = [open_artifact(store, name) for name in references]
     stages = sorted({manifest.stage for manifest in manifests})
     if len(stages) > 1:
         raise ConfigError(
@@ -131,7 +131,7 @@ def in_order(names: Collection[str]) -> list[str]:
 def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
     if isinstance(item, Manifest):
         return {item.stage: item}
-    manifests = read_all(lambda ref: find_manifest(store, ref), item.refs)
+    manifests = find_manifests(store, item.refs)
     # An artifact that garbage collection has deleted is left out; the others can be compared.
     return {manifest.stage: manifest for manifest in manifests if manifest is not None}
 

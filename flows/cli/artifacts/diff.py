@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from cyclopts import Parameter
 
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import Run, read_all
+from flows.artifacts.runs import Run
 from flows.cli.artifacts.compare import in_order, open_alike
 from flows.cli.options import CHANGES, AsJson, ExitCode, StoreOptions
 from flows.cli.output import age, aligned, print_result
@@ -18,6 +18,7 @@ from flows.identity.manifest import Input, Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES
 from flows.render.text import listed, number
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -151,7 +152,7 @@ def _shown(value: Any) -> str:
 
 def _compare_runs(store: Store, old: Run, new: Run) -> Answer:
     names = in_order(old.stages.keys() | new.stages.keys())
-    stages = read_all(lambda name: _compare_stage(store, name, old, new), names)
+    stages = list(in_parallel(lambda name: _compare_stage(store, name, old, new), names))
     differing = [item["stage"] for item in stages if item["state"] != "="]
     tree = {"same": not differing, "old": asdict(old), "new": asdict(new), "stages": stages}
     lines = aligned([("-", *_run_row(old)), ("+", *_run_row(new))])

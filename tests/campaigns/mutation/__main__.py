@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flows.artifacts.transfer import in_parallel
+from infra.parallel import in_parallel
 
 ROOT = Path(__file__).parents[3]
 TABLE = Path(__file__).with_name("mutants.txt")

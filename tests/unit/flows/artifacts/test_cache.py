@@ -117,7 +117,7 @@ def test_an_interrupted_fetch_is_resumed(
     store: CountingStore, cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     manifest = publish_rows(store, tmp_path).manifest
-    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
+    monkeypatch.setattr("flows.artifacts.transfer.THREADS", 1)
     dying = DyingStore(tmp_path / "store")
     with pytest.raises(KeyboardInterrupt):
         fetch(dying, manifest, cache)

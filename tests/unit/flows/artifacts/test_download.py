@@ -171,7 +171,7 @@ def interrupted(
     manifest: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """A directory that was to be filled when the person pressed Ctrl-C after the first file."""
-    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
+    monkeypatch.setattr("flows.artifacts.transfer.THREADS", 1)
     with pytest.raises(KeyboardInterrupt):
         copy(DyingStore(tmp_path / "store"), manifest, tmp_path / "mine")
     assert not (tmp_path / "mine").exists()

@@ -82,7 +82,7 @@ def test_an_interrupted_push_leaves_whole_artifacts_or_none_and_is_resumed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("flows.artifacts.transfer._THREADS", 1)
+    monkeypatch.setattr("flows.artifacts.transfer.THREADS", 1)
     dying = Interrupted(tmp_path / "target")
     with pytest.raises(KeyboardInterrupt):
         send(source, dying, "tiny")

@@ -75,7 +75,7 @@ def test_a_store_that_stops_answering_ends_the_plan_at_once(
             is_known.set()
             super().shutdown()
 
-    monkeypatch.setattr("flows.plan.plan.ThreadPoolExecutor", Noticed)
+    monkeypatch.setattr("infra.parallel.ThreadPoolExecutor", Noticed)
     store = Dying(built.root.parent / "store")
     with pytest.raises(StoreError, match="no answer"):
         make_plan(dataclasses.replace(RUN, seed=1), store, built.work, root=built.root)

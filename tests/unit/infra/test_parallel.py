@@ -6,7 +6,7 @@ from itertools import count, islice
 
 import pytest
 
-from flows.artifacts.transfer import in_parallel
+from infra.parallel import in_parallel
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
