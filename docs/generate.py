@@ -37,7 +37,7 @@ EXIT_CODES = (
         "With `--exit-code`: `plan` has something to run, `diff` found a difference, `gc` has "
         "something to mark or delete. `evals run`: the model got worse.",
     ),
-    ("75", "`stage` and `node`: a retry may succeed, since a node or the store was lost."),
+    ("75", "`stage`: a retry may succeed, since a node or the store was lost."),
     ("130", "It was interrupted. A run has saved its state: the same command resumes."),
 )
 

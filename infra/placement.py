@@ -66,7 +66,6 @@ class Placement:
     gpus: int  # processes of a GPU stage on each node; 0: one process on the CPU
     resources: Resources  # the part that a job sees
     nodes: int = 1  # machines that a GPU stage takes
-    address: str | None = None  # at which the others reach node 0; None: it finds its own
     pool: str | None = None  # Prefect work pool whose workers run GPU stages; None: this machine
 
     def __post_init__(self) -> None:

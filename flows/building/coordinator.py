@@ -30,7 +30,15 @@ from flows.leases.outage import WaitLog
 from flows.render.text import duration
 from infra.launch.background import run_in_background
 from infra.launch.link import Link, LinkLost, accept_links
-from infra.launch.rendezvous import Rendezvous, find_interface, find_port, own_address, store_host
+from infra.launch.rendezvous import (
+    NODE,
+    NODES,
+    Rendezvous,
+    find_interface,
+    find_port,
+    own_address,
+    store_host,
+)
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.parallel import in_parallel
 from infra.storage.base import Store
@@ -159,8 +167,8 @@ class Coordinator:
                     f"{self._job.stage} needs {self._start.nodes} nodes: node "
                     f"{', '.join(map(str, absent))} did not come within "
                     f"{duration(self._terms.meet)}",
-                    hint=f"start it there: nanochat stage {self._job.stage} ... --node {absent[0]}"
-                    f" --nodes {self._start.nodes}, with the same store",
+                    hint="give the same command there, with the same store and "
+                    f"{NODES}={self._start.nodes} {NODE}={absent[0]}",
                     log_tail="",
                 )
             names = ", ".join(map(str, missing))
@@ -337,7 +345,7 @@ def lead(
         step=checkpoints.step_of(newest) if newest else 0,
         commit=checkpoints.commit_of(newest) if newest else "",
     )
-    address = context.placement.address or own_address(toward=store_host(store.url))
+    address = own_address(toward=store_host(store.url))
     log = context.log(job.stage, "waiting")
     coordinator = Coordinator(job, start, lease, terms=context.terms, log=log)
     # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.

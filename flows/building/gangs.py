@@ -1,9 +1,9 @@
 """Build a requested stage on a gang: machines that Slurm or Kubernetes starts together.
 
-Each of them runs `nanochat node`, which builds as on any machine. The process here submits the
-gang, follows it, and looks for the artifact. The gang's name follows from the request: a process
-that is started again finds the gang of the one before. Requests that compete for machines wait in
-the scheduler's queue.
+Each of them runs `nanochat stage REQUEST`, which builds as on any machine. The process here submits
+the gang, follows it, and looks for the artifact. The gang's name follows from the request: a
+process that is started again finds the gang of the one before. Requests that compete for machines
+wait in the scheduler's queue.
 """
 
 import json
@@ -97,7 +97,7 @@ def _find_or_submit(gangs: Gangs, request: StageRequest) -> str:
             name=name,
             nodes=request.nodes,
             gpus=request.gpus,
-            words=("node", json.dumps(asdict(request))),
+            words=("stage", json.dumps(asdict(request))),
             store=request.store,
         )
     )

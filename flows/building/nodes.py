@@ -53,6 +53,7 @@ from flows.render.text import duration
 from flows.stages import Stage
 from infra.launch.background import run_in_background
 from infra.launch.link import Link, LinkLost, open_link
+from infra.launch.rendezvous import NODES
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job
@@ -153,7 +154,7 @@ class _Follower:
             raise ConfigError(
                 f"node 0 on {start.host} calls {start.nodes} nodes with {start.processes} "
                 f"processes, this one was started for {nodes} with {processes}",
-                hint="give all nodes the same --nodes and --gpus",
+                hint=f"give all nodes the same {NODES} and --gpus",
             )
         job = make_job(self.stage, self.context, self.identity, self._fetch(cache))
         check = make_check(self.context, self.identity, job, self.lookup.code)

@@ -129,8 +129,7 @@ def read_request(text: str) -> StageRequest:
     except (ValueError, ArtifactError) as error:
         raise ConfigError(
             f"not a stage request: {error}",
-            hint="the scheduler starts `nanochat node` with the request; a person gives the stage "
-            "and its options to `nanochat stage`",
+            hint="give `nanochat stage` a profile and a stage; only runs write requests",
         ) from error
 
 
@@ -138,18 +137,16 @@ def build_on_node(
     request: StageRequest,
     *,
     node: int = 0,
-    address: str | None = None,
     watch: Watch,
 ) -> Built:
     """Build this machine's share of a request: all of it if the request is for one node.
 
-    `address` is node 0's for the others; None: it finds its own. Raises ConfigError if this machine
-    would build something else, ArtifactError if an input is not in the store, and what `build`
-    raises; of these JobFailed (NodeLost), LeaseLost and TransientStageError may succeed on a retry.
+    Raises ConfigError if this machine would build something else, ArtifactError if an input is not
+    in the store, and what `build` raises; of these JobFailed (NodeLost), LeaseLost and
+    TransientStageError may succeed on a retry.
     """
     stage, context, inputs = open_request(request, watch=watch)
     check_same(request, stage, context, inputs)
-    context = replace(context, placement=replace(context.placement, address=address))
     return build_share(stage, context, inputs, node=node, force=request.force)
 
 

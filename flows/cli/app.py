@@ -91,7 +91,7 @@ _COMMANDS = (
     _Command(name="plan", folder=_TRAIN, usage="[OPTIONS] PROFILE [STAGE]"),
     _Command(name="run", folder=_TRAIN),
     _Command(name="submit", folder=_TRAIN),
-    _Command(name="stage", folder=_TRAIN, everyday=False),
+    _Command(name="stage", folder=_TRAIN, usage="[OPTIONS] PROFILE STAGE", everyday=False),
     _Command(name="miniseries", folder=_TRAIN),
     _Command(name="sweep", folder=_TRAIN),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN]"),
@@ -129,7 +129,6 @@ _COMMANDS = (
         group_help="Write files for compose, systemd and clusters.",
         everyday=False,
     ),
-    _Command(name="node", folder=_MACHINE, everyday=False),
     _Command(name="bench", folder=_MACHINE, group_help="Measure this machine.", everyday=False),
     _Command(name="completion", folder=_MACHINE, everyday=False),
 )

@@ -156,8 +156,8 @@ def make_jobset(template: Any, spec: GangSpec, *, queue: str | None) -> Any:
     container["args"] = ["nanochat", *spec.words]
     env = {item["name"]: item for item in container.get("env", [])}
     for name, value in {
-        "NANOCHAT_NODES": str(spec.nodes),
-        "NANOCHAT_ADDRESS": f"{spec.name}-{replicated['name']}-0-0.{spec.name}",
+        "PET_NNODES": str(spec.nodes),
+        "PET_MASTER_ADDR": f"{spec.name}-{replicated['name']}-0-0.{spec.name}",
         "NANOCHAT_STORE": spec.store,
     }.items():
         env[name] = {"name": name, "value": value}

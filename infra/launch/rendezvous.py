@@ -1,14 +1,14 @@
 """Rendezvous of a job on several machines: who takes part, torchrun's options, node 0's address.
 
-The scheduler that started the machines has numbered them, and says so in its variables
-(`ENVIRONMENTS`). Ranks are numbered by machine: with two processes each, those of node 1 are ranks
-2 and 3. So rank 0, which writes the job's files, is always on node 0.
+The scheduler or the user numbers the machines in torchrun's own variables. Ranks are numbered by
+machine: with two processes each, those of node 1 are ranks 2 and 3. So rank 0, which writes the
+job's files, is always on node 0.
 """
 
 import os
-import re
+import shlex
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -18,104 +18,56 @@ from nanochat_core.errors import ConfigError
 # From the first machine's torchrun to the last one's; of ranks without torchrun see
 # nanochat_core/runtime/hardware/distributed.py.
 SECONDS_TO_JOIN = 120
+NODES, NODE, ADDRESS = "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"
 _NOWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737); nothing is sent to it
 _ALONE = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gang:
-    """The machines that a scheduler started together, and this one's number among them."""
+    """The machines that build a stage together, and this one's number among them."""
 
     nodes: int
     node: int
-    address: str | None  # at which the others reach node 0; None: node 0 finds its own
+
+    @property
+    def assignments(self) -> str:
+        """The variables of this machine, to be put before a command; "" for one that is alone."""
+        if self.nodes == 1:
+            return ""
+        names = (NODES, NODE, ADDRESS)
+        given = {name: os.environ[name] for name in names if name in os.environ}
+        return "".join(f"{name}={shlex.quote(value)} " for name, value in given.items())
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The variables by which one scheduler describes a gang."""
+def find_gang(environment: Mapping[str, str] | None = None) -> Gang:
+    """Return the gang that torchrun's own variables describe; without them this machine is alone.
 
-    name: str
-    nodes: str
-    node: str
-    address: str
-    first: Callable[[str], str] = str  # node 0's address in the value of `address`
-    step: str | None = None  # set only in processes that are the gang's, one on each machine
-
-
-def _first_host(hosts: str) -> str:
-    """Return the first host of Slurm's list: "gpu03" of "gpu[03-05,9],login1"."""
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
-    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", first[0] if first else "")
-
-
-def _first_line(lines: str) -> str:
-    return next(iter(lines.split()), "")
-
-
-# The first one of which both numbers are set counts: torchrun's and SkyPilot's may be set inside a
-# job of Slurm or Kubernetes. Kubernetes sets the index in the pods of every indexed Job, and
-# infra/kubernetes/jobset/jobset.yaml the other two.
-ENVIRONMENTS = (
-    Environment("torchrun", "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR"),
-    Environment(
-        "SkyPilot", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", "SKYPILOT_NODE_IPS", _first_line
-    ),
-    Environment("Kubernetes", "NANOCHAT_NODES", "JOB_COMPLETION_INDEX", "NANOCHAT_ADDRESS"),
-    # A batch script has the first two variables as well: only what `srun` starts is on every node.
-    Environment(
-        "Slurm",
-        "SLURM_NNODES",
-        "SLURM_NODEID",
-        "SLURM_JOB_NODELIST",
-        _first_host,
-        step="SLURM_STEP_ID",
-    ),
-)
-
-
-def find_gang(
-    *,
-    nodes: int | None = None,
-    node: int | None = None,
-    address: str | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> Gang:
-    """Return the gang that the arguments describe; what is None comes from the environment.
-
-    Without either this machine is alone. Raises ConfigError if a scheduler's value is no number, or
-    if this machine's number is not one of `nodes`.
+    Raises ConfigError if one of them is missing or no number, or if the numbers do not fit.
     """
     values = os.environ if environment is None else environment
-    found = next((e for e in ENVIRONMENTS if _describes(e, values)), None)
-    if found is not None:
-        nodes = _number(values, found.nodes) if nodes is None else nodes
-        node = _number(values, found.node) if node is None else node
-        address = address or values.get("NANOCHAT_ADDRESS")
-        address = address or found.first(values.get(found.address, ""))
-    nodes, node = 1 if nodes is None else nodes, node or 0
-    source = f" ({found.name}'s {found.nodes} and {found.node})" if found else ""
-    if nodes < 1:
-        raise ConfigError(f"--nodes is {nodes}{source}", hint="at least 1")
+    nodes, node = (_number(values, name) for name in (NODES, NODE))
+    if nodes is None and node is None:
+        return Gang(nodes=1, node=0)
+    if nodes is None or node is None:
+        given, other = (NODES, NODE) if node is None else (NODE, NODES)
+        raise ConfigError(
+            f"{given} is set and {other} is not",
+            hint="give each machine both: the number of machines, and its own, from 0",
+        )
     if not 0 <= node < nodes:
         raise ConfigError(
-            f"--node is {node}, --nodes is {nodes}{source}", hint=f"numbers are 0 to {nodes - 1}"
+            f"{NODE} is {node}, {NODES} is {nodes}", hint="at least one machine, numbered from 0"
         )
-    return Gang(nodes=nodes, node=node, address=address or None)
+    return Gang(nodes=nodes, node=node)
 
 
-def _describes(environment: Environment, values: Mapping[str, str]) -> bool:
-    names = (environment.nodes, environment.node, environment.step)
-    return all(values.get(name) for name in names if name)
-
-
-def _number(values: Mapping[str, str], name: str) -> int:
+def _number(values: Mapping[str, str], name: str) -> int | None:
     try:
-        return int(values[name])
+        return int(values[name]) if values.get(name) else None
     except ValueError:
         raise ConfigError(
-            f"{name} is {values[name]!a}, not a number of machines",
-            hint="give --nodes and --node, or start a fixed number of machines",
+            f"{name} is {values[name]!a}, not a number", hint="start a fixed number of machines"
         ) from None
 
 
@@ -174,10 +126,10 @@ class Rendezvous:
 def own_address(*, toward: str | None = None) -> str:
     """Return the address at which other machines reach this one.
 
-    NANOCHAT_ADDRESS, else that of the interface NANOCHAT_INTERFACE, else the source address of
+    PET_MASTER_ADDR, else that of the interface NANOCHAT_INTERFACE, else the source address of
     packets to `toward` or to a distant host; 127.0.0.1 if there is no other.
     """
-    if given := os.environ.get("NANOCHAT_ADDRESS"):
+    if given := os.environ.get(ADDRESS):
         return given
     addresses = dict(_interfaces())
     if (interface := os.environ.get("NANOCHAT_INTERFACE")) in addresses:

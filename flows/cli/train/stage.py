@@ -3,13 +3,13 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 
-from flows.artifacts.names import check_stage
+from flows.artifacts.names import STAGE_NAMES, check_stage
 from flows.artifacts.runs import (
     Run,
     RunRecord,
@@ -19,13 +19,14 @@ from flows.artifacts.runs import (
     new_run_id,
     timestamp,
 )
-from flows.building.build import BuildContext, reserve_found
+from flows.building.build import BuildContext, Built, reserve_found
 from flows.building.nodes import build_share
 from flows.building.retry import is_retryable
+from flows.building.stage_request import build_on_node
+from flows.building.stage_request import read_request as read_stage_request
 from flows.cli.options import (
     DepthFlag,
     PlacementOptions,
-    ProfileName,
     SetFlag,
     UseFlag,
     argv_of,
@@ -37,62 +38,37 @@ from flows.cli.requests import read_request
 from flows.cli.train.run import resumable
 from flows.identity.manifest import Manifest
 from flows.leases import run_lock
-from flows.leases.held_lease import LeaseTimings
 from flows.plan.pinned import stages_before
 from flows.plan.plan import Plan
 from flows.plan.planned import open_settings, plan_run
 from flows.plan.upstream import Pins, moving_names, recorded_pins
 from flows.run_request import RUN_NAME, STRICT, RunRequest
 from flows.stages import Stage, stage_named
-from infra.launch.rendezvous import Gang, find_gang
+from infra.launch.rendezvous import find_gang
 from infra.launch.torchrun import StageInterrupted
+from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, NanochatError, StoreError
+
+if TYPE_CHECKING:
+    from flows.render.terminal import Display
 
 # EX_TEMPFAIL of sysexits.h: the machine, another node or the store failed, and a retry may succeed.
 # Batch scripts and pods requeue on it; infra/slurm/stage.sbatch reads the number.
 LOST = 75
-_NODES = Group("Several machines", sort_key=1)
-_TERMS = LeaseTimings()
 
 
 def stage(
-    stage: Annotated[str, Parameter(help="Name of the stage, such as pretrain.")],
-    profile: ProfileName,
+    profile: Annotated[
+        str, Parameter(help="A profile or its TOML file; or the JSON of a request, alone.")
+    ],
+    stage: Annotated[str | None, Parameter(help="Name of the stage, such as pretrain.")] = None,
     /,
     *,
-    node: Annotated[
-        int | None,
-        Parameter(
-            group=_NODES,
-            help="Which of the machines this one is; 0 is the first. Default as for --nodes.",
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        Parameter(
-            group=_NODES,
-            help="Machines that build the stage together. Default what Slurm, SkyPilot, a JobSet "
-            "or torchrun's PET_NNODES says; else 1.",
-        ),
-    ] = None,
-    address: Annotated[
-        str | None,
-        Parameter(
-            group=_NODES,
-            help="Address at which the other machines reach the first. Default NANOCHAT_ADDRESS, "
-            "or the scheduler's; else one that the first finds itself.",
-        ),
-    ] = None,
-    wait: Annotated[
-        float,
-        Parameter(group=_NODES, help="Seconds that the machines wait for each other at first."),
-    ] = _TERMS.meet,
     run_id: Annotated[
         str | None,
         Parameter(
             name="--run",
-            group=_NODES,
             help="Id of the run, the same on all machines and whenever the command is given again, "
             "such as a Slurm job's; default a new one. --force on several machines needs it.",
         ),
@@ -112,13 +88,23 @@ def stage(
 
     Its inputs must be in the store. After a stop or a crash the same command resumes, on any
     machine. Exit code 75 means that the machine, another node or the store failed: retry it.
+
+    Machines that build a stage together have torchrun's variables: PET_NNODES is their number,
+    PET_NODE_RANK that of this one, 0 for the first, and PET_MASTER_ADDR the address of the first.
+
+    A run that requests a stage from Slurm or Kubernetes has them give its request in JSON instead
+    of profile and stage; the request has all options.
     """
+    if profile.startswith("{"):
+        return _build_request(profile)
     check_gpus(where.gpus)
-    built_stage = stage_named(check_stage(stage))
     request = read_request(
         profile, where, depth=depth, overrides=overrides, use=use, run_name=run_name
     )
-    gang = _find_gang(built_stage, nodes=nodes, node=node, address=address)
+    if stage is None:
+        raise ConfigError("stage needs a stage after the profile", hint=suggest("", STAGE_NAMES))
+    built_stage = stage_named(check_stage(stage))
+    gang = find_gang()
     # Nodes agree on what counts as built again by the run's id, and each would make up its own.
     if force and gang.nodes > 1 and run_id is None:
         raise ConfigError(
@@ -136,8 +122,8 @@ def stage(
     where.warn_of(planned.placement)
     plan = planned.plan
     given = RunRequest(depth=depth, overrides=overrides, use=use, run_name=run_name)
-    words = shlex.join([profile, *argv_of(given), *where.argv])
-    inputs = _find_inputs(plan, built_stage, words)
+    options = shlex.join([*argv_of(given), *where.argv])
+    inputs = _find_inputs(plan, built_stage, f"nanochat stage {profile} {{}} {options}".rstrip())
     run = new_run(
         run_id or new_run_id(planned.name, timestamp(time.time())),
         planned.name,
@@ -146,48 +132,58 @@ def stage(
         uses=request.use,
     )
     run = replace(run, stages=_up_to_date(plan))
-    from flows.orchestration.local_run import stoppable
-
     # The retry must have the same run id: by it the record and the --force of this run are found.
-    again = f"nanochat stage {stage} {words}"
-    if gang.nodes > 1:
-        again += f" --node {gang.node} --nodes {gang.nodes}"
-        again += f" --address {shlex.quote(address)}" if address else ""
-        again += f" --wait {wait:g}" if wait != _TERMS.meet else ""
+    again = f"{gang.assignments}nanochat stage {profile} {stage} {options}".rstrip()
     again += " --strict" if strict else ""
     if run_id is not None:
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
+
+    def build(display: "Display") -> Built:
+        context = BuildContext(
+            run=planned.profile.run,
+            run_id=run.run,
+            placement=replace(planned.placement, nodes=gang.nodes),
+            store=store,
+            watch=display.watch,
+            strict=strict,
+        )
+        # One record per run: node 0 writes it, the others only build their share.
+        recorded = (
+            contextlib.nullcontext(context) if gang.node else _recorded(run, plan, context, inputs)
+        )
+        with recorded as context:
+            return build_share(built_stage, context, inputs, node=gang.node, force=force)
+
+    return _run(build, stage=built_stage.name, again=again)
+
+
+def _build_request(text: str) -> int:
+    """Build this machine's share of the request that is written as JSON."""
+    # A gang may come back with another number of machines than were requested.
+    gang = find_gang()
+    request = replace(read_stage_request(text), nodes=gang.nodes)
+    return _run(
+        lambda display: build_on_node(request, node=gang.node, watch=display.watch),
+        stage=request.stage,
+        again="the same command",
+    )
+
+
+def _run(build: Callable[["Display"], Built], *, stage: str, again: str) -> int:
+    """Show a build's progress and its artifact; return the exit code."""
+    from flows.orchestration.local_run import stoppable
+
     try:
         with resumable(again, stages=[stage]) as display, stoppable(display):
-            context = BuildContext(
-                run=planned.profile.run,
-                run_id=run.run,
-                placement=replace(planned.placement, nodes=gang.nodes, address=gang.address),
-                store=store,
-                watch=display.watch,
-                strict=strict,
-                terms=replace(_TERMS, meet=wait),
-            )
-            # One record per run: node 0 writes it, the others only build their share.
-            recorded = (
-                contextlib.nullcontext(context)
-                if gang.node
-                else _recorded(run, plan, context, inputs)
-            )
-            with recorded as context:
-                built = build_share(built_stage, context, inputs, node=gang.node, force=force)
+            built = build(display)
             display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     except NanochatError as error:
-        return exit_code_of(error)
+        # Print an error that a retry may fix.
+        if not is_retryable(error):
+            raise
+        print_mistake(error)
+        return LOST
     return 0
-
-
-def exit_code_of(error: NanochatError) -> int:
-    """Print an error that a retry may fix, and return LOST; raise any other."""
-    if not is_retryable(error):
-        raise error
-    print_mistake(error)
-    return LOST
 
 
 def _known_pins(store: Store, stage: Stage, request: RunRequest) -> Pins:
@@ -257,20 +253,11 @@ def _up_to_date(plan: Plan) -> dict[str, str]:
     return {item.stage.name: item.fingerprint or "" for item in items}
 
 
-def _find_gang(stage: Stage, *, nodes: int | None, node: int | None, address: str | None) -> Gang:
-    gang = find_gang(nodes=nodes, node=node, address=address)
-    if gang.nodes == 1 or stage.compute == "gpu":
-        return gang
-    if nodes is None and gang.node == 0:  # a scheduler's machines: the first builds it alone
-        return replace(gang, nodes=1)
-    raise ConfigError(
-        f"{stage.name} is built by one machine, --nodes is {gang.nodes}",
-        hint="leave --nodes out, and start it once",
-    )
+def _find_inputs(plan: Plan, stage: Stage, command: str) -> Mapping[str, Manifest]:
+    """Return the stage's input artifacts. Raises ConfigError if one is not in the store.
 
-
-def _find_inputs(plan: Plan, stage: Stage, words: str) -> Mapping[str, Manifest]:
-    """Return the stage's input artifacts. Raises ConfigError if one is not in the store."""
+    `command` builds the stage that is put in the place of its {}.
+    """
     before = stages_before(stage)
     missing = [item.stage.name for item in plan.stages if item.state != "="]
     items = [plan.of(source.name) for source in stage.inputs]
@@ -280,6 +267,6 @@ def _find_inputs(plan: Plan, stage: Stage, words: str) -> Mapping[str, Manifest]
             first = next(name for name in missing if name in before)
             raise ConfigError(
                 f"{stage.name} needs {item.stage.name}, which is not in {plan.store}",
-                hint=f"make it with: nanochat stage {first} {words}",
+                hint=f"make it with: {command.format(first)}",
             )
     return {item.stage.name: item.manifest for item in items if item.manifest}

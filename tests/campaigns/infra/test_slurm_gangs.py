@@ -65,7 +65,7 @@ def login_node(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "SLURM_CONF": str(cluster),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "NANOCHAT_HOME": str(tmp_path / "home"),
-        "NANOCHAT_ADDRESS": "127.0.0.1",
+        "PET_MASTER_ADDR": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(gangs, "SECONDS_BETWEEN_LOOKS", 0.5)

@@ -32,7 +32,7 @@ REBUILDS = {
     "--force rl": [*RUN, "--force", "rl"],
     "--force pretrain": [*RUN, "--force", "pretrain"],
     "--from-stage midtrain": [*RUN, "--from-stage", "midtrain"],
-    "stage --force": ["stage", "rl", *RECIPE, "--force"],
+    "stage --force": ["stage", "tiny", "rl", *RECIPE[1:], "--force"],
     "revoke": RUN,
 }
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)

@@ -56,7 +56,7 @@ def tell(figures: str) -> None:
 
 
 def start(host: Host, node: int) -> None:
-    host.start(words(num_steps=STEPS, node=node))
+    host.start(words(num_steps=STEPS))
 
 
 def until(is_true: Callable[[], Any], *hosts: Host) -> None:
@@ -213,8 +213,8 @@ def test_uploads_that_take_longer_than_the_time_between_saves_end_nothing(
     a, b, look = hosts
     for host in (a, b) if slow == "both" else (a,):
         host.limit(1)
-    for node, host in enumerate((a, b)):
-        host.start(words(num_steps=STEPS, node=node, save_every=3))
+    for host in (a, b):
+        host.start(words(num_steps=STEPS, save_every=3))
     steps: set[int] = set()
     while a.process is not None and a.process.poll() is None:
         steps.add(look().get("step", 0))
@@ -233,8 +233,8 @@ def test_a_stop_with_two_gigabytes_of_optimizer_state_saves_the_very_step(
         if during != "training":
             for host in (a, b):
                 host.limit(25)  # together 50 MB/s to the store
-        for node, host in enumerate((a, b)):
-            host.start(words(num_steps=STEPS, node=node, place=place, vocab=LARGE_VOCAB))
+        for host in (a, b):
+            host.start(words(num_steps=STEPS, place=place, vocab=LARGE_VOCAB))
         if during == "training":  # the first step's save has arrived
             until(lambda: look().get("step", 0) >= 1, a, b)
             for host in (a, b):

@@ -63,7 +63,7 @@ def nanochat(site: Path) -> Callable[..., str]:
 def test_a_task_of_an_installed_package_is_built_and_its_code_is_identity(
     site: Path, nanochat: Callable[..., str]
 ) -> None:
-    built = nanochat("stage", "task_data", "backwards.toml")
+    built = nanochat("stage", "backwards.toml", "task_data")
     assert "backwards: 2,000 examples to train on, 100 to test with" in built
     assert "built  file://" in built
     module = site / "backwards.py"
@@ -94,7 +94,7 @@ def test_text_of_an_installed_package_is_identity(site: Path, nanochat: Callable
         "hint: --set shards.path=FILE",
     ]
     file.write_text("\n***\n".join(f"poem {number}" for number in range(100)), "utf-8")
-    built = nanochat("stage", "shards", "tiny", *words)
+    built = nanochat("stage", "tiny", "shards", *words)
     assert "documents 100, characters 690" in built
     assert "built  file://" in built
     assert "= shards" in nanochat("plan", "tiny", *words)

@@ -167,7 +167,7 @@ def test_a_mistake_on_one_node_decides_over_what_it_did_to_the_others(
 def test_the_run_of_a_stage_has_the_number_of_the_job(tmp_path: Path) -> None:
     with job("stage", tmp_path, "exit 0") as script:
         out, _ = script.communicate(timeout=SECONDS)
-    assert "started stage pretrain tiny --run slurm-7 --place grace_seconds=90\n" in out
+    assert "started stage tiny pretrain --run slurm-7 --place grace_seconds=90\n" in out
 
 
 def test_each_node_is_asked_for_the_cpus_of_the_smallest(tmp_path: Path) -> None:
@@ -176,11 +176,21 @@ def test_each_node_is_asked_for_the_cpus_of_the_smallest(tmp_path: Path) -> None
     assert "asked --cpus-per-task=64 " in out
 
 
+@pytest.mark.parametrize(("given", "address"), [({}, "n1"), ({"PET_MASTER_ADDR": "ib1"}, "ib1")])
+def test_nodes_are_numbered_in_torchruns_variables(
+    given: dict[str, str], address: str, tmp_path: Path
+) -> None:
+    run = "echo node $PET_NODE_RANK of $PET_NNODES at $PET_MASTER_ADDR"
+    with job("stage", tmp_path, run, **given) as script:
+        out, _ = script.communicate(timeout=SECONDS)
+    assert f"node 1 of 2 at {address}\n" in out
+
+
 def test_a_request_is_handed_on_as_it_is(tmp_path: Path) -> None:
     request = '{"stage": "pretrain", "place": ["a=\\"b c\\"", "$HOME"]}'
-    with job("stage", tmp_path, "exit 0", words=("node", request)) as script:
+    with job("stage", tmp_path, "exit 0", words=("stage", request)) as script:
         out, _ = script.communicate(timeout=SECONDS)
-    assert f"started node {request}\n" in out
+    assert f"started stage {request}\n" in out
 
 
 def requested(tmp_path: Path) -> list[str]:
@@ -220,12 +230,13 @@ def job(
         "srun": srun,
         "scancel": "kill -TERM $(cat pid)",
         "scontrol": '[[ $1 == requeue ]] && echo "$@" >> requeued; '
+        '[[ $1 == show && $2 == hostnames ]] && { printf "%s\\n" n1 n2; exit; }; '
         f'echo "JobId=7 JobState={state} Reason=None"',
     }.items():
         (tools / tool).write_text(f"#!/bin/bash\n{body}\n")
         (tools / tool).chmod(0o755)
     return subprocess.Popen(
-        ["bash", SCRIPTS[name], *(words or {"run": ["tiny"], "stage": ["pretrain", "tiny"]}[name])],
+        ["bash", SCRIPTS[name], *(words or {"run": ["tiny"], "stage": ["tiny", "pretrain"]}[name])],
         cwd=tmp_path,
         env={
             "PATH": f"{tools}:{os.environ['PATH']}",

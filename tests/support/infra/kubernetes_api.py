@@ -54,7 +54,14 @@ _CONTAINER = _object(
     "name",
     "image",
     args=_list(_TEXT),
-    env=_list(_object("name", name=_TEXT, value=_TEXT)),
+    env=_list(
+        _object(
+            "name",
+            name=_TEXT,
+            value=_TEXT,
+            valueFrom=_object("fieldRef", fieldRef=_object("fieldPath", fieldPath=_TEXT)),
+        )
+    ),
     envFrom=_list(_object(configMapRef=_REFERENCE, secretRef=_REFERENCE)),
     image=_TEXT,
     name=_LABEL,

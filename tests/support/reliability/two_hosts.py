@@ -1,7 +1,7 @@
 """Two network namespaces as two hosts, an S3 server in a third: only packets between them.
 
-Each host has a home of its own. A small `pretrain` is built by `nanochat stage ... --nodes 2`; its
-inputs are put into the store under the fingerprints that the product will ask for.
+Each host has a home of its own. `nanochat stage` with torchrun's variables builds a small
+`pretrain`, whose inputs are put into the store under the fingerprints that the product asks for.
 
     python -m tests.support.reliability.two_hosts seed STORE DIRECTORY VOCAB    puts them there
     python -m tests.support.reliability.two_hosts look STORE    what the store has, as JSON
@@ -64,19 +64,18 @@ def overrides(num_steps: int, vocab: int = small_training.VOCAB) -> tuple[str, .
 def words(
     *,
     num_steps: int,
-    node: int,
     place: tuple[str, ...] = (),
     vocab: int = small_training.VOCAB,
     save_every: int = SAVE_EVERY,
 ) -> list[str]:
-    """The command of one node."""
+    """The command of each node; its environment says which it is."""
     settings = ("threads=1", "device_batch_size=4", f"save_every_steps={save_every}", *place)
     changed = overrides(num_steps, vocab)
     return [
-        *(sys.executable, "-m", "flows.cli.app", "stage", "pretrain", "tiny", "--depth", "2"),
+        *(sys.executable, "-m", "flows.cli.app", "stage", "tiny", "pretrain", "--depth", "2"),
         *(word for override in changed for word in ("--set", override)),
         *(word for setting in settings for word in ("--place", setting)),
-        *("--gpus", "0", "--nodes", "2", "--node", str(node)),
+        *("--gpus", "0"),
     ]
 
 
@@ -260,7 +259,11 @@ def two_hosts(
                 name=name,
                 address=f"10.77.0.{number}",
                 home=directory / name[-1],
-                environment={**environment, "NANOCHAT_HOME": str(directory / name[-1])},
+                environment={
+                    **environment,
+                    "NANOCHAT_HOME": str(directory / name[-1]),
+                    "PET_NODE_RANK": str(number - 2),
+                },
             )
             for number, name in enumerate(names, 2)
         ]
@@ -290,6 +293,7 @@ def _environment() -> dict[str, str]:
         **ours,
         **client_environment(f"http://{HUB}:{PORT}"),
         "NANOCHAT_STORE": STORE,
+        "PET_NNODES": "2",
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }

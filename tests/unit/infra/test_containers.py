@@ -54,8 +54,8 @@ def test_what_runs_in_a_container_gets_sigterm(target: str) -> None:
 
 def test_a_command_that_does_not_exist_would_be_noticed() -> None:
     assert mistake(["nanochat", "up", "--forground"])
-    assert mistake(["nanochat", "stagee", "pretrain", "d32"])
-    assert mistake(["nanochat", "stage", "pretrain", "d32", "--nodes", "two"])
+    assert mistake(["nanochat", "stagee", "d32", "pretrain"])
+    assert mistake(["nanochat", "stage", "d32", "pretrain", "--depth", "two"])
 
 
 def test_base_images_are_called_by_name_alone() -> None:

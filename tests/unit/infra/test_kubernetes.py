@@ -65,7 +65,7 @@ WORKERS = documents("workers.yaml")
 *RIGHTS, GANGS = documents("gangs.yaml")
 STAGE_JOB = JOBSET["spec"]["replicatedJobs"][0]["template"]["spec"]
 STAGE = STAGE_JOB["template"]["spec"]["containers"][0]
-ENVIRONMENT = {item["name"]: item["value"] for item in STAGE["env"]}
+ENVIRONMENT = {item["name"]: item.get("value", "") for item in STAGE["env"]}
 PARAMETERS = documents("jobset/parameters.yaml")[0]["data"]
 
 
@@ -166,9 +166,9 @@ def test_the_stage_of_several_nodes_is_a_command_that_there_is() -> None:
 def test_the_jobset_says_what_its_parameters_say() -> None:
     words = STAGE["args"]
     options = dict(zip(words[4::2], words[5::2], strict=True))
-    assert words[2:4] == [PARAMETERS["stage"], PARAMETERS["profile"]]
+    assert words[2:4] == [PARAMETERS["profile"], PARAMETERS["stage"]]
     assert options["--gpus"] == PARAMETERS["gpus"]
-    assert ENVIRONMENT["NANOCHAT_NODES"] == PARAMETERS["nodes"]
+    assert ENVIRONMENT["PET_NNODES"] == PARAMETERS["nodes"]
     assert STAGE_JOB["parallelism"] == STAGE_JOB["completions"] == int(PARAMETERS["nodes"])
     for kind in ("requests", "limits"):
         assert STAGE["resources"][kind]["nvidia.com/gpu"] == int(PARAMETERS["gpus"])
@@ -203,9 +203,12 @@ def test_the_pods_of_the_jobset_find_each_other_by_a_name_that_stays() -> None:
     job, name = JOBSET["spec"]["replicatedJobs"][0]["name"], JOBSET["metadata"]["name"]
     assert JOBSET["spec"]["network"]["enableDNSHostnames"] is True
     assert STAGE_JOB["completionMode"] == "Indexed"
-    # What Kubernetes itself adds in the pods of an indexed Job.
-    found = find_gang(environment=ENVIRONMENT | {"JOB_COMPLETION_INDEX": "1"})
-    assert found == Gang(nodes=2, node=1, address=f"{name}-{job}-0-0.{name}")
+    [index] = [item for item in STAGE["env"] if item["name"] == "PET_NODE_RANK"]
+    # Kubernetes itself writes it in the pods of an indexed Job.
+    path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert index["valueFrom"]["fieldRef"]["fieldPath"] == path
+    assert find_gang(ENVIRONMENT | {"PET_NODE_RANK": "1"}) == Gang(nodes=2, node=1)
+    assert ENVIRONMENT["PET_MASTER_ADDR"] == f"{name}-{job}-0-0.{name}"
 
 
 def test_a_lost_node_restarts_the_jobset_and_an_eviction_costs_nothing() -> None:

@@ -28,7 +28,7 @@ def run(job):
 def test_a_hostile_client_learns_nothing_and_changes_nothing(
     toys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
+    monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.1")
     contexts = [context_of(toys, tmp_path, name) for name in ("a", "b")]
     stage = toys.stage("train", source=SOURCE, compute="gpu")
     with ThreadPoolExecutor(2) as pool, contextlib.ExitStack() as stack:

@@ -106,7 +106,7 @@ def run(job):
 
 @pytest.fixture(autouse=True)
 def one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
+    monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.1")
 
 
 @pytest.fixture
@@ -323,7 +323,7 @@ def test_nodes_that_were_started_for_different_numbers_refuse(
     with pytest.raises(StageError, match=r"calls 2 nodes .* \(on node 1") as heard:
         first.result()
     assert not is_retryable(heard.value)
-    assert heard.value.hint == "give all nodes the same --nodes and --gpus"
+    assert heard.value.hint == "give all nodes the same PET_NNODES and --gpus"
 
 
 def test_two_nodes_in_one_home_are_distinguished(

@@ -26,9 +26,9 @@ def test_stages_are_built_one_by_one_and_the_last_record_names_them_all(
     terminal: Terminal, store: Store, tmp_path: Path
 ) -> None:
     words = argv_of(tmp_path / "a b")
-    assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
-    terminal.said("stage", "tokenizer", "tiny", *words, "--name", "mine")
-    again = terminal.said("stage", "shards", "tiny", *words, "--name", "mine")
+    assert "built  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
+    terminal.said("stage", "tiny", "tokenizer", *words, "--name", "mine")
+    again = terminal.said("stage", "tiny", "shards", *words, "--name", "mine")
     assert "cached  file://" in again[-1]
     runs = [entry.key for entry in store.list("runs/mine-")]
     assert len(runs) == 2
@@ -46,10 +46,10 @@ def test_a_run_of_single_stages_has_finished_once_all_of_them_exist(
     report = made["report"].ref.manifest_key
     record = store.get(report)
     store.delete(report)
-    assert "cached  file://" in terminal.said("stage", "shards", "tiny", "--gpus", "0")[-1]
+    assert "cached  file://" in terminal.said("stage", "tiny", "shards", "--gpus", "0")[-1]
     assert open_run(store, "tiny") == before
     store.put(report, record)
-    terminal.said("stage", "shards", "tiny", "--gpus", "0")
+    terminal.said("stage", "tiny", "shards", "--gpus", "0")
     found = open_run(store, "tiny")
     assert found.status == "finished"
     assert set(found.stages) == set(made)
@@ -59,16 +59,16 @@ def test_a_run_with_an_id_resumes_and_builds_anew_once(
     terminal: Terminal, store: Store, tmp_path: Path
 ) -> None:
     words = (*argv_of(tmp_path / "a"), "--run", "slurm-7", "--force")
-    assert "built  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
+    assert "built  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
     first = find_run(store, "slurm-7")
-    assert "cached  file://" in terminal.said("stage", "shards", "tiny", *words)[-1]
-    assert "built  file://" in terminal.said("stage", "tokenizer", "tiny", *words)[-1]
+    assert "cached  file://" in terminal.said("stage", "tiny", "shards", *words)[-1]
+    assert "built  file://" in terminal.said("stage", "tiny", "tokenizer", *words)[-1]
     found = find_run(store, "slurm-7")
     assert found is not None
     assert first is not None
     assert found.started == first.started
     assert set(found.stages) == {"shards", "tokenizer"}
-    error, hint = terminal.fails("stage", "shards", "tiny", *words, "--depth", "2")
+    error, hint = terminal.fails("stage", "tiny", "shards", *words, "--depth", "2")
     assert "run slurm-7 of" in error
     assert "was of other settings (depth)" in error
     assert hint == "give --run an id that was not used before"
@@ -78,7 +78,7 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     terminal: Terminal, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = argv_of(tmp_path / "a")
-    terminal.said("stage", "shards", "tiny", *words, "--run", "first")
+    terminal.said("stage", "tiny", "shards", *words, "--run", "first")
     first = find_run(store, "first")
     assert first is not None
     held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
@@ -93,7 +93,7 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
 
     collector = threading.Thread(target=collect, daemon=True)
     collector.start()
-    assert main(("stage", "tokenizer", "tiny", *words, "--run", "second")) == 1
+    assert main(("stage", "tiny", "tokenizer", *words, "--run", "second")) == 1
     collector.join()
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: shards/{first.stages['shards'][:12]} was deleted from file://")
@@ -109,11 +109,11 @@ def test_only_names_that_the_stage_itself_downloads_are_resolved_again(
     text, talks = "karpathy/climbmix-400b-shuffle", "HuggingFaceTB/smol-smoltalk"
     upstream = {f"{text}@main": "a" * 40, f"{talks}@main": "b" * 40}
     put_run(store, "d12-20260101t000000z-0001", name="d12", profile="d12", upstream=upstream)
-    words = ("d12", "--gpus", "0", "--set", "task_data.core_bundle=null")
+    words = ("--gpus", "0", "--set", "task_data.core_bundle=null")
     with talking_to_hub(tmp_path / "hf-home", monkeypatch) as hub:
-        error, _ = terminal.fails("stage", "tokenizer", *words)
+        error, _ = terminal.fails("stage", "d12", "tokenizer", *words)
         assert "tokenizer needs shards, which is not in" in error
         assert hub.requests == []
-        error, _ = terminal.fails("stage", "shards", *words)
+        error, _ = terminal.fails("stage", "d12", "shards", *words)
         assert f"there is no dataset {text}" in error
         assert len(hub.requests) == 1

@@ -16,7 +16,7 @@ from tests.support.infra.kubernetes_api import Cluster, kubernetes_api
 
 NAME = "pretrain-1a2b3c4d5e6f-0a1b2c"
 SPEC = GangSpec(
-    name=NAME, nodes=4, gpus=8, words=("node", '{"stage": "pretrain"}'), store="s3://bucket/runs"
+    name=NAME, nodes=4, gpus=8, words=("stage", '{"stage": "pretrain"}'), store="s3://bucket/runs"
 )
 
 
@@ -70,11 +70,11 @@ def test_a_gang_is_a_jobset_whose_pods_know_their_place(
     job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
     assert job["parallelism"] == job["completions"] == 4
     container = container_of(jobset)
-    assert container["args"] == ["nanochat", "node", '{"stage": "pretrain"}']
-    values = {item["name"]: item["value"] for item in container["env"]}
+    assert container["args"] == ["nanochat", "stage", '{"stage": "pretrain"}']
+    values = {item["name"]: item.get("value", "3") for item in container["env"]}
     assert values["NANOCHAT_STORE"] == "s3://bucket/runs"
-    found = find_gang(environment={**values, "JOB_COMPLETION_INDEX": "3"})
-    assert found == Gang(nodes=4, node=3, address=f"{NAME}-workers-0-0.{NAME}")
+    assert find_gang(values) == Gang(nodes=4, node=3)  # the index is each pod's own
+    assert values["PET_MASTER_ADDR"] == f"{NAME}-workers-0-0.{NAME}"
     [term] = job["template"]["spec"]["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]

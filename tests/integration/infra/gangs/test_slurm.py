@@ -36,13 +36,13 @@ def test_a_job_has_the_name_nodes_and_gpus_of_the_gang_and_runs_alone(
         sbatch=f'printf "%s\\n" "$@" "$NANOCHAT_STORE" > {tmp_path}/words; echo "12;cluster"',
         squeue=f'printf "%s\\n" "$@" > {tmp_path}/asked; echo 12',
     )
-    spec = GangSpec(name="sft-1a2b", nodes=4, gpus=2, words=("node", '{"a": 1}'), store="s3://b/p")
+    spec = GangSpec(name="sft-1a2b", nodes=4, gpus=2, words=("stage", '{"a": 1}'), store="s3://b/p")
     assert slurm.submit(spec) == "12"
     words = (tmp_path / "words").read_text().splitlines()
     options, rest = words[: words.index(str(SCRIPT))], words[words.index(str(SCRIPT)) + 1 :]
     assert {"--job-name=sft-1a2b", "--nodes=4", "--gpus-per-node=2"} < set(options)
     assert "--dependency=singleton" in options
-    assert rest == ["node", '{"a": 1}', "s3://b/p"]
+    assert rest == ["stage", '{"a": 1}', "s3://b/p"]
     assert slurm.find("sft-1a2b") == "12"
     asked = (tmp_path / "asked").read_text().splitlines()
     assert {"--name=sft-1a2b", "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING,REQUEUED"} < set(
@@ -57,7 +57,7 @@ def test_a_job_is_no_process_of_this_machines_supervisor(
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "1")
     monkeypatch.setenv("SBATCH_PARTITION", "h100")
     slurm = play(sbatch=f"env > {tmp_path}/environment; echo 12")
-    slurm.submit(GangSpec(name="sft-1a2b", nodes=1, gpus=None, words=("node",), store="s3://b/p"))
+    slurm.submit(GangSpec(name="sft-1a2b", nodes=1, gpus=None, words=("stage",), store="s3://b/p"))
     lines = (tmp_path / "environment").read_text().splitlines()
     names = {line.partition("=")[0] for line in lines}
     assert not names & {STACK, "PREFECT__FLOW_RUN_ID"}
@@ -73,7 +73,7 @@ def test_a_job_has_no_limit_of_the_job_in_which_it_is_requested(
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "500")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     slurm = play(sbatch=f"env > {tmp_path}/environment; echo 12")
-    slurm.submit(GangSpec(name="sft-1a2b", nodes=1, gpus=None, words=("node",), store="s3://b/p"))
+    slurm.submit(GangSpec(name="sft-1a2b", nodes=1, gpus=None, words=("stage",), store="s3://b/p"))
     lines = (tmp_path / "environment").read_text().splitlines()
     assert ("SLURM_MEM_PER_NODE=500" in lines) == (not is_in_job)  # then a person has set it
     assert "SLURM_CONF=/etc/slurm.conf" in lines

@@ -64,7 +64,7 @@ def make_job(directory: Path) -> Job:
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NANOCHAT_ADDRESS", "NANOCHAT_INTERFACE", "GLOO_SOCKET_IFNAME"):
+    for name in ("PET_MASTER_ADDR", "NANOCHAT_INTERFACE", "GLOO_SOCKET_IFNAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -74,7 +74,7 @@ def test_two_machines_of_two_ranks_are_one_world_and_node_0_has_the_result(
 ) -> None:
     (tmp_path / "toy_entry.py").write_text(ENTRY)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("NANOCHAT_ADDRESS", "127.0.0.1")
+    monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.1")
     jobs = [make_job(tmp_path / name) for name in ("a", "b")]
 
     def run(node: int, endpoint: str, name: str) -> object:
@@ -150,7 +150,7 @@ def test_a_given_address_and_interface_are_taken(monkeypatch: pytest.MonkeyPatch
     assert own_address() == "127.0.0.1"
     rendezvous = Rendezvous(nodes=2, node=1, endpoint="127.0.0.1:1234", id="x")
     assert rendezvous.environment() == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    monkeypatch.setenv("NANOCHAT_ADDRESS", "gpu-7.cluster")
+    monkeypatch.setenv("PET_MASTER_ADDR", "gpu-7.cluster")
     assert own_address() == "gpu-7.cluster"
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
     assert rendezvous.environment() == {"NCCL_SOCKET_IFNAME": "lo"}  # a person's own setting stays

@@ -26,9 +26,9 @@ COMMANDS = [  # in the order of the help
     *("accept", "profiles", "config"),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
     *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
-    *("doctor", "up", "deploy", "down", "infra", "node", "bench", "completion"),
+    *("doctor", "up", "deploy", "down", "infra", "bench", "completion"),
 ]
-NAMED_ONLY = ("stage", "accept", "revoke", "infra", "node", "bench", "completion")
+NAMED_ONLY = ("stage", "accept", "revoke", "infra", "bench", "completion")
 
 
 # --- mistakes

@@ -52,7 +52,7 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("plan tiny d12", "'d12' is a profile, not a stage", "one of: shards"),
         ("plan tiny sft@tiny", "'sft@tiny' is an artifact, not a stage", "its stage is sft"),
         ("plan tiny tny", "there is no stage 'tny'", "one of: shards"),
-        ("stage tiny rl", "'tiny' is a profile, not a stage", "one of: shards"),
+        ("stage rl tiny", "'rl' is a stage, not a profile", "the profile comes first: tiny rl"),
         ("plan tiny seed=7", "'seed=7' is a setting, not a stage", "--set seed=7"),
         ("plan seed=7", "'seed=7' is a setting, not a profile", "--set seed=7"),
         ("sweep sft --vary seed=1,2", "'sft' is a stage, not a profile", "tiny sft"),

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows.artifacts.runs import find_run
+from flows.building.context import BuildContext
 from flows.building.retry import TransientStageError
 from flows.cli.app import main
 from infra.launch.torchrun import StageInterrupted
@@ -31,9 +32,9 @@ def test_a_missing_input_is_named_with_the_command_that_makes_it(
     terminal: Terminal, tmp_path: Path
 ) -> None:
     words = argv_of(tmp_path / "a b")
-    error, hint = terminal.fails("stage", "rows", "tiny", *words)
+    error, hint = terminal.fails("stage", "tiny", "rows", *words)
     assert "rows needs tokens, which is not in file://" in error
-    assert "nanochat stage shards tiny" in hint
+    assert "nanochat stage tiny shards" in hint
     assert f"'shards.path={tmp_path}/a b'" in hint
 
 
@@ -47,7 +48,7 @@ def test_what_was_lost_has_an_exit_code_of_its_own(
         raise TransientStageError("node 1 heard nothing of node 0", hint="start node 0")
 
     monkeypatch.setattr("flows.cli.train.stage.build_share", lose)
-    assert main(("stage", "shards", "tiny", *argv_of(tmp_path / "a"))) == 75
+    assert main(("stage", "tiny", "shards", *argv_of(tmp_path / "a"))) == 75
     assert capsys.readouterr().err.splitlines() == [
         "error: node 1 heard nothing of node 0",
         "hint: start node 0",
@@ -73,7 +74,7 @@ def test_a_record_whose_end_the_store_refused_is_ended_by_the_next_command(
         return SimpleNamespace(cached=False, uri="")
 
     monkeypatch.setattr("flows.cli.train.stage.build_share", build)
-    words = ("stage", "shards", "tiny", *argv_of(tmp_path / "a"), "--run", "again-1")
+    words = ("stage", "tiny", "shards", *argv_of(tmp_path / "a"), "--run", "again-1")
     assert main(words) != 0
 
     def status() -> str | None:
@@ -90,7 +91,7 @@ def test_a_record_whose_end_the_store_refused_is_ended_by_the_next_command(
 @pytest.mark.parametrize(
     "options",
     [
-        "--node 1 --nodes 2 --address 10.0.0.7 --wait 500 --strict --run again-1 --force",
+        "--strict --run again-1 --force",
         "--strict",
         "",
     ],
@@ -106,25 +107,40 @@ def test_the_command_that_resumes_has_the_options_of_the_one_that_was_interrupte
 
     monkeypatch.setattr("flows.cli.train.stage._find_inputs", lambda *_: {})
     monkeypatch.setattr("flows.cli.train.stage.build_share", stop)
-    words = ("stage", "pretrain", "tiny", "--gpus", "0", *options.split())
+    words = ("stage", "tiny", "pretrain", "--gpus", "0", *options.split())
     assert main(words) == 130
     hint = capsys.readouterr().err.splitlines()[-1]
     assert hint == f"hint: resume with: nanochat {' '.join(words)}"
 
 
+def test_the_command_of_one_of_several_machines_resumes_with_its_variables(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(stage: object, context: BuildContext, *args: object, node: int, force: bool) -> None:
+        assert (context.placement.nodes, node) == (2, 1)
+        raise StageInterrupted("asked to stop")
+
+    for name, value in (("PET_NNODES", "2"), ("PET_NODE_RANK", "1"), ("PET_MASTER_ADDR", "a")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("flows.cli.train.stage._find_inputs", lambda *_: {})
+    monkeypatch.setattr("flows.cli.train.stage.build_share", stop)
+    assert main(("stage", "tiny", "pretrain", "--gpus", "0")) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "hint: resume with: PET_NNODES=2 PET_NODE_RANK=1 PET_MASTER_ADDR=a "
+        "nanochat stage tiny pretrain --gpus 0"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("stage", "pretrian", "tiny"), "there is no stage 'pretrian'"),
-        (("stage", "rows", "tiny", "--nodes", "2"), "rows is built by one machine, --nodes is 2"),
-        (("stage", "pretrain", "tiny", "--node", "1"), "--node is 1, --nodes is 1"),
-        (("stage", "pretrain", "tiny", "--nodes", "0"), "--nodes is 0"),
-        (("stage", "rows", "tiny", "--name", "a/b"), "a/b"),
-        (("stage", "rows", "tiny", "--run", "a/b"), "a/b"),
-        (
-            ("stage", "pretrain", "tiny", "--nodes", "2", "--force"),
-            "--force on 2 nodes needs --run",
-        ),
+        (("stage", "tiny", "pretrian"), "there is no stage 'pretrian'"),
+        (("stage", "tiny"), "stage needs a stage after the profile"),
+        (("stage", "pretrain", "tiny"), "'pretrain' is a stage, not a profile"),
+        (("stage", "pretrain", "tiny"), "the profile comes first: tiny pretrain"),
+        (("stage", "{}"), "not a stage request"),
+        (("stage", "tiny", "rows", "--name", "a/b"), "a/b"),
+        (("stage", "tiny", "rows", "--run", "a/b"), "a/b"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -132,3 +148,15 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     error, hint = terminal.fails(*words, "--gpus", "0")
     assert said in error + hint
+
+
+def test_what_cannot_be_for_one_of_several_machines_is_refused_in_one_line(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PET_NNODES", "2")
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+    error, _ = terminal.fails("stage", "tiny", "pretrain", "--gpus", "0", "--force")
+    assert "--force on 2 nodes needs --run" in error
+    error, hint = terminal.fails("stage", "tiny", "shards", *argv_of(tmp_path / "a"))
+    assert "shards is built by one machine, this is node 1" in error
+    assert hint == "start it on node 0 alone"
