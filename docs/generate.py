@@ -34,7 +34,7 @@ EXIT_CODES = (
     ),
     (
         "3",
-        "With `--exit-code`: `plan` has something to run, `diff` found a difference, `gc` has "
+        "With `--exit-code`: `plan` has something to run, `compare` found a difference, `gc` has "
         "something to mark or delete. `evals run`: the model got worse.",
     ),
     ("75", "`stage`: a retry may succeed, since a node or the store was lost."),

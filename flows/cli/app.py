@@ -108,7 +108,6 @@ _COMMANDS = (
     _Command(name="report", folder=_USE),
     _Command(name="ls", folder=_ARTIFACTS, usage="[OPTIONS] [REF]"),
     _Command(name="tag", folder=_ARTIFACTS, usage="[OPTIONS] [NAME] [REF]"),
-    _Command(name="diff", folder=_ARTIFACTS),
     _Command(name="compare", folder=_ARTIFACTS, usage="[OPTIONS] REF REF..."),
     _Command(name="sql", folder=_ARTIFACTS, usage="[OPTIONS] [QUERY]"),
     _Command(name="revoke", folder=_ARTIFACTS, everyday=False),

@@ -37,6 +37,8 @@ _OTHER_WORDS = {
     "generate": ("chat",),
     "server": ("serve", "up"),
     "history": ("status", "compare"),
+    "diff": ("compare",),
+    "logs": ("status",),
     "explain": ("plan PROFILE STAGE",),
     "info": ("plan PROFILE STAGE", "ls"),
 }

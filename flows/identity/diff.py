@@ -1,11 +1,11 @@
-"""Compare two artifacts of a stage: pre-images leaf by leaf, inputs, files and metrics."""
+"""Compare two artifacts of a stage: pre-images leaf by leaf, inputs and files."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
-from flows.identity.manifest import Facts, Input, Manifest
+from flows.identity.manifest import Input, Manifest
 from nanochat_core.section import Tree
 
 Kind: TypeAlias = Literal["format", "config", "code", "input", "record"]
@@ -67,33 +67,16 @@ class FileChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One metric of both results. None means that this side does not have it."""
-
-    name: str  # tasks.generated.spelling.accuracy
-    old: Any
-    new: Any
-
-    @property
-    def difference(self) -> float | None:
-        """Return `new` - `old`, or None unless both are numbers."""
-        # `type`, not isinstance: True is no number here.
-        numbers = [v for v in (self.old, self.new) if type(v) in (int, float)]
-        return numbers[1] - numbers[0] if len(numbers) == 2 else None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Difference:
     """All differences between two artifacts of one stage."""
 
     changes: tuple[Change, ...]  # of settings, code and file format
     inputs: tuple[InputChange, ...]
     files: tuple[FileChange, ...]
-    metrics: tuple[Metric, ...]  # numbers, also equal ones, and what else differs
 
 
 def differ(old: Manifest, new: Manifest) -> Difference:
-    """Return the differences of two artifacts of a stage: settings, inputs, files, metrics."""
+    """Return the differences of two artifacts of a stage: settings, inputs, files."""
     assert old.stage == new.stage, (old.stage, new.stage)
     changes = compare(old.preimage, new.preimage, with_inputs=False)
     return Difference(
@@ -104,7 +87,6 @@ def differ(old: Manifest, new: Manifest) -> Difference:
             if _digest(old, stage) != _digest(new, stage)
         ),
         files=tuple(_file_changes(old, new)),
-        metrics=tuple(_metrics(old.provenance.metrics, new.provenance.metrics)),
     )
 
 
@@ -156,23 +138,6 @@ def _file_changes(old: Manifest, new: Manifest) -> Iterator[FileChange]:
             yield FileChange(
                 path=path, old=was.size if was else None, new=now.size if now else None
             )
-
-
-def _metrics(old: Facts, new: Facts) -> Iterator[Metric]:
-    before, after = dict(_leaves("", old)), dict(_leaves("", new))
-    for name in dict.fromkeys([*before, *after]):
-        metric = Metric(name=name, old=before.get(name), new=after.get(name))
-        if metric.difference is not None or metric.old != metric.new:
-            yield metric
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of every leaf of a group. A list is a leaf."""
-    if isinstance(value, dict):
-        for key, inner in cast("dict[str, Any]", value).items():
-            yield from _leaves(f"{name}.{key}" if name else key, inner)
-    else:
-        yield name, value
 
 
 def _differences(

@@ -1,4 +1,4 @@
-"""`nanochat compare`: scores and training curves of runs, or of artifacts of one stage."""
+"""`nanochat compare`: how runs, or artifacts of one stage, differ, and what each gave."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -8,22 +8,42 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
+<<<<<<< HEAD
 from flows.artifacts.publish import find_manifests
 from flows.artifacts.runs import Run
 from flows.cli.options import AsJson, NotNegative, StoreOptions
 from flows.cli.output import print_deltas, print_json, screen, table_width
+=======
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run, read_all
+from flows.cli.options import CHANGES, AsJson, ExitCode, NotNegative, StoreOptions
+from flows.cli.output import (
+    age,
+    aligned,
+    print_deltas,
+    print_json,
+    print_warning,
+    screen,
+    table_width,
+)
+from flows.cli.requests import command_of_run
+>>>>>>> 73769e62 (`compare` answers what `diff` did: settings, code, inputs, files, stages, and when each was made)
 from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
-from flows.identity.diff import Change
+from flows.identity.diff import Change, differ
 from flows.identity.diff import compare as differ_in_causes
 from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef, short
+from flows.profiles import PROFILES
 from flows.render.charts import Chart
 from flows.render.score import Delta
+from flows.render.text import listed
 from flows.stages import STAGES
 from infra.storage.base import Store
-from nanochat_core.errors import ConfigError
+from nanochat_core.errors import ArtifactError, ConfigError
 
 _MAX_ANSWER = 60  # characters
 _MAX_CHANGES = 8
+_MAX_REASONS = 3
 
 
 def compare(
@@ -42,12 +62,15 @@ def compare(
         Parameter(help="Write a page with the scores and all curves of training to this file."),
     ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
+    exit_code: ExitCode = False,
     as_json: AsJson = False,
 ) -> int:
-    """Compare what runs or artifacts measured with the first of them, with intervals.
+    """Compare runs or artifacts with the first of them: how they differ, and what each measured.
 
     First which scores are better and worse and what differs in settings and code, then the scores,
-    then training with its curves, below each other on one scale.
+    then training with its curves, below each other on one scale. At the end when each was made, and
+    which stages of runs, or inputs and files of artifacts, are not the same. With --exit-code it
+    exits with 3 when one of them differs from the first.
 
     A difference is called better or worse if it is larger than other questions of the same kind
     would explain: its 95 % interval leaves out 0. The interval is of pairs where the same questions
@@ -65,7 +88,8 @@ def compare(
             hint="nanochat compare main mine, or nanochat compare sft@main sft@mine",
         )
     store = place.open_store()
-    found = [_by_stage(store, item) for item in open_alike(store, references)]
+    items = open_alike(store, references)
+    found = [_by_stage(store, item) for item in items]
     curves: dict[str, list[Chart]] = {}
     stages: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
@@ -78,9 +102,16 @@ def compare(
             # Drop stages that measured nothing, such as tokens: a run has all of them.
             if stage["scores"] or stage["same"] or curves.get(name):
                 stages.append(stage)
+    differences = [
+        difference
+        for name, item, manifests in list(zip(references, items, found, strict=True))[1:]
+        for difference in _differences(name, (items[0], item), (found[0], manifests))
+    ]
     if as_json:
         trees = [{**s, "curves": list(map(curve_tree, curves.get(s["stage"], ())))} for s in stages]
-        print_json({"references": references, "stages": trees})
+        made = [asdict(i) if isinstance(i, Run) else asdict(i.provenance) for i in items]
+        result = {"references": references, "same": not differences, "made": made}
+        print_json({**result, "differences": differences, "stages": trees})
     compared = Compared(
         names=references,
         changes=changes_of(references, stages),
@@ -93,9 +124,12 @@ def compare(
         write(html, page_of(compared))
     if not as_json:
         print_deltas(_lines(compared, stages, answers))
+        rows = [row for difference in differences for row in _difference_rows(difference)]
+        origins = [(n, *_origin(item)) for n, item in zip(references, items, strict=True)]
+        print_deltas(["", *aligned(origins), "", *(aligned(rows) or ["there is no difference"])])
         if html is not None:
             screen().print(str(html))
-    return 0
+    return CHANGES if exit_code and differences else 0
 
 
 def open_alike(store: Store, references: Sequence[str]) -> list[Manifest] | list[Run]:
@@ -131,9 +165,95 @@ def in_order(names: Collection[str]) -> list[str]:
 def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
     if isinstance(item, Manifest):
         return {item.stage: item}
+<<<<<<< HEAD
     manifests = find_manifests(store, item.refs)
     # An artifact that garbage collection has deleted is left out; the others can be compared.
+=======
+
+    def find(ref: ArtifactRef) -> Manifest | None:
+        try:
+            return find_manifest(store, ref)
+        except ArtifactError as error:
+            print_warning(str(error))
+            return None
+
+    # An artifact that is damaged, or that garbage collection has deleted, is left out; the others
+    # can be compared.
+    manifests = read_all(find, item.refs)
+>>>>>>> 73769e62 (`compare` answers what `diff` did: settings, code, inputs, files, stages, and when each was made)
     return {manifest.stage: manifest for manifest in manifests if manifest is not None}
+
+
+def _differences(
+    name: str, items: Sequence[Manifest | Run], found: Sequence[Mapping[str, Manifest]]
+) -> Iterator[dict[str, Any]]:
+    """Yield what differs between the first and `name`, a tree for each stage that differs."""
+    refs = [
+        {ref.stage: ref for ref in (item.refs if isinstance(item, Run) else [item.ref])}
+        for item in items
+    ]
+    for stage in in_order({*refs[0], *refs[1]}):
+        old, new = (each.get(stage) for each in refs)
+        made = [each.get(stage) for each in found]
+        # The digest as well: work that is not deterministic can give one fingerprint two contents.
+        if old == new and len({manifest and manifest.digest for manifest in made}) == 1:
+            continue
+        tree: dict[str, Any] = {"reference": name, "stage": stage, "reasons": []}
+        tree |= {"state": "+" if old is None else "-" if new is None else "~"}
+        tree |= {"old": old and old.fingerprint, "new": new and new.fingerprint}
+        match made:
+            case [Manifest() as first, Manifest() as second]:
+                both = differ(first, second)
+                reasons = differ_in_causes(first.preimage, second.preimage)
+                tree |= {"reasons": list(map(str, reasons)), **asdict(both)}
+            case _ if old and new:
+                lost = [r.name for r, m in zip((old, new), made, strict=True) if m is None]
+                tree["reasons"] = [f"{name} is gone or damaged" for name in lost]
+            case _:
+                pass
+        yield tree | {"of_runs": isinstance(items[0], Run)}
+
+
+def _origin(item: Manifest | Run) -> tuple[str, ...]:
+    """Return when and by which command or run something was made."""
+    if isinstance(item, Run):
+        # An imported run, or one of a removed profile, has no command.
+        command = command_of_run(item) if item.profile in PROFILES else item.profile
+        return item.status, age(item.started), command
+    made = item.provenance
+    commit = f"commit {short(made.git_commit)}" if made.git_commit else ""
+    return item.name, age(made.created), f"run {made.run}", commit
+
+
+def _difference_rows(tree: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield a line for a stage of two runs; for two artifacts one for each setting and file."""
+    name, state, stage = (tree[key] for key in ("reference", "state", "stage"))
+    if tree["of_runs"]:
+        prints = dict.fromkeys(short(tree[side]) for side in ("old", "new") if tree[side])
+        notes = {"+": "not in the first", "-": "only in the first"}
+        reasons = listed(tree["reasons"], _MAX_REASONS)
+        yield name, state, stage, " -> ".join(prints), notes.get(state, reasons)
+        return
+    for reason in tree["changes"]:
+        yield name, "setting" if reason["kind"] == "config" else "", str(Change(**reason)), ""
+    for change in tree["inputs"]:
+        sources = [change["old"], change["new"]]
+        # Equal fingerprints: the same work, with another result.
+        is_rebuilt = all(sources) and sources[0]["fingerprint"] == sources[1]["fingerprint"]
+        key = "digest" if is_rebuilt else "fingerprint"
+        yield name, "input", change["stage"], _change(*(s and short(s[key]) for s in sources))
+    for change in tree["files"]:
+        sizes = (change[side] for side in ("old", "new"))
+        texts = (None if size is None else f"{size:,} bytes" for size in sizes)
+        yield name, "file", change["path"], _change(*texts)
+    if not tree["files"]:
+        yield name, "files", "the same, to the byte", ""
+
+
+def _change(old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return f"added, {new}" if old is None else f"removed, {old}"
+    return f"{old} -> {new}"
 
 
 def _compare_stage(

@@ -49,7 +49,7 @@ COMMANDS = (
     ("sql", "select * from stages join artifacts using (stage, fingerprint)", "--json"),
     ("sql", "select * from evals"),
     ("tag",),
-    ("diff", "sft@tiny", "sft@main"),
+    ("compare", "sft@tiny", "sft@main"),
     ("compare", "tiny", "main"),
     ("gc",),
     ("gc", "--json"),

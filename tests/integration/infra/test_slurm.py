@@ -89,7 +89,7 @@ def test_a_run_that_would_rebuild_after_every_requeue_is_refused(
     error, hint = err.splitlines()
     word = option.partition("=")[0]
     assert error == f"error: {word} would rebuild from step 0 after every requeue"
-    command = ["nanochat", *re.findall(r"(stage)\.sbatch (STAGE) (PROFILE) (--force)$", hint)[0]]
+    command = ["nanochat", *re.findall(r"(stage)\.sbatch (PROFILE) (STAGE) (--force)$", hint)[0]]
     filled = {"STAGE": "sft", "PROFILE": "d32"}
     assert mistake([filled.get(word, word) for word in command]) is None
     assert (script.returncode, out) == (1, "")

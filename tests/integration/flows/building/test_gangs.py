@@ -110,7 +110,7 @@ def test_a_gang_is_submitted_once_and_its_lines_are_shown(
     assert not built.cached
     [spec] = played.submitted
     assert (spec.name, spec.nodes) == (gang_name(request_), 1)
-    assert spec.words[0] == "node"
+    assert spec.words[0] == "stage"
     place = (*request_.place, "grace_seconds=90")
     assert read_request(spec.words[1]) == replace(request_, place=place)
     assert {"job 12: show 12", "0: one", "1: two", "finished: COMPLETED"} < set(lines)

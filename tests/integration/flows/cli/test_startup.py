@@ -30,7 +30,7 @@ HEAVY = (
 LIGHT = (
     *("--help", "plan --help", "run --help", "data show --help", "profiles"),
     *("plan tiny", "plan tiny --json", "status"),
-    *("ls", "ls tiny", "ls sft@tiny", "tag", "diff tiny tiny"),
+    *("ls", "ls tiny", "ls sft@tiny", "tag"),
 )
 # The list of commands needs no parser, and lines on a terminal need no library.
 LIST_NEEDS_NOT = ("cyclopts", "rich", "attr", "flows.profiles", "flows.run_request")

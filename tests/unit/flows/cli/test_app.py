@@ -25,7 +25,7 @@ COMMANDS = [  # in the order of the help
     *("plan", "run", "submit", "stage", "miniseries", "sweep", "status", "logs"),
     *("accept", "profiles", "config"),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
-    *("ls", "tag", "diff", "compare", "sql", "revoke", "gc", "data", "evals"),
+    *("ls", "tag", "compare", "sql", "revoke", "gc", "data", "evals"),
     *("doctor", "up", "deploy", "down", "infra", "bench", "completion"),
 ]
 NAMED_ONLY = ("stage", "accept", "revoke", "infra", "bench", "completion")

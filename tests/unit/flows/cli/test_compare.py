@@ -1,11 +1,12 @@
-"""`nanochat compare`: numbers side by side, differences with intervals, answers that changed."""
+"""`nanochat compare`: what differs, numbers with intervals, answers that changed."""
 
 import pytest
 
+from flows.cli.output import age
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from tests.support.flows.measured import put_measured
-from tests.support.flows.shelf import put_run
+from tests.support.flows.shelf import CREATED, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 
 ONE_TWO = ("one", "two")
@@ -59,6 +60,11 @@ def test_scores_stand_side_by_side_with_what_changed(runs: list[Manifest], termi
         "pretraining sums: two gained 30 and lost 5 of 100 questions; 70 answers changed",
         "",
         "the same artifact: pretraining",
+        "",
+        f"one  finished  {age(CREATED)}  nanochat run tiny --name one",
+        f"two  finished  {age(CREATED)}  nanochat run tiny --name two",
+        "",
+        f"two  ~  base_eval  {runs[0].fingerprint[:12]} -> {runs[1].fingerprint[:12]}  seed 0 -> 1",
     ]
 
 
@@ -78,7 +84,8 @@ def test_less_is_better_of_losses_and_counts_are_written_alike(store: Store, ter
         "0.9000 -0.1000 (-0.1141 to -0.0859) better 1.0000 same",
         "pretraining tokens 40,960 245,760 +204,800 1.19 T +1.19 T 40,960 same",
     ]
-    assert not any("report" in line or "bytes" in line.split() for line in lines)
+    table = lines[: lines.index(next(line for line in lines if line.startswith("r0  ")))]
+    assert not any("report" in line or "bytes" in line.split() for line in table)
     assert [stage["stage"] for stage in terminal.read("compare", "r0", "r1")["stages"]] == [
         *("pretrain", "base_eval", "report")
     ]
@@ -98,7 +105,9 @@ def test_a_difference_has_the_colour_of_its_verdict(
 
 def test_changed_answers_are_printed_when_asked_for(runs: list[Manifest], terminal: Terminal):
     lines = terminal.said("compare", "base_eval@one", "base_eval@two", "--answers", "2")
-    assert lines[-2:] == ["  0: 0 (right) -> no (wrong)", "  1: 0 (right) -> no (wrong)"]
+    at = lines.index("  0: 0 (right) -> no (wrong)")
+    assert lines[at + 1] == "  1: 0 (right) -> no (wrong)"
+    assert lines[at + 2] == ""
 
 
 def test_for_programs_there_are_all_of_them(runs: list[Manifest], terminal: Terminal):
@@ -157,7 +166,9 @@ def test_mistakes_are_answered_in_a_line(
 
 def test_what_measured_nothing_is_said(store: Store, terminal: Terminal):
     put_run(store, "a", put_measured(store, "shards"), name="a")
-    assert terminal.said("compare", "a", "a") == ["nothing that they made measured anything"]
+    lines = terminal.said("compare", "a", "a")
+    assert lines[0] == "nothing that they made measured anything"
+    assert lines[-1] == "there is no difference"
 
 
 # Questions that are not the same.
@@ -182,7 +193,8 @@ def test_answers_to_another_suite_are_not_paired(store: Store, terminal: Termina
     for number, suite in enumerate(("a" * 64, "b" * 64, "a" * 64)):
         put_run(store, f"r{number}", asked(store, number, suite=suite), name=f"r{number}")
     lines = terminal.said("compare", "r0", "r1", "r2")
-    assert lines[-3:] == [
+    at = next(number for number, line in enumerate(lines) if line.startswith("SFT: r1"))
+    assert lines[at : at + 3] == [
         "SFT: r1 was not asked what r0 was: their suites are aaaaaaaaaaaa and bbbbbbbbbbbb",
         "SFT sums: r2 gained 1 and lost 0 of 1 questions; 1 answers changed",
         "SFT words: r2 gained 1 and lost 0 of 1 questions; 1 answers changed",
@@ -196,7 +208,127 @@ def test_a_question_with_another_text_is_not_the_same_question(store: Store, ter
     for number, prompt in enumerate(("1 + 1?", "1 + 2?")):
         put_run(store, f"r{number}", asked(store, number, suite=None, prompt=prompt), name="r")
     lines = terminal.said("compare", "r0", "r1")
-    assert lines[-2:] == [
+    at = next(number for number, line in enumerate(lines) if line.startswith("SFT: r1"))
+    assert lines[at : at + 2] == [
         "SFT: r1 was not asked what r0 was: the questions differ in words",
         "SFT sums: r1 gained 1 and lost 0 of 1 questions; 1 answers changed",
     ]
+
+
+# What is not the same.
+
+OLD = {
+    "config": {"sft": {"num_epochs": 1}},
+    "code": {"nanochat_core.train.sft": "1"},
+    "files": {"model": "x" * 1500, "config.json": "{}"},
+    "git_commit": "1" * 40,
+}
+NEW = {
+    "config": {"sft": {"num_epochs": 2}},
+    "code": {"nanochat_core.train.sft": "2"},
+    "files": {"model": "y" * 1600, "config.json": "{}", "extra": "1"},
+}
+
+
+@pytest.fixture
+def pair(store: Store) -> tuple[Manifest, Manifest]:
+    """Two SFT models that were trained differently, on different mid models."""
+    mids = [
+        put_artifact(store, make_manifest("midtrain", config={"n": n}, files={"data": str(n)}))
+        for n in (1, 2)
+    ]
+    old, new = (
+        put_artifact(store, make_manifest("sft", inputs={"midtrain": mid}, run=run, **facts))
+        for mid, run, facts in zip(mids, ("tiny-1", "tiny-2"), (OLD, NEW), strict=True)
+    )
+    return old, new
+
+
+def test_two_artifacts_differ_in_what_they_are_made_from_and_in_what_they_hold(
+    pair: tuple[Manifest, Manifest], terminal: Terminal
+):
+    old, new = pair
+    lines = terminal.said("compare", old.name, new.name)
+    mids = [each.inputs["midtrain"].fingerprint[:12] for each in pair]
+    assert f"{age(CREATED)}  run tiny-1  commit {'1' * 12}" in lines[-8]
+    assert [line.split(maxsplit=1)[0] for line in lines[-5:]] == [new.name] * 5
+    assert [" ".join(line.split()[1:]) for line in lines[-5:]] == [
+        "setting sft.num_epochs 1 -> 2",
+        "code nanochat_core.train.sft changed",
+        f"input midtrain {mids[0]} -> {mids[1]}",
+        "file extra added, 1 bytes",
+        "file model 1,500 bytes -> 1,600 bytes",
+    ]
+    [tree] = terminal.read("compare", old.name, new.name)["differences"]
+    assert (tree["old"], tree["new"]) == (old.fingerprint, new.fingerprint)
+    assert tree["changes"][0] == {
+        "kind": "config",
+        "name": "sft.num_epochs",
+        "old": "1",
+        "new": "2",
+    }
+    assert [change["path"] for change in tree["files"]] == ["extra", "model"]
+
+
+def test_an_artifact_is_the_same_by_every_name_and_the_exit_code_says_so(
+    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+):
+    old, new = pair
+    put_run(store, "tiny-1", old)
+    code, lines = terminal.run("compare", "sft@tiny-1", old.name, "--exit-code")
+    assert (code, lines[-1]) == (0, "there is no difference")
+    assert terminal.read("compare", "sft@tiny-1", old.name)["same"] is True
+    assert terminal.run("compare", old.name, new.name)[0] == 0
+    assert terminal.run("compare", old.name, new.name, "--exit-code")[0] == 3
+
+
+def test_equal_bytes_and_an_input_that_was_built_twice_are_named(store: Store, terminal: Terminal):
+    one, two = (put_artifact(store, make_manifest("sft", code={"m": c})) for c in "ab")
+    assert terminal.said("compare", one.name, two.name)[-1].endswith("the same, to the byte")
+    mids = [make_manifest("midtrain", files={"a": text}) for text in "12"]
+    one, two = (put_artifact(store, make_manifest("sft", inputs={"midtrain": mid})) for mid in mids)
+    said = terminal.said("compare", one.name, two.name)[-2].split()
+    assert said[1:] == ["input", "midtrain", mids[0].digest[:12], "->", mids[1].digest[:12]]
+
+
+def test_two_runs_differ_stage_by_stage(
+    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+):
+    old, new = pair
+    shards, tokens, rl = (
+        put_artifact(store, make_manifest(name)) for name in ("shards", "tokens", "rl")
+    )
+    put_run(store, "one", shards, tokens, old, status="failed")
+    put_run(store, "two", shards, new, rl, name="best", overrides=("sft.num_epochs=2",))
+    assert terminal.said("compare", "one", "two")[-6:] == [
+        f"one  failed    {age(CREATED)}  nanochat run tiny",
+        f"two  finished  {age(CREATED)}  nanochat run tiny --set sft.num_epochs=2 --name best",
+        "",
+        f"two  -  tokens  {tokens.fingerprint[:12]}                  only in the first",
+        f"two  ~  sft     {old.fingerprint[:12]} -> {new.fingerprint[:12]}  "
+        "sft.num_epochs 1 -> 2, code nanochat_core.train.sft changed, input midtrain changed",
+        f"two  +  rl      {rl.fingerprint[:12]}                  not in the first",
+    ]
+    tree = terminal.read("compare", "one", "two")
+    assert [(each["stage"], each["state"]) for each in tree["differences"]] == [
+        *(("tokens", "-"), ("sft", "~"), ("rl", "+"))
+    ]
+    assert tree["made"][1]["overrides"] == ["sft.num_epochs=2"]
+
+
+@pytest.mark.parametrize(("damage", "warns"), [(b"x", "file://"), (None, "")])
+def test_an_unknown_reason_is_called_unknown(
+    pair: tuple[Manifest, Manifest],
+    store: Store,
+    terminal: Terminal,
+    damage: bytes | None,
+    warns: str,
+):
+    old, new = pair
+    put_run(store, "one", old)
+    put_run(store, "two", new)
+    store.delete(key := f"sft/{old.fingerprint}/manifest.json")
+    if damage:
+        store.put(key, damage)
+    lines = terminal.said("compare", "one", "two", warns=warns)
+    assert lines[-1].endswith(f"{old.name} is gone or damaged")

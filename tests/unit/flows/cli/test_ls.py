@@ -179,8 +179,8 @@ def test_what_others_wrote_cannot_move_the_cursor(store: Store, terminal: Termin
     put_run(store, "tiny-2", two, overrides=(evil,))
     point(store, "main", "tiny-1")
     for words in (
-        *("ls", "ls tiny", "ls sft@tiny", "tag", "tag main", "diff tiny-1 tiny-2"),
-        f"diff {one.name} {two.name}",
+        *("ls", "ls tiny", "ls sft@tiny", "tag", "tag main", "compare tiny-1 tiny-2"),
+        f"compare {one.name} {two.name}",
     ):
         text = "\n".join(terminal.run(*words.split())[1])
         assert "tiny" in text

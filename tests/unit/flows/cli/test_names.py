@@ -1,4 +1,4 @@
-"""`ls`, `tag`, `diff` and `plan`: what a person sees of a store that has something in it."""
+"""`ls`, `tag`, `compare` and `plan`: what a person sees of a store that has something in it."""
 
 from typing import Any
 
@@ -43,10 +43,10 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("tag --delete main tiny", "--delete takes one tag", "nanochat tag --delete NAME"),
         ("tag --delete main", "there is no tag main in", "make it"),
         ("tag --delete ../x", "'../x' cannot be the name", "letters"),
-        ("diff tiny sft@tiny", "tiny is a run and sft@tiny is an artifact", "like sft@tiny"),
-        ("diff sft/1a2b tiny", "tiny is a run and sft/1a2b is an artifact", "like sft@tiny"),
-        ("diff sft@tiny sft@d12", "there is no sft@", "nanochat run"),
-        ("diff tiny d12", "tiny was never run in", "nanochat run tiny"),
+        ("compare tiny sft@tiny", "tiny is a run and sft@tiny is an artifact", "like sft@tiny"),
+        ("compare sft/1a2b tiny", "tiny is a run and sft/1a2b is an artifact", "like sft@tiny"),
+        ("compare sft@tiny sft@d12", "there is no sft@", "nanochat run"),
+        ("compare tiny d12", "tiny was never run in", "nanochat run tiny"),
         ("plan tiny sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
         ("plan sft tiny", "'sft' is a stage, not a profile", "the profile comes first: tiny sft"),
         ("plan tiny d12", "'d12' is a profile, not a stage", "one of: shards"),
@@ -95,7 +95,7 @@ def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
     assert terminal.fails(words, "bests", *rest)[1] == "did you mean 'best'?"
 
 
-@pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "diff sft@a sft@b", "tag main tiny"])
+@pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "compare sft@a sft@b", "tag main tiny"])
 def test_a_store_that_is_not_there_is_an_error_and_not_an_empty_one(words: str, terminal: Terminal):
     assert (
         "cannot be reached"
@@ -116,8 +116,8 @@ def test_a_damaged_record_is_named(store: Store, terminal: Terminal):
         ("ls sft@main", "refs/main.json"),
         ("ls sft@d12", "manifest.json"),
         ("tag best tiny-1", "runs/tiny-1.json"),
-        ("diff tiny-1 d12-1", "runs/tiny-1.json"),
-        (f"diff sft@d12 {sft.name}", "manifest.json"),
+        ("compare tiny-1 d12-1", "runs/tiny-1.json"),
+        (f"compare sft@d12 {sft.name}", "manifest.json"),
     ):
         error, hint = terminal.fails(*words.split())
         assert f"{store.url}/" in error

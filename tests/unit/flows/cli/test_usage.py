@@ -64,7 +64,7 @@ from tests.support.flows.terminal import Terminal
         ("compare one two --answers -1", "--answers is -1", "at least 0"),
         ("bench infer --depth 1 --tokens 1", "--tokens is 1", "at least 2"),
         ("bench infer --batch-sizes 4 0", "--batch-sizes is 4, 0", "at least 1"),
-        ("diff sft@tiny", "diff needs B", "see `nanochat diff --help`"),
+        ("diff tiny main", "unknown command 'diff'", "did you mean compare?"),
         ("explain tiny sft", "unknown command 'explain'", "did you mean plan PROFILE STAGE?"),
         ("plan", "plan needs PROFILE", "see `nanochat plan --help`"),
         ("plan tiny --depth", "--depth needs a value", "see `nanochat plan --help`"),
