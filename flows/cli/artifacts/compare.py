@@ -8,14 +8,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
-<<<<<<< HEAD
-from flows.artifacts.publish import find_manifests
-from flows.artifacts.runs import Run
-from flows.cli.options import AsJson, NotNegative, StoreOptions
-from flows.cli.output import print_deltas, print_json, screen, table_width
-=======
 from flows.artifacts.publish import find_manifest
-from flows.artifacts.runs import Run, read_all
+from flows.artifacts.runs import Run
 from flows.cli.options import CHANGES, AsJson, ExitCode, NotNegative, StoreOptions
 from flows.cli.output import (
     age,
@@ -27,7 +21,6 @@ from flows.cli.output import (
     table_width,
 )
 from flows.cli.requests import command_of_run
->>>>>>> 73769e62 (`compare` answers what `diff` did: settings, code, inputs, files, stages, and when each was made)
 from flows.compare.score_table import Compared, other_rows, score_rows, stage_title
 from flows.identity.diff import Change, differ
 from flows.identity.diff import compare as differ_in_causes
@@ -38,6 +31,7 @@ from flows.render.charts import Chart
 from flows.render.score import Delta
 from flows.render.text import listed
 from flows.stages import STAGES
+from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -165,10 +159,6 @@ def in_order(names: Collection[str]) -> list[str]:
 def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
     if isinstance(item, Manifest):
         return {item.stage: item}
-<<<<<<< HEAD
-    manifests = find_manifests(store, item.refs)
-    # An artifact that garbage collection has deleted is left out; the others can be compared.
-=======
 
     def find(ref: ArtifactRef) -> Manifest | None:
         try:
@@ -179,8 +169,7 @@ def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
 
     # An artifact that is damaged, or that garbage collection has deleted, is left out; the others
     # can be compared.
-    manifests = read_all(find, item.refs)
->>>>>>> 73769e62 (`compare` answers what `diff` did: settings, code, inputs, files, stages, and when each was made)
+    manifests = in_parallel(find, item.refs)
     return {manifest.stage: manifest for manifest in manifests if manifest is not None}
 
 
