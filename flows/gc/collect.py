@@ -11,11 +11,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from flows.artifacts.pins import SWEEP
 from flows.artifacts.runs import timestamp
-from flows.gc.edges_cache import read_cache, still_listed, write_cache
 from flows.gc.inventory import take_inventory
 from flows.gc.reach import Records, Rules, read_referrers
 from flows.gc.survey import Survey, make_survey
@@ -82,23 +80,20 @@ def plan_collection(
     store: Store,
     rules: Rules,
     *,
-    cache: Path | None = None,
     threads: int = THREADS,
     watch: Watch,
 ) -> CollectionPlan:
     """Survey a whole store and return what a collection would do. Writes nothing to the store.
 
-    `cache` is a file of flows/gc/edges_cache.py; None means none. Raises ArtifactError if a record
-    is damaged, StoreError.
+    Raises ArtifactError if a record is damaged, StoreError.
     """
-    return _look(store, rules, None, cache=cache, threads=threads, watch=watch)
+    return _look(store, rules, None, threads=threads, watch=watch)
 
 
 def collect(
     store: Store,
     rules: Rules,
     *,
-    cache: Path | None = None,
     claim: Callable[[], lease.Claimant] = make_claim,
     threads: int = THREADS,
     clock: Callable[[], float] = clock,
@@ -108,16 +103,15 @@ def collect(
 ) -> Collected:
     """Mark garbage, and delete what was marked `rules.grace` seconds ago or longer.
 
-    `cache` as for `plan_collection`. `claim` returns a new claimant for each lease.
-    `log` gets a line if this process has to wait for another collector, which may be dead. Raises
-    StageError if another process collects, LeaseLost, ArtifactError if a record is damaged,
-    StoreError. After each the store is sound.
+    `claim` returns a new claimant for each lease. `log` gets a line if this process has to wait
+    for another collector, which may be dead. Raises StageError if another process collects,
+    LeaseLost, ArtifactError if a record is damaged, StoreError. After each the store is sound.
     """
     # The lease comes before anything is read. A process that records a use and finds no lease was
     # early enough to be seen; one that finds the lease waits (flows/artifacts/pins.py).
     sweeper = Sweeper(store, claim(), clock=clock, pause=pause, log=log)
     try:
-        plan = _look(store, rules, sweeper, cache=cache, threads=threads, watch=watch)
+        plan = _look(store, rules, sweeper, threads=threads, watch=watch)
         # Before the sweep: a collection that is killed has marked, so the next can delete.
         _write_marks(store, plan.survey.marks, sweeper)
         # Deletion begins with a fresh lease.
@@ -138,26 +132,17 @@ def _look(
     rules: Rules,
     sweeper: Sweeper | None,  # None: nothing will be deleted
     *,
-    cache: Path | None,
     threads: int,
     watch: Watch,
 ) -> CollectionPlan:
     marks = _find_marks(store)
     now = _store_time(store, SWEEP.lease_key) if sweeper else None
     beat = sweeper.beat if sweeper else lambda: None
-    known = read_cache(cache)
     try:
-        while True:
-            records = Records(store, threads=threads, beat=beat, known=known)
-            # The referrers before the list: see read_referrers.
-            referrers = read_referrers(records)
-            inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
-            # A manifest from the cache counts as read when it is listed. One that has changed has
-            # to be read before a list too, so all begins again without it.
-            listed = still_listed(known, inventory)
-            if len(listed) == len(known):
-                break
-            known = listed
+        records = Records(store, threads=threads, beat=beat)
+        # The referrers before the list: see read_referrers.
+        referrers = read_referrers(records)
+        inventory = take_inventory(_watched(store.list(""), beat=beat, watch=watch))
         if now is None:
             now = _time_by(store, inventory.small)
         survey = make_survey(inventory, referrers, records, rules, marks=marks, now=now)
@@ -167,8 +152,6 @@ def _look(
             hint="nothing was deleted, because that record may name anything; "
             + (error.hint or repair_hint("delete it if no run needs it")),
         ) from error
-    leaving = survey.deletable if sweeper else ()
-    write_cache(cache, known, still_listed(records.manifests, inventory), leaving=leaving)
     return CollectionPlan(survey=survey, fresh=frozenset(survey.garbage.keys() - marks.keys()))
 
 

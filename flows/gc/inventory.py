@@ -52,7 +52,6 @@ class Piece:
     size: int = 0  # bytes
     has_rebuild: bool = False  # of checkpoints: a rebuild began, which an artifact does not end
     newest: float = 0.0  # when one of them was last written; unix seconds by the store's clock
-    etag: str = ""  # of a single object
 
     @property
     def stage(self) -> str:
@@ -94,7 +93,6 @@ def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
         known.objects += 1
         known.size += entry.size
         known.newest = max(known.newest, entry.modified)
-        known.etag = entry.etag
     return found
 
 

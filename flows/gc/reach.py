@@ -7,7 +7,7 @@ record that cannot be read might name anything, so it ends the search with an er
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
@@ -19,7 +19,7 @@ from flows.identity.records import find_document
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from infra.parallel import in_parallel
-from infra.storage.base import ObjectNotFound, Store
+from infra.storage.base import Store
 
 _Item = TypeVar("_Item", str, ArtifactRef)
 _Result = TypeVar("_Result")
@@ -49,13 +49,6 @@ class Edges:
         """
         sharing = {ArtifactRef.parse(name) for name in self.attempts if "/" in name}
         return (*self.inputs, *sharing, *self.revocations)
-
-
-class Known(NamedTuple):
-    """What a manifest names, and the etag that its object had before it was read."""
-
-    etag: str
-    edges: Edges
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,25 +90,15 @@ class Reachable:
 
 
 class Records:
-    """A reader of a store's records: in parallel, and each manifest only once.
+    """A reader of a store's records: in parallel, and each manifest only once."""
 
-    `known` has what manifests name that need not be read.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        threads: int,
-        beat: Callable[[], None],
-        known: Mapping[ArtifactRef, Known],
-    ) -> None:
+    def __init__(self, store: Store, *, threads: int, beat: Callable[[], None]) -> None:
         self.store = store
         self._threads = threads
         self._beat = beat  # called again and again: reading takes long in a large store
         # Of manifests that were found. Not read again: a manifest that is replaced during the
         # collection still counts as it was.
-        self.manifests = dict(known)
+        self.manifests: dict[ArtifactRef, Edges] = {}
 
     def read(
         self, function: Callable[[Store, _Item], _Result | None], items: Iterable[_Item]
@@ -136,9 +119,9 @@ class Records:
         """Return what the manifests of these artifacts name; those without one are left out."""
         wanted = sorted(places)
         fresh = [place for place in wanted if place not in self.manifests]
-        self.manifests.update(self.read(_find_known, fresh))
+        self.manifests.update(self.read(_find_edges, fresh))
         found = self.manifests
-        return {place: found[place].edges for place in wanted if place in found}
+        return {place: found[place] for place in wanted if place in found}
 
     def follow(self, places: Iterable[ArtifactRef]) -> Reachable:
         """Return all that can be reached from these artifacts."""
@@ -239,14 +222,9 @@ def _newest_finished(runs: Iterable[Run]) -> set[str]:
     return set(newest.values())
 
 
-def _find_known(store: Store, place: ArtifactRef) -> Known | None:
-    try:
-        # Before the bytes: if the store lists this etag afterwards, it is of what was read.
-        etag = store.head(place.manifest_key).etag
-    except ObjectNotFound:
-        return None
+def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
     manifest = find_manifest(store, place)
-    return None if manifest is None else Known(etag, _edges_of(manifest))
+    return None if manifest is None else _edges_of(manifest)
 
 
 def _find_older(store: Store, key: str) -> Edges | None:
@@ -257,7 +235,6 @@ def _find_older(store: Store, key: str) -> Edges | None:
 
 
 def _edges_of(manifest: Manifest) -> Edges:
-    # Other edges are another FORMAT of flows/gc/edges_cache.py.
     return Edges(
         inputs=manifest.input_refs,
         attempts=frozenset(attempt_of(file.key) for file in (*manifest.files, *manifest.logs)),

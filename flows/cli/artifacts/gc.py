@@ -10,7 +10,6 @@ from flows.artifacts.runs import timestamp
 from flows.cli.options import CHANGES, AsJson, ExitCode, Positive, StoreOptions
 from flows.cli.output import aligned, print_note, print_result, screen
 from flows.gc.collect import Collected, CollectionPlan, collect, plan_collection
-from flows.gc.edges_cache import cache_path
 from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Rules
 from flows.gc.survey import Survey
@@ -71,11 +70,10 @@ def gc(
         raise ConfigError("--plan and --apply are both given", hint="give one of them")
     rules = Rules(keep=keep_days * _DAY, grace=grace_hours * _HOUR)
     store = place.open_store()
-    cache = cache_path(place.work, store.url)
     # collect() plans by itself: a plan of its own would list the store twice.
     with _progress() as watch:
-        done = collect(store, rules, cache=cache, watch=watch, log=print_note) if apply else None
-        planned = done.plan if done else plan_collection(store, rules, cache=cache, watch=watch)
+        done = collect(store, rules, watch=watch, log=print_note) if apply else None
+        planned = done.plan if done else plan_collection(store, rules, watch=watch)
     lines = _describe_collected(done) if done else _describe(planned, keep_days)
     print_result(lambda: _to_tree(store.url, planned, done), lines, as_json=as_json)
     return CHANGES if exit_code and not apply and not planned.is_empty else 0

@@ -86,13 +86,6 @@ CONTROLS: dict[str, tuple[Any, str, Any, Rules, int]] = {
         RULES,
         28,
     ),
-    "the cache is not checked": (
-        flows.gc.collect,
-        "still_listed",
-        lambda known, inventory: known,
-        RULES,
-        0,
-    ),
     "nothing is pinned": (gc_actors, "pin", no_pin, RULES, 214),
 }
 

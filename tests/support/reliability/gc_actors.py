@@ -244,7 +244,6 @@ class Collector(Actor):
         collect(
             self.store,
             self.judge.rules,
-            cache=self.scene.scratch / "gc.json",  # of all collectors: so it is stale often
             threads=1,
             clock=lambda: self.world.now,
             pause=self.pause,

@@ -129,24 +129,6 @@ def test_a_plan_an_apply_and_a_later_one(
     assert {file.key for file in kept.files} <= keys
 
 
-def test_two_stores_of_one_home_are_remembered_apart(
-    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    other = LocalStore(tmp_path / "other")
-    put_run(store, "tiny-1", put_old(store, 1, days=3))
-    put_old(other, 1, days=3)
-    found: list[str] = []
-    for _ in range(2):  # the second time from the files of the first
-        for name in ("store", "other"):
-            words = ["--home", str(tmp_path / "home"), "--store", f"file://{tmp_path}/{name}"]
-            main(["gc", *words])
-            found.append(printed(capsys))
-    assert found[:2] == found[2:]
-    assert found[0].startswith("no garbage")
-    assert found[1].startswith("garbage that has to wait")
-    assert len(list((tmp_path / "home" / "work").glob("gc-*.json"))) == 2
-
-
 def test_a_program_gets_the_same_as_json(
     store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
