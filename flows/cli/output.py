@@ -191,7 +191,7 @@ def age(stamp: str) -> str:
 
 def _write(stream: TextIO, line: str) -> None:
     stream.write(f"{line}\n")
-    stream.flush()  # a reader of `nanochat logs --follow` sees each line at once
+    stream.flush()  # a reader of `nanochat status --follow` sees each line at once
 
 
 def print_unread(unread: Sequence[str]) -> None:

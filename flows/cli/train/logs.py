@@ -1,4 +1,4 @@
-"""`nanochat logs`: print what the stages of a run logged, and follow those that are being built."""
+"""For `nanochat status`: print what the stages of a run logged, and follow those being built."""
 
 import os
 import tempfile
@@ -7,31 +7,27 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from flows.artifacts.names import check_stage, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
 from flows.artifacts.transfer import read_file
-from flows.cli.options import Positive, StoreOptions
+from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_note, print_warning, terminal_size
 from flows.cli.progress import count_of
-from flows.cli.train.status import pinned_of, plan_again, signs_of_life
+from flows.cli.train.status import find_plan, signs_of_life
 from flows.identity.manifest import EVENTS, Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
 from flows.plan.dead_runs import end_dead_runs, settle
-from flows.plan.plan import Plan
 from flows.render.text import number
 from flows.stages import STAGES
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, ConfigError
+from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import read_events
 
 OUTPUT = "worker.log"  # what the processes of a job printed
-_SECONDS_BETWEEN_LOOKS = 1.0
+_POLL_SECONDS = 1.0
 _SECONDS_BETWEEN_CHECKS = 10.0  # of whether a run that logs nothing is being built: a plan each
 _SECONDS_WITHOUT_BUILDER = 30.0  # a command of another machine may be between two stages
 _MIN_LINES = 10  # of a terminal that is lower
@@ -46,68 +42,45 @@ class _Position:
     is_stored: bool = False  # read from the store, so its end is known
 
 
-def logs(
-    run: Annotated[
-        str, Parameter(help="A name (its newest run, finished or not), a tag or an id.")
-    ],
-    /,
+def print_logs(
+    run: Run,
+    stage: str | None,
+    store: Store,
+    place: StoreOptions,
     *,
-    stage: Annotated[str | None, Parameter(help="Only of this stage.")] = None,
-    follow: Annotated[
-        bool,
-        Parameter(name=["--follow", "-f"], negative="", help="Print more until the run has ended."),
-    ] = False,
-    tail: Annotated[
-        Positive | None,
-        Parameter(
-            name=["--tail", "-n"],
-            help="Only the last lines of what was logged; default what a terminal shows at once, "
-            "and all where the output is no terminal.",
-        ),
-    ] = None,
-    place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
-) -> int:
-    """Print the progress that the stages of a run logged, and what their processes printed.
+    follow: bool,
+    tail: int | None,
+) -> None:
+    """Print what the stages of a run logged, or one of them, and what their processes printed.
 
-    Logs of finished stages come from the store, those of unfinished stages from this machine. A
-    stage that another machine is building is shown once it is finished.
+    Logs of finished stages come from the store, those of unfinished stages from this machine. With
+    `follow` more is printed until the run has ended, or no process builds it any more.
     """
-    if stage is not None:
-        check_stage(stage)
-    store = place.open_store()
-    end_dead_runs(store, place.home_path)
-    found = settle(store, place.home_path, open_newest_run(store, run))
     positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
-    refs = _refs(store, found, place.work)
     watch = _Watch(place)
+    refs = _refs(store, run, place.work, stage)
     is_first = True
     while True:
         lines = [
-            line
-            for ref in refs
-            if stage in (None, ref.stage)
-            for line in _new_lines(store, place.work, ref, positions[ref])
+            line for ref in refs for line in _new_lines(store, place.work, ref, positions[ref])
         ]
-        runs = follow and found.status == "running"
-        is_lost = runs and watch.is_lost(store, found, is_logging=bool(lines))
-        if not runs or is_lost:
-            for ref in refs:
-                if stage in (None, ref.stage):
-                    lines += _output(store, place.work, ref)
+        is_over = not follow or run.status != "running"
+        is_lost = not is_over and watch.is_lost(store, run, is_logging=bool(lines))
+        if is_over or is_lost:
+            lines += [line for ref in refs for line in _output(store, place.work, ref)]
         print_lines(_last(lines, tail) if is_first else lines)
         is_first = False
         if is_lost:
-            print_note(f"no process builds {found.run} any more; see: nanochat status {found.run}")
-        if not runs or is_lost:
+            print_note(f"no process builds {run.run} any more; see: nanochat status {run.run}")
+        if is_over or is_lost:
             break
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-        before, found = found, find_run(store, found.run) or found
+        time.sleep(_POLL_SECONDS)
+        before, run = run, find_run(store, run.run) or run
         # The fingerprint of a stage is known once its inputs exist.
-        if found.stages != before.stages:
-            refs = _refs(store, found, place.work)
+        if run.stages != before.stages:
+            refs = _refs(store, run, place.work, stage)
     if not any(position.offset for position in positions.values()):
-        print_note(f"{found.run} has logged nothing that this machine can read")
-    return 0
+        print_note(f"{run.run} has logged nothing that this machine can read")
 
 
 def _last(lines: list[str], tail: int | None) -> list[str]:
@@ -121,20 +94,12 @@ def _last(lines: list[str], tail: int | None) -> list[str]:
     return lines
 
 
-def _refs(store: Store, run: Run, work: Path) -> list[ArtifactRef]:
+def _refs(store: Store, run: Run, work: Path, stage: str | None) -> list[ArtifactRef]:
     """Return the artifacts of a run: made, or known by today's plan to be built."""
     refs = {ref.stage: ref for ref in run.refs}
-    if run.status != "finished" and (plan := _find_plan(store, run, work)):
+    if run.status != "finished" and (plan := find_plan(store, run, work)):
         refs = {item.stage.name: item.ref for item in plan.stages if item.ref} | refs
-    return [refs[stage.name] for stage in STAGES if stage.name in refs]
-
-
-def _find_plan(store: Store, run: Run, work: Path) -> Plan | None:
-    """Return today's plan of a run. None means that it cannot be planned."""
-    try:
-        return plan_again(run, store, work, pinned_of(store, run))
-    except (ArtifactError, ConfigError):  # an evaluation's run, or a profile that was removed
-        return None
+    return [refs[s.name] for s in STAGES if s.name in refs and stage in (None, s.name)]
 
 
 class _Watch:
@@ -159,8 +124,8 @@ class _Watch:
         home = self._place.home_path
         end_dead_runs(store, home)
         run = settle(store, home, run)
-        plan = _find_plan(store, run, self._place.work)
-        if run.status != "running" or plan is None or signs_of_life(run.run, plan, home):
+        plan = find_plan(store, run, self._place.work)
+        if run.status != "running" or signs_of_life(run.run, plan, home):
             self._lost = None
             return False
         self._lost = now if self._lost is None else self._lost

@@ -1,4 +1,4 @@
-"""`nanochat status`: list the latest runs, or show the progress of one."""
+"""`nanochat status`: list the latest runs, or show the progress and the logs of one."""
 
 import time
 from collections.abc import Iterator
@@ -8,11 +8,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import open_artifact, open_newest_run
+from flows.artifacts.names import check_stage, open_artifact, open_newest_run
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, latest_runs, timestamp
-from flows.cli.options import AsJson, PlacementOptions, StoreOptions
+from flows.cli.options import AsJson, PlacementOptions, Positive, StoreOptions
 from flows.cli.output import age, aligned, print_result, print_unread, print_warning
 from flows.cli.requests import command_of_run
 from flows.evals.suite import evaluated_model
@@ -41,12 +41,43 @@ def status(
             help="A name (its newest run, finished or not), a tag or an id. Default: list runs."
         ),
     ] = None,
+    stage: Annotated[
+        str | None, Parameter(help="Print what this stage logged, and its processes printed.")
+    ] = None,
     /,
     *,
+    follow: Annotated[
+        bool,
+        Parameter(
+            name=["--follow", "-f"],
+            negative="",
+            help="Print what all stages logged, and more until the run has ended.",
+        ),
+    ] = False,
+    tail: Annotated[
+        Positive | None,
+        Parameter(
+            name=["--tail", "-n"],
+            help="Only the last lines of what was logged; default what a terminal shows at once, "
+            "and all where the output is no terminal.",
+        ),
+    ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
-    """List the latest runs, or show how far one of them is."""
+    """List the latest runs, or show how far one of them is, or what it logged.
+
+    Logs of finished stages come from the store, those of unfinished stages from this machine. A
+    stage that another machine is building is shown once it is finished.
+    """
+    if stage is not None:
+        check_stage(stage)
+    is_log = stage is not None or follow or tail is not None
+    if is_log and (run is None or as_json):
+        raise ConfigError(
+            "logs are of one run" if run is None else "logs are text, not JSON",
+            hint="for example: nanochat status tiny --follow",
+        )
     store = place.open_store()
     end_dead_runs(store, place.home_path)
     if run is None:
@@ -65,6 +96,11 @@ def status(
                 raise
             runs, lines = [], [f"run {run}: not started by a worker", *submitted]
         else:
+            if is_log:
+                from flows.cli.train.logs import print_logs
+
+                print_logs(runs[0], stage, store, place, follow=follow, tail=tail)
+                return 0
             lines = list(_describe(runs[0], store, place))
     print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
@@ -127,8 +163,11 @@ def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str
         yield from signs_of_life(run.run, planned, home) or [left]
 
 
-def signs_of_life(run: str, planned: Plan, home: Path) -> list[str]:
-    """Return in words what builds or executes the run with this id; empty if nothing does."""
+def signs_of_life(run: str, planned: Plan | None, home: Path) -> list[str]:
+    """Return in words what builds or executes the run with this id; empty if nothing does.
+
+    Without a plan, leases of other machines are not seen.
+    """
     builders = find_builders(run, planned, home / "work")
     lines = [f"{name.partition('/')[0]} is being built by {builders[name]}" for name in builders]
     return sorted(lines) or list(_live(run, home))
@@ -209,7 +248,15 @@ def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) 
     return make_plan(pinned_run, store, work, until=run.until, pinned=pinned, profile=run.profile)
 
 
-def find_builders(run: str, planned: Plan, work: Path) -> dict[str, str]:
+def find_plan(store: Store, run: Run, work: Path) -> Plan | None:
+    """Return today's plan of a run. None means that it cannot be planned."""
+    try:
+        return plan_again(run, store, work, pinned_of(store, run))
+    except (ArtifactError, ConfigError):  # an evaluation's run, or a profile that was removed
+        return None
+
+
+def find_builders(run: str, planned: Plan | None, work: Path) -> dict[str, str]:
     """Return the builders of the stages of the run with this id, by the name of the artifact.
 
     Leases show who builds the plan's stages on any machine, also for another run. File locks show
@@ -220,7 +267,7 @@ def find_builders(run: str, planned: Plan, work: Path) -> dict[str, str]:
     for path in work.glob("*/*.lock"):
         if (owner := file_lock.find_owner(path)) and owner.run == run:
             found[f"{path.parent.name}/{path.stem}"] = str(owner)
-    for item in planned.stages:
+    for item in planned.stages if planned else ():
         if item.builder and item.ref:
             # A lease also knows the progress of the job, so its text replaces that of the lock.
             found[item.ref.name] = item.builder

@@ -143,8 +143,8 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(
 def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("BETWEEN_LOOKS", "BETWEEN_CHECKS"):
-        monkeypatch.setattr(f"flows.cli.train.logs._SECONDS_{name}", 0.01)
+    for name in ("POLL_SECONDS", "SECONDS_BETWEEN_CHECKS"):
+        monkeypatch.setattr(f"flows.cli.train.logs._{name}", 0.01)
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     shards = put_artifact(store, make_manifest("shards"))
@@ -158,7 +158,7 @@ def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
 
     crashing = threading.Thread(target=crash, daemon=True)
     crashing.start()
-    assert main(["logs", "tiny", "-f"]) == 0
+    assert main(["status", "tiny", "-f"]) == 0
     crashing.join()
     found = find_run(store, "tiny-1")
     assert found is not None
@@ -173,7 +173,7 @@ def leave_locks(store: Store, home: Path, *runs: str) -> None:
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("words", [["ls"], ["status"], ["logs", "tiny-1"]])
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
 @pytest.mark.parametrize("fault", [None, 503, 200])
 @pytest.mark.usefixtures("api_url")
 def test_a_server_that_does_not_answer_is_asked_once_a_command(
@@ -200,7 +200,7 @@ def test_a_server_that_does_not_answer_is_asked_once_a_command(
 
 
 @pytest.mark.parametrize("auth", ["secret", ":", "nanochat:"])
-@pytest.mark.parametrize("words", [["ls"], ["status"], ["logs", "tiny-1"]])
+@pytest.mark.parametrize("words", [["ls"], ["status"], ["status", "tiny-1", "-n", "9"]])
 @pytest.mark.usefixtures("api_url")
 def test_a_malformed_password_ends_no_command_that_only_looks(
     store: Store,

@@ -22,7 +22,7 @@ from infra.storage.base import Store
 from tests.support.flows.terminal import Terminal
 
 COMMANDS = [  # in the order of the help
-    *("plan", "run", "submit", "stage", "miniseries", "sweep", "status", "logs"),
+    *("plan", "run", "submit", "stage", "miniseries", "sweep", "status"),
     *("accept", "profiles", "config"),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
     *("ls", "tag", "compare", "sql", "revoke", "gc", "data", "evals"),

@@ -1,4 +1,4 @@
-"""`nanochat logs` prints what stages logged: from the store, and from the work of this machine."""
+"""`nanochat status --follow` prints what stages logged, here and in the store."""
 
 import contextlib
 import json
@@ -66,7 +66,7 @@ def test_a_finished_stage_is_read_from_the_store(
     made = with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n\x1b[2Jworld\n")
     put_run(store, "tiny-1", made)
     head = "sft               "
-    assert terminal.said("logs", "tiny") == [
+    assert terminal.said("status", "tiny", "--tail", "99") == [
         f"12:00:00  {head}  step 0 of 2: started",
         f"12:00:01  {head}  1 of 2  loss 2.346",
         f"12:00:02  {head}  a\\x1b[2J line",
@@ -76,9 +76,9 @@ def test_a_finished_stage_is_read_from_the_store(
         "  hello",
         "  \\x1b[2Jworld",
     ]
-    assert terminal.said("logs", "tiny", "--stage", "sft") == terminal.said("logs", "tiny")
+    assert terminal.said("status", "tiny", "sft") == terminal.said("status", "tiny", "-f")
     store.put(f"{made.ref.prefix}/logs/a/events_jsonl", text.replace("2.3", "9.9").encode())
-    assert main(["logs", "tiny"]) == 0
+    assert main(["status", "tiny", "-f"]) == 0
     said = capsys.readouterr()
     assert said.err.startswith(f"warning: events.jsonl of {made.name} is damaged")
     assert said.out.endswith("  hello\n  \\x1b[2Jworld\n")
@@ -95,11 +95,11 @@ def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
     write_events(tmp_path / "events", steps)
     text = (tmp_path / "events").read_text(encoding="utf-8")
     put_run(store, "tiny-1", with_logs(store, tmp_path, events_jsonl=text, worker_log="hello\n"))
-    whole = terminal.said("logs", "tiny")  # a file or a pipe gets all
+    whole = terminal.said("status", "tiny", "--tail", "99")  # a file or a pipe gets all
     assert len(whole) == 52
 
     def printed(*words: str) -> tuple[list[str], str]:
-        assert main(["logs", "tiny", *words]) == 0
+        assert main(["status", "tiny", "-f", *words]) == 0
         captured = capsys.readouterr()
         return captured.out.splitlines(), captured.err
 
@@ -111,8 +111,7 @@ def test_a_terminal_shows_the_last_screenful_and_says_how_to_see_the_rest(
         monkeypatch.setattr("flows.cli.train.logs.terminal_size", lambda size=size: size)
         left = "" if shown == 52 else left_out.format(52 - shown)
         assert printed() == (whole[-shown:], left)
-        assert printed("--stage", "sft", "--follow") == (whole[-shown:], left)
-    assert terminal.fails("logs", "tiny", "--tail", "0", code=2) == ("--tail is 0", "at least 1")
+    assert terminal.fails("status", "tiny", "--tail", "0", code=2) == ("--tail is 0", "at least 1")
 
 
 def test_an_unfinished_stage_is_read_from_this_machine(
@@ -122,15 +121,15 @@ def test_an_unfinished_stage_is_read_from_this_machine(
     work = work_directory(tmp_path / "home" / "work", REF)
     write_events(work / "events.jsonl", STEPS[:2])
     (work / "worker.log").write_text("it broke\n")
-    lines = terminal.said("logs", "tiny")
+    lines = terminal.said("status", "tiny", "--tail", "99")
     assert [line.split()[0] for line in lines] == ["12:00:00", "12:00:01", f"{REF.name}:", "it"]
-    assert terminal.said("logs", "tiny", "--stage", "shards", "--follow") == lines
+    assert terminal.said("status", "tiny", "shards", "--follow") == lines
 
 
 def test_a_run_is_followed_until_it_has_ended(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("flows.cli.train.logs._POLL_SECONDS", 0.01)
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     run = put_run(store, "tiny-1", status="running")
@@ -148,7 +147,7 @@ def test_a_run_is_followed_until_it_has_ended(
 
     worker = threading.Thread(target=work)
     worker.start()
-    lines = terminal.said("logs", "tiny", "-f")
+    lines = terminal.said("status", "tiny", "-f")
     worker.join()
     # Each event once, also those that were written right before the end.
     assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in range(5)]
@@ -157,7 +156,7 @@ def test_a_run_is_followed_until_it_has_ended(
 def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("flows.cli.train.logs._POLL_SECONDS", 0.01)
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     write_events(tmp_path / "events", STEPS)
@@ -170,7 +169,7 @@ def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
 
     ending = threading.Thread(target=end_after_some_looks, daemon=True)
     ending.start()
-    lines = terminal.said("logs", "tiny", "-f", "--stage", "sft")
+    lines = terminal.said("status", "tiny", "sft", "-f")
     ending.join()
     assert len(lines) == len(STEPS)
     assert counted.gets.count(made.logs[0].key) == 1
@@ -180,7 +179,7 @@ def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Following that looks at once, and at every look, whether a process builds the run."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr("flows.cli.train.logs._SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("flows.cli.train.logs._POLL_SECONDS", 0.01)
     for name in ("BETWEEN_CHECKS", "WITHOUT_BUILDER"):
         monkeypatch.setattr(f"flows.cli.train.logs._SECONDS_{name}", 0.0)
 
@@ -191,7 +190,7 @@ def test_following_ends_when_no_process_builds_the_run_any_more(
 ) -> None:
     put_run(store, "tiny-1", status="running")
     write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:2])
-    assert main(["logs", "tiny", "-f"]) == 0
+    assert main(["status", "tiny", "-f"]) == 0
     printed = capsys.readouterr()
     assert [line.split()[0] for line in printed.out.splitlines()] == ["12:00:00", "12:00:01"]
     assert printed.err == "no process builds tiny-1 any more; see: nanochat status tiny-1\n"
@@ -221,7 +220,7 @@ def test_following_continues_while_a_silent_run_is_alive(
     with stage if builds else command:
         ending = threading.Thread(target=end_after_some_looks, daemon=True)
         ending.start()
-        lines = terminal.said("logs", "tiny", "-f")  # without a note
+        lines = terminal.said("status", "tiny", "-f")  # without a note
         ending.join()
     assert len(lines) == 1
 
@@ -251,13 +250,34 @@ def test_following_ends_when_the_command_that_it_waits_for_dies(
     waiting = threading.Thread(target=wait_and_die, daemon=True)
     waiting.start()
     assert is_waiting.wait(100)
-    assert len(terminal.said("logs", "tiny", "-f")) == 1  # without a note
+    assert len(terminal.said("status", "tiny", "-f")) == 1  # without a note
     waiting.join()
     found = find_run(store, "tiny-1")
     assert found is not None
     assert found.status == "interrupted"
 
 
-def test_mistakes_are_answered_in_a_line(terminal: Terminal, store: Store) -> None:
-    assert "there is no stage 'stf'" in terminal.fails("logs", "tiny", "--stage", "stf")[0]
-    assert "tiny was never run" in terminal.fails("logs", "tiny")[0]
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("status tiny stf", "there is no stage 'stf'"),
+        ("status tiny -f", "tiny was never run"),
+        ("status --follow", "logs are of one run"),
+        ("status tiny sft --json", "logs are text, not JSON"),
+    ],
+)
+def test_mistakes_are_answered_in_a_line(
+    terminal: Terminal, store: Store, words: str, said: str
+) -> None:
+    assert said in terminal.fails(*words.split())[0]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_following_a_dead_run_that_cannot_be_planned_ends_with_one_line(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put_run(store, "old-1", name="old", profile="removed", status="running")
+    assert main(["status", "old", "-f"]) == 0
+    assert capsys.readouterr().err.splitlines()[0] == (
+        "no process builds old-1 any more; see: nanochat status old-1"
+    )

@@ -68,7 +68,7 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
             "did you mean 'rl@demo'?",
         ),
         ("chat sft", "'sft' is a stage, not a model", "for the artifact of a run: sft@tiny"),
-        ("logs sft", "'sft' is a stage, not a run", "for the artifact of a run: sft@tiny"),
+        ("status sft -f", "'sft' is a stage, not a run", "for the artifact of a run: sft@tiny"),
         ("status rl", "'rl' is a stage, not a run", "for the artifact of a run: rl@tiny"),
         ("compare tiny seed=7", "tiny was never run in", "nanochat run tiny"),
     ],

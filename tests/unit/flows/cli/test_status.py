@@ -259,7 +259,7 @@ def test_the_end_of_a_run_whose_process_died_is_recorded_by_the_next_look(
         assert (found.status, found.ended is not None) == ("interrupted", True)
 
 
-@pytest.mark.parametrize("words", [["logs", "tiny-2"], ["status", "tiny-2"], ["ls"]])
+@pytest.mark.parametrize("words", [["status", "tiny-2", "-f"], ["status", "tiny-2"], ["ls"]])
 def test_any_command_that_shows_runs_records_the_end(
     home: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
