@@ -84,7 +84,7 @@ def _fail(name: str, found: str, remedy: str | None) -> Finding:
     return Finding(name=name, state="fail", found=found, remedy=remedy)
 
 
-def examine(*, home: Path, store: str) -> Iterator[Finding]:
+def examine(home: Path, store: str) -> Iterator[Finding]:
     """Yield the result of every check, in the order in which their failures matter."""
     yield check_python(sys.version_info[:3])
     for name in PINS:
@@ -95,7 +95,7 @@ def examine(*, home: Path, store: str) -> Iterator[Finding]:
     yield check_threads(count_threads())
     yield check_memory(memory_left())
     yield check_home(home)
-    yield check_store(store)
+    yield from try_store(store)
     yield check_server(home, shared=configured_api_url())
     yield check_workers(home)
     yield check_kernels(unable_here())
@@ -227,14 +227,6 @@ def check_home(home: Path, *, free_of: Callable[[Path], int] | None = None) -> F
         f"free some space: tiny needs {DISK_NEEDED // GIB} GiB, "
         f"d12 and larger {DISK_WANTED // GIB} GiB or more",
     )
-
-
-def check_store(url: str) -> Finding:
-    """Check that the store exists and takes an object, see `check_writes`."""
-    try:
-        return check_writes(open_store(url))
-    except NanochatError as error:
-        return _fail("store", str(error), error.hint)
 
 
 def check_writes(store: Store) -> Finding:

@@ -13,9 +13,7 @@ from flows.cli.output import aligned
 from flows.profiles import PROFILES, open_profile
 from flows.render.table import Row
 from flows.render.text import count, duration, money, size
-from infra.placement import count_gpus
 from infra.storage.s3.probe import Finding
-from nanochat_core.errors import ConfigError
 from nanochat_core.roofline import most_decoded, pretraining, state_bytes
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
@@ -23,15 +21,6 @@ SELF_TEST = (sys.executable, "-m", "nanochat_core.self_test")
 PATIENCE = 600.0  # seconds: the first time attention may be compiled
 NODE = 8  # GPUs
 PRECISIONS = ("bf16", "fp8")
-
-
-def check_gpu_here() -> None:
-    """Raise ConfigError if there is no GPU to test."""
-    if not count_gpus():
-        raise ConfigError(
-            "there is no GPU here that this process may use",
-            hint="`nanochat doctor --as h100` prints what each profile would take on one",
-        )
 
 
 def self_test(

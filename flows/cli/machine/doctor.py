@@ -1,6 +1,7 @@
 """`nanochat doctor`: check this machine, and print what to do about each failure."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,7 @@ from cyclopts import Parameter
 
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_lines, screen
+from infra.placement import count_gpus
 
 if TYPE_CHECKING:
     from infra.storage.s3.probe import Finding
@@ -17,85 +19,43 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 def doctor(
     *,
-    probe_store: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Only try out the store, and all that is needed of one; takes seconds to minutes.",
-        ),
-    ] = False,
-    gpu: Annotated[
-        bool,
-        Parameter(
-            negative="",
-            help="Only test the GPU: what is used on it, whether it computes right, its speed, and "
-            "what each profile would take; half a minute.",
-        ),
-    ] = False,
     card: Annotated[
         str | None,
         Parameter(
             name="--as",
-            help="Only print what each profile would take on such a GPU, as h100; none is needed.",
+            help="Check nothing, and print what each profile would take on such a GPU, as h100.",
         ),
     ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
     as_json: AsJson = False,
 ) -> int:
-    """Check Python, packages, torch, GPU, disk, store and the Prefect server.
+    """Check Python, packages, torch, disk, Prefect, all that a store must do, and the GPU.
 
-    Every failure comes with its remedy. Exits with 1 when a run could not work.
+    Every failure comes with its remedy. Exits with 1 when a run could not work. Where there is a
+    GPU it computes half a minute, and at the end is what each profile would take on it.
     """
-    if card is not None:
-        from flows.cli.gpu import forecast, table
-        from nanochat_core.roofline import named_gpu
+    from flows.cli.checks import examine
+    from flows.cli.gpu import forecast, measured_spec, self_test, table
+    from nanochat_core.roofline import named_gpu
 
-        spec = named_gpu(card)
-        if as_json:
-            print_json({"gpu": spec.name, "profiles": forecast(spec)})
-        else:
-            print_lines(table(spec))
-        return 0
-    if gpu:
-        return _test_gpu(as_json=as_json)
-    from flows.cli.checks import examine, try_store
-
-    if probe_store:
-        checks = try_store(place.store_url)
-    else:
-        checks = examine(home=place.home_path, store=place.store_url)
-    found: list[Finding] = []
-    for check in checks:
-        found.append(check)
-        if not as_json:
-            _show(check)  # as it comes: importing torch and reaching a store take seconds
-    if as_json:
-        print_json([asdict(check) for check in found])
-    return _exit_code(found)
-
-
-def _test_gpu(*, as_json: bool) -> int:
-    from flows.cli.gpu import check_gpu_here, forecast, measured_spec, self_test, table
-
-    check_gpu_here()
     found: list[Finding] = []
     values: dict[str, Any] = {}
-    for check, measured in self_test():
-        found.append(check)
-        values |= measured
-        if not as_json:
-            _show(check)
-    spec = measured_spec(values)
-    profiles = forecast(spec) if spec else []
+    spec = None if card is None else named_gpu(card)
+    if spec is None:
+        nothing: Mapping[str, Any] = {}
+        checks = ((check, nothing) for check in examine(place.home_path, place.store_url))
+        for check, measured in itertools.chain(checks, self_test() if count_gpus() else ()):
+            found.append(check)
+            values |= measured
+            if not as_json:
+                _show(check)  # as it comes: importing torch and reaching a store take seconds
+        spec = measured_spec(values)
     if as_json:
-        checks = [asdict(check) for check in found]
-        print_json({"gpu": values.get("gpu"), "checks": checks, "profiles": profiles})
+        profiles = forecast(spec) if spec else []
+        checked = [asdict(check) for check in found]
+        print_json({"checks": checked, "gpu": spec and spec.name, "profiles": profiles})
     elif spec:
-        print_lines(["", *table(spec)])
-    return _exit_code(found)
-
-
-def _exit_code(found: "Sequence[Finding]") -> int:
+        print_lines([*([""] if found else []), *table(spec)])
     return 1 if any(check.state == "fail" for check in found) else 0
 
 

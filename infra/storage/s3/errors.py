@@ -120,7 +120,7 @@ _HINTS = {
         "missing looks forbidden"
     ),
 }
-_PROBE = "`nanochat doctor --probe-store` tries everything that is needed of a store"
+_PROBE = "`nanochat doctor` tries everything that is needed of a store"
 _HINT_OF = {code: hint for codes, hint in _HINTS.items() for code in codes.split()}
 
 

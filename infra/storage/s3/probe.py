@@ -70,7 +70,7 @@ def _find(test: Callable[[], str]) -> Finding:
         state = "warn" if isinstance(error, _Weakness) else "fail"
         remedy = error.hint or ""
         # The hint recommends the command that is running.
-        if "--probe-store" in remedy:
+        if "nanochat doctor" in remedy:
             remedy = "try NANOCHAT_S3_ADDRESSING, or use another store"
         return Finding(name=name, state=state, found=str(error), remedy=remedy)
     except ObjectNotFound as error:

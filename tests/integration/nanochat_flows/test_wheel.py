@@ -161,8 +161,8 @@ def test_programs_that_it_starts_do_not_import_them_either_and_a_run_lacks_nothi
     foreign: Installed,
 ) -> None:
     done = foreign.run("nanochat", "doctor", "--json")
-    states = {check["name"]: check["state"] for check in json.loads(done.stdout)}
-    ours = ("python", "prefect", "sqlalchemy", "fastapi", "torch", "store", "server")
+    states = {check["name"]: check["state"] for check in json.loads(done.stdout)["checks"]}
+    ours = ("python", "prefect", "sqlalchemy", "fastapi", "torch", "put", "server")
     assert {states[name] for name in ours} == {"ok"}, done.stdout
 
 

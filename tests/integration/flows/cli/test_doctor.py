@@ -35,21 +35,24 @@ def test_the_command_checks_everything_and_says_by_its_exit_code_whether_a_run_c
     words = ["doctor", "--home", str(tmp_path / "home")]
 
     assert main([*words, "--json"]) == 0
-    found = {check["name"]: check["state"] for check in json.loads(capsys.readouterr().out)}
-    assert list(found) == [
+    tree = json.loads(capsys.readouterr().out)
+    names = [check["name"] for check in tree["checks"]]
+    assert names[:11] == [
         *("python", "prefect", "sqlalchemy", "whenever", "fastapi", "torch", "bf16", "gpu"),
-        *("cpu", "memory", "disk", "store", "server", "workers", "kernels", "trackers", "sandbox"),
+        *("cpu", "memory", "disk"),
     ]
+    assert {"put", "delete", "server", "workers", "kernels", "trackers", "sandbox"} < {*names[11:]}
+    assert bool(tree["profiles"]) == bool(tree["gpu"])
     assert main([*words, "--store", "file:///not/mounted/store"]) == 1
     said = capsys.readouterr().out
-    assert "fail store      store file:///not/mounted/store cannot be reached" in said
+    assert "fail put        store file:///not/mounted/store cannot be reached" in said
     assert "hint: create that directory, or mount the disk it is on" in said
 
 
 def test_a_bucket_is_checked_like_a_directory(s3_store: Store) -> None:
-    assert checks.check_store(s3_store.url).state == "ok"
+    assert {check.state for check in checks.try_store(s3_store.url)} == {"ok"}
     assert list(s3_store.list("")) == []
-    check = checks.check_store("s3://nowhere-at-all/x")
+    [check] = checks.try_store("s3://nowhere-at-all/x")
     assert check.state == "fail"
     assert "NoSuchBucket" in check.found
     assert "s3 mb s3://nowhere-at-all" in (check.remedy or "")

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from flows.cli import checks
-from flows.cli.app import main
 from flows.cli.checks import GIB
 from infra.prefect.records import my_stack, write_record
 from tasks.sandbox.backends import Backend
@@ -131,17 +129,20 @@ def test_what_holds_programs_of_a_model_is_said() -> None:
     assert checks.check_sandbox("no way").found == "no way"
 
 
-def test_a_store_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
-    url = (tmp_path / "store").as_uri()
-    assert checks.check_store(url).state == "ok"
+def test_all_that_a_store_must_do_is_tried_and_it_is_left_as_it_was(tmp_path: Path) -> None:
+    found = list(checks.try_store((tmp_path / "store").as_uri()))
+    assert (found[0].name, found[-1].name) == ("put", "delete")
+    assert {check.state for check in found} == {"ok"}
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
-def test_an_unreachable_store_is_a_failure_with_its_remedy(tmp_path: Path) -> None:
-    check = checks.check_store((tmp_path / "not" / "mounted").as_uri())
-    assert check.state == "fail"
+def test_a_store_that_cannot_be_used_is_a_failure_with_its_remedy(tmp_path: Path) -> None:
+    [check] = checks.try_store((tmp_path / "not" / "mounted").as_uri())
+    assert (check.name, check.state) == ("put", "fail")
     assert "cannot be reached" in check.found
     assert check.remedy
+    [check] = checks.try_store("gs://bucket/x")
+    assert (check.state, check.found) == ("fail", "unsupported store URL 'gs://bucket/x'")
 
 
 def test_a_shared_prefect_server_that_does_not_answer_is_a_failure(tmp_path: Path) -> None:
@@ -170,23 +171,3 @@ def test_workers_are_those_of_a_living_supervisor_and_their_problem_is_a_warning
     write_record(tmp_path, problem)
     check = checks.check_workers(tmp_path)
     assert (check.state, check.remedy) == ("warn", "do it")
-
-
-def test_the_store_alone_is_probed_when_that_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["doctor", "--probe-store", "--home", str(tmp_path / "home")]
-    url = (tmp_path / "store").as_uri()
-    assert main([*words, "--store", url, "--json"]) == 0
-    found = [check["name"] for check in json.loads(capsys.readouterr().out)]
-    assert (found[0], found[-1]) == ("put", "delete")
-    assert not {"python", "torch", "server"} & set(found)
-
-    assert main([*words, "--store", "file:///not/mounted/store"]) == 1
-    said = capsys.readouterr().out
-    assert "fail put        store file:///not/mounted/store cannot be reached" in said
-    assert "hint: create that directory, or mount the disk it is on" in said
-
-    assert main([*words, "--store", "gs://bucket/x"]) == 1
-    said = capsys.readouterr().out
-    assert "fail store      unsupported store URL 'gs://bucket/x'" in said

@@ -1,12 +1,13 @@
-"""`doctor --gpu` and `doctor --as`: what they print; no test runs, its findings are given."""
+"""`doctor` of a GPU and `doctor --as`: what they print; the findings of tests are given."""
 
 import json
 from dataclasses import replace
 
 import pytest
 
-from flows.cli import gpu
+from flows.cli import checks, gpu
 from flows.cli.app import main
+from flows.cli.machine import doctor
 from flows.profiles import PROFILES
 from infra.storage.s3.probe import Finding
 from nanochat_core.roofline import named_gpu
@@ -38,33 +39,26 @@ def test_programs_get_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> No
     assert row["dollars"] == pytest.approx(row["gpu_seconds"] / 3600 * 3.99)
 
 
-def test_without_a_gpu_one_line_says_what_else_there_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu, "count_gpus", lambda: 0)
-    assert main(["doctor", "--gpu"]) == 1
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: there is no GPU here that this process may use\nhint: ")
-    assert "doctor --as h100" in said.err
-
-
 def test_findings_come_as_they_are_made_and_an_unknown_gpu_is_forecast_as_measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "count_gpus", lambda: 1)
+    python = Finding(name="python", state="ok", found="3.11")
+    monkeypatch.setattr(checks, "examine", lambda *_: iter([python]))
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
     monkeypatch.setattr(gpu, "self_test", lambda: FINDINGS)
-    assert main(["doctor", "--gpu"]) == 0
+    assert main(["doctor"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("ok   device     one\nwarn speed      slow\n")
+    assert said.startswith("ok   python     3.11\nok   device     one\nwarn speed      slow\n")
     assert "GPU Z: 100 TFLOP/s in bf16, 1 TB/s, 80.0 GB" in said
-    assert main(["doctor", "--gpu", "--json"]) == 0
+    assert main(["doctor", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
-    assert [check["name"] for check in tree["checks"]] == ["device", "speed"]
+    assert [check["name"] for check in tree["checks"]] == ["python", "device", "speed"]
     assert {row["precision"] for row in tree["profiles"]} == {"bf16"}
     broken = replace(FINDINGS[0][0], state="fail")
     monkeypatch.setattr(gpu, "self_test", lambda: [(broken, {})])
-    assert main(["doctor", "--gpu"]) == 1
+    assert main(["doctor"]) == 1
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 0)
+    assert main(["doctor"]) == 0
 
 
 def test_a_known_gpu_is_forecast_by_its_data_sheet_and_own_memory() -> None:

@@ -127,7 +127,7 @@ def test_each_refusal_that_a_person_can_do_something_about_says_what() -> None:
         "ExpiredToken": "log in again",
         "RequestTimeTooSkewed": "NTP",
         "AccessDenied": "s3:GetObject",
-        "Odd": "doctor --probe-store",
+        "Odd": "nanochat doctor",
     }
     for code, part in hints.items():
         assert part in explained(refusal(code, 403))[1]
