@@ -24,13 +24,14 @@ from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.planned import Planned
 from infra.launch.background import Work, run_in_background
+from infra.prefect.access import answers, configured_api_url
 from nanochat_core.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 SECONDS_BETWEEN_LOOKS = 5.0  # between polls for a pressed Cancel; each costs a request
-# Time for Prefect's client to report that the run was stopped, after which the process exits.
+# Time for Prefect's client to report that the run was stopped, while its server does not answer.
 SECONDS_TO_REPORT = 30.0
 SECONDS_OF_SILENCE = 5.0  # while the end is reported, after which a line says so
 
@@ -96,8 +97,8 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
     """Return what a flow's body returns; Cancel in Prefect's pages ends its run as Cancelled.
 
     In a command Cancel stops the flow as Ctrl-C does, and the caller of the flow gets Prefect's
-    CancelledRun. However the flow was stopped, the process exits within SECONDS_TO_REPORT of the
-    body's end, even if Prefect's server is gone too.
+    CancelledRun. However the flow was stopped, the process exits SECONDS_TO_REPORT after the body's
+    end if Prefect's server does not answer by then.
     """
     run, caller = flow_run.get_id(), LOCAL_RUN.get()
     state: Any = Cancelled(message="cancelled by the user; the same command resumes it")
@@ -178,5 +179,11 @@ def _complete(run: str | None) -> bool:
 
 
 def _leave(caller: LocalRun) -> None:
-    if not caller.over.wait(SECONDS_TO_REPORT):
-        caller.leave("Prefect's server does not answer: it does not know that the run was stopped")
+    api_url = configured_api_url()
+    while not caller.over.wait(SECONDS_TO_REPORT):
+        # A server that is only busy gets its report; else the page would say Running from now on.
+        if api_url is None or not answers(api_url):
+            caller.leave(
+                "Prefect's server does not answer: it does not know that the run was stopped"
+            )
+            return

@@ -85,6 +85,9 @@ def run_unreported(end, server):
 def run(error, engine):
     if engine in (None, "back"):
         return run_unreported(error, engine)
+    if engine == "busy":
+        caller.configured_api_url, caller.answers = lambda: "http://busy", lambda api_url: True
+        engine = 2 * caller.SECONDS_TO_REPORT
     try:
         with caller.running_locally(called):
             try:
@@ -109,6 +112,7 @@ def fork(error, engine):
 cases = {
     "interrupt, no server": (KeyboardInterrupt(), 600),
     "termination, no server": (caller.TerminationSignal(15), 600),
+    "interrupt, busy server": (KeyboardInterrupt(), "busy"),
     "interrupt": (KeyboardInterrupt(), 0),
     "mistake": (ValueError(), 6),
     "finished, no server": ("made", None),
@@ -140,7 +144,8 @@ def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(
         code, (saved, why) = ends[case]
         assert (code, saved) == (130, "saved")
         assert "Prefect's server does not answer" in why
-    # What was reported, or failed, ends as ever.
+    # What was reported, late or at once, or failed, ends as ever.
+    assert ends["interrupt, busy server"] == [0, ["saved", "ended"]]
     assert ends["interrupt"] == [0, ["saved", "ended"]]
     waiting = "the run has ended; waiting for Prefect's server, which does not answer"
     assert ends["mistake"] == [0, ["saved", waiting, "ended"]]
