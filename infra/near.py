@@ -19,9 +19,17 @@ def nearest(word: str, known: Iterable[str], *, least: float = _CLOSE) -> list[s
     return [name for like, name in found if like >= least]
 
 
-def suggest(word: str, known: Sequence[str], *, form: str = "{}") -> str:
-    """Return a hint: the closest of `known`, in this form, or the first 20 of them."""
+def suggest(
+    word: str, known: Sequence[str], *others: tuple[str, Sequence[str]], form: str = "{}"
+) -> str:
+    """Return a hint: the closest of `known`, in this form, or the first 20 of them.
+
+    Before the latter, the closest name of another kind, as (kind, names). "" if nothing is known.
+    """
     if near := nearest(word, known):
         return f"did you mean '{form.format(near[0])}'?"
+    for kind, names in others:
+        if near := nearest(word, names):
+            return f"did you mean the {kind} '{near[0]}'?"
     more = f" and {len(known) - _MAX_SHOWN} more" if len(known) > _MAX_SHOWN else ""
-    return f"one of: {', '.join(known[:_MAX_SHOWN])}{more}"
+    return f"one of: {', '.join(known[:_MAX_SHOWN])}{more}" if known else ""

@@ -33,7 +33,7 @@ from flows.identity.ref import ArtifactRef, short
 from flows.profiles import PROFILES, setting_types
 from flows.render.text import listed
 from flows.stages import CHAT_MODELS, MODELS, STAGES
-from infra.near import nearest, suggest
+from infra.near import suggest
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from nanochat_core.errors import ArtifactError, ConfigError, ModelError
 
@@ -163,19 +163,16 @@ def check_model(manifest: Manifest, name: str) -> None:
 def _suggest_name(store: Store, name: str) -> str:
     """Return a hint for an unknown name: the closest tag, run or profile, else what exists."""
     # First the names in the store: a person means one of them more often than a profile.
-    there = known_names(store)
-    for known in (there, list(PROFILES)):
-        if nearest(name, known):
-            return suggest(name, known)
-    # Not the profiles that were never run: their names lead to nothing either.
-    return suggest(name, there) if there else "nothing was run yet: nanochat run tiny"
+    others = (("profile", list(PROFILES)), ("stage", STAGE_NAMES))
+    return suggest(name, known_names(store), *others) or "nothing was run yet: nanochat run tiny"
 
 
 def check_stage(stage: str) -> str:
     """Return `stage` if a stage is called so. Raises ConfigError."""
     check_kind(stage, "stage")
     if stage not in STAGE_NAMES:
-        raise ConfigError(f"there is no stage '{stage}'", hint=suggest(stage, STAGE_NAMES))
+        hint = suggest(stage, STAGE_NAMES, ("profile", list(PROFILES)))
+        raise ConfigError(f"there is no stage '{stage}'", hint=hint)
     return stage
 
 
@@ -206,9 +203,12 @@ def kind_of(word: str, store: Store | None = None) -> str | None:
     return "a run" if find_run(store, word) or next(newest_runs(store, word), None) else None
 
 
-def check_kind(word: str, wanted: str) -> None:
-    """Raise ConfigError if `word` is a name, but of something else than is `wanted`."""
-    kind = kind_of(word)
+def check_kind(word: str, wanted: str, store: Store | None = None) -> None:
+    """Raise ConfigError if `word` is a name, but of something else than is `wanted`.
+
+    Without a store, tags and runs are not looked up.
+    """
+    kind = kind_of(word, store)
     if kind in (None, f"a {wanted}") or (kind == "an artifact" and wanted != "stage"):
         return
     hint = f"one of: {', '.join(STAGE_NAMES if wanted == 'stage' else PROFILES)}"
@@ -216,6 +216,8 @@ def check_kind(word: str, wanted: str) -> None:
         hint = f"a setting is given like --set {word}"
     elif kind == "an artifact":
         hint = f"its stage is {word.replace('/', '@').partition('@')[0]}"
+    elif kind == "a run":
+        hint = f"give it a tag: nanochat tag NAME {word}"
     elif kind == "a stage":
         profile = f"the profile comes first: tiny {word}"
         hint = profile if wanted == "profile" else f"for the artifact of a run: {word}@tiny"

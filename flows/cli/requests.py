@@ -14,7 +14,7 @@ from flows.overrides import name_of, part_name
 from flows.plan.planned import Planned, plan_run
 from flows.profiles import PROFILES, is_profile_file
 from flows.run_request import SOURCES, RunRequest, shared
-from infra.near import nearest, suggest
+from infra.near import suggest
 from nanochat_core.errors import ConfigError, NanochatError
 
 
@@ -112,9 +112,9 @@ def request_of_run(run: Run, *, use: tuple[str, ...] | None = None) -> RunReques
 
 def _unknown_profile(word: str, where: StoreOptions) -> ConfigError:
     """Return the error for a word that names no profile, with the settings of a run called so."""
-    from flows.artifacts.names import kind_of, open_newest_run
+    from flows.artifacts.names import STAGE_NAMES, kind_of, open_newest_run
 
-    names = [*PROFILES]
+    runs: list[str] = []
     with contextlib.suppress(NanochatError):  # the store cannot be reached, or a damaged record
         store = where.open_store()
         if kind := kind_of(word, store):
@@ -124,6 +124,6 @@ def _unknown_profile(word: str, where: StoreOptions) -> ConfigError:
                 f"'{word}' is {kind}, not a profile",
                 hint=f"give its profile and settings: {recipe}",
             )
-        names += known_names(store) if not nearest(word, names) else []
-    hint = suggest(word, names if nearest(word, names) else [*PROFILES])
+        runs = known_names(store)
+    hint = suggest(word, [*PROFILES], ("run", runs), ("stage", STAGE_NAMES))
     return ConfigError(f"there is no profile '{word}'", hint=hint)

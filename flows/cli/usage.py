@@ -15,7 +15,7 @@ from cyclopts.exceptions import (
 
 from flows.artifacts.names import kind_of
 from flows.profiles import setting_types
-from infra.near import nearest
+from infra.near import nearest, suggest
 from infra.placement import SETTINGS
 from nanochat_core.errors import ConfigError
 
@@ -97,8 +97,8 @@ def _unknown_command(error: UnknownCommandError | UnusedCliTokensError) -> Confi
         after = rest and rest[0] in names
         use = shlex.join([rest[0], word, *rest[1:]]) if after else _USES[kind].format(word)
         hint = f"it is {kind}: nanochat {use}"
-    elif near := nearest(word, names):
-        hint = f"did you mean '{near[0]}'?"
+    elif nearest(word, names):
+        hint = suggest(word, names)
     elif group:
         alone = [""] if error.app and error.app.default_command else []
         hint = f"one of: {', '.join(f'nanochat {group} {name}'.strip() for name in alone + names)}"

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from flows.artifacts.listing import Tagged, list_tags
-from flows.artifacts.names import kind_of, open_run
+from flows.artifacts.names import check_kind, kind_of, open_run
 from flows.artifacts.pins import reserve
-from flows.artifacts.runs import Run, check_name, find_run, find_tag, point, remove_tag
+from flows.artifacts.runs import Run, check_name, find_run, find_tag, known_names, point, remove_tag
 from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import age, aligned, print_note, print_result
 from flows.stages import STAGES
@@ -153,10 +153,11 @@ def _to_tree(tagged: Tagged) -> dict[str, Any]:
 
 
 def _unknown(store: Store, name: str, tags: Sequence[Tagged]) -> ConfigError:
+    check_kind(name, "tag", store)
     names = [tagged.name for tagged in tags]
+    hint = suggest(name, names, ("run", known_names(store)))
     return ConfigError(
-        f"there is no tag {name} in {store.url}",
-        hint=suggest(name, names) if names else f"make it: nanochat tag {name} RUN",
+        f"there is no tag {name} in {store.url}", hint=hint or f"make it: nanochat tag {name} RUN"
     )
 
 

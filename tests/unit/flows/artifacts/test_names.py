@@ -249,7 +249,7 @@ def test_the_run_of_an_artifact_has_to_know_it(store: Counting):
 
 def test_an_unknown_run_is_answered_with_the_nearest_or_with_what_exists(store: Counting):
     assert refusal(lambda: open_run(store, "xyz"))[1] == "nothing was run yet: nanochat run tiny"
-    assert refusal(lambda: open_run(store, "tinny"))[1] == "did you mean 'tiny'?"
+    assert refusal(lambda: open_run(store, "tinny"))[1] == "did you mean the profile 'tiny'?"
     put_run(store, "best-20260101t000000z-0a1b", name="best")
     put_run(store, "mine-20260101t000000z-0a1b", name="mine")
     assert refusal(lambda: open_run(store, "xyz"))[1] == "one of: best, mine"

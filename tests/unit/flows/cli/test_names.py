@@ -21,7 +21,7 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        ("ls tnyi", "there is no run 'tnyi' in", "did you mean 'tiny'?"),
+        ("ls tnyi", "there is no run 'tnyi' in", "did you mean the profile 'tiny'?"),
         ("ls tiny", "tiny was never run in", "nanochat run tiny"),
         ("ls sft@tiny", "there is no sft@tiny in", "make one: nanochat run tiny"),
         ("ls sft/1a2b", "there is no artifact sft/1a2b in", "nanochat ls --stage sft"),
@@ -33,7 +33,7 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("ls --stage sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
         ("ls sft@tiny --stage sft", "--stage sft is given with the artifact", "leave it out"),
         ("tag main", "there is no tag main in", "make it: nanochat tag main RUN"),
-        ("tag main tnyi", "there is no run 'tnyi' in", "did you mean 'tiny'?"),
+        ("tag main tnyi", "there is no run 'tnyi' in", "did you mean the profile 'tiny'?"),
         ("tag main sft@tiny", "there is no sft@tiny in", "nanochat run tiny"),
         ("tag tiny d12", "tiny is a profile", "choose another name"),
         ("tag sft d12", "sft is a stage", "choose another name"),
@@ -48,10 +48,14 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("compare sft@tiny sft@d12", "there is no sft@", "nanochat run"),
         ("compare tiny d12", "tiny was never run in", "nanochat run tiny"),
         ("plan tiny sfx", "there is no stage 'sfx'", "did you mean 'sft'?"),
+        ("plan toknizer", "there is no profile 'toknizer'", "did you mean the stage 'tokenizer'?"),
+        ("chat pretran", "there is no profile, run or model 'pretran'", "the stage 'pretrain'?"),
+        ("tag sft", "'sft' is a stage, not a tag", "for the artifact of a run: sft@tiny"),
         ("plan sft tiny", "'sft' is a stage, not a profile", "the profile comes first: tiny sft"),
         ("plan tiny d12", "'d12' is a profile, not a stage", "one of: shards"),
         ("plan tiny sft@tiny", "'sft@tiny' is an artifact, not a stage", "its stage is sft"),
-        ("plan tiny tny", "there is no stage 'tny'", "one of: shards"),
+        ("plan tiny tny", "there is no stage 'tny'", "did you mean the profile 'tiny'?"),
+        ("plan tiny xyz", "there is no stage 'xyz'", "one of: shards"),
         ("stage rl tiny", "'rl' is a stage, not a profile", "the profile comes first: tiny rl"),
         ("plan tiny seed=7", "'seed=7' is a setting, not a stage", "--set seed=7"),
         ("plan seed=7", "'seed=7' is a setting, not a profile", "--set seed=7"),
@@ -92,7 +96,7 @@ def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
     for word, kind in (("tiny2", "a run"), ("best", "a tag"), ("sft@best", "an artifact")):
         assert terminal.fails(words, word, *rest) == (f"'{word}' is {kind}, not a profile", recipe)
     assert terminal.fails(words, "tinyy", *rest)[1] == "did you mean 'tiny'?"
-    assert terminal.fails(words, "bests", *rest)[1] == "did you mean 'best'?"
+    assert terminal.fails(words, "bests", *rest)[1] == "did you mean the run 'best'?"
 
 
 @pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "compare sft@a sft@b", "tag main tiny"])
@@ -126,6 +130,17 @@ def test_a_damaged_record_is_named(store: Store, terminal: Terminal):
 
 
 # tag.
+
+
+def test_a_run_given_for_a_tag_is_named(store: Store, terminal: Terminal):
+    put_run(store, "good-1", put(store, "sft"), name="good")
+    for words in (["tag", "good"], ["tag", "--delete", "good"]):
+        error, hint = terminal.fails(*words)
+        assert (error, hint) == (
+            "'good' is a run, not a tag",
+            "give it a tag: nanochat tag NAME good",
+        )
+    assert terminal.fails("tag", "goood")[1] == "did you mean the run 'good'?"
 
 
 def test_a_tag_is_set_moved_shown_and_removed(store: Store, terminal: Terminal):
