@@ -110,7 +110,7 @@ def list_of(**rules: Any) -> dict[str, Any]:
 
 PROFILE = Option(
     label="Profile",
-    help="Name of a profile; `nanochat profiles` lists them.",
+    help="Name of a profile; `nanochat config` lists them.",
     more="Or a profile of your own in a TOML file, as `nanochat config` writes it.",
     group="what",
     flag="",

@@ -38,6 +38,7 @@ _OTHER_WORDS = {
     "server": ("serve", "up"),
     "history": ("status", "compare"),
     "diff": ("compare",),
+    "profiles": ("config",),
     "logs": ("status RUN --follow", "status RUN STAGE"),
     "explain": ("plan PROFILE STAGE",),
     "info": ("plan PROFILE STAGE", "ls"),

@@ -30,14 +30,11 @@ class Gang:
     nodes: int
     node: int
 
-    @property
-    def assignments(self) -> str:
-        """The variables of this machine, to be put before a command; "" for one that is alone."""
-        if self.nodes == 1:
-            return ""
-        names = (NODES, NODE, ADDRESS)
-        given = {name: os.environ[name] for name in names if name in os.environ}
-        return "".join(f"{name}={shlex.quote(value)} " for name, value in given.items())
+
+def assignments() -> str:
+    """Return the variables of this machine, to be put before a command; "" without any."""
+    given = ((name, os.environ.get(name)) for name in (NODES, NODE, ADDRESS))
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in given if value)
 
 
 def find_gang(environment: Mapping[str, str] | None = None) -> Gang:
@@ -49,15 +46,10 @@ def find_gang(environment: Mapping[str, str] | None = None) -> Gang:
     nodes, node = (_number(values, name) for name in (NODES, NODE))
     if nodes is None and node is None:
         return Gang(nodes=1, node=0)
-    if nodes is None or node is None:
-        given, other = (NODES, NODE) if node is None else (NODE, NODES)
+    if nodes is None or node is None or not 0 <= node < nodes:
+        given = (f"{name} is {values.get(name) or 'not set'}" for name in (NODES, NODE))
         raise ConfigError(
-            f"{given} is set and {other} is not",
-            hint="give each machine both: the number of machines, and its own, from 0",
-        )
-    if not 0 <= node < nodes:
-        raise ConfigError(
-            f"{NODE} is {node}, {NODES} is {nodes}", hint="at least one machine, numbered from 0"
+            ", ".join(given), hint="give each machine their number, and its own from 0 below that"
         )
     return Gang(nodes=nodes, node=node)
 

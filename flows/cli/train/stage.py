@@ -44,7 +44,7 @@ from flows.plan.planned import open_settings, plan_run
 from flows.plan.upstream import Pins, moving_names, recorded_pins
 from flows.run_request import RUN_NAME, STRICT, RunRequest
 from flows.stages import Stage, stage_named
-from infra.launch.rendezvous import find_gang
+from infra.launch.rendezvous import assignments, find_gang
 from infra.launch.torchrun import StageInterrupted
 from infra.near import suggest
 from infra.storage.base import Store
@@ -133,7 +133,7 @@ def stage(
     )
     run = replace(run, stages=_up_to_date(plan))
     # The retry must have the same run id: by it the record and the --force of this run are found.
-    again = f"{gang.assignments}nanochat stage {profile} {stage} {options}".rstrip()
+    again = f"{assignments()}nanochat stage {profile} {stage} {options}".rstrip()
     again += " --strict" if strict else ""
     if run_id is not None:
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")

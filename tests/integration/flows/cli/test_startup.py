@@ -28,7 +28,7 @@ HEAVY = (
     *("rich.progress", "flows.orchestration.pipeline", "flows.orchestration.stage_task"),
 )
 LIGHT = (
-    *("--help", "plan --help", "run --help", "data show --help", "profiles"),
+    *("--help", "plan --help", "run --help", "data show --help", "config"),
     *("plan tiny", "plan tiny --json", "status"),
     *("ls", "ls tiny", "ls sft@tiny", "tag"),
 )

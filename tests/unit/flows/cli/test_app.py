@@ -23,7 +23,7 @@ from tests.support.flows.terminal import Terminal
 
 COMMANDS = [  # in the order of the help
     *("plan", "run", "submit", "stage", "miniseries", "sweep", "status"),
-    *("accept", "profiles", "config"),
+    *("accept", "config"),
     *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
     *("ls", "tag", "compare", "sql", "revoke", "gc", "data", "evals"),
     *("doctor", "up", "deploy", "down", "infra", "bench", "completion"),
@@ -283,10 +283,10 @@ def test_the_version_is_the_package_s(word: str, capsys: pytest.CaptureFixture[s
 
 
 def test_profiles_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profiles"]) == 0
+    assert main(["config"]) == 0
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines()[1:] if line[0] != " "] == list(PROFILES)
-    assert main(["profiles", "--json"]) == 0
+    assert main(["config", "--json"]) == 0
     d12 = next(row for row in json.loads(capsys.readouterr().out) if row["profile"] == "d12")
     assert (d12["depth"], d12["parameters"]) == (12, 286_261_730)
     assert d12["about"]

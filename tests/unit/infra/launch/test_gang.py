@@ -2,7 +2,7 @@
 
 import pytest
 
-from infra.launch.rendezvous import Gang, find_gang
+from infra.launch.rendezvous import Gang, assignments, find_gang
 from nanochat_core.errors import ConfigError
 
 TORCHRUN = {"PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "trainer-0.trainer"}
@@ -22,21 +22,22 @@ def test_a_gang_is_what_was_started_together(environment: dict[str, str], gang: 
 
 
 def test_a_command_that_is_given_again_has_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Gang(nodes=1, node=0).assignments == ""
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+    assert assignments() == ""
     monkeypatch.setenv("PET_NNODES", "2")
     monkeypatch.setenv("PET_NODE_RANK", "1")
-    monkeypatch.delenv("PET_MASTER_ADDR", raising=False)
-    assert find_gang().assignments == "PET_NNODES=2 PET_NODE_RANK=1 "
+    assert assignments() == "PET_NNODES=2 PET_NODE_RANK=1 "
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"PET_NNODES": "1:4"}, "PET_NNODES is '1:4', not a number"),
-        ({"PET_NODE_RANK": "3"}, "PET_NODE_RANK is 3, PET_NNODES is 3"),
-        ({"PET_NODE_RANK": ""}, "PET_NNODES is set and PET_NODE_RANK is not"),
-        ({"PET_NNODES": ""}, "PET_NODE_RANK is set and PET_NNODES is not"),
-        ({"PET_NNODES": "0", "PET_NODE_RANK": "0"}, "PET_NODE_RANK is 0, PET_NNODES is 0"),
+        ({"PET_NODE_RANK": "3"}, "PET_NNODES is 3, PET_NODE_RANK is 3"),
+        ({"PET_NODE_RANK": ""}, "PET_NNODES is 3, PET_NODE_RANK is not set"),
+        ({"PET_NNODES": ""}, "PET_NNODES is not set, PET_NODE_RANK is 1"),
+        ({"PET_NNODES": "0", "PET_NODE_RANK": "0"}, "PET_NNODES is 0, PET_NODE_RANK is 0"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(changed: dict[str, str], said: str) -> None:
