@@ -14,8 +14,7 @@ stopped: then what is still being uploaded of that one is of no use.
 
 import contextlib
 import json
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +32,37 @@ from nanochat_core.job import Job, write_json
 SECONDS_BETWEEN_LOOKS = 0.25
 
 
-def upload_shard(
+def upload_shards(
     store: Store,
     job: Job,
     directory: Path,
-    rank: int,
+    ranks: Iterable[int],
     *,
     epoch: int,
     check: Callable[[], None],
     on_shard: Callable[[CheckpointShard], None],
 ) -> None:
-    """Upload a rank's complete shard from a checkpoint's directory; `on_shard` gets it.
+    """Upload the complete shards of these ranks from a checkpoint's directory.
 
-    `check` is called before the upload and after every block of bytes, and may raise. Raises
-    StoreError, ArtifactError, OSError.
+    `on_shard` gets each. `check` is called before each upload and after every block of bytes, and
+    may raise. Raises StoreError, ArtifactError, OSError.
     """
-    check()
-    step, entry = step_of(directory), _read_entry(directory, rank)
-    file = File(
-        path=file_of(rank),
-        size=entry["size"],
-        sha256=entry["sha256"],
-        key=_key(job, step, rank, epoch=epoch),
-    )
-    store.upload(file.key, directory / file.path, on_bytes=lambda count: check())
-    check_arrived(store, file)
-    on_shard(CheckpointShard(step=step, rank=rank, file=file))
+
+    def send(rank: int) -> None:
+        check()
+        step, entry = step_of(directory), _read_entry(directory, rank)
+        file = File(
+            path=file_of(rank),
+            size=entry["size"],
+            sha256=entry["sha256"],
+            key=_key(job, step, rank, epoch=epoch),
+        )
+        store.upload(file.key, directory / file.path, on_bytes=lambda count: check())
+        check_arrived(store, file)
+        on_shard(CheckpointShard(step=step, rank=rank, file=file))
+
+    for _ in in_parallel(send, ranks):
+        pass
 
 
 def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:
@@ -90,28 +94,30 @@ def uploading_shards(
     Errors go to `on_error`; the upload is retried at the next poll.
     """
 
-    def send(directory: Path, rank: int) -> None:
+    def newest() -> Path | None:
+        return max(job.checkpoints.glob("step-*"), default=None)
+
+    def send(directory: Path) -> None:
         def check() -> None:
-            if directory != max(job.checkpoints.glob("step-*"), default=None):
+            if directory != newest():
                 raise Superseded(f"{directory} was given up")
 
         def drop(shard: CheckpointShard) -> None:
             on_shard(shard)
             # Rank 0 alone commits, so this node never resumes from its own shard: it fetches the
             # whole checkpoint. The record goes first: a crash leaves no record without its bytes.
-            record_of(directory, rank).unlink()
-            (directory / file_of(rank)).unlink()
+            record_of(directory, shard.rank).unlink()
+            (directory / file_of(shard.rank)).unlink()
 
-        upload_shard(store, job, directory, rank, epoch=epoch, check=check, on_shard=drop)
+        written = [rank for rank in ranks if record_of(directory, rank).exists()]
+        upload_shards(store, job, directory, written, epoch=epoch, check=check, on_shard=drop)
 
     def look() -> None:
         # A checkpoint that the job pruned while it was sent is no error: newer ones exist.
         with reporting_errors(job.checkpoints, on_error), contextlib.suppress(FileNotFoundError):
-            newest = max(job.checkpoints.glob("step-*"), default=None)
-            if newest is not None and not is_committed(newest):
-                written = [rank for rank in ranks if record_of(newest, rank).exists()]
-                for _ in in_parallel(partial(send, newest), written):
-                    pass
+            directory = newest()
+            if directory is not None and not is_committed(directory):
+                send(directory)
 
     with poll(look, every=SECONDS_BETWEEN_LOOKS):
         yield

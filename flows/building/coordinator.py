@@ -18,7 +18,7 @@ from flows.building.checkpoint_shards import (
     is_committed,
     note_shard,
     record_of,
-    upload_shard,
+    upload_shards,
 )
 from flows.building.context import BuildContext
 from flows.building.messages import MISTAKE, CheckpointShard, Start, Status, read_message
@@ -40,7 +40,6 @@ from infra.launch.rendezvous import (
     store_host,
 )
 from infra.launch.torchrun import JobFailed, StageInterrupted
-from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
@@ -119,20 +118,15 @@ class Coordinator:
         other nodes' shards are in the store too. Raises what `check` raises, StoreError, OSError.
         """
         step = step_of(directory)
-
-        def send(rank: int) -> None:
-            upload_shard(
-                store,
-                self._job,
-                directory,
-                rank,
-                epoch=self._start.epoch,
-                check=check,
-                on_shard=self._add,
-            )
-
-        for _ in in_parallel(send, self._ranks):
-            pass
+        upload_shards(
+            store,
+            self._job,
+            directory,
+            self._ranks,
+            epoch=self._start.epoch,
+            check=check,
+            on_shard=self._add,
+        )
         while True:
             check()
             if is_committed(directory):

@@ -31,6 +31,7 @@ _FORGOTTEN = 3600.0  # seconds since the last renewal of a lease on garbage; the
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 _Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 # Called with what is being done, and the number of items done.
 Watch: TypeAlias = Callable[[str, int], None]
@@ -169,21 +170,22 @@ class _Sweep:
     def _of(self, *kinds: Kind) -> list[Piece]:
         return [piece for piece in self.survey.deletable.values() if piece.kind in kinds]
 
-    def _each(self, what: str, function: Callable[[_Item], object], items: Iterable[_Item]) -> None:
-        for count, _ in enumerate(in_parallel(function, items, threads=self.threads), 1):
+    def _each(
+        self, what: str, function: Callable[[_Item], _Result], items: Iterable[_Item]
+    ) -> list[_Result]:
+        results: list[_Result] = []
+        for result in in_parallel(function, items, threads=self.threads):
+            results.append(result)
             self.sweeper.beat()
-            self.watch(what, count)
+            self.watch(what, len(results))
+        return results
 
     def _clear_all(self, level: Mapping[ArtifactRef, list[Piece]]) -> None:
         """Delete the records of these artifacts, unless a spared artifact needs them."""
         free = {place: pieces for place, pieces in level.items() if place not in self.spared}
         spared = level.keys() - free.keys()
-        cleared = in_parallel(lambda item: self._clear(*item), free.items(), threads=self.threads)
-        for count, (place, is_clear) in enumerate(zip(free, cleared, strict=True), 1):
-            self.sweeper.beat()
-            self.watch("artifacts", count)
-            if not is_clear:
-                spared.add(place)
+        cleared = self._each("artifacts", lambda item: self._clear(*item), free.items())
+        spared |= {place for place, is_clear in zip(free, cleared, strict=True) if not is_clear}
         for place in spared:
             # With all that it names: later levels skip it.
             self.spared.add(place)
