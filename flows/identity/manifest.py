@@ -4,6 +4,7 @@ An artifact exists once its manifest does. A manifest is checked on reading: a d
 follow from its parts, or a path that would leave its directory, is refused.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Self, TypeAlias, TypedDict
@@ -107,6 +108,16 @@ class Provenance:
     # device ("cpu" or "cuda"), processes, device_batch_size, torch, ...
     segments: tuple[Annotated[Facts, Segment], ...]
     work: Work | None = None  # None: not known, as of an imported artifact
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of work over all executions of the job, also those that were stopped."""
+        return math.fsum(s.get("ended", 0.0) - s.get("started", 0.0) for s in self.segments)
+
+    @property
+    def dollars(self) -> float:
+        """The price of these executions; 0 where no price was given."""
+        return math.fsum(s.get("dollars", 0.0) for s in self.segments)
 
 
 @dataclass(frozen=True, kw_only=True)

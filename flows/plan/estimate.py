@@ -1,6 +1,5 @@
-"""Estimate the time and cost of a stage: from its nearest builds, else from what was measured."""
+"""Estimate the time and cost of a stage: from its nearest builds, else by the roofline."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from nanochat_core.roofline import pretraining
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
 # Seconds of the stages of profile tiny in `make demo` on two idle cores of an AMD EPYC without
-# AVX-512, 2026-11-27: what a first plan on a CPU says.
+# AVX-512, 2026-11-27: what a first plan of `tiny` on a CPU says.
 MEASURED = {
     "shards": 5.8,
     "task_data": 3.8,
@@ -32,7 +31,7 @@ MEASURED = {
     "chat_eval_rl": 9.0,
     "report": 2.4,
 }
-MAX_SCALED = 4.0  # times more or less work than was measured; overheads do not scale
+MAX_SCALED = 10.0  # times more or less work than a build did; overheads do not scale
 _EQUAL = 1.01  # amounts of work whose ratio is below that are the same
 _ASSUMED = "NVIDIA H100"  # where no GPU of this machine says what it is
 _CPU_THREAD_FLOPS = 3e10  # a second, fp32: a guess for one core
@@ -51,27 +50,23 @@ class Estimate:
 def estimate(
     stage: Stage, run: RunConfig, history: Sequence[Manifest], placement: Placement
 ) -> Estimate | None:
-    """Return an estimate of the whole stage. None means nothing is known.
+    """Return an estimate of the whole stage. None means that nothing like it was timed.
 
-    `history` are artifacts of the stage, in any order. One of another kind of work (see work.py) or
-    device is ignored, and of the others only those with the nearest amount of work count. If that
-    is more than MAX_SCALED times off, the measured times or the roofline come before them.
+    `history` are artifacts of the stage, in any order. Only builds of the same kind of work (see
+    work.py) on such a machine count, and of these the ones whose amount of work is the nearest,
+    up to MAX_SCALED times off. Without any, profile tiny on a CPU takes what was measured, and
+    pretraining what the roofline says.
     """
     work, device = measure_work(stage, run), _device_for(stage, placement)
-    past = _nearest(
-        [past for m in history if (past := _past(m, work.kind, placement, device))], work
-    )
-    measured = _measured(stage, work) if device == "cpu" else None
-    is_far = not past or past[0].distance(work) > MAX_SCALED
-    seconds, source = None, ""
-    if is_far and measured is not None:
-        seconds, source = measured, "as measured on two cores"
-    elif is_far and stage is PRETRAIN and (device == "cuda" or not past):
-        seconds, source = _by_roofline(run, work.amount, placement)
-    if seconds is None and past:
-        seconds, source = _by_past(past, work, placement, device)
-    if seconds is None:
+    found = _by_builds(history, work, placement, device)
+    measured = MEASURED.get(stage.name) if device == "cpu" else None
+    if found is None and measured is not None and work == measure_work(stage, tiny().run):
+        found = measured, "as measured on two cores"
+    if found is None and stage is PRETRAIN:
+        found = _by_roofline(run, work.amount, placement)
+    if found is None:
         return None
+    seconds, source = found
     price, assumed = _price(stage, placement)
     return Estimate(
         seconds=seconds,
@@ -89,79 +84,57 @@ def remaining(whole: Estimate | None, *, step: int, total: int) -> Estimate | No
     return replace(whole, seconds=whole.seconds * left, dollars=whole.dollars * left)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Past:
-    """A build of the same kind of work."""
+def _by_builds(
+    history: Sequence[Manifest], work: Work, placement: Placement, device: str
+) -> tuple[float, str] | None:
+    """Return the median of the nearest builds, scaled to the work, and what they are."""
+    alike = [m for m in history if _is_alike(m, work.kind, placement, device)]
+    # How many times more or less work each was, 1 or more.
+    off = [max(_ratio(m, work), 1 / _ratio(m, work)) for m in alike]
+    least = min(off, default=MAX_SCALED + 1)
+    if least > MAX_SCALED:
+        return None
+    nearest = [m for m, each in zip(alike, off, strict=True) if each <= least * _EQUAL]
+    ours = _processes(placement) if device == "cuda" else 1
+    theirs = [max(s.get("processes", 1) for s in m.provenance.segments) for m in nearest]
+    seconds = statistics.median(
+        m.provenance.seconds * _ratio(m, work) * processes / ours
+        for m, processes in zip(nearest, theirs, strict=True)
+    )
+    if least > _EQUAL or set(theirs) != {ours}:
+        return seconds, f"at the pace of {nearest[0].name}"
+    return seconds, "last time" if len(nearest) == 1 else f"median of {len(nearest)} builds"
 
-    name: str
-    amount: float
-    seconds: float
-    processes: int
 
-    def distance(self, work: Work) -> float:
-        """Return how many times more or less work it was, 1 or more."""
-        less, more = sorted((work.amount, self.amount))
-        return more / less if less > 0 else math.inf
-
-
-def _nearest(past: Sequence[_Past], work: Work) -> list[_Past]:
-    """Return the builds whose amount of work is the nearest; several if theirs is the same."""
-    least = min((each.distance(work) for each in past), default=0.0)
-    return [each for each in past if each.distance(work) <= least * _EQUAL]
-
-
-def _past(manifest: Manifest, kind: str, placement: Placement, device: str) -> _Past | None:
-    """Return the build of an artifact, if it is of this kind, on such a machine, and has its times.
+def _is_alike(manifest: Manifest, kind: str, placement: Placement, device: str) -> bool:
+    """Return whether an artifact is of this kind of work, and its build on such a machine timed.
 
     That is: as many threads of a CPU, or a GPU of the same name where both names are known.
     """
     made = manifest.provenance
-    seconds = sum(s.get("ended", 0) - s.get("started", 0) for s in made.segments)
     devices = {segment.get("device") for segment in made.segments}
-    if made.work is None or made.work.kind != kind or devices != {device} or seconds <= 0:
-        return None
+    if made.work is None or made.work.kind != kind or devices != {device}:
+        return False
+    if made.work.amount <= 0 or made.seconds <= 0:
+        return False
     if device == "cuda":
-        names = {made.metrics.get("device"), _gpu_of(placement)} - {None}
-        is_alike = len(names) <= 1
-    else:
-        is_alike = {s.get("threads") for s in made.segments} <= {None, placement.resources.threads}
-    if not is_alike:
-        return None
-    return _Past(
-        name=manifest.name,
-        amount=made.work.amount,
-        seconds=seconds,
-        processes=max([1, *(s.get("processes", 1) for s in made.segments)]),
-    )
+        return len({made.metrics.get("device"), _gpu_of(placement)} - {None}) <= 1
+    return {s.get("threads") for s in made.segments} <= {None, placement.resources.threads}
 
 
-def _by_past(
-    past: Sequence[_Past], work: Work, placement: Placement, device: str
-) -> tuple[float, str]:
-    """Return the median of the builds scaled to the work, and what they are."""
-    processes = _processes(placement) if device == "cuda" else 1
-    found = [each.seconds * work.amount / each.amount * each.processes / processes for each in past]
-    if past[0].distance(work) > _EQUAL or any(each.processes != processes for each in past):
-        return statistics.median(found), f"at the pace of {past[0].name}"
-    builds = "last time" if len(past) == 1 else f"median of {len(past)} builds"
-    return statistics.median(found), builds
+def _ratio(manifest: Manifest, work: Work) -> float:
+    """Return how many times the work of a build `work` is."""
+    made = manifest.provenance.work
+    assert made is not None
+    return work.amount / made.amount
 
 
-def _measured(stage: Stage, work: Work) -> float | None:
-    """Return the seconds of work like that of profile tiny; None: it is not like it."""
-    seconds, reference = MEASURED.get(stage.name), measure_work(stage, tiny().run)
-    if seconds is None or work.kind != reference.kind:
-        return None
-    ratio = work.amount / reference.amount
-    return seconds * ratio if 1 / MAX_SCALED <= ratio <= MAX_SCALED else None
-
-
-def _by_roofline(run: RunConfig, flops: float, placement: Placement) -> tuple[float | None, str]:
+def _by_roofline(run: RunConfig, flops: float, placement: Placement) -> tuple[float, str] | None:
     processes = _processes(placement)
     if placement.gpus:
         pace = pretraining(run, _spec_of(placement), run.numerics.precision)
         if pace is None:
-            return None, ""
+            return None
         name = _gpu_of(placement)
         kind = f"{processes} x {name}" if name else "if H100s"
         return pace.gpu_seconds / processes, f"{kind}, at {pace.mfu:.0%} MFU by the roofline"
