@@ -7,7 +7,7 @@ compared with.
 """
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from prefect.events import emit_event
@@ -16,13 +16,12 @@ from prefect.logging import get_run_logger
 from flows.building.build import Built
 from flows.evals.regression import Assessment, Evaluation, assess, history_rows, read_history
 from flows.evals.request import EvalRequest
-from flows.evals.suite import Rule, check_metric, history_name, open_suite
+from flows.evals.suite import Suite, history_name, open_suite
 from flows.leases.outage import StoreWait
-from flows.orchestration.flow_setup import open_flow, run_flow
+from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flow
 from flows.orchestration.pipeline import Outcome, run
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.render.text import key_of
-from flows.run_request import RunRequest, shared
 from infra.storage.base import Store
 
 COMPLETED = "nanochat.eval.completed"  # after every evaluation
@@ -42,33 +41,26 @@ class Evaluated:
 @run_flow("nanochat-eval", EvalRequest, name_of=lambda request: history_name(request.model))
 def nanochat_eval(request: EvalRequest) -> Evaluated:
     """Evaluate a model and report a regression. A model that did not change is not run again."""
-    model, rule = request.model, Rule(**shared(Rule, request))
+    known = planned_by_caller(request, Suite)
     setup = open_flow(store=request.store, pool=request.pool)
-    store, wait = setup.store, setup.wait
-    suite = wait(
-        lambda: open_suite(
-            store, model, profile=request.profile, overrides=request.overrides, warn=setup.warn
-        )
-    )
-    check_metric(suite, rule.metric)
-    where = shared(RunRequest, request)
-    del where["profile"], where["overrides"]
-    outcome = run(replace(suite.request, **where), setup=setup, uses=(model,))
-    return assess_run(model, suite.stage.name, outcome, rule, store=store, wait=wait)
+    suite = known or setup.wait(lambda: open_suite(request, setup.store, warn=setup.warn))
+    outcome = run(suite.run, setup=setup, uses=(request.model,))
+    return assess_run(suite.stage.name, outcome, request, store=setup.store, wait=setup.wait)
 
 
 def assess_run(
-    model: str, stage: str, outcome: Outcome, rule: Rule, *, store: Store, wait: StoreWait
+    stage: str, outcome: Outcome, request: EvalRequest, *, store: Store, wait: StoreWait
 ) -> Evaluated:
-    """Compare what `stage` measured with earlier evaluations of `model`; show and report it.
+    """Compare what `stage` measured with earlier evaluations of the model; show and report it.
 
-    Raises ConfigError if the rule's metric was not measured.
+    Raises ConfigError if the requested metric was not measured.
     """
+    model = request.model
     built = outcome.stages[stage]
     # The history includes this run, whose record was written as finished; `assess` skips it.
     history = wait(lambda: read_history(store, outcome.run.name, stage))
     newest = Evaluation(run=outcome.run, manifest=built.manifest)
-    verdict = wait(lambda: assess(store, newest, history, rule))
+    verdict = wait(lambda: assess(store, newest, history, request))
     log = get_run_logger()
     (log.warning if verdict.regressed else log.info)(f"{model}: {verdict.text}")
     rows = history_rows(history[:MAX_ROWS], verdict.metric)

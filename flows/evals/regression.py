@@ -17,7 +17,7 @@ from flows.artifacts.publish import find_whole
 from flows.artifacts.runs import Run, newest_runs
 from flows.compare.compare import delta_between, scores_of
 from flows.compare.score_table import direction
-from flows.evals.suite import Against, Rule
+from flows.evals.request import Against, EvalRequest
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.render.score import Delta, Score
@@ -121,7 +121,7 @@ def read_history(store: Store, name: str, stage: str) -> list[Evaluation]:
 
 
 def assess(
-    store: Store, newest: Evaluation, history: Sequence[Evaluation], rule: Rule
+    store: Store, newest: Evaluation, history: Sequence[Evaluation], rule: EvalRequest
 ) -> Assessment:
     """Compare `newest` with its baseline in the `history`, in which it may be itself.
 
@@ -183,7 +183,7 @@ def _suite(manifest: Manifest) -> tuple[Any, ...]:
     return manifest.preimage.get("config"), manifest.preimage.get("format"), data
 
 
-def _metric(manifest: Manifest, scores: Mapping[str, Score], rule: Rule) -> str:
+def _metric(manifest: Manifest, scores: Mapping[str, Score], rule: EvalRequest) -> str:
     wanted = USUAL if rule.metric is None else (rule.metric,)
     for name in wanted:
         if name in scores:

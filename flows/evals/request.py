@@ -1,9 +1,8 @@
 """The parameters of an evaluation, each declared once: see `flows.run_request`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
-from flows.evals.suite import DROP, Against
 from flows.profiles import PROFILES
 from flows.run_request import (
     NAME,
@@ -18,6 +17,9 @@ from flows.run_request import (
     Strict,
 )
 from flows.stages import EVALUATORS
+
+Against: TypeAlias = Literal["previous", "best"]
+DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
 
 MODEL = Option(
     label="Model",

@@ -1,4 +1,4 @@
-"""Evaluation suites: the stage, data and settings that evaluate a model again, and the alert rule.
+"""Evaluation suites: the stage, data and settings that evaluate a model again.
 
 A base model is evaluated by `base_eval`, a chat model by the `chat_eval` of its stage. The model is
 a pinned input, so nothing is trained; so is the data of its own run's evaluation. An evaluation
@@ -7,55 +7,36 @@ that the run has made already is therefore the same artifact, and is reused from
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 from flows.artifacts.names import check_model, open_run, open_usable
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
 from flows.artifacts.runs import Run, check_name
+from flows.evals.request import Against, EvalRequest
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.interop.import_model import IMPORTED
 from flows.plan.planned import open_settings
-from flows.run_request import RunRequest
+from flows.run_request import RunRequest, shared
 from flows.stages import BASE_EVAL, EVALUATORS, ROWS, TASK_DATA, Stage
 from infra.near import suggest
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-Against: TypeAlias = Literal["previous", "best"]
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
-DROP = 0.02  # of a score between 0 and 1: two questions of a hundred
 _OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A rule for the drop of a metric that counts as a regression."""
-
-    metric: str | None = None  # None: the stage's main one
-    drop: float = DROP  # how much worse, as a difference of the metric's own values
-    against: Against = "previous"
-
-    def __post_init__(self) -> None:
-        if not self.drop >= 0:
-            raise ConfigError(
-                f"drop is {self.drop}, below 0",
-                hint="0 reports every loss, 0.02 only those above 0.02",
-            )
-        if self.against not in get_args(Against):
-            raise ConfigError(
-                f"against is '{self.against}'", hint=f"one of: {', '.join(get_args(Against))}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Suite:
-    """A model, and everything that decides its evaluation."""
+    """A requested evaluation: the model, and everything that decides its scores."""
 
+    request: EvalRequest
+    store: Store
     model: Manifest
     stage: Stage  # that evaluates it
-    request: RunRequest  # of the run that does, from the model and the data that it uses
+    run: RunRequest  # that evaluates the model, on the data that it uses
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -63,20 +44,24 @@ class Suite:
         return (*self.stage.inputs, self.stage)
 
 
-def open_suite(
-    store: Store,
-    model: str,
-    *,
-    profile: str | None = None,
-    overrides: Sequence[str] = (),
-    warn: Callable[[str], None],
-) -> Suite:
-    """Return the suite of the model that `model` names at this moment (see docs/concepts/names.md).
+def open_suite(request: EvalRequest, store: Store, *, warn: Callable[[str], None]) -> Suite:
+    """Return the suite of the model that is named at this moment (see docs/concepts/names.md).
 
     Without a profile the settings are those of the model's own run. Only settings of the evaluation
     and of its data can be overridden. Raises ConfigError, ArtifactError or ModelError if the name
-    is not a model's, the model cannot be evaluated, or an override does not affect the evaluation.
+    is not a model's, the model cannot be evaluated, an override does not affect the evaluation, or
+    the rule for what counts as worse is wrong.
     """
+    model, profile, overrides = request.model, request.profile, request.overrides
+    if not request.drop >= 0:
+        raise ConfigError(
+            f"drop is {request.drop}, below 0",
+            hint="0 reports every loss, 0.02 only those above 0.02",
+        )
+    if request.against not in get_args(Against):
+        raise ConfigError(
+            f"against is '{request.against}'", hint=f"one of: {', '.join(get_args(Against))}"
+        )
     manifest = open_usable(store, model, warn=warn)
     check_model(manifest, model)
     stage = EVALUATORS[manifest.stage]
@@ -90,30 +75,32 @@ def open_suite(
         )
     _check_overrides(stage, overrides)
     pinned = _pinned(store, stage, manifest, run, own_data=profile is None, overrides=overrides)
-    request = RunRequest(
-        profile=profile or run.profile,
+    settings: dict[str, Any] = {
+        **shared(RunRequest, request),
+        "profile": profile or run.profile,
         # The run's depth and overrides are settings of its own profile, not of another one.
-        depth=None if profile else run.depth,
-        overrides=(*(() if profile else run.overrides), *overrides),
+        "depth": None if profile else run.depth,
+        "overrides": (*(() if profile else run.overrides), *overrides),
+    }
+    found = RunRequest(
+        **settings,
         use=tuple(item.ref.prefix for item in pinned),
         until=stage.name,
         run_name=history_name(model),
     )
-    return Suite(model=manifest, stage=stage, request=request)
+    _check_metric(request.metric, stage, found)
+    return Suite(request=request, store=store, model=manifest, stage=stage, run=found)
 
 
-def check_metric(suite: Suite, metric: str | None) -> None:
-    """Raise ConfigError if the suite does not measure `metric`, before hours are spent on it."""
+def _check_metric(metric: str | None, stage: Stage, run: RunRequest) -> None:
+    """Raise ConfigError if the stage does not measure `metric`, before hours are spent on it."""
+    if metric is None:
+        return
     known = [*_OF_BASE_MODELS]
-    if suite.stage is not BASE_EVAL:
-        known = [
-            "chatcore",
-            *(entry.name for entry in open_settings(suite.request).run.chat_eval.tasks),
-        ]
-    if metric is not None and metric not in known:
-        raise ConfigError(
-            f"{suite.stage.name} does not measure '{metric}'", hint=suggest(metric, known)
-        )
+    if stage is not BASE_EVAL:
+        known = ["chatcore", *(task.name for task in open_settings(run).run.chat_eval.tasks)]
+    if metric not in known:
+        raise ConfigError(f"{stage.name} does not measure '{metric}'", hint=suggest(metric, known))
 
 
 def history_name(model: str) -> str:

@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed
 from flows.building.context import Watch
 from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
-from flows.plan.planned import Planned
+from flows.plan.planned import Opened
 from infra.launch.background import Work, run_in_background
 from infra.prefect.access import answers, configured_api_url
 from nanochat_core.errors import ConfigError
@@ -43,7 +43,7 @@ class LocalRun:
     home: Path
     watch: Watch  # receives the events of each stage
     leave: Callable[[str], None]  # logs the reason and exits the process at once
-    planned: Planned | None = None  # what it has opened and planned already
+    planned: Opened | None = None  # what it has opened and planned already
     stop: threading.Event = field(default_factory=threading.Event)  # of every BuildContext
     over: threading.Event = field(default_factory=threading.Event)  # ended and reported to Prefect
     # Of the runs that this process executes, see flows/leases/run_lock.py.

@@ -26,7 +26,7 @@ from flows.orchestration.caller import LOCAL_RUN, LocalRun, end_when_cancelled
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_runs import cancel_requests_of, check_pool, end_unfinished
 from flows.orchestration.stage_task import failed
-from flows.plan.planned import Planned, plan_run
+from flows.plan.planned import Opened, Planned, plan_run
 from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins
 from flows.run_request import NAME, RunRequest, request_of
@@ -39,6 +39,7 @@ from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, Stag
 
 R = TypeVar("R")
 Request = TypeVar("Request")
+Known = TypeVar("Known", bound=Opened)
 
 MOST_STARTS = 10  # of one flow run in a row without progress: an automation resumes crashed ones
 
@@ -140,7 +141,7 @@ class FlowSetup:
 
         Raises what `plan_run` raises.
         """
-        if self.caller and (known := self.caller.planned) and known.request == request:
+        if (known := planned_by_caller(request, Planned)) is not None:
             return known
         pins = self.known_pins(self.run_id)
         return self.wait(
@@ -183,6 +184,13 @@ class FlowSetup:
         check_restart_limit(self.store, starts, pool=self.pool)
         if builds:
             self.wait(self.store.check_conditions)
+
+
+def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
+    """Return what the command of the current flow has planned of this very request, else None."""
+    caller = LOCAL_RUN.get()
+    known = caller.planned if caller else None
+    return known if isinstance(known, kind) and known.request == request else None
 
 
 def open_flow(

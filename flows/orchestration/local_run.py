@@ -30,14 +30,14 @@ from infra.prefect.supervisor.control import wait_for_own_server
 from nanochat_core.build_kernels import build_kernels
 
 if TYPE_CHECKING:
-    from flows.plan.planned import Planned
+    from flows.plan.planned import Opened
 
 SECONDS_FOR_AN_IMPORT = 0.05  # after which it is looked again whether it has ended
 INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
 
 
 @contextlib.contextmanager
-def ready(home: Path, display: Display, planned: "Planned | None" = None) -> Generator[None]:
+def ready(home: Path, display: Display, planned: "Opened | None" = None) -> Generator[None]:
     """Connect Prefect to its server and make this command the local run, so a flow can be called.
 
     `planned` is what the command has planned already, for the flow; stages are shown on `display`.

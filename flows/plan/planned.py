@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
 
 from flows.identity.manifest import Manifest
 from flows.overrides import ChangedSetting, open_name, settings_reach
@@ -15,6 +16,20 @@ from flows.run_request import RunRequest
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
+
+
+class Opened(Protocol):
+    """What a command has opened and planned of a request, before the flow that carries it out."""
+
+    @property
+    def request(self) -> Any:
+        """The request."""
+        ...
+
+    @property
+    def store(self) -> Store:
+        """The store that it was planned with."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

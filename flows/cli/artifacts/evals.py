@@ -20,15 +20,8 @@ from flows.cli.options import (
 )
 from flows.cli.output import aligned, print_lines, print_result, print_warning, screen
 from flows.cli.train.run import resumable
-from flows.evals.request import MODEL, EvalRequest
-from flows.evals.suite import (
-    DROP,
-    NIGHTLY,
-    Rule,
-    Suite,
-    check_metric,
-    open_suite,
-)
+from flows.evals.request import DROP, MODEL, EvalRequest
+from flows.evals.suite import NIGHTLY, Suite, open_suite
 from flows.plan.planned import open_settings
 from flows.render.text import duration
 from flows.run_request import shared
@@ -47,20 +40,13 @@ Model: TypeAlias = Annotated[str, parameter_of(MODEL)]
 class EvalOptions(EvalRequest, PlacementOptions):
     """The suite, the rule for what counts as worse, and where."""
 
-    def check(self, model: str) -> Suite:
+    def open(self, model: str) -> Suite:
         """Return the suite. Raises ConfigError for wrong options before anything is started."""
-        Rule(**shared(Rule, self))  # made only for its checks
-        suite = open_suite(
-            self.open_store(),
-            model,
-            profile=self.profile,
-            overrides=self.overrides,
-            warn=print_warning,
-        )
-        check_metric(suite, self.metric)
+        request = EvalRequest(model=model, **self.parameters())
+        suite = open_suite(request, self.open_store(), warn=print_warning)
         if self.pool is not None:
             check_gpu_pool(self.pool)
-        self.placement(open_settings(suite.request))  # raises for wrong settings
+        self.placement(open_settings(suite.run))  # raises for wrong settings
         return suite
 
     def parameters(self) -> dict[str, Any]:
@@ -94,7 +80,7 @@ def schedule(
     if remove:
         return _remove(model, options)
     # Before `_connect`, which may start a server: wrong options must cost nothing.
-    suite = options.check(model)
+    suite = options.open(model)
     worker = _worker_command(options)  # before `_connect`, which sets PREFECT_API_URL
     _connect(options)
     from deployments.evals import Recurring, apply
@@ -130,7 +116,7 @@ def run(
     """
     if options.pool is None:
         check_gpus(options.gpus)
-    stages = options.check(model).stages
+    suite = options.open(model)
     from flows.orchestration.local_run import check_pool_exists, ready
 
     if options.pool is not None:
@@ -139,8 +125,8 @@ def run(
     began = time.monotonic()
     command = _run_command(model, options)
     with (
-        resumable(command, stages=[stage.name for stage in stages]) as display,
-        ready(options.home_path, display),
+        resumable(command, stages=[stage.name for stage in suite.stages]) as display,
+        ready(options.home_path, display, suite),
     ):
         # Imported here: `ready` first points Prefect at its server.
         from flows.evals.flow import nanochat_eval

@@ -4,16 +4,19 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from flows.evals.suite import Rule
+from flows.evals.request import EvalRequest
+from flows.evals.suite import open_suite
+from flows.run_request import RunRequest
 from infra.prefect.records import Server
 from infra.storage.base import Store
+from nanochat_core.errors import StageError
 from tests.support.deployments.fixtures import posted
 from tests.support.flows.pools import SECONDS, client, wait_until
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
@@ -51,7 +54,7 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
     def now(ask: Callable[[], Any]) -> Any:
         return ask()
 
-    def night_of(worth: float, *, name: str = "main", rule: Rule = Rule()) -> Any:  # noqa: B008
+    def night_of(worth: float, *, name: str = "main", **rule: Any) -> Any:
         model = toys.stage("sft", source=MODEL.format(value=worth))
         stages = [model, toys.stage("chat_eval_sft", model, source=JUDGE)]
         night = f"20261121t0300{next(nights):02d}z"
@@ -70,7 +73,8 @@ def judge_model(toys: Any, server: Server) -> Callable[..., Any]:
             context = toys.context(run_id)
             found = run_pipeline(stages, context, record, pinned={"sft": made})
             store = context.store
-            return assess_run(f"sft@{name}", stages[-1].name, found, rule, store=store, wait=now)
+            request = EvalRequest(model=f"sft@{name}", **rule)
+            return assess_run(stages[-1].name, found, request, store=store, wait=now)
 
         return evaluation()
 
@@ -126,7 +130,7 @@ def test_an_unchanged_model_starts_no_job_and_a_worse_one_raises_the_alert(
         assert len(asking.read_automations_by_name(EVAL_REGRESSED)) == 1
 
     first, again, worse = judge_model(0.8), judge_model(0.8), judge_model(0.5)
-    allowed = judge_model(0.4, rule=Rule(drop=0.2))
+    allowed = judge_model(0.4, drop=0.2)
 
     assert [e.evaluation.cached for e in (first, again, worse)] == [False, True, False]
     assert again.evaluation.manifest == first.evaluation.manifest
@@ -283,3 +287,29 @@ def test_a_name_that_cannot_be_fails_the_run_and_does_not_crash_it(
     state: Any = nanochat_eval(model="sft@a b", store=store.url, return_state=True)
     assert state.is_failed()
     assert "'a b' cannot be the name of a run or a tag" in state.message
+
+
+def test_a_command_gives_the_flow_the_model_that_it_has_opened(
+    server: Server, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.evals import flow
+    from flows.orchestration.caller import LocalRun, call_flow, running_locally
+
+    put_run(store, "main-1", put_artifact(store, make_manifest("sft")), name="main")
+    request = EvalRequest(model="sft@main", store=store.url)
+    opened = open_suite(request, store, warn=print)
+
+    def end(request: RunRequest, **options: Any) -> Any:
+        raise StageError(f"this is where it is evaluated: {request.use}")
+
+    def again(*_: Any, **options: Any) -> Any:
+        raise StageError("it was opened again")
+
+    monkeypatch.setattr(flow, "run", end)
+    monkeypatch.setattr(flow, "open_suite", again)
+    caller = LocalRun(home=tmp_path, watch=lambda *_: None, leave=print, planned=opened)
+    with running_locally(caller):
+        with pytest.raises(StageError, match=opened.model.ref.prefix):
+            call_flow(flow.nanochat_eval, **asdict(request))
+        with pytest.raises(StageError, match="opened again"):
+            call_flow(flow.nanochat_eval, **asdict(replace(request, model="main")))

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flows.evals.regression import Evaluation, assess, history_rows, read_history
-from flows.evals.suite import Rule
+from flows.evals.request import EvalRequest
 from flows.identity.manifest import Manifest
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -48,7 +48,7 @@ def shelf(store: Store) -> Shelf:
 
 
 def test_the_first_evaluation_has_nothing_to_be_worse_than(store: Store, shelf: Shelf) -> None:
-    verdict = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    verdict = assess(store, shelf.night(chatcore=0.5), shelf.history, EvalRequest())
     assert not verdict.regressed
     assert verdict.text == "chatcore 0.5; there is no earlier evaluation to compare it with"
 
@@ -67,7 +67,7 @@ def test_a_loss_beyond_the_allowed_one_is_a_regression(
     store: Store, shelf: Shelf, metric: str, before: float, after: float, regressed: bool
 ) -> None:
     shelf.night(**{metric: before})
-    verdict = assess(store, shelf.night(**{metric: after}), shelf.history, Rule(drop=0.02))
+    verdict = assess(store, shelf.night(**{metric: after}), shelf.history, EvalRequest(drop=0.02))
     assert verdict.regressed is regressed
     assert verdict.delta is not None
     assert verdict.delta.value == pytest.approx(after - before)
@@ -79,8 +79,8 @@ def test_the_previous_is_the_last_one_and_the_best_is_remembered(
     shelf.night(chatcore=0.9)
     shelf.night(chatcore=0.5)
     newest = shelf.night(chatcore=0.49)
-    assert not assess(store, newest, shelf.history, Rule(against="previous")).regressed
-    verdict = assess(store, newest, shelf.history, Rule(against="best"))
+    assert not assess(store, newest, shelf.history, EvalRequest(against="previous")).regressed
+    verdict = assess(store, newest, shelf.history, EvalRequest(against="best"))
     assert verdict.regressed
     assert verdict.baseline is not None
     assert verdict.baseline.value == 0.9
@@ -90,8 +90,8 @@ def test_a_loss_is_reported_once_while_the_model_does_not_change(
     store: Store, shelf: Shelf
 ) -> None:
     shelf.night(chatcore=0.9)
-    first = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
-    second = assess(store, shelf.night(chatcore=0.5), shelf.history, Rule())
+    first = assess(store, shelf.night(chatcore=0.5), shelf.history, EvalRequest())
+    second = assess(store, shelf.night(chatcore=0.5), shelf.history, EvalRequest())
     assert (first.regressed, second.regressed) == (True, False)
     assert second.text == f"chatcore 0.5, as in run {second.baseline_run}"
 
@@ -100,14 +100,14 @@ def test_only_the_same_suite_and_finished_runs_compare(store: Store, shelf: Shel
     shelf.night(chatcore=0.9, suite="another")
     shelf.night(chatcore=0.8, status="failed")
     newest = shelf.night(chatcore=0.5)
-    verdict = assess(store, newest, shelf.history, Rule())
+    verdict = assess(store, newest, shelf.history, EvalRequest())
     assert verdict.baseline is None
 
 
 def test_a_loss_whose_interval_includes_0_is_no_regression(store: Store, shelf: Shelf) -> None:
     shelf.night(chatcore=0.5, chatcore_low=0.3, chatcore_high=0.7)
     unsure = shelf.night(chatcore=0.4, chatcore_low=0.2, chatcore_high=0.6)
-    verdict = assess(store, unsure, shelf.history, Rule())
+    verdict = assess(store, unsure, shelf.history, EvalRequest())
     assert not verdict.regressed
     assert verdict.is_inside
     assert verdict.text == (
@@ -115,7 +115,7 @@ def test_a_loss_whose_interval_includes_0_is_no_regression(store: Store, shelf: 
         f"{verdict.baseline_run}; the interval of the difference includes 0"
     )
     sure = shelf.night(chatcore=0.01, chatcore_low=0.0, chatcore_high=0.02)
-    verdict = assess(store, sure, shelf.history, Rule())
+    verdict = assess(store, sure, shelf.history, EvalRequest())
     assert (verdict.regressed, verdict.is_inside) == (True, False)
     assert verdict.facts["delta_interval"][1] < 0
 
@@ -141,7 +141,7 @@ def test_answers_to_the_same_questions_decide_together(
         run = put_run(store, f"eval-main-{name}", manifest, name="eval-main")
         nights.append(Evaluation(run=run, manifest=manifest))
     old, new = nights
-    verdict = assess(store, new, [old], Rule(metric="sums", drop=0.02))
+    verdict = assess(store, new, [old], EvalRequest(metric="sums", drop=0.02))
     assert verdict.delta is not None
     assert verdict.delta.value == pytest.approx(-0.06)
     assert (verdict.regressed, verdict.is_inside) == (regressed, not regressed)
@@ -152,7 +152,7 @@ def test_a_metric_that_failed_says_why(store: Store, shelf: Shelf) -> None:
     with pytest.raises(
         ConfigError, match=r"has not measured chatcore or core.*no sandbox"
     ) as caught:
-        assess(store, newest, shelf.history, Rule())
+        assess(store, newest, shelf.history, EvalRequest())
     assert caught.value.hint == "it has measured: gsm8k"
 
 

@@ -1,8 +1,12 @@
 """How a model is judged again: by which stage, on what data, with whose settings."""
 
+from typing import Any
+
 import pytest
 
-from flows.evals.suite import Rule, check_metric, evaluated_model, history_name, open_suite
+from flows.evals.request import EvalRequest
+from flows.evals.suite import Suite, evaluated_model, history_name
+from flows.evals.suite import open_suite as open_requested
 from flows.identity.manifest import Manifest
 from flows.interop.import_model import IMPORTED
 from flows.plan.pinned import open_pinned, stages_with
@@ -15,6 +19,11 @@ from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 
 
+def open_suite(store: Store, model: str, **options: Any) -> Suite:
+    """The suite of an evaluation with these options."""
+    return open_requested(EvalRequest(model=model, **options), store, warn=print)
+
+
 def put_main(store: Store, *stages: str, **changes: object) -> dict[str, Manifest]:
     """A run called main that made these stages."""
     made = {stage: put_artifact(store, make_manifest(stage)) for stage in stages}
@@ -24,16 +33,16 @@ def put_main(store: Store, *stages: str, **changes: object) -> dict[str, Manifes
 
 def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store: Store) -> None:
     made = put_main(store, "task_data", "rows", "pretrain", "sft", overrides=("seed=7",))
-    suite = open_suite(store, "main", warn=print)
+    suite = open_suite(store, "main")
     assert suite.stage.name == "chat_eval_sft"
-    assert suite.request == RunRequest(
+    assert suite.run == RunRequest(
         overrides=("seed=7",),
         use=tuple(made[name].ref.prefix for name in ("sft", "task_data")),
         until="chat_eval_sft",
         run_name="eval-main",
     )
     assert [stage.name for stage in suite.stages] == ["sft", "task_data", "chat_eval_sft"]
-    given = open_pinned(store, suite.request.use, warn=print)
+    given = open_pinned(store, suite.run.use, warn=print)
     assert set(given) == {"sft", "task_data"}
     assert stages_with(given, until="chat_eval_sft") == tuple(
         stage for stage in STAGES if stage in suite.stages
@@ -42,57 +51,57 @@ def test_a_chat_model_is_evaluated_by_its_own_stage_on_the_data_of_its_run(store
 
 def test_a_base_model_is_evaluated_on_rows_of_its_own_tokenizer(store: Store) -> None:
     made = put_main(store, "task_data", "rows", "pretrain")
-    suite = open_suite(store, "pretrain@main", warn=print)
+    suite = open_suite(store, "pretrain@main")
     assert suite.stage.name == "base_eval"
-    assert suite.request.until == "base_eval"
-    assert set(suite.request.use) == {item.ref.prefix for item in made.values()}
+    assert suite.run.until == "base_eval"
+    assert set(suite.run.use) == {item.ref.prefix for item in made.values()}
     put_run(store, "other-1", put_artifact(store, make_manifest("pretrain")), name="other")
     with pytest.raises(ArtifactError, match="run other-1 has no rows to evaluate pretrain/"):
-        open_suite(store, "pretrain@other", warn=print)
+        open_suite(store, "pretrain@other")
 
 
 def test_another_suite_brings_its_own_data(store: Store) -> None:
     put_main(store, "task_data", "sft")
-    other = open_suite(store, "main", profile="d12", warn=print)
-    assert [name.partition("/")[0] for name in other.request.use] == ["sft"]
-    changed = open_suite(store, "main", overrides=["task_data.core_bundle=null"], warn=print)
-    assert [name.partition("/")[0] for name in changed.request.use] == ["sft"]
+    other = open_suite(store, "main", profile="d12")
+    assert [name.partition("/")[0] for name in other.run.use] == ["sft"]
+    changed = open_suite(store, "main", overrides=("task_data.core_bundle=null",))
+    assert [name.partition("/")[0] for name in changed.run.use] == ["sft"]
 
 
 def test_a_setting_that_evaluates_nothing_is_refused(store: Store) -> None:
     put_main(store, "task_data", "sft")
     with pytest.raises(ConfigError, match=r"pretrain\.num_steps does not change how a model"):
-        open_suite(store, "main", overrides=["pretrain.num_steps=1"], warn=print)
+        open_suite(store, "main", overrides=("pretrain.num_steps=1",))
 
 
 def test_an_imported_model_needs_a_suite_by_name(store: Store) -> None:
     put_main(store, "sft", profile=IMPORTED)
     with pytest.raises(ConfigError, match="main was imported"):
-        open_suite(store, "main", warn=print)
-    assert open_suite(store, "main", profile="tiny", warn=print).request.profile == "tiny"
+        open_suite(store, "main")
+    assert open_suite(store, "main", profile="tiny").run.profile == "tiny"
 
 
 def test_what_is_no_model_is_refused(store: Store) -> None:
     put_main(store, "task_data")
     with pytest.raises(ModelError, match="task_data@main is not a model"):
-        open_suite(store, "task_data@main", warn=print)
+        open_suite(store, "task_data@main")
 
 
 def test_a_metric_that_is_not_measured_is_refused_before_anything_runs(store: Store) -> None:
     put_main(store, "task_data", "rows", "pretrain", "sft")
-    chat = open_suite(store, "sft@main", warn=print)
-    base = open_suite(store, "pretrain@main", warn=print)
-    for suite, name in ((chat, "chatcore"), (chat, "spelling"), (base, "val_bpb"), (base, None)):
-        check_metric(suite, name)
+    chat, base = "sft@main", "pretrain@main"
+    for model, name in ((chat, "chatcore"), (chat, "spelling"), (base, "val_bpb"), (base, None)):
+        open_suite(store, model, metric=name)
     with pytest.raises(ConfigError, match="chat_eval_sft does not measure 'spellin'") as caught:
-        check_metric(chat, "spellin")
+        open_suite(store, chat, metric="spellin")
     assert caught.value.hint == "did you mean 'spelling'?"
 
 
 @pytest.mark.parametrize("rule", [{"drop": -0.1}, {"drop": float("nan")}, {"against": "first"}])
-def test_a_rule_that_cannot_be_is_refused(rule: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        Rule(**rule)  # pyright: ignore[reportArgumentType]
+def test_a_rule_that_cannot_be_is_refused(store: Store, rule: dict[str, object]) -> None:
+    put_main(store, "task_data", "sft")
+    with pytest.raises(ConfigError, match=f"{next(iter(rule))} is"):
+        open_suite(store, "main", **rule)
 
 
 def test_a_history_is_called_as_the_model_is() -> None:
