@@ -12,7 +12,6 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
-from flows.leases.queue import DeviceSlot
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import Placement, default_cache_limit
 from infra.storage.base import Store
@@ -48,7 +47,7 @@ class BuildContext:
     # garbage collection.
     record: Callable[[ArtifactRef], None] = lambda ref: None
     stop: threading.Event = field(default_factory=threading.Event)
-    device: DeviceSlot = field(default_factory=threading.Semaphore)  # one GPU stage a time
+    device: threading.Semaphore = field(default_factory=threading.Semaphore)  # one GPU stage a time
 
     @property
     def work(self) -> Path:

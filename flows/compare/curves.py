@@ -1,33 +1,29 @@
 """Training curves of several artifacts of a stage, step by step, on a common scale."""
 
+import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from flows.compare.tables import METRICS, write_file
+from flows.artifacts.transfer import read_file
+from flows.compare.tables import METRICS
 from flows.identity.manifest import Manifest
 from flows.render.charts import Chart, Points, thin
-from flows.render.parquet import open_duckdb
+from flows.render.parquet import read_rows
 from flows.render.text_charts import curve, scale_of
 from flows.stages import Quantity
 from flows.stages import curves_of as quantities_of
 from infra.storage.base import Store
 
 
-def curves_of(
-    store: Store, stage: str, manifests: Sequence[Manifest | None], directory: Path
-) -> list[Chart]:
+def curves_of(store: Store, stage: str, manifests: Sequence[Manifest | None]) -> list[Chart]:
     """Return the curves of every quantity that at least one of the artifacts recorded.
 
-    Files are written below `directory`. Raises ArtifactError if one is missing or damaged.
+    Raises ArtifactError if a file is missing or damaged.
     """
     wanted = quantities_of(stage)
     if not wanted:
         return []
-    tables = [
-        _read(store, manifest, directory / f"{stage}-steps-{number}.parquet", wanted)
-        for number, manifest in enumerate(manifests)
-    ]
+    tables = [_read(store, manifest, wanted) for manifest in manifests]
     found = (
         Chart(quantity=quantity, curves=[table.get(quantity.name, ()) for table in tables])
         for quantity in wanted
@@ -56,19 +52,18 @@ def curve_tree(chart: Chart) -> dict[str, Any]:
     return {"metric": chart.quantity.name, "of": [thin(points) for points in chart.curves]}
 
 
-def _read(
-    store: Store, manifest: Manifest | None, path: Path, wanted: Sequence[Quantity]
-) -> dict[str, Points]:
+def _read(store: Store, manifest: Manifest | None, wanted: Sequence[Quantity]) -> dict[str, Points]:
     """Read (step, value) of each quantity in the artifact's table of steps, in order of step."""
-    if manifest is None or not write_file(store, manifest, METRICS, path):
+    data = read_file(store, manifest, METRICS) if manifest else None
+    if manifest is None or data is None:
         return {}
-    found: dict[str, Points] = {}
-    with open_duckdb() as connection:
-        there = connection.read_parquet(str(path)).columns
-        for name in {quantity.name for quantity in wanted}.intersection(there):
-            # Safe to format into SQL: `name` is one of ours and of the table's columns.
-            found[name] = connection.execute(
-                f"SELECT step, {name} FROM read_parquet(?) WHERE isfinite({name}) ORDER BY step",
-                [str(path)],
-            ).fetchall()
-    return found
+    names = {quantity.name for quantity in wanted}
+    rows = read_rows(data, f"{METRICS} of {manifest.name}", {"step", *names})
+    return {
+        name: sorted(
+            (row["step"], value)
+            for row in rows
+            if (value := row.get(name)) is not None and math.isfinite(value)
+        )
+        for name in names
+    }

@@ -7,9 +7,9 @@ from typing import Any
 
 from flows.compare.score_table import Compared
 from flows.render.charts import line_style
-from flows.render.html import Drawn, fill, write_whole
+from flows.render.html import fill, write_whole
 from flows.render.table import Table
-from flows.render.vega import IN_PAGE
+from flows.render.vega import IN_PAGE, Drawable
 from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
 
@@ -24,7 +24,7 @@ class PageSection:
 
     title: str = ""
     key: Mapping[str, Mapping[str, Any]] | None = None  # by name: the style of its lines in charts
-    charts: Sequence[tuple[str, str, Drawn]] = ()  # title, caption, drawing
+    charts: Sequence[tuple[str, str, Drawable]] = ()  # title, caption, drawing
     notes: Sequence[str] = ()
     table: Table | None = None
 

@@ -210,21 +210,11 @@ def _stage_rows(
                 made = manifest.provenance
                 # A reused artifact names the run that built it in its provenance.
                 row |= {"built": made.run == run.run, "created": made.created}
-                row |= _effort(made.segments)
+                if made.segments:
+                    row |= {"seconds": made.seconds, "dollars": made.dollars}
+                    # Executions may have been on different machines: the columns name the last.
+                    row |= {name: made.segments[-1].get(name) for name in ("device", "processes")}
             yield row
-
-
-def _effort(segments: Sequence[Mapping[str, Any]]) -> Row:
-    """Return time and cost summed over all executions of the job, interrupted ones included."""
-    if not segments:
-        return {}
-    return {
-        "seconds": math.fsum(s.get("ended", 0) - s.get("started", 0) for s in segments),
-        "dollars": math.fsum(s.get("dollars", 0.0) for s in segments),
-        # Executions may have been on different machines: the columns name the last.
-        "device": segments[-1].get("device"),
-        "processes": segments[-1].get("processes"),
-    }
 
 
 def _artifact_row(manifest: Manifest) -> Row:

@@ -18,7 +18,6 @@ from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
 from flows.leases.lease import Claimant, LeaseHolder, Observer, find_holder
 from flows.leases.outage import WaitLog, not_reached
-from flows.leases.queue import DeviceSlot
 from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.base import Store, StoreUnavailable
@@ -35,7 +34,7 @@ class BuildClaim:
     ref: ArtifactRef
     store: Store
     lock_path: Path
-    device: DeviceSlot | None  # None: the stage needs none
+    device: threading.Semaphore | None  # None: the stage needs none
     claimant: Claimant
     terms: LeaseTimings
     stop: threading.Event  # ends the waiting, and later the job

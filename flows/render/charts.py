@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from flows.render.vega import IN_PAGE, Colours, Layer, Panel, channel, layer, svg
+from flows.render.vega import Colours, Layer, Panel, channel, layer
 from flows.stages import Quantity
 
 Points: TypeAlias = Sequence[tuple[int, float]]  # (step, value), in order of step
@@ -39,18 +39,15 @@ class Chart:
     curves: Sequence[Points]  # one per run, in order; empty if the run has none
     stops: Sequence[Stop] = ()
 
-    def svg(self) -> str:
-        """Return the chart as SVG for a page."""
-        return svg(self.panel(IN_PAGE, WIDTH, HEIGHT), padding=PADDING)
-
-    def panel(self, colours: Colours, width: int, height: int) -> Panel:
+    def panel(self, colours: Colours) -> Panel:
         """Return the chart with its title, in these colours."""
         return Panel(
             title=self.quantity.title,
             caption=self.quantity.caption,
             layers=list(self._layers(colours)),
-            width=width,
-            height=height,
+            width=WIDTH,
+            height=HEIGHT,
+            padding=PADDING,
         )
 
     def _layers(self, colours: Colours) -> Iterator[Layer]:

@@ -7,12 +7,13 @@ requests, should an escape be missing.
 import functools
 import uuid
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from flows.render import text
+from flows.render.vega import Drawable, svg
 from nanochat_core.job import move_into_place
 
 STYLE = "style.jinja"
@@ -55,13 +56,5 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-class Drawn(Protocol):
-    """A chart that a page can have."""
-
-    def svg(self) -> str:
-        """Return the chart as SVG for a page."""
-        ...
-
-
-def _drawing(chart: Drawn) -> Markup:
-    return Markup(chart.svg())  # our own SVG, whose label is escaped
+def _drawing(chart: Drawable) -> Markup:
+    return Markup(svg(chart))  # our own SVG, whose label is escaped

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from flows.render.parquet import open_duckdb
+from flows.render.parquet import read_rows
 from flows.render.score import Delta, Score
 from nanochat_core.errors import ArtifactError
 from nanochat_core.evaluate.intervals import (
@@ -23,9 +23,6 @@ from nanochat_core.evaluate.intervals import (
     ratio_of,
     weighted_sum,
 )
-
-if TYPE_CHECKING:
-    import duckdb
 
 EXAMPLES, LOSSES, SCORES = "examples.parquet", "losses.parquet", "scores.json"
 FILES = (EXAMPLES, LOSSES, SCORES)  # that are read of an evaluation
@@ -87,17 +84,17 @@ def pair(first: Path, other: Path) -> Pairs:
     old, new = (_read_scores(directory) for directory in (first, other))
     suites = [tree.get("suite") for tree in (old, new)]
     by_task: dict[str, Answers] = {}
-    paths = [directory / name for name in (EXAMPLES, LOSSES) for directory in (first, other)]
-    examples, other_examples, losses, other_losses = _read_tables(*paths)
     if None not in suites and suites[0] != suites[1]:
         digits = " and ".join(str(digest)[:_SHOWN_DIGITS] for digest in suites)
         why_not = f"their suites are {digits}"
     else:
-        by_task, why_not = _pair_answers(examples, other_examples)
+        by_task, why_not = _pair_answers(
+            *(_read_table(place / EXAMPLES) for place in (first, other))
+        )
     differences = {task: answers.interval for task, answers in by_task.items()}
     if (mean := _difference_of_means(by_task, old, new)) is not None:
         differences |= dict.fromkeys(_MEANS, mean)
-    differences |= _pair_losses(losses, other_losses)
+    differences |= _pair_losses(*(_read_table(place / LOSSES) for place in (first, other)))
     return Pairs(by_task=by_task, differences=differences, why_not=why_not)
 
 
@@ -132,23 +129,9 @@ def _read_scores(directory: Path) -> Mapping[str, Any]:
     return cast("dict[str, Any]", tree)
 
 
-def _read_tables(*paths: Path) -> list[list[dict[str, Any]]]:
-    """Return the rows of each table; none without the file."""
-    if not any(path.exists() for path in paths):
-        return [[] for _ in paths]
-    with open_duckdb() as connection:
-        return [_read_table(connection, path) if path.exists() else [] for path in paths]
-
-
-def _read_table(connection: "duckdb.DuckDBPyConnection", path: Path) -> list[dict[str, Any]]:
-    import duckdb
-
-    try:
-        found = connection.execute("SELECT * FROM read_parquet(?)", [str(path)])
-        names = [column[0] for column in found.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
-    except duckdb.Error as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from error
+def _read_table(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table; none without the file."""
+    return read_rows(path.read_bytes(), path) if path.exists() else []
 
 
 def _pair_answers(

@@ -26,13 +26,8 @@ class Score:
         return f"{shown} ({' to '.join(ends)})" if len(ends) == 2 else shown
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delta:
+class Delta(Score):
     """The difference of a score from an earlier or another one, with its 95 % interval."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
     @property
     def is_clear(self) -> bool:
@@ -49,5 +44,4 @@ class Delta:
 
     def number(self, *, decimals: int | None = None) -> str:
         """The difference with its sign and interval: "+0.25 (+0.1398 to +0.3499)"."""
-        score = Score(value=self.value, low=self.low, high=self.high)
-        return score.text(sign="+", decimals=decimals)
+        return self.text(sign="+", decimals=decimals)

@@ -1,13 +1,14 @@
-"""Build charts as Vega-Lite specifications, and draw them as SVG for a page or as PNG.
+"""Build charts as Vega-Lite specifications, and draw them as SVG: in a page, or as a picture.
 
-In a page colours are CSS variables, so that one drawing serves light, dark and printed pages; a PNG
-has the light ones.
+In a page colours are CSS variables, so that one drawing serves light, dark and printed pages; a
+picture has the light ones.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 Layer: TypeAlias = dict[str, Any]
 Colours: TypeAlias = Mapping[str, str]
@@ -21,8 +22,6 @@ LIGHT: Colours = {
 }
 IN_PAGE: Colours = {name: f"var(--{name})" for name in LIGHT}  # Vega writes them unchanged
 
-PNG_SCALE = 1.5  # pixels per CSS pixel, for sharper screens
-
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
@@ -33,6 +32,17 @@ class Panel:
     layers: Sequence[Layer]
     width: int  # of the plot area without labels, in CSS pixels
     height: int
+    # Room for labels in a page: left, right, top, bottom. It is fixed, so that the bytes of the
+    # drawing do not depend on the fonts of the machine.
+    padding: Mapping[str, int]
+
+
+class Drawable(Protocol):
+    """What can be drawn."""
+
+    def panel(self, colours: Colours) -> Panel:
+        """Return the chart in these colours."""
+        ...
 
 
 def layer(
@@ -47,12 +57,10 @@ def channel(field: str, *, scale: Mapping[str, Any], **axis: Any) -> dict[str, A
     return {"field": field, "type": "quantitative", "scale": scale, "axis": axis}
 
 
-def svg(panel: Panel, *, padding: Mapping[str, int]) -> str:
-    """Return a panel in colours of IN_PAGE as SVG without ids, scripts and fonts of its own.
-
-    `padding` (left, right, top, bottom) is the room for labels. It is fixed, so that the bytes of
-    the drawing do not depend on the fonts of the machine.
-    """
+def svg(chart: Drawable) -> str:
+    """Return a chart in colours of IN_PAGE as SVG without ids, scripts and fonts of its own."""
+    panel = chart.panel(IN_PAGE)
+    padding = panel.padding
     spec = _spec(
         {"layer": panel.layers, "width": panel.width, "height": panel.height},
         IN_PAGE,
@@ -71,29 +79,20 @@ def svg(panel: Panel, *, padding: Mapping[str, int]) -> str:
     return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{name}">{body}'
 
 
-def png(panels: Iterable[Panel], *, scale: float = PNG_SCALE) -> bytes:
-    """Return panels in colours of LIGHT, each below its title, side by side as PNG."""
+def picture(charts: Iterable[Drawable]) -> str:
+    """Return charts in colours of LIGHT, each below its title, side by side as one SVG."""
     import vl_convert
 
-    return vl_convert.vegalite_to_png(_side_by_side(panels), scale=scale)
-
-
-def picture(panels: Iterable[Panel]) -> str:
-    """Return what `png` draws as SVG: a sixth to a half of its size, and sharp on every screen."""
-    import vl_convert
-
-    return vl_convert.vegalite_to_svg(_side_by_side(panels))
-
-
-def _side_by_side(panels: Iterable[Panel]) -> dict[str, Any]:
-    charts = [
+    panels = [
         {
             "title": {"text": panel.title, "subtitle": panel.caption},
             **{"layer": panel.layers, "width": panel.width, "height": panel.height},
         }
-        for panel in panels
+        for panel in (chart.panel(LIGHT) for chart in charts)
     ]
-    return _spec({"hconcat": charts}, LIGHT, padding=12, background=LIGHT["card"])
+    spec = _spec({"hconcat": panels}, LIGHT, padding=12, background=LIGHT["card"])
+    # A tenth of a pixel is enough.
+    return re.sub(r"(\.\d)\d+", r"\1", vl_convert.vegalite_to_svg(spec))
 
 
 def _spec(content: Mapping[str, Any], colours: Colours, **settings: Any) -> dict[str, Any]:

@@ -103,12 +103,13 @@ def _lead(artifacts: Mapping[str, Artifact], date: str) -> str:
     pretrain = artifacts[PRETRAIN.name]
     depth = pretrain.read_json("config.json")["model"]["depth"]
     layers = f"{depth} layer{'s' if depth > 1 else ''}"
-    dollars = sum(map(_dollars, artifacts.values()))
+    made = [artifact.manifest.provenance for artifact in artifacts.values()]
+    dollars = sum(each.dollars for each in made)
     price = f", ${dollars:.2f}" if dollars else ""
     return (
         f"{count(pretrain.metric('parameters'))} parameters in {layers}, trained on "
         f"{count(pretrain.metric('tokens'))} tokens of text with {pretrain.metric('flops'):.2e} "
-        f"FLOPs; {duration(sum(map(_seconds, artifacts.values())))} of work over all stages"
+        f"FLOPs; {duration(sum(each.seconds for each in made))} of work over all stages"
         f"{price}. {date}, {_machine(pretrain.manifest.provenance)}."
     )
 
@@ -255,7 +256,7 @@ def _vocabulary(tokenizer: Artifact) -> Section | None:
 def _stages(artifacts: Mapping[str, Artifact]) -> Section:
     # REPORT.inputs has every stage before the report, in the order in which they are built.
     manifests = [artifacts[stage.name].manifest for stage in REPORT.inputs]
-    priced = any(map(_dollars, artifacts.values()))
+    priced = any(manifest.provenance.dollars for manifest in manifests)
     numbers = ("files", "size", "time", *(("cost",) if priced else ()))
     return Section(
         title="Stages",
@@ -267,8 +268,8 @@ def _stages(artifacts: Mapping[str, Artifact]) -> Section:
                 stage.makes,
                 str(len(manifest.files)),
                 size(sum(file.size for file in manifest.files)),
-                duration(_seconds(artifacts[stage.name])),
-                *([money(_dollars(artifacts[stage.name]))] if priced else []),
+                duration(manifest.provenance.seconds),
+                *([money(manifest.provenance.dollars)] if priced else []),
             )
             for stage, manifest in zip(REPORT.inputs, manifests, strict=True)
         ),
@@ -357,17 +358,6 @@ def _reproduce(found: Reproduction) -> Section:
             f"all settings together have the digest `{found.digest}`",
         ),
     )
-
-
-def _seconds(artifact: Artifact) -> float:
-    """Return the seconds of work over all executions of the job, also those that were stopped."""
-    segments = artifact.manifest.provenance.segments
-    return sum(s.get("ended", 0) - s.get("started", 0) for s in segments)
-
-
-def _dollars(artifact: Artifact) -> float:
-    """Return the price of these executions; 0 where no price was given."""
-    return sum(s.get("dollars", 0) for s in artifact.manifest.provenance.segments)
 
 
 def _median(artifact: Artifact, name: str) -> float | None:

@@ -1,7 +1,7 @@
 """Scores on the report card, each with its 95 % interval, and what each stage changed in them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,25 +17,24 @@ GPT2_CORE = 0.2565  # OpenAI's GPT-2 (1.6 B parameters), from nanochat's leaderb
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskScore:
+class TaskScore(Score):
     """Share of one task's questions answered correctly, with its 95 % interval."""
 
-    accuracy: float
-    low: float
-    high: float
     correct: int
     total: int
     centred: float | None = None  # the share rescaled: guessing is 0, all right is 1; of CORE
 
     def cell(self, change: Delta | None = None) -> CardCell:
         """Return the share with its interval, drawn, and the difference from the model before."""
+        assert self.low is not None
+        assert self.high is not None
         interval = f"{100 * self.low:.1f} to {percent(self.high)}, {self.correct} of {self.total}"
         return CardCell(
-            percent(self.accuracy),
+            percent(self.value),
             (interval, change.points) if change else (interval,),
             tone=_tone(change),
             span=(self.low, self.high),
-            at=self.accuracy,
+            at=self.value,
         )
 
 
@@ -72,7 +71,7 @@ class ChatScores:
             steps = zip(self.models[1:], pairwise(scores), self.changes[task][1:], strict=True)
             for model, (before, after), change in steps:
                 if before and after and change and is_loss(change):
-                    shares = f"{percent(before.accuracy)} -> {percent(after.accuracy)}"
+                    shares = f"{percent(before.value)} -> {percent(after.value)}"
                     found.append((change.value, f"{task} {shares} after {model.label}"))
         if not found:
             return "nothing worse: no task scores clearly lower than one stage before"
@@ -103,7 +102,11 @@ def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
     trees = [artifact.read_json("scores.json") for artifact in artifacts]
     files = [artifact.files for artifact in artifacts]
     tasks = [task_scores(tree) for tree in trees]
-    numbers = [_numbers(tree) for tree in trees]
+    chatcore = tuple(measured(tree, "chatcore") for tree in trees)
+    numbers: list[dict[str, Score]] = [
+        {**of_model, **({"chatcore": score} if score else {})}
+        for of_model, score in zip(tasks, chatcore, strict=True)
+    ]
     steps = list(zip(pairwise(numbers), map(pair, files, files[1:]), strict=True))
     return ChatScores(
         models=models,
@@ -111,7 +114,7 @@ def chat_scores(evaluations: Mapping[str, Artifact]) -> ChatScores:
             name: tuple(of_model.get(name) for of_model in tasks)
             for name in sorted({name for of_model in tasks for name in of_model})
         },
-        chatcore=tuple(measured(tree, "chatcore") for tree in trees),
+        chatcore=chatcore,
         changes={
             name: (
                 None,
@@ -200,20 +203,14 @@ def core_section(scores: Mapping[str, Any]) -> Section | None:
     )
 
 
-def _numbers(scores: Mapping[str, Any]) -> dict[str, Score]:
-    found = {
-        task: Score(value=score.accuracy, low=score.low, high=score.high)
-        for task, score in task_scores(scores).items()
-    }
-    chatcore = measured(scores, "chatcore")
-    return found | ({"chatcore": chatcore} if chatcore else {})
-
-
 def task_scores(scores: Mapping[str, Any]) -> dict[str, TaskScore]:
     """Return the tasks of a scores.json in its order, then its kinds of turns; may be empty."""
-    names = [field.name for field in fields(TaskScore)]
     return {
-        task: TaskScore(**{name: found[name] for name in names if name in found})
+        task: TaskScore(
+            value=found["accuracy"],
+            **{name: found[name] for name in ("low", "high", "correct", "total")},
+            centred=found.get("centred"),
+        )
         for task, found in {**scores.get("tasks", {}), **scores.get("turns", {})}.items()
     }
 

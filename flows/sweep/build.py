@@ -4,10 +4,11 @@ Each member is a run of its own in the store. One that fails does not stop the o
 as failed and names it; the same flow run again builds what is missing.
 """
 
-import base64
+import contextlib
 import queue
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from prefect.futures import PrefectFuture
@@ -18,18 +19,19 @@ from flows.building.build import BuildContext, Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
-from flows.leases.queue import PriorityQueue, QueueEntry
-from flows.orchestration.flow_setup import open_flow, wait_of_run
+from flows.orchestration.flow_setup import open_flow, planned_by_caller, wait_of_run
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
-from flows.plan.upstream import pin
-from flows.profiles import make_placement
+from flows.render.loss_curve import data_url
+from flows.render.text import fenced
+from flows.render.vega import picture
 from flows.run_request import RETRIES
 from flows.sweep.cost import Spent, spent_on
-from flows.sweep.files import Files, SweepReport, write_files
-from flows.sweep.grid import Member, Sweep
-from flows.sweep.plan import Results, SweepPlan, Unit, lines_of, pin_members, plan_sweep
+from flows.sweep.files import SweepReport, write_files
+from flows.sweep.grid import Member, Sweep, open_sweep
+from flows.sweep.plan import Results, SweepPlan, Unit, lines_of, plan_sweep
+from flows.sweep.request import SweepRequest
 from flows.sweep.results import report_of_sweep, wanted_of
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError, StageError
@@ -40,80 +42,58 @@ class CompletedSweep:
     """The results of a sweep that completed."""
 
     report: SweepReport
-    files: Files
+    page: Path  # `write_files` says what is beside it
     spent: Spent
 
 
-class SweepPages:
-    """The Prefect artifacts of the current flow run. Close it when the run ends."""
-
-    def __init__(self, name: str, runs: Iterable[str]) -> None:
-        """Tag the flow run with `runs`, the ids of the sweep's runs."""
-        self._writer = BackgroundWriter(name)
-        self._writer.tag_flow_run(*runs)
-
-    def show_plan(self, planned: SweepPlan) -> None:
-        """Show what the sweep is about to do."""
-        lines = lines_of(planned)
-        text = "\n".join(["```text", *lines, "```"])
-        about = f"{lines[-1]}. Store: {planned.plan.store}"
-        self._writer.show("plan", "markdown", text, about=about)
-
-    def show_report(self, report: SweepReport, files: Files, cost: Iterable[str]) -> None:
-        """Show the results: a table of models, sentences with the cost, a plot."""
-        sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *cost))
-        text = f"{sentences}\n\nPage on the machine that ran it: `{files.page}`\n"
-        self._writer.show("models", "table", report.table.tree(), about=report.lead)
-        self._writer.show("findings", "markdown", text, about="What the numbers say")
-        if files.picture is not None:
-            # As a data URL: Prefect's server has no place for files.
-            data = base64.b64encode(files.picture.read_bytes()).decode()
-            url = f"data:image/png;base64,{data}"
-            self._writer.show("plot", "image", url, about=report.pictures[0].caption)
-
-    def close(self) -> None:
-        """Wait until everything is written or has failed."""
-        self._writer.close()
+def show_plan(pages: BackgroundWriter, planned: SweepPlan) -> None:
+    """Show in Prefect what the sweep is about to do."""
+    lines = lines_of(planned)
+    about = f"{lines[-1]}. Store: {planned.plan.store}"
+    pages.show("plan", "markdown", fenced("\n".join(lines)), about=about)
 
 
-def build_sweep(sweep: Sweep) -> CompletedSweep:
+def show_report(
+    pages: BackgroundWriter, report: SweepReport, page: Path, cost: Iterable[str]
+) -> None:
+    """Show the results in Prefect: a table of models, sentences with the cost, a plot."""
+    sentences = "\n".join(f"- {sentence}" for sentence in (*report.sentences, *cost))
+    text = f"{sentences}\n\nPage on the machine that ran it: `{page}`\n"
+    pages.show("models", "table", report.table.tree(), about=report.lead)
+    pages.show("findings", "markdown", text, about="What the numbers say")
+    for plot in report.pictures[:1]:
+        pages.show("plot", "image", data_url(picture([plot])), about=plot.caption)
+
+
+def build_sweep(request: SweepRequest) -> CompletedSweep:
     """Plan the sweep, then build it as `build_units` does. In a flow only."""
+    known = planned_by_caller(request, SweepPlan)
+    sweep = known.sweep if known else open_sweep(request)
 
     # With the time of the flow run in it, so a retry finds the same records.
     def ids_of(run_id: str) -> dict[str, str]:
         when = run_id.removeprefix(f"sweep-{sweep.name}-")
         return {member.label: f"{member.name}-{when}" for member in sweep.members}
 
-    request = sweep.request
     setup = open_flow(
         store=request.store, pool=request.pool, runs_of=lambda run: list(ids_of(run).values())
     )
     ids = ids_of(setup.run_id)
-    # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
-    # one resolution of names, since one that moves in between must not give members other data.
-    largest = sweep.largest
-    placement = make_placement(
-        largest.profile.pace,
-        home=setup.home,
-        store=setup.store.url,
-        gpus=request.gpus,
-        settings=request.place,
-    )
-    known = setup.known_pins(ids[largest.label])
-    run, pins = setup.wait(
-        lambda: pin(
-            largest.profile.run, setup.home, log=setup.warn, known=known, sections=sweep.sections
+    if known is None:
+        pins = setup.known_pins(ids[sweep.largest.label])
+        planned = setup.wait(
+            lambda: plan_sweep(sweep, setup.store, setup.home, log=setup.warn, known=pins)
         )
-    )
-    placement = replace(placement, nodes=request.nodes, pool=request.pool)
-    context = setup.open_context(run, placement, strict=request.strict)
-    sweep = pin_members(sweep, pins)
-    planned = setup.wait(lambda: plan_sweep(sweep, context.store, context.work, context.placement))
+    else:
+        planned = known
+    sweep = planned.sweep
+    run = sweep.largest.profile.run
+    context = setup.open_context(run, planned.placement, strict=request.strict)
     # A checkpoint found by the plan counts as progress of the start before.
     starts = setup.starts
-    for label, run in ids.items():
+    for label, run_id in ids.items():
         mine = [item for unit, item in planned.items if unit.has(label)]
-        starts = starts.add_plan(run, mine)
+        starts = starts.add_plan(run_id, mine)
     setup.check_before_building(starts, builds=not planned.plan.up_to_date)
     runs = {
         member.label: starts.record_in(
@@ -121,7 +101,7 @@ def build_sweep(sweep: Sweep) -> CompletedSweep:
                 ids[member.label],
                 member.name,
                 request,
-                upstream=pins,
+                upstream=planned.pins,
                 until=sweep.stage.name,
                 depth=member.depth,
                 overrides=member.overrides,
@@ -156,9 +136,6 @@ def build_units(
     sweep was stopped, and bugs of ours unchanged.
     """
     store_wait = wait_of_run(context.store, context.stop, terms=context.terms)
-    pages = SweepPages(f"sweep {sweep.name}", [run.run for run in runs.values()])
-    if planned is not None:
-        pages.show_plan(planned)
     work = _Work(
         sweep=sweep,
         units=units,
@@ -167,36 +144,36 @@ def build_units(
         store_wait=store_wait,
         retries=retries,
     )
-    try:
-        with keeping_signals(context.stop):
-            while True:
-                results = work.results()
-                wanted = wanted_of(sweep, results)
-                work.start([member for member in sweep.members if member.label in wanted])
-                if len(work.built) == len(work.futures):
-                    break
-                work.wait()
-        failures = work.failures()
-        for label in work.records:
-            work.end_record(label)
-    except BaseException as error:
-        by_id = {runs[label].run: record for label, record in work.records.items()}
-        stop_stages(error, context, list(work.futures.values()), by_id)
-        pages.close()
-        raise
-    # After failures too: the members that completed have results.
-    try:
+    with contextlib.closing(BackgroundWriter(f"sweep {sweep.name}")) as pages:
+        pages.tag_flow_run(*(run.run for run in runs.values()))
+        if planned is not None:
+            show_plan(pages, planned)
+        try:
+            with keeping_signals(context.stop):
+                while True:
+                    results = work.results()
+                    wanted = wanted_of(sweep, results)
+                    work.start([member for member in sweep.members if member.label in wanted])
+                    if len(work.built) == len(work.futures):
+                        break
+                    work.wait()
+            failures = work.failures()
+            for label in work.records:
+                work.end_record(label)
+        except BaseException as error:
+            by_id = {runs[label].run: record for label, record in work.records.items()}
+            stop_stages(error, context, list(work.futures.values()), by_id)
+            raise
+        # After failures too: the members that completed have results.
         errors = {label: str(error) for label, error in failures.items()}
         reported = report_of_sweep(sweep, results, context.store.url, errors=errors)
         spent = spent_on(filter(None, work.built.values()))
-        files = write_files(context.placement.home, reported)
-        get_run_logger().info(f"sweep: {files.page}")
-        pages.show_report(reported, files, spent.lines)
-    finally:
-        pages.close()
+        page = write_files(context.placement.home, reported)
+        get_run_logger().info(f"sweep: {page}")
+        show_report(pages, reported, page, spent.lines)
     if failures:
-        raise _failed(sweep, results, failures, files)
-    return CompletedSweep(report=reported, files=files, spent=spent)
+        raise _failed(sweep, results, failures, page)
+    return CompletedSweep(report=reported, page=page, spent=spent)
 
 
 @dataclass(kw_only=True)
@@ -209,7 +186,6 @@ class _Work:
     runs: Mapping[str, Run]
     store_wait: StoreWait
     retries: int
-    device: PriorityQueue = field(default_factory=PriorityQueue)
     futures: dict[str, PrefectFuture[Built]] = field(default_factory=dict[str, Any])
     records: dict[str, RunRecord] = field(default_factory=dict[str, RunRecord])
     ended: "queue.SimpleQueue[str]" = field(default_factory=lambda: queue.SimpleQueue())
@@ -311,13 +287,11 @@ class _Work:
             run_id=self.runs[member.label].run,
             watch=watch,
             record=record,
-            # The first members get the device first, so that their results come early.
-            device=QueueEntry(queue=self.device, rank=self.sweep.members.index(member)),
         )
 
 
 def _failed(
-    sweep: Sweep, results: Results, failures: Mapping[str, NanochatError], files: Files
+    sweep: Sweep, results: Results, failures: Mapping[str, NanochatError], page: Path
 ) -> StageError:
     """Return one error for all failures, with the first one's hint."""
     failed = [m.label for m in sweep.members if m.label in results and results[m.label] is None]
@@ -325,6 +299,6 @@ def _failed(
     first = next(iter(failures.values()))
     return StageError(
         f"{len(failed)} of {len(sweep.members)} runs failed, {', '.join(failed)} "
-        f"({errors}); results of the others: {files.page}",
+        f"({errors}); results of the others: {page}",
         hint=first.hint or "run the same command again; finished stages are reused",
     )

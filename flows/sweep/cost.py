@@ -46,12 +46,16 @@ def spent_on(artifacts: Iterable[Built]) -> Spent:
 
 
 def _cost(artifacts: list[Built]) -> Cost:
-    segments = [s for built in artifacts for s in built.manifest.provenance.segments]
-    seconds = [(s, s.get("ended", 0.0) - s.get("started", 0.0)) for s in segments]
-    gpus = (t * s.get("processes", 1) for s, t in seconds if s.get("device") == "cuda")
+    made = [built.manifest.provenance for built in artifacts]
+    gpus = (
+        (s.get("ended", 0.0) - s.get("started", 0.0)) * s.get("processes", 1)
+        for each in made
+        for s in each.segments
+        if s.get("device") == "cuda"
+    )
     return Cost(
         stages=len(artifacts),
-        seconds=math.fsum(t for _, t in seconds),
+        seconds=math.fsum(each.seconds for each in made),
         gpu_hours=math.fsum(gpus) / 3600,
-        dollars=math.fsum(s.get("dollars", 0.0) for s in segments),
+        dollars=math.fsum(each.dollars for each in made),
     )

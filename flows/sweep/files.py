@@ -8,6 +8,7 @@ from typing import Any
 from flows.compare.page import PageSection, render
 from flows.render.html import write_whole
 from flows.render.table import Table
+from flows.render.vega import picture
 from flows.sweep.plots import DifferencePlot, LawPlot
 from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
@@ -27,22 +28,14 @@ class SweepReport:
     tree: Mapping[str, Any]  # JSON values
 
 
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """The paths of the files."""
+def write_files(home: Path, report: SweepReport) -> Path:
+    """Write the files to HOME/sweep/NAME, each atomically, replacing older ones; return the page.
 
-    page: Path
-    picture: Path | None  # None: nothing was measured
-    numbers: Path
-
-
-def write_files(home: Path, report: SweepReport) -> Files:
-    """Write the files to HOME/sweep/NAME, each atomically, replacing older ones.
-
+    The numbers are beside it, as .json, and so is the picture, as .svg, if anything was measured.
     Raises ConfigError if this machine cannot draw, or cannot write there.
     """
     directory = home / "sweep" / report.name
-    page = render(
+    content = render(
         kind="Sweep",
         heading=report.name,
         lead=[report.lead],
@@ -54,20 +47,15 @@ def write_files(home: Path, report: SweepReport) -> Files:
         footer=report.footer,
     )
     # Everything is rendered before the first write: a failure leaves the older files as they were.
-    picture = report.pictures[0].png() if report.pictures else None
-    drawn = directory / "sweep.png"
-    files = Files(
-        page=directory / "sweep.html",
-        picture=drawn if picture else None,
-        numbers=directory / "sweep.json",
-    )
+    drawing = picture(report.pictures[:1]) if report.pictures else None
+    page = directory / "sweep.html"
     with writing(directory, ConfigError):
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(files.numbers, report.tree)
-        write_whole(files.page, page.encode())
-        if picture:
-            write_whole(drawn, picture)
+        write_json(page.with_suffix(".json"), report.tree)
+        write_whole(page, content.encode())
+        if drawing:
+            write_whole(page.with_suffix(".svg"), drawing.encode())
         else:
             # One of an earlier run would show points that are not in the page.
-            drawn.unlink(missing_ok=True)
-    return files
+            page.with_suffix(".svg").unlink(missing_ok=True)
+    return page

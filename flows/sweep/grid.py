@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from flows.artifacts.runs import check_name
 from flows.overrides import default_name, single_settings
 from flows.plan.pinned import sections_of
-from flows.profiles import PROFILES, Profile, open_profile
+from flows.profiles import Profile, open_profile
 from flows.render.text import count
 from flows.stages import Stage, stage_named
 from flows.sweep.request import METRICS, SweepRequest
@@ -66,10 +66,14 @@ class Member:
 
     label: str  # as people write it: p1 s42
     name: str  # of its runs: NAME-p1-s42
-    depth: int
     profile: Profile
-    overrides: tuple[str, ...]  # that reproduce `profile` at this depth
+    overrides: tuple[str, ...]  # that reproduce `profile` at its depth
     cells: tuple[str, ...]  # its first cells in a table
+
+    @property
+    def depth(self) -> int:
+        """The number of layers."""
+        return self.profile.run.model.depth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +84,7 @@ class Sweep:
     request: SweepRequest
     points: tuple[SweepPoint, ...]
     head: tuple[str, ...]  # above the members' cells
-    members: tuple[Member, ...]  # the first ones get the device first
+    members: tuple[Member, ...]  # the first ones are submitted first
 
     @property
     def stage(self) -> Stage:
@@ -167,8 +171,6 @@ def open_sweep(request: SweepRequest) -> Sweep:
             Member(
                 label=point.member(seed),
                 name=f"{name}-{point.label}-s{seed}",
-                depth=_depth(request, point.settings)
-                or PROFILES[request.profile]().run.model.depth,
                 profile=_open(request, point.settings, seed),
                 overrides=_overrides(request, point.settings, seed),
                 cells=(*point.cells, str(seed)),

@@ -14,11 +14,13 @@ from flows.identity.manifest import Manifest
 from flows.plan.pinned import stages_with
 from flows.plan.plan import STATES, Plan, StagePlan, make_plan
 from flows.plan.render import row, stage_tree, totals
-from flows.plan.upstream import apply_pins
+from flows.plan.upstream import Log, Pins, apply_pins, pin
+from flows.profiles import make_placement
 from flows.render.table import columns
 from flows.render.text import duration
 from flows.stages import Stage
 from flows.sweep.grid import Member, Sweep
+from flows.sweep.request import SweepRequest
 from infra.placement import Placement
 from infra.storage.base import Store
 
@@ -42,25 +44,24 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The plan of all stages of a sweep."""
+    """A requested sweep, opened and planned."""
 
-    sweep: Sweep
+    sweep: Sweep  # its moving upstream names are resolved
+    pins: Pins  # what they stand for
+    store: Store
+    placement: Placement  # of all members
     units: tuple[Unit, ...]  # inputs first
     plan: Plan  # a stage for each unit
+
+    @property
+    def request(self) -> SweepRequest:
+        """The request."""
+        return self.sweep.request
 
     @property
     def items(self) -> Iterator[tuple[Unit, StagePlan]]:
         """The units with their plans."""
         return zip(self.units, self.plan.stages, strict=True)
-
-
-def pin_members(sweep: Sweep, pins: Mapping[str, str]) -> Sweep:
-    """Return the sweep with upstream names replaced by these pins, the same in every member."""
-    members = (
-        replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, pins)))
-        for m in sweep.members
-    )
-    return replace(sweep, members=tuple(members))
 
 
 def units_of(sweep: Sweep, stages: Sequence[Stage] | None = None) -> tuple[Unit, ...]:
@@ -96,16 +97,46 @@ def _label(members: Sequence[Member], sweep: Sweep) -> str:
     return ", ".join(member.label for member in members)
 
 
-def plan_sweep(sweep: Sweep, store: Store, work: Path, placement: Placement) -> SweepPlan:
-    """Plan every member. Raises what `flows.plan.plan.make_plan` raises."""
+def plan_sweep(
+    sweep: Sweep,
+    store: Store,
+    home: Path,
+    *,
+    log: Log,
+    known: Mapping[str, str] | None = None,
+    will_run: bool = True,
+) -> SweepPlan:
+    """Plan every member. The arguments, and what it raises, are as for `plan_run`."""
+    request, largest = sweep.request, sweep.largest.profile
+    # Once for all members: one placement, that of the largest model, which fills the most GPUs, and
+    # one resolution of names, since one that moves in between must not give members other data.
+    placement = make_placement(
+        largest.pace, home=home, store=store.url, gpus=request.gpus, settings=request.place
+    )
+    placement = replace(placement, nodes=request.nodes, pool=request.pool)
+    _, pins = pin(
+        largest.run, home, log=log, known=known, sections=sweep.sections, plan=not will_run
+    )
+    members = (
+        replace(m, profile=replace(m.profile, run=apply_pins(m.profile.run, pins)))
+        for m in sweep.members
+    )
+    sweep = replace(sweep, members=tuple(members))
     plans = {
-        member.label: make_plan(member.profile.run, store, work, placement=placement)
+        member.label: make_plan(member.profile.run, store, home / "work", placement=placement)
         for member in sweep.members
     }
     units = units_of(sweep)
     # A unit has the same settings and inputs for all its members: any one's plan will do.
     items = tuple(plans[unit.members[0].label].of(unit.stage.name) for unit in units)
-    return SweepPlan(sweep=sweep, units=units, plan=Plan(store=store.url, stages=items))
+    return SweepPlan(
+        sweep=sweep,
+        pins=pins,
+        store=store,
+        placement=placement,
+        units=units,
+        plan=Plan(store=store.url, stages=items),
+    )
 
 
 def lines_of(planned: SweepPlan, *, width: int | None = None) -> list[str]:

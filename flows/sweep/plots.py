@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.render.score import Delta
-from flows.render.vega import IN_PAGE, LIGHT, Colours, Layer, Panel, channel, layer, png, svg
+from flows.render.vega import Colours, Layer, Panel, channel, layer
 from flows.sweep.law import Prediction, ScalingFit
 
-_PADDING = {"left": 58, "right": 22, "top": 12, "bottom": 44}
 _CURVE_POINTS = 101
 _ROW = 30  # pixels of a point
 _LABEL = 190  # pixels of the labels; longer ones are cut
@@ -34,23 +33,16 @@ class DifferencePlot:
     axis: str
     points: Sequence[PlottedPoint]
 
-    def svg(self) -> str:
-        """Return the plot as SVG for a page."""
+    def panel(self, colours: Colours) -> Panel:
+        """Return the plot with its title, in these colours."""
         left = min(_LABEL, 7 * max(len(point.label) for point in self.points)) + 14
-        padding = {"left": left, "right": 16, "top": 8, "bottom": 44}
-        return svg(self._panel(IN_PAGE, 520 - left), padding=padding)
-
-    def png(self) -> bytes:
-        """Return the plot as PNG, with its title."""
-        return png([self._panel(LIGHT, 560)], scale=2.0)
-
-    def _panel(self, colours: Colours, width: int) -> Panel:
         return Panel(
             title=self.title,
             caption=self.caption,
             layers=list(self._layers(colours)),
-            width=width,
+            width=520 - left,
             height=_ROW * len(self.points),
+            padding={"left": left, "right": 16, "top": 8, "bottom": 44},
         )
 
     def _layers(self, colours: Colours) -> Iterator[Layer]:
@@ -106,21 +98,15 @@ class LawPlot:
         line = f"; the line is {self.fit.law.formula(self.symbol)}" if self.fit.law else ""
         return f"bits per byte of held-out text{line}"
 
-    def svg(self) -> str:
-        """Return the plot as SVG for a page."""
-        return svg(self._panel(IN_PAGE, 460, 260), padding=_PADDING)
-
-    def png(self) -> bytes:
-        """Return the plot as PNG, with its title."""
-        return png([self._panel(LIGHT, 680, 380)], scale=2.0)
-
-    def _panel(self, colours: Colours, width: int, height: int) -> Panel:
+    def panel(self, colours: Colours) -> Panel:
+        """Return the plot with its title, in these colours."""
         return Panel(
             title=self.title,
             caption=self.caption,
             layers=list(self._layers(colours)),
-            width=width,
-            height=height,
+            width=460,
+            height=260,
+            padding={"left": 58, "right": 22, "top": 12, "bottom": 44},
         )
 
     def _layers(self, colours: Colours) -> Iterator[Layer]:

@@ -71,8 +71,6 @@ def compare(
     were answered or the same text was read. Another seed of training may still explain it. gained
     and lost count answers that became right and wrong.
     """
-    import tempfile
-
     from flows.compare.curves import curve_tree, curves_of
     from flows.compare.page import page_of, write
 
@@ -86,16 +84,15 @@ def compare(
     found = [_by_stage(store, item) for item in items]
     curves: dict[str, list[Chart]] = {}
     stages: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="nanochat-compare-") as directory:
-        for name in in_order({stage for each in found for stage in each}):
-            manifests = [each.get(name) for each in found]
-            stage = _compare_stage(store, name, manifests)
-            # Curves need the events of every artifact.
-            if len(set(stage["fingerprints"])) > 1:
-                curves[name] = curves_of(store, name, manifests, Path(directory))
-            # Drop stages that measured nothing, such as tokens: a run has all of them.
-            if stage["scores"] or stage["same"] or curves.get(name):
-                stages.append(stage)
+    for name in in_order({stage for each in found for stage in each}):
+        manifests = [each.get(name) for each in found]
+        stage = _compare_stage(store, name, manifests)
+        # Curves need the events of every artifact.
+        if len(set(stage["fingerprints"])) > 1:
+            curves[name] = curves_of(store, name, manifests)
+        # Drop stages that measured nothing, such as tokens: a run has all of them.
+        if stage["scores"] or stage["same"] or curves.get(name):
+            stages.append(stage)
     differences = [
         difference
         for name, item, manifests in list(zip(references, items, found, strict=True))[1:]

@@ -19,7 +19,6 @@ from flows.cli.options import (
 from flows.cli.output import print_json, print_lines, print_warning, table_width
 from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
-from flows.plan.upstream import pin
 from flows.render.text import duration
 from flows.run_request import shared
 from flows.sweep.grid import open_sweep
@@ -57,7 +56,7 @@ def sweep(
     After Ctrl-C, a crash or a lost machine, the same command resumes and ends with the same table.
     """
     from flows.orchestration.local_run import check_pool_exists, ready
-    from flows.sweep.plan import lines_of, pin_members, plan_sweep, plan_to_json
+    from flows.sweep.plan import lines_of, plan_sweep, plan_to_json
 
     again = shlex.join(["nanochat", "sweep", profile, "--seeds", seeds, *options.argv])
     given = shared(SweepRequest, options, read_request(profile, options))
@@ -66,13 +65,10 @@ def sweep(
     check_workers(request)
     if request.pool is None:
         check_gpus(request.gpus)
-    opened = open_sweep(request)
-    # Names upstream are pinned once, for the largest model, and all members use these pins:
-    # datasets that change meanwhile would make them incomparable.
-    largest, home = opened.largest.profile, options.home_path
-    _, pins = pin(largest.run, home, log=print_warning, sections=opened.sections, plan=plan)
-    store, placement = options.open_store(), options.placement(largest)
-    planned = plan_sweep(pin_members(opened, pins), store, home / "work", placement)
+    opened, home = open_sweep(request), options.home_path
+    store = options.open_store()
+    planned = plan_sweep(opened, store, home, log=print_warning, will_run=not plan)
+    options.warn_of(planned.placement)
     if plan:
         if as_json:
             sys.stdout.write(plan_to_json(planned) + "\n")
@@ -88,7 +84,7 @@ def sweep(
         for line in [*lines_of(planned, width=table_width()), ""]:
             display.say(line)
         # `ready` points Prefect at its server before the flow is imported.
-        with ready(home, display):
+        with ready(home, display, planned):
             from flows.orchestration.caller import call_flow
             from flows.sweep.flow import sweep as flow
 
@@ -100,10 +96,10 @@ def sweep(
     took = duration(time.monotonic() - began)
     print_lines(["", f"{built} stages built, {cached} cached, in {took}", ""])
     print_lines(made.report.table.lines(width=table_width()))
-    print_lines(["", *made.report.sentences, "", *made.spent.lines, f"page     {made.files.page}"])
-    if made.files.picture:
-        print_lines([f"picture  {made.files.picture}"])
-    print_lines([f"numbers  {made.files.numbers}"])
+    print_lines(["", *made.report.sentences, "", *made.spent.lines, f"page     {made.page}"])
+    if made.report.pictures:
+        print_lines([f"picture  {made.page.with_suffix('.svg')}"])
+    print_lines([f"numbers  {made.page.with_suffix('.json')}"])
     return 0
 
 

@@ -26,7 +26,7 @@ WORDS += ["--set", "pretrain.eval_tokens=4096", "--set", "tokenizer.max_chars=10
 WORDS += ["--place", "threads=1"]
 WITHIN = (8.0, 24.0)  # seconds until a kill; the Prefect server needs some of them
 TEXT = ("shards", "tokenizer", "tokens", "rows")
-FILES = ("sweep.html", "sweep.json", "sweep.png")
+FILES = ("sweep.html", "sweep.json", "sweep.svg")
 
 
 def test_a_sweep_killed_again_and_again_ends_with_the_same_files(

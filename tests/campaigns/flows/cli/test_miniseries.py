@@ -28,6 +28,6 @@ def test_two_depths_of_tiny_are_trained_and_a_second_command_builds_nothing(tmp_
 
     assert "9 stages built, 0 cached" in said[0]
     assert "0 stages built, 9 cached" in said[1]
-    assert (tmp_path / "sweep" / "small" / "sweep.png").exists()
+    assert (tmp_path / "sweep" / "small" / "sweep.svg").exists()
     table = [[line for line in text.splitlines() if line.startswith("d1 ")][-1] for text in said]
     assert table[0] == table[1]

@@ -13,7 +13,6 @@ import pytest
 
 from flows.evals.request import EvalRequest
 from flows.evals.suite import open_suite
-from flows.run_request import RunRequest
 from infra.prefect.records import Server
 from infra.storage.base import Store
 from nanochat_core.errors import StageError
@@ -100,6 +99,10 @@ def events(name: str, model: str, count: int, *, seconds: float = SECONDS) -> li
 
 def label(event: dict[str, Any], name: str) -> str:
     return event["resource"][name]
+
+
+def raise_(text: str) -> Any:
+    raise StageError(text)
 
 
 def forget_alert() -> None:
@@ -298,15 +301,8 @@ def test_a_command_gives_the_flow_the_model_that_it_has_opened(
     put_run(store, "main-1", put_artifact(store, make_manifest("sft")), name="main")
     request = EvalRequest(model="sft@main", store=store.url)
     opened = open_suite(request, store, warn=print)
-
-    def end(request: RunRequest, **options: Any) -> Any:
-        raise StageError(f"this is where it is evaluated: {request.use}")
-
-    def again(*_: Any, **options: Any) -> Any:
-        raise StageError("it was opened again")
-
-    monkeypatch.setattr(flow, "run", end)
-    monkeypatch.setattr(flow, "open_suite", again)
+    monkeypatch.setattr(flow, "run", lambda request, **options: raise_(request.use[0]))
+    monkeypatch.setattr(flow, "open_suite", lambda *_, **options: raise_("it was opened again"))
     caller = LocalRun(home=tmp_path, watch=lambda *_: None, leave=print, planned=opened)
     with running_locally(caller):
         with pytest.raises(StageError, match=opened.model.ref.prefix):

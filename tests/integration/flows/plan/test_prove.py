@@ -242,21 +242,14 @@ def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
         bench.prove(steps=3)
 
 
-def test_training_that_ends_by_itself_is_proven_by_its_files(toys: Toys):
-    bench = make_bench(toys, MAKES_FILES, trains=True)
-    bench.source.write_text(MAKES_FILES + "\nUNUSED = 1\n")
-    proof = bench.prove(steps=50)
-    assert proof.compared == "2 files"
+# A job that ends.
 
 
-# A stage that does not train.
-
-
-def test_other_stages_run_to_their_end_and_their_files_are_compared(toys: Toys):
-    bench = make_bench(toys, MAKES_FILES, trains=False)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_job_that_ends_by_itself_is_proven_by_its_files(toys: Toys, trains: bool):
+    bench = make_bench(toys, MAKES_FILES, trains=trains)
     bench.source.write_text(MAKES_FILES.replace('("one", "two")', '["one", "two"]'))
-    proof = bench.prove(steps=3)
-    assert proof.compared == "2 files"
+    assert bench.prove(steps=50).compared == "2 files"
 
 
 def test_a_file_that_differs_refuses_the_proof_and_is_named(toys: Toys):
@@ -289,7 +282,6 @@ def test_the_repository_is_left_as_it_is(toys: Toys):
     bench.prove()
     assert seen(bench) == before
     bench.source.write_text("def run(job):\n    raise ValueError\n")
-    before = seen(bench)
     with pytest.raises(ArtifactError):
         bench.prove()
     assert seen(bench) == before
@@ -339,22 +331,19 @@ def test_code_that_changes_while_it_is_proven_is_refused(toys: Toys):
         bench.prove(log=edit)
 
 
-def test_without_git_there_is_no_proof(toys: Toys, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("lacking", ["no such file", "fatal: not a git repository"])
+def test_without_git_or_a_repository_there_is_no_proof(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, lacking: str
+):
     bench = make_bench(toys, TRAINS, trains=True)
-    monkeypatch.setenv("PATH", str(bench.toys.home))
-    with pytest.raises(ArtifactError, match=r"git cannot read commit .*: no such file") as caught:
+    if lacking == "no such file":
+        monkeypatch.setenv("PATH", str(bench.toys.home))
+    else:
+        os.rename(bench.root / ".git", bench.toys.home / "git")
+        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(bench.root.parent))
+    with pytest.raises(ArtifactError, match=f"git cannot read commit .*: {lacking}") as caught:
         bench.prove()
     assert "--prove" in (caught.value.hint or "")
-
-
-def test_outside_a_repository_there_is_no_proof(toys: Toys, monkeypatch: pytest.MonkeyPatch):
-    bench = make_bench(toys, TRAINS, trains=True)
-    os.rename(bench.root / ".git", bench.toys.home / "git")
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(bench.root.parent))
-    with pytest.raises(
-        ArtifactError, match=r"git cannot read commit .*: fatal: not a git repository"
-    ):
-        bench.prove()
 
 
 @pytest.mark.parametrize("which", ["old", "new"])

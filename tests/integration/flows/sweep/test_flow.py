@@ -3,13 +3,18 @@
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.artifacts.runs import find_run
+from flows.sweep.grid import open_sweep
+from flows.sweep.plan import plan_sweep
+from flows.sweep.request import SweepRequest
 from infra.prefect.records import Server
+from infra.storage.open import open_store
 from nanochat_core.errors import StageError
 from tests.integration.flows.orchestration.test_pipeline import artifacts, task_runs
 from tests.support.flows.toy_sweep import run_process, run_sweep, toy_sweep
@@ -81,5 +86,29 @@ def test_killed_in_the_middle_it_ends_with_the_same_files(
     run_sweep(toys, toy_sweep(VARY), "sweep-resumed")
 
     expected = files_of(whole[0].home)
-    assert expected.keys() == {"sweep.html", "sweep.json", "sweep.png"}
+    assert expected.keys() == {"sweep.html", "sweep.json", "sweep.svg"}
     assert files_of(toys.home) == expected
+
+
+def test_a_command_gives_the_flow_what_it_has_planned(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration.caller import LocalRun, call_flow, running_locally
+    from flows.sweep import build
+    from flows.sweep.flow import sweep as flow
+
+    store = open_store((tmp_path / "store").as_uri())
+    request = SweepRequest(vary=("optimizer.muon_lr=0.03",), seeds=(1,), store=store.url)
+    planned = plan_sweep(open_sweep(request), store, tmp_path, log=print)
+
+    def end(*_: Any, planned: Any, **options: Any) -> Any:
+        raise StageError(f"this is where it is built: {planned.sweep.name}")
+
+    monkeypatch.setattr(build, "build_units", end)
+    monkeypatch.delattr(build, "open_sweep")
+    caller = LocalRun(home=tmp_path, watch=lambda *_: None, leave=print, planned=planned)
+    with running_locally(caller):
+        with pytest.raises(StageError, match=f"built: {planned.sweep.name}"):
+            call_flow(flow, **asdict(request))
+        with pytest.raises(NameError):  # it is the plan of another sweep, and opens it
+            call_flow(flow, **asdict(replace(request, seeds=(2,))))

@@ -86,7 +86,7 @@ def test_what_is_shared_is_built_once_and_each_depth_is_a_run_of_its_own(
     }
     assert artifacts("sweep-tiny-models")
     [picture, *_] = artifacts("sweep-tiny-plot")
-    assert picture.data.startswith("data:image/png;base64,")
+    assert picture.data.startswith("data:image/svg+xml,")
     assert (toys.home / "sweep" / "tiny" / "sweep.html").exists()
 
 

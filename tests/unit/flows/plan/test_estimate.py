@@ -58,12 +58,10 @@ def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house: House)
     assert {name: e.seconds for name, e in found.items()} == MEASURED
     assert {e.source for e in found.values()} == {"as measured on two cores"}
     assert set(MEASURED) == {stage.name for stage in (*REPORT.inputs, REPORT)}
-    said = "about" if len(found) == len(plan.stages) else "the rest take"
-    assert said in render(plan)[-1]
+    assert "; about " in render(plan)[-1]
     longer = dataclasses.replace(run.sft, num_epochs=2 * run.sft.num_epochs)
     twice = house.plan(dataclasses.replace(run, sft=longer), placement=PLACEMENT)
     assert twice.of("sft").estimate is None  # not the smallest profile
-    assert twice.of("midtrain").estimate == found["midtrain"]
 
 
 def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house: House):
@@ -193,27 +191,19 @@ def test_without_a_build_of_this_model_the_nearest_is_scaled(
 
 
 def test_a_build_that_is_far_from_it_is_not_scaled(built: House) -> None:
-    """Its overheads do not grow with the work: ten times as much may take twice as long."""
     large = open_profile("tiny", depth=8).run
-    amounts = [measure_work(SFT, run).amount for run in (large, TINY, SMALL)]
-    assert amounts[0] > MAX_SCALED * amounts[2]
-    far, near = took(built, "sft", SMALL, 500.0), took(built, "sft", TINY, 50.0)
-    assert estimate(SFT, large, [far], PLACEMENT) is None
-    found = estimate(SFT, large, [far, near], PLACEMENT)
-    assert found is not None
-    assert found.seconds == pytest.approx(50.0 * amounts[0] / amounts[1])
+    amounts = [measure_work(SFT, run).amount for run in (large, SMALL)]
+    assert amounts[0] > MAX_SCALED * amounts[1]
+    assert estimate(SFT, large, [took(built, "sft", SMALL, 500.0)], PLACEMENT) is None
 
 
 @pytest.mark.parametrize("profile", ["d12", "speedrun"])
-@pytest.mark.parametrize("gpus", [0, 8])
-def test_a_large_profile_is_not_estimated_from_builds_of_the_smallest_one(
-    built: House, profile: str, gpus: int
-) -> None:
+def test_a_large_profile_is_not_estimated_from_builds_of_tiny(built: House, profile: str) -> None:
     run = open_profile(profile, snapshots=False).run
-    placement = on_gpus(gpus) if gpus else PLACEMENT
     for stage in (*REPORT.inputs, PRETRAIN):
         made = [took(built, stage.name, TINY, 30.0)]
-        assert estimate(stage, run, made, placement) == estimate(stage, run, [], placement)
+        for place in (PLACEMENT, on_gpus(8)):
+            assert estimate(stage, run, made, place) == estimate(stage, run, [], place)
 
 
 def test_pretraining_on_gpus_is_not_scaled_from_a_toy_but_by_the_roofline(built: House) -> None:

@@ -1,4 +1,4 @@
-"""A stage's curves, as a PNG."""
+"""A stage's curves, as a picture."""
 
 from typing import Any
 from urllib.parse import unquote

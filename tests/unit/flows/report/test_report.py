@@ -11,7 +11,7 @@ import pytest
 from flows.profiles import open_profile
 from flows.render.charts import Chart, smooth, thin
 from flows.render.text import MAX_SHOWN, count, listed, money, percent, size, visible
-from flows.render.vega import IN_PAGE
+from flows.render.vega import IN_PAGE, svg
 from flows.report import stage
 from flows.report.card import make_card
 from flows.report.inputs import Stop, open_artifacts
@@ -239,21 +239,21 @@ def test_smoothing_does_not_lag_behind_a_fall() -> None:
 
 def test_a_chart_takes_its_colours_from_the_page() -> None:
     quantity = Quantity("eval", "reward", "a & b", '"c"')
-    svg = Chart(quantity=quantity, curves=[[(0, 2.0), (5, 1.0)]], stops=[STOP]).svg()
-    assert svg.count('stroke="var(--mark)"') == 2
-    assert 'aria-label="a &amp; b: &quot;c&quot;"' in svg
-    assert not re.search(r'(fill|stroke)="(#|rgb|white|black)', svg)
-    assert "id=" not in svg
+    drawing = svg(Chart(quantity=quantity, curves=[[(0, 2.0), (5, 1.0)]], stops=[STOP]))
+    assert drawing.count('stroke="var(--mark)"') == 2
+    assert 'aria-label="a &amp; b: &quot;c&quot;"' in drawing
+    assert not re.search(r'(fill|stroke)="(#|rgb|white|black)', drawing)
+    assert "id=" not in drawing
 
 
 def test_a_few_points_are_dots_and_a_loss_begins_after_its_first_steps() -> None:
     evaluated, loss = (Quantity(kind, "loss", "loss", "nats") for kind in ("eval", "step"))
     for points, lines in ((3, 0), (4, 1)):
         curve = [(step, 1.0 / (step + 1)) for step in range(points)]
-        layers = Chart(quantity=evaluated, curves=[curve]).panel(IN_PAGE, 100, 100).layers
+        layers = Chart(quantity=evaluated, curves=[curve]).panel(IN_PAGE).layers
         assert [layer["mark"]["type"] for layer in layers] == ["line"] * lines + ["circle"]
     curve = [(step, 9.0 - step) for step in range(1, 41)]
-    for layer in Chart(quantity=loss, curves=[curve]).panel(IN_PAGE, 100, 100).layers:
+    for layer in Chart(quantity=loss, curves=[curve]).panel(IN_PAGE).layers:
         assert layer["data"]["values"][0]["step"] == 3
 
 

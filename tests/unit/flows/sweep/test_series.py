@@ -10,6 +10,7 @@ import pytest
 
 from flows.identity.manifest import Manifest
 from flows.profiles import open_profile
+from flows.render.vega import svg
 from flows.sweep.files import SweepReport, write_files
 from flows.sweep.grid import Sweep, open_sweep, size_of
 from flows.sweep.law import fit_law
@@ -195,7 +196,7 @@ def test_a_depth_that_failed_is_named_with_its_error_and_the_others_are_fitted(
     assert found.table.rows[2][-4:] == ("0 of 1", "", "", "failed")
     assert found.tree["errors"] == {"d5 / pretrain": error}
     assert list(found.tree["series"]["losses"]) == [1, 2]
-    page = write_files(tmp_path, found).page.read_text()
+    page = write_files(tmp_path, found).read_text()
     assert "d5 / pretrain: ValueError: &lt;script&gt;broken" in page
     assert "<script>" not in page
     assert "\x1b" not in page
@@ -255,9 +256,9 @@ def test_the_page_holds_all_that_it_shows_and_the_same_results_give_the_same_byt
 ) -> None:
     one, other = (write_files(tmp_path / name, report(*BPB)) for name in ("one", "other"))
 
-    names = sorted(path.name for path in one.page.parent.iterdir())
-    assert names == ["sweep.html", "sweep.json", "sweep.png"]
-    page = one.page.read_text()
+    names = sorted(path.name for path in one.parent.iterdir())
+    assert names == ["sweep.html", "sweep.json", "sweep.svg"]
+    page = one.read_text()
     assert "default-src 'none'" in page
     assert not re.search(r"<(script|iframe|object|embed|form|link|base)\b|@import|url\(", page)
     assert page.count("<figure>") == 2
@@ -265,12 +266,15 @@ def test_the_page_holds_all_that_it_shows_and_the_same_results_give_the_same_byt
         assert f">{label}</text>" in page
     assert "an extrapolation" in page
     for name in names:
-        assert one.page.with_name(name).read_bytes() == other.page.with_name(name).read_bytes()
-    assert json.loads(one.numbers.read_text())["series"]["by_flops"]["law"]["exponent"] > 0
+        assert one.with_name(name).read_bytes() == other.with_name(name).read_bytes()
+    assert (
+        json.loads(one.with_suffix(".json").read_text())["series"]["by_flops"]["law"]["exponent"]
+        > 0
+    )
 
 
 def test_points_lie_in_the_picture_where_their_numbers_are() -> None:
-    drawing = report(*BPB).pictures[0].svg()
+    drawing = svg(report(*BPB).pictures[0])
 
     dots = re.findall(r'translate\(([\d.]+),([\d.]+)\)"[^>]*fill="var\(--ink\)', drawing)
     circles = [(float(x), float(y)) for x, y in dots][:4]
@@ -280,15 +284,14 @@ def test_points_lie_in_the_picture_where_their_numbers_are() -> None:
 
 def test_nothing_measured_is_a_page_without_a_picture(tmp_path: Path) -> None:
     found = replace(report(5, 6, errors={"tokenizer": "it failed"}), name="tiny")
-    older = tmp_path / "sweep" / "tiny" / "sweep.png"
+    older = tmp_path / "sweep" / "tiny" / "sweep.svg"
     older.parent.mkdir(parents=True)
     older.write_text("of earlier")
 
-    files = write_files(tmp_path, found)
+    page = write_files(tmp_path, found)
 
-    assert files.picture is None
     assert not older.exists()
-    assert "tokenizer: it failed" in files.page.read_text()
+    assert "tokenizer: it failed" in page.read_text()
 
 
 def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
