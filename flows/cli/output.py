@@ -31,6 +31,7 @@ _STYLES = {
     ">": "cyan",
     "!": "magenta",
     "x": "red",
+    **{"ok": "green", "warn": "yellow", "fail": "bold red"},  # of `nanochat doctor`
 }
 _VERDICTS = {"better": "green", "worse": "yellow", None: "dim"}
 _DELTA = re.compile(r"[+-]\S+(?: points)? \([^()]*\)(?: (better|worse))?")
@@ -42,15 +43,11 @@ _WIDTH = 80  # columns, where the output is no terminal
 _COLOURLESS = ("dumb", "unknown")  # values of TERM
 
 
-def screen(*, stderr: bool = False, soft_wrap: bool = True) -> "Console":
-    """Return a console for tables, bars and everything else that is not lines of text.
-
-    With `soft_wrap` lines are never broken, so that paths can be copied; tables and bars need
-    `soft_wrap=False`.
-    """
+def screen(*, stderr: bool = False) -> "Console":
+    """Return a console for bars and displays: everything that is not lines of text."""
     from flows.cli.screen import Screen
 
-    return Screen(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    return Screen(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def open_closed_streams() -> None:
@@ -76,6 +73,11 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print each text as one line; newlines in it are escaped, so that it cannot fake a line."""
     for line in lines:
         _write(sys.stdout, one_line(line))
+
+
+def print_line(text: str) -> None:
+    """Print a text as `print_lines` does."""
+    print_lines([text])
 
 
 def print_text(text: str) -> None:

@@ -3,9 +3,9 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
-from flows.cli.output import screen
+from flows.cli.output import print_note, screen
 from flows.render.text import duration, size
 from infra.storage.base import OnBytes, ignore_bytes
 
@@ -22,7 +22,7 @@ def show_bytes(total: int, *, what: str) -> Generator[OnBytes]:
         return
     console = screen(stderr=True)
     if not console.is_terminal:
-        yield _lines(console.print, total, what)
+        yield _lines(total, what)
         return
     # Imported here: slow, and most commands show no bar.
     from rich.progress import (
@@ -60,7 +60,7 @@ def describe_transfer(count: int, seconds: float) -> str:
     return f", in {duration(seconds)}, {size(round(count / seconds))}/s"
 
 
-def _lines(say: Callable[[str], None], total: int, what: str) -> OnBytes:
+def _lines(total: int, what: str) -> OnBytes:
     """Return a callback that counts bytes and logs the progress every 5 s."""
     lock = threading.Lock()  # several transfer threads report their bytes
     began = shown = time.monotonic()
@@ -74,6 +74,6 @@ def _lines(say: Callable[[str], None], total: int, what: str) -> OnBytes:
             if now - shown >= _SECONDS_BETWEEN_LINES:
                 shown = now
                 speed = size(round(done / (now - began)))
-                say(f"{what}: {size(done)} of {size(total)}, {speed}/s")
+                print_note(f"{what}: {size(done)} of {size(total)}, {speed}/s")
 
     return advance

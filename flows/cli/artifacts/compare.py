@@ -16,8 +16,8 @@ from flows.cli.output import (
     aligned,
     print_deltas,
     print_json,
+    print_line,
     print_warning,
-    screen,
     table_width,
 )
 from flows.cli.requests import command_of_run
@@ -119,7 +119,7 @@ def compare(
         origins = [(n, *_origin(item)) for n, item in zip(references, items, strict=True)]
         print_deltas(["", *aligned(origins), "", *(aligned(rows) or ["there is no difference"])])
         if html is not None:
-            screen().print(str(html))
+            print_line(str(html))
     return CHANGES if exit_code and differences else 0
 
 

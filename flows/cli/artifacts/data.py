@@ -1,5 +1,6 @@
 """`nanochat data show`: print one conversation as a model is trained on it, with its loss mask."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -11,7 +12,7 @@ from cyclopts import App, Parameter
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_run, open_usable
 from flows.cli.options import AsJson, StoreOptions, make_group
-from flows.cli.output import print_json, print_warning, screen
+from flows.cli.output import print_json, print_line, print_warning, styled
 from flows.cli.requests import request_of_run, run_command
 from flows.render.text import escaped
 from flows.stages import TASK_DATA, TOKENIZER
@@ -59,14 +60,12 @@ def show(
         tree = {"ids": ids, "mask": mask, "conversation": conversation}
         print_json({"task": task, "split": split, "index": index, **tree})
         return 0
-    console = screen()
-    console.print(f"{task} {split} {index}: {len(ids)} tokens, {sum(mask)} of them learnt")
+    print_line(f"{task} {split} {index}: {len(ids)} tokens, {sum(mask)} of them learnt")
     for is_target, text in pieces:
-        if console.color_system is None:  # no terminal, or NO_COLOR
-            console.print(f"{{+{text}+}}" if is_target else text, end="")
-        else:
-            console.print(text, style="bold green" if is_target else "dim", end="")
-    console.print()
+        shown = styled(text, "bold green" if is_target else "dim", sys.stdout)
+        # No terminal, or NO_COLOR: the learnt part is marked.
+        sys.stdout.write(f"{{+{text}+}}" if is_target and shown == text else shown)
+    sys.stdout.write("\n")
     return 0
 
 

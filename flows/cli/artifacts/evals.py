@@ -18,7 +18,7 @@ from flows.cli.options import (
     make_group,
     parameter_of,
 )
-from flows.cli.output import aligned, print_lines, print_result, print_warning, screen
+from flows.cli.output import aligned, print_line, print_lines, print_result, print_warning
 from flows.cli.train.run import resumable
 from flows.evals.request import DROP, MODEL, EvalRequest
 from flows.evals.suite import NIGHTLY, Suite, open_suite
@@ -177,7 +177,7 @@ def _remove(model: str, place: StoreOptions) -> int:
     from deployments.evals import remove
 
     was_there = remove(model)
-    screen().print(f"{model} is {'no longer' if was_there else 'not'} evaluated on a schedule")
+    print_line(f"{model} is {'no longer' if was_there else 'not'} evaluated on a schedule")
     return 0
 
 
@@ -185,7 +185,7 @@ def _connect(place: StoreOptions) -> None:
     """Point Prefect at its server, started if needed."""
     from flows.orchestration.local_run import connect
 
-    connect(place.home_path, screen().print)
+    connect(place.home_path, print_line)
 
 
 def _environment(where: PlacementOptions) -> dict[str, str]:

@@ -231,7 +231,7 @@ def _to_tree(url: str, plan: CollectionPlan, done: Collected | None) -> dict[str
 @contextlib.contextmanager
 def _progress() -> Generator[Watch]:
     """Yield a callback that shows the progress on a terminal; elsewhere it does nothing."""
-    console = screen(stderr=True, soft_wrap=False)
+    console = screen(stderr=True)
     if not console.is_terminal:
         yield lambda what, count: None
         return

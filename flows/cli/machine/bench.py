@@ -189,7 +189,7 @@ def _measure(
     # Random tokens: the speed does not depend on the text, and no tokenizer is needed.
     rng = random.Random(1)
     prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
-    console = screen(stderr=True, soft_wrap=False)
+    console = screen(stderr=True)
     speeds: list[Speed] = []
     with Progress(
         TextColumn("{task.description}"),

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, screen
+from flows.cli.output import print_line, print_lines
 from infra.placement import check_gpu_pool
 
 
@@ -37,11 +37,11 @@ def deploy(
         check_gpu_pool(name)
     place.open_home()
     # Connect first: it sets PREFECT_API_URL, which Prefect reads when deployments import it.
-    api_url = connect(place.home_path, screen().print)
+    api_url = connect(place.home_path, print_line)
     from deployments.deploy import deploy_all, summary
 
     print_lines(summary(deploy_all(webhook=configured_webhook(), pools=pool)))
     # With the home, which has the password of its server.
     up = shlex.join(["nanochat", "up", *place.argv])
-    screen().print(f"next         PREFECT_API_URL={api_url} {up}, on each machine that works")
+    print_line(f"next         PREFECT_API_URL={api_url} {up}, on each machine that works")
     return 0

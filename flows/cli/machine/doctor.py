@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from flows.cli.options import AsJson, StoreOptions
-from flows.cli.output import print_json, print_lines, screen
+from flows.cli.output import print_json, print_lines, print_states
 from infra.placement import count_gpus
 
 if TYPE_CHECKING:
     from infra.storage.s3.probe import Finding
-
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(
@@ -48,7 +46,9 @@ def doctor(
             found.append(check)
             values |= measured
             if not as_json:
-                _show(check)  # as it comes: importing torch and reaching a store take seconds
+                # As it comes: importing torch and reaching a store take seconds.
+                print_states([f"{check.state:<5}{check.name:<11}{check.found}"])
+                print_lines([f"{'':<16}hint: {check.remedy}"] if check.remedy else [])
         spec = measured_spec(values)
     if as_json:
         profiles = forecast(spec) if spec else []
@@ -57,11 +57,3 @@ def doctor(
     elif spec:
         print_lines([*([""] if found else []), *table(spec)])
     return 1 if any(check.state == "fail" for check in found) else 0
-
-
-def _show(check: "Finding") -> None:
-    console = screen()
-    console.print(f"{check.state:<5}", style=_STYLES[check.state], end="")
-    console.print(f"{check.name:<11}{check.found}")
-    if check.remedy:
-        console.print(f"{'':<16}hint: {check.remedy}", style="cyan")

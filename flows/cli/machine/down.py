@@ -1,7 +1,7 @@
 """`nanochat down`: stop the background processes that `nanochat up` and `nanochat run` started."""
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import screen
+from flows.cli.output import print_line
 
 
 def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
@@ -12,5 +12,5 @@ def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
     from infra.prefect.supervisor.control import stop_stack
 
     stopped = ", ".join(stop_stack(place.home_path))
-    screen().print(f"stopped: {stopped}" if stopped else "no Prefect server was running")
+    print_line(f"stopped: {stopped}" if stopped else "no Prefect server was running")
     return 0

@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 import infra
 from flows.cli.options import make_group
-from flows.cli.output import screen
+from flows.cli.output import print_line
 from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
 
@@ -51,7 +51,7 @@ def write(
             if name not in existing or name in differing:
                 (target / name).write_bytes(content)
         done = "replaced" if name in differing else "unchanged" if name in existing else "written"
-        screen().print(f"{done:<10}{target / name}")
+        print_line(f"{done:<10}{target / name}")
     return 0
 
 

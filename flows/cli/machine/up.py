@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from flows.cli.options import StoreOptions
-from flows.cli.output import login_line, print_lines, print_warning, screen
+from flows.cli.output import login_line, print_line, print_lines, print_warning
 from infra.placement import check_pool_name
 from nanochat_core.errors import ConfigError
 
@@ -85,13 +85,13 @@ def up(
     supervisor = None
     if stack is not None:
         check_same(place.home_path, stack, port=port)  # raises if it runs with other settings
-        screen().print("it is up already")
+        print_line("it is up already")
     else:
         _check(place)
         # The same command again: `up` and its options, in the same environment and directory.
         command = [*NANOCHAT, "up", "--foreground", *sys.argv[2:]]
         supervisor = start_supervisor(place.home_path, command)
-        screen().print("starting server and workers; in a new home it takes some ten seconds")
+        print_line("starting server and workers; in a new home it takes some ten seconds")
     stack = wait_until_ready(place.home_path, supervisor)
     print_lines(_lines(stack, place))
     if stack.problem:

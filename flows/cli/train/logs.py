@@ -16,7 +16,7 @@ from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_note, print_warning, terminal_size
 from flows.cli.progress import count_of
 from flows.cli.train.status import find_plan, signs_of_life
-from flows.identity.manifest import EVENTS, Manifest
+from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
 from flows.plan.dead_runs import end_dead_runs, settle
@@ -36,7 +36,7 @@ _WIDTH = max(len(stage.name) for stage in STAGES)
 
 @dataclass
 class _Position:
-    """How far the events of an artifact were printed."""
+    """How far a log of an artifact was printed."""
 
     offset: int = 0  # bytes
     is_stored: bool = False  # read from the store, so its end is known
@@ -135,17 +135,20 @@ class _Watch:
 def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> Iterator[str]:
     """Yield the events after `position`, and advance it."""
     with tempfile.NamedTemporaryFile() as file:
-        file.write(_new_events(store, work, ref, position))
+        file.write(_new_bytes(store, work, ref, EVENTS, position))
         file.flush()
         for event in read_events(Path(file.name)):
             if line := _line(ref.stage, event):
                 yield line
 
 
-def _new_events(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> bytes:
-    """Return the bytes after `position`, to the end of a line, and advance it."""
+def _new_bytes(store: Store, work: Path, ref: ArtifactRef, name: str, position: _Position) -> bytes:
+    """Return a log's bytes after `position`, and advance it; of events only whole lines.
+
+    The log is that of this machine's job, else that of the artifact.
+    """
     try:
-        with (work_directory(work, ref) / EVENTS).open("rb") as file:
+        with (work_directory(work, ref) / name).open("rb") as file:
             if os.fstat(file.fileno()).st_size < position.offset:  # a rebuild writes it anew
                 position.offset = 0
             file.seek(position.offset)
@@ -156,8 +159,13 @@ def _new_events(store: Store, work: Path, ref: ArtifactRef, position: _Position)
         if position.is_stored or (manifest := find_manifest(store, ref)) is None:
             return b""
         position.is_stored = True
-        data = (_stored(store, manifest, EVENTS) or b"")[position.offset :]
-    data = data[: data.rfind(b"\n") + 1]
+        try:
+            data = (read_file(store, manifest, name) or b"")[position.offset :]
+        except ArtifactError as error:  # those of the other stages are printed
+            print_warning(str(error))
+            return b""
+    if name == EVENTS:
+        data = data[: data.rfind(b"\n") + 1]
     position.offset += len(data)
     return data
 
@@ -187,24 +195,6 @@ def _values(values: dict[str, Any]) -> str:
 
 def _output(store: Store, work: Path, ref: ArtifactRef) -> Iterator[str]:
     """Yield what the processes of a job printed, below a heading."""
-    data = _read(store, work, ref, OUTPUT)
-    if data:
+    if data := _new_bytes(store, work, ref, OUTPUT, _Position()):
         yield f"{ref.name}: output of its processes"
         yield from (f"  {line}" for line in data.decode(errors="replace").splitlines())
-
-
-def _read(store: Store, work: Path, ref: ArtifactRef, name: str) -> bytes | None:
-    """Return a log of this machine's job, or of the artifact. None means that there is none."""
-    try:
-        return (work_directory(work, ref) / name).read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        manifest = find_manifest(store, ref)
-        return None if manifest is None else _stored(store, manifest, name)
-
-
-def _stored(store: Store, manifest: Manifest, name: str) -> bytes | None:
-    try:
-        return read_file(store, manifest, name)
-    except ArtifactError as error:  # those of the other stages are printed
-        print_warning(str(error))
-        return None

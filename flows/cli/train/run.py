@@ -143,9 +143,7 @@ def resumable(
 
     say_how = functools.partial(print_error, "interrupted", hint=f"resume with: {command}")
     try:
-        with Display(
-            screen(stderr=stderr, soft_wrap=False), stages=stages, on_leave=say_how, **options
-        ) as display:
+        with Display(screen(stderr=stderr), stages=stages, on_leave=say_how, **options) as display:
             yield display
     except (KeyboardInterrupt, StageInterrupted):
         say_how()

@@ -11,7 +11,15 @@ from cyclopts import Parameter
 
 from flows.artifacts.names import open_model
 from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
-from flows.cli.output import print_mistake, print_warning, replace_unknown, screen, styled
+from flows.cli.output import (
+    print_line,
+    print_lines,
+    print_mistake,
+    print_warning,
+    replace_unknown,
+    screen,
+    styled,
+)
 from flows.cli.use.chat_session import ChatSession, Sampling
 from nanochat_core.errors import ConfigError, NanochatError
 
@@ -102,7 +110,7 @@ def _greet(session: ChatSession) -> None:
     size = f"{count:,} parameters"
     if count < _TINY:
         size += ": a tiny model, which knows almost nothing and often writes nonsense"
-    screen().print(f"{size}.\n/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")
+    print_lines([f"{size}.", "/help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves."])
 
 
 def _ask(interactive: bool) -> str | None:
@@ -121,7 +129,7 @@ def _ask(interactive: bool) -> str | None:
             if interrupted:
                 return None
             interrupted = True
-            screen().print("Ctrl-C again leaves.")
+            print_line("Ctrl-C again leaves.")
 
 
 def _turn(session: ChatSession, text: str) -> None:

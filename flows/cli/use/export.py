@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.names import find_directory, open_model, open_usable
 from flows.cli.options import ModelName, StoreOptions
-from flows.cli.output import print_warning, screen
+from flows.cli.output import print_line, print_warning
 from flows.interop.export_model import Form, check_export, export_model, model_card
 
 
@@ -46,7 +46,7 @@ def export(
                 store, manifest, name=model, is_own_code=is_own_code
             ),
         )
-    screen().print(f"{done.directory}: {', '.join(done.files)}")
+    print_line(f"{done.directory}: {', '.join(done.files)}")
     for note in done.notes:
-        screen().print(note)
+        print_line(note)
     return 0

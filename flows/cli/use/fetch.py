@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from flows.artifacts.download import choose_files, copy_files
 from flows.artifacts.names import open_usable
 from flows.cli.options import ArtifactName, StoreOptions
-from flows.cli.output import print_note, print_warning, screen
+from flows.cli.output import print_line, print_note, print_warning
 from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.identity.ref import short
 
@@ -60,10 +60,10 @@ def fetch(
     size = sum(file.size for file in files)
     text = f"{count_of(len(files), 'file')}, {size:,} bytes, of {manifest.name}"
     if not copied.fetched:
-        screen().print(f"{target}: already there, verified: {text}")
+        print_line(f"{target}: already there, verified: {text}")
         return 0
     sent = sum(file.size for file in copied.fetched)
     there = f", {len(copied.kept)} of them there already" if copied.kept else ""
     took = describe_transfer(sent, time.monotonic() - began)
-    screen().print(f"{target}: {text}{there}{took}")
+    print_line(f"{target}: {text}{there}{took}")
     return 0

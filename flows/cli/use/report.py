@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from flows.artifacts.cache import fetch
 from flows.artifacts.names import open_usable
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_text, print_warning, screen
+from flows.cli.output import print_line, print_text, print_warning
 from flows.stages import REPORT
 
 
@@ -31,7 +31,7 @@ def report(
         print_text((files / "report.md").read_text(encoding="utf-8"))
         return 0
     page = files / "report.html"
-    screen().print(str(page))
+    print_line(str(page))
     if open_page:
         webbrowser.open(page.as_uri())
     return 0

@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_one_line() -> None:
-    command = f"{sys.executable} -m flows.cli.app profiles --json > /dev/full"
+    command = f"{sys.executable} -m flows.cli.app config --json > /dev/full"
     done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
@@ -32,7 +32,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 @pytest.mark.parametrize(
     ("words", "code"),
     [
-        ("profiles --json", 0),
+        ("config --json", 0),
         ("plan tiny", 0),
         ("plan tinny", 1),
         ("plan", 2),

@@ -54,7 +54,7 @@ def test_a_fresh_home_has_everything_to_build_and_says_how_to_begin(terminal: Te
     assert "never built" in said
     assert terminal.said("status") == ["no runs yet: nanochat run tiny"]
     assert terminal.fails("status", "tiny")[1] == "nanochat run tiny"
-    assert terminal.fails("status", "tnyi")[1] == "did you mean 'tiny'?"
+    assert terminal.fails("status", "tnyi")[1] == "did you mean the profile 'tiny'?"
     assert terminal.said("down") == ["no Prefect server was running"]
 
 

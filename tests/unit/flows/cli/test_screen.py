@@ -40,7 +40,7 @@ def is_harmless(text: str) -> bool:
 def test_the_events_of_a_job_cannot_move_the_cursor(
     event: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ):
-    with Display(screen(soft_wrap=False), stages=["sft"]) as display:
+    with Display(screen(), stages=["sft"]) as display:
         display.watch("sft", event)
     said = capsys.readouterr().out
     assert is_harmless(said)
@@ -48,7 +48,7 @@ def test_the_events_of_a_job_cannot_move_the_cursor(
 
 
 def test_a_message_of_a_job_stays_on_the_line_of_its_stage(capsys: pytest.CaptureFixture[str]):
-    with Display(screen(soft_wrap=False), stages=["sft"]) as display:
+    with Display(screen(), stages=["sft"]) as display:
         display.watch("sft", {"kind": "message", "text": "fine\nrl   failed: no"})
     assert capsys.readouterr().out == "sft  fine rl   failed: no\n"
 
