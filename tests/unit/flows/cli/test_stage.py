@@ -88,14 +88,7 @@ def test_a_record_whose_end_the_store_refused_is_ended_by_the_next_command(
     assert status() == "interrupted"
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--strict --run again-1 --force",
-        "--strict",
-        "",
-    ],
-)
+@pytest.mark.parametrize("options", ["--strict --run again-1 --force", "--strict", ""])
 def test_the_command_that_resumes_has_the_options_of_the_one_that_was_interrupted(
     terminal: Terminal,
     monkeypatch: pytest.MonkeyPatch,

@@ -65,6 +65,7 @@ from tests.support.flows.terminal import Terminal
         ("bench infer --depth 1 --tokens 1", "--tokens is 1", "at least 2"),
         ("bench infer --batch-sizes 4 0", "--batch-sizes is 4, 0", "at least 1"),
         ("diff tiny main", "unknown command 'diff'", "did you mean compare?"),
+        ("node {}", "unknown command 'node'", "did you mean stage?"),
         ("explain tiny sft", "unknown command 'explain'", "did you mean plan PROFILE STAGE?"),
         ("plan", "plan needs PROFILE", "see `nanochat plan --help`"),
         ("plan tiny --depth", "--depth needs a value", "see `nanochat plan --help`"),
