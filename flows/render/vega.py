@@ -91,8 +91,9 @@ def picture(charts: Iterable[Drawable]) -> str:
         for panel in (chart.panel(LIGHT) for chart in charts)
     ]
     spec = _spec({"hconcat": panels}, LIGHT, padding=12, background=LIGHT["card"])
-    # A tenth of a pixel is enough.
-    return re.sub(r"(\.\d)\d+", r"\1", vl_convert.vegalite_to_svg(spec))
+    # A tenth of a pixel is enough in tags; the text between them is shown.
+    drawing = vl_convert.vegalite_to_svg(spec)
+    return re.sub("<[^>]*>", lambda tag: re.sub(r"(\.\d)\d+", r"\1", tag[0]), drawing)
 
 
 def _spec(content: Mapping[str, Any], colours: Colours, **settings: Any) -> dict[str, Any]:

@@ -79,13 +79,10 @@ def build_sweep(request: SweepRequest) -> CompletedSweep:
         store=request.store, pool=request.pool, runs_of=lambda run: list(ids_of(run).values())
     )
     ids = ids_of(setup.run_id)
-    if known is None:
-        pins = setup.known_pins(ids[sweep.largest.label])
-        planned = setup.wait(
-            lambda: plan_sweep(sweep, setup.store, setup.home, log=setup.warn, known=pins)
-        )
-    else:
-        planned = known
+    pins = {} if known else setup.known_pins(ids[sweep.largest.label])
+    planned = known or setup.wait(
+        lambda: plan_sweep(sweep, setup.store, setup.home, log=setup.warn, known=pins)
+    )
     sweep = planned.sweep
     run = sweep.largest.profile.run
     context = setup.open_context(run, planned.placement, strict=request.strict)
