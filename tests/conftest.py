@@ -131,7 +131,7 @@ def server(shared: Path, prefect_database: Path, authority: Path) -> Iterator[Se
             temporary_settings,
         )
 
-        patch.setattr("flows.orchestration.client.SECONDS", 100.0)  # it may be busy
+        patch.setattr("flows.orchestration.client.ANSWER_SECONDS", 100.0)  # it may be busy
         settings = {
             PREFECT_API_URL: server.api_url,
             PREFECT_API_AUTH_STRING: auth(),

@@ -4,8 +4,9 @@ flows/artifacts/checkpoints.py uploads and fetches the checkpoints.
 """
 
 import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from flows.identity.manifest import File
 from flows.identity.rebuilds import NONE
@@ -18,6 +19,8 @@ FORMAT = 2
 EARLIER: Earlier = {1: ()}
 COMMIT = "COMMIT.json"
 PLACE = re.compile(r"step-([0-9]{7,18})/[^/]+")  # below the checkpoints of a fingerprint
+
+Log: TypeAlias = Callable[[str], None]
 
 
 class _CommittedFile(TypedDict):
@@ -56,6 +59,23 @@ def committed(store: Store, root: str) -> list[tuple[int, str]]:
     names = [key.removesuffix(f"/{COMMIT}") for key in keys if key.endswith(f"/{COMMIT}")]
     found = [(int(m[1]), f"{root}/{m[0]}") for m in map(PLACE.fullmatch, names) if m]
     return sorted(found, reverse=True)
+
+
+def open_whole(
+    store: Store, root: str, *, step: int | None = None, log: Log = lambda text: None
+) -> Iterator[StoredCheckpoint]:
+    """Yield the checkpoints below `root`, of one step or all, newest first.
+
+    Those with a damaged record are logged and skipped. Raises StoreError.
+    """
+    for found_step, place in committed(store, root):
+        if step in (None, found_step):
+            try:
+                found = open_record(store, place)
+            except ArtifactError as error:
+                log(str(error))
+            else:
+                yield found
 
 
 def open_record(store: Store, place: str) -> StoredCheckpoint:

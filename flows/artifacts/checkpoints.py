@@ -19,15 +19,17 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from flows.artifacts.checkpoint_records import (
     COMMIT,
     FORMAT,
     PLACE,
+    Log,
     StoredCheckpoint,
     committed,
     open_record,
+    open_whole,
 )
 from flows.artifacts.transfer import fetch_or_fault
 from flows.identity.manifest import File
@@ -41,8 +43,6 @@ from nanochat_core.job import Job, check_checkpoints, check_format, sync_directo
 
 KEEP = 2  # steps in the store; an older one is removed once newer ones are committed
 _RECORDS = ("events.jsonl", "segments.jsonl")  # of the job, beside its checkpoints
-
-Log: TypeAlias = Callable[[str], None]
 
 
 def send(
@@ -173,19 +173,13 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, log: Log) ->
             shutil.rmtree(directory)
     if is_here or not step:
         return
-    damage = f"checkpoint step {step} is not in {store.url}/{_root(job)}"
-    for found_step, place in committed(store, _root(job)):
-        if found_step != step:
-            continue
-        try:
-            found = open_record(store, place)
-            if _digest(found.commit) == commit:
-                log(f"fetching checkpoint step {step}/{found.total} from the store")
-                _fetch(store, found, local, job)
-                return
-        except ArtifactError as error:
-            damage = str(error)
-    raise ArtifactError(damage, hint="node 0 sends it again when it is started again")
+    damage = [f"checkpoint step {step} is not in {store.url}/{_root(job)}"]
+    for found in open_whole(store, _root(job), step=step, log=damage.append):
+        if _digest(found.commit) == commit:
+            log(f"fetching checkpoint step {step}/{found.total} from the store")
+            _fetch(store, found, local, job)
+            return
+    raise ArtifactError(damage[-1], hint="node 0 sends it again when it is started again")
 
 
 def settle(job: Job) -> Path | None:
@@ -208,11 +202,8 @@ def settle(job: Job) -> Path | None:
 def is_stored(store: Store, job: Job, directory: Path) -> bool:
     """Return whether the store has this very checkpoint. Raises StoreError."""
     commit, step = commit_of(directory), step_of(directory)
-    for found_step, place in committed(store, _root(job)):
-        with contextlib.suppress(ArtifactError):
-            if found_step == step and _digest(open_record(store, place).commit) == commit:
-                return True
-    return False
+    stored = open_whole(store, _root(job), step=step)
+    return any(_digest(found.commit) == commit for found in stored)
 
 
 def commit_of(directory: Path) -> str:
@@ -236,14 +227,8 @@ def is_of_last_step(directory: Path) -> bool:
 
 def find_steps(store: Store, ref: ArtifactRef, *, rebuild: str = NONE) -> tuple[int, int] | None:
     """Return step and total of the newest checkpoint in the store. For display: not verified."""
-    for _, place in committed(store, ref.checkpoints_prefix):
-        try:
-            found = open_record(store, place)
-        except ArtifactError:
-            continue
-        if found.rebuild == rebuild:
-            return found.step, found.total
-    return None
+    stored = open_whole(store, ref.checkpoints_prefix)
+    return next(((f.step, f.total) for f in stored if f.rebuild == rebuild), None)
 
 
 def forget(store: Store, ref: ArtifactRef) -> None:

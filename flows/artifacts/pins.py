@@ -21,13 +21,13 @@ from flows.identity.record_types import Digest, Name, read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
+from infra.polling import ASK_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import StoreError
 
 SWEEP = ArtifactRef("gc", "sweep")  # no artifact: its lease is the collector's
 PINS = "gc/pins/"
 FORMAT = 1
-SECONDS_BETWEEN_LOOKS = 1.0
 
 Log: TypeAlias = Callable[[str], None]
 Pause: TypeAlias = Callable[[float], None]  # sleeps; raises if the caller is to stop
@@ -109,6 +109,6 @@ def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:
         if reported != holder.record.owner:  # once for each collector
             reported = holder.record.owner
             log(f"waiting: garbage is being collected by {holder}")
-        pause(SECONDS_BETWEEN_LOOKS)
-        slept += SECONDS_BETWEEN_LOOKS
+        pause(ASK_SECONDS)
+        slept += ASK_SECONDS
     return reported is not None

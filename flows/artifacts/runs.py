@@ -19,7 +19,14 @@ from flows.identity.records import Earlier, encode_record, find_document, repair
 from flows.identity.ref import RUN_ID, ArtifactRef, name_in
 from flows.run_request import shared
 from infra.parallel import THREADS, in_parallel
-from infra.storage.base import MAX_SEGMENT, ObjectInfo, ObjectNotFound, Store, check_key
+from infra.storage.base import (
+    MAX_SEGMENT,
+    ObjectInfo,
+    ObjectNotFound,
+    Store,
+    check_key,
+    swap_until_won,
+)
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
 FORMAT = 5  # of a run
@@ -27,7 +34,6 @@ EARLIER: Earlier = {4: ("weaknesses",)}
 TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
-_SWAPS = 20  # tries: each fails only if another process has set the same tag meanwhile
 _MAX_SHOWN = 60  # characters of a name that is refused
 
 
@@ -238,25 +244,21 @@ def point(store: Store, name: str, run: str) -> str | None:
         f"refs/{check_name(name)}.json",
         encode_record({"tag": name, "run": run}, format=TAG_FORMAT),
     )
-    for _ in range(_SWAPS):
+
+    def swap() -> tuple[str | None] | None:
         try:
             version = store.get_stored(key).version
         except ObjectNotFound:
-            if store.put_if_absent(key, data):
-                return None
-            continue
+            return (None,) if store.put_if_absent(key, data) else None
         try:
             old = find_tag(store, name)
         except ArtifactError:
             old = None
         # The version was read before `old`: if another process wrote in between, this write fails,
         # so `old` is always the value that is replaced.
-        if store.put_if_same(key, data, version=version):
-            return old
-    raise StoreError(
-        f"tag {name} in {store.url} changes faster than it can be written",
-        hint="another process sets it again and again; retry later",
-    )
+        return (old,) if store.put_if_same(key, data, version=version) else None
+
+    return swap_until_won(f"tag {name} in {store.url}", swap)[0]
 
 
 def remove_tag(store: Store, name: str) -> None:

@@ -18,11 +18,11 @@ from typing import TypeAlias, TypeVar
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import short
 from infra.parallel import THREADS, in_parallel
+from infra.retry import TRIES
 from infra.storage.base import BadObject, ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
 
-TRIES = 3  # for one file whose bytes are wrong
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 

@@ -25,11 +25,10 @@ from flows.identity.manifest import File
 from infra.launch.background import poll
 from infra.launch.mirror import Superseded, reporting_errors
 from infra.parallel import in_parallel
+from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
 from nanochat_core.job import Job, write_json
-
-SECONDS_BETWEEN_LOOKS = 0.25
 
 
 def upload_shards(
@@ -119,7 +118,7 @@ def uploading_shards(
             if directory is not None and not is_committed(directory):
                 send(directory)
 
-    with poll(look, every=SECONDS_BETWEEN_LOOKS):
+    with poll(look, every=POLL_SECONDS):
         yield
 
 

@@ -40,6 +40,7 @@ from infra.launch.rendezvous import (
     store_host,
 )
 from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Job
@@ -48,7 +49,6 @@ SECONDS_BETWEEN_BEATS = 2.0
 # Seconds to wait, after the ranks' grace, for the node that failed first to report why: its
 # ranks end, then it uploads what they saved.
 _SECONDS_FOR_A_REASON = 5.0
-_SECONDS_BETWEEN_LOOKS = 0.2
 _AGAIN = (
     "if it is not retried by itself, run the same command again: it resumes from the last "
     "checkpoint once all nodes are up"
@@ -131,7 +131,7 @@ class Coordinator:
             check()
             if is_committed(directory):
                 break
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_SECONDS)
         with self._lock:  # not before: if this one is given up, an earlier one is sent
             self._shards = {s: files for s, files in self._shards.items() if s >= step}
             return self._shards[step]
@@ -152,7 +152,7 @@ class Coordinator:
             missing = [n for n in range(1, self._start.nodes) if here.get(n) != "ready"]
             if not missing:
                 break
-            if self._lease.ending.wait(min(self._terms.look, _SECONDS_BETWEEN_LOOKS)):
+            if self._lease.ending.wait(min(self._terms.look, POLL_SECONDS)):
                 self._lease.raise_if_lost()
                 raise StageInterrupted(f"{self._job.stage} was not started: it is being stopped")
             absent = [node for node in missing if node not in here]
@@ -193,7 +193,7 @@ class Coordinator:
         while is_retryable(reason := min([*self._said(), *self._gone(), error], key=is_retryable)):
             if time.monotonic() > deadline or all(p.has_ended for p in self._peers.values()):
                 break
-            if self._lease.ending.wait(_SECONDS_BETWEEN_LOOKS):
+            if self._lease.ending.wait(POLL_SECONDS):
                 break
         if reason is not error or not is_retryable(error):
             return reason
@@ -263,7 +263,7 @@ class Coordinator:
     def _watch(self, over: threading.Event) -> None:
         """End the attempt when the lease is lost, or a node or its ranks are gone."""
         failed_since: float | None = None
-        while not over.wait(_SECONDS_BETWEEN_LOOKS):
+        while not over.wait(POLL_SECONDS):
             if self._lease.ending.is_set():
                 self.ending.set()
             gone = self._gone()

@@ -16,15 +16,15 @@ from typing import TypeVar
 
 from flows.building.build import Built, find_result, finish, reporting_failure, reuse
 from flows.building.context import Watch
-from flows.building.retry import TransientStageError
+from flows.building.retry import PATIENCE, TransientStageError
 from flows.building.stage_request import StageRequest, check_same, match_digest, open_request
 from flows.identity.manifest import Manifest
 from flows.identity.ref import short
 from infra.gangs.base import GangError, Gangs, GangSpec, GangState, SchedulerUnavailable
+from infra.polling import SLOW_SECONDS
+from infra.retry import NoAnswer, RetryPolicy, until_answered
 from nanochat_core.errors import StageError
 
-SECONDS_BETWEEN_LOOKS = 5.0
-PATIENCE = 3600.0  # seconds without an answer of the scheduler; gangs run without it
 CANCEL_PATIENCE = 20.0  # the same for a cancel: a worker kills a cancelled flow run's process
 MISTAKES = (1, 2)  # exit codes of a command that ends with an error that a retry repeats
 # Of the ranks, unless the request says another. A cancelled Slurm job has less: KillWait, 30 s by
@@ -139,7 +139,7 @@ class _Following:
                 self.last_error = {}
             if state.phase not in ("queued", "running"):
                 return state
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(SLOW_SECONDS)
 
     def cancel(self, name: str) -> None:
         """Cancel the gang; while its id is unknown, all gangs of this name.
@@ -163,18 +163,17 @@ class _Following:
 
         Raises TransientStageError after `patience` seconds.
         """
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                return request()
-            except SchedulerUnavailable as error:
-                self._report("answer", f"{error}; retrying")
-                if time.monotonic() > deadline:
-                    raise TransientStageError(
-                        f"the scheduler does not answer: {error}",
-                        hint="the gang continues; start or check its scheduler",
-                    ) from error
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+        def report(failure: NoAnswer) -> None:
+            self._report("answer", f"{failure.error}; retrying")
+            if failure.seconds > patience:
+                raise TransientStageError(
+                    f"the scheduler does not answer: {failure.error}",
+                    hint="the gang continues; start or check its scheduler",
+                ) from failure.error
+
+        policy = RetryPolicy(first_wait=SLOW_SECONDS, longest_wait=SLOW_SECONDS)
+        return until_answered(request, SchedulerUnavailable, policy=policy, on_failure=report)
 
     def forward_logs(self, gang: str) -> bool:
         """Log the gang's new lines; return whether there were any."""

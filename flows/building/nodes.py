@@ -55,10 +55,10 @@ from infra.launch.background import run_in_background
 from infra.launch.link import Link, LinkLost, open_link
 from infra.launch.rendezvous import NODES
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from infra.polling import POLL_SECONDS
 from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, StageError, StoreError
 from nanochat_core.job import Job
 
-_SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_FOR_THE_LOCK = 15.0  # after its grace, in which an earlier attempt saves and ends
 _UNREACHABLE = (StoreError, ArtifactError)
 
@@ -184,21 +184,11 @@ class _Follower:
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
         waiting = WaitLog(context.log(self.stage.name, "waiting"), every=terms.say)
         while True:
-            try:
-                if manifest := find_result(context, self.identity.ref, force=self.lookup.redo):
-                    return manifest
-                holder = self._find_holder()
-                if holder is not None:
-                    heard = time.monotonic()
-                    record = holder.record
-                    if record.endpoint is not None and record.epoch > self._seen:
-                        link = open_link(
-                            record.endpoint, secret=record.owner, silence=terms.ttl / 2
-                        )
-                        if link is not None:
-                            return record.epoch, link
-            except _UNREACHABLE:
-                holder = None
+            holder = self._ask()
+            if isinstance(holder, Manifest | tuple):
+                return holder
+            if holder is not None:
+                heard = time.monotonic()
             silence = time.monotonic() - heard
             if silence > limit:
                 raise TransientStageError(
@@ -211,6 +201,20 @@ class _Follower:
                 owner = f"run {holder.record.run} on host {holder.record.host}"
             waiting.say(owner, f"waiting: node {self.node} for node 0 ({owner})")
             self.pause()
+
+    def _ask(self) -> Manifest | tuple[int, Link] | LeaseHolder | None:
+        """Return what `_wait` waits for, else the lease's holder. None means it is not known."""
+        with contextlib.suppress(*_UNREACHABLE):
+            if manifest := find_result(self.context, self.identity.ref, force=self.lookup.redo):
+                return manifest
+            holder = self._find_holder()
+            if holder is not None and holder.record.epoch > self._seen:
+                endpoint, silence = holder.record.endpoint, self.context.terms.ttl / 2
+                secret = holder.record.owner
+                if endpoint and (link := open_link(endpoint, secret=secret, silence=silence)):
+                    return holder.record.epoch, link
+            return holder
+        return None
 
     def _finish(self, manifest: Manifest) -> Built:
         shutil.rmtree(work_of(self.context, self.identity), ignore_errors=True)
@@ -354,7 +358,7 @@ class _Attempt:
 
     def _watch(self, over: threading.Event) -> None:
         """End the attempt when the run is stopped."""
-        while not over.wait(_SECONDS_BETWEEN_LOOKS):
+        while not over.wait(POLL_SECONDS):
             if self._context.stop.is_set():
                 self._ending.set()
                 self._heard.set()

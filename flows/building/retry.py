@@ -11,17 +11,16 @@ from typing import Any
 
 from flows.leases.lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.retry import after_failure
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import StageError
 
+PATIENCE = 3600.0  # seconds without an answer of Prefect or a scheduler; they build meanwhile
 MAX_RETRIES = 1000  # retries of one stage in one run, however far it gets
-FIRST_PAUSE = 5.0  # seconds before the first new attempt
-LONGEST_PAUSE = 60.0
-_GROWTH = 3.0
 
 # Types of exceptions, by name: a worker reports its error as text. A killed rank writes none; what
 # is reported is how the other ranks' collectives fail.
-_OF_MACHINES = {
+MACHINE_FAULTS = {
     "AcceleratorError",
     "BrokenPipeError",
     "ConnectionError",
@@ -64,8 +63,7 @@ class RetryBudget:
     @property
     def pause(self) -> float:
         """Return the seconds to wait before the next attempt: 0 before the first."""
-        backoff = min(FIRST_PAUSE * _GROWTH ** (self._losses - 1), LONGEST_PAUSE)
-        return backoff if self._losses else 0.0
+        return after_failure(self._losses)
 
     def note(self, event: Mapping[str, Any]) -> None:
         """Take the step from one of the stage's events, if it has one."""
@@ -86,4 +84,4 @@ def _is_of_machine(error: JobFailed) -> bool:
         return True
     if error.cause == "RuntimeError":
         return bool(_RUNTIME_ERROR_OF_MACHINES.search(str(error)))
-    return error.cause in _OF_MACHINES
+    return error.cause in MACHINE_FAULTS

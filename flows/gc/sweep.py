@@ -22,13 +22,13 @@ from flows.identity.ref import ArtifactRef
 from flows.leases import lease
 from flows.render.text import duration
 from infra.parallel import in_parallel
+from infra.polling import ASK_SECONDS
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import StageError, StoreError
 
 _UNDER_LEASE: tuple[Kind, ...] = ("artifact", "superseded", "divergent", "revocation")
 _COMMIT = "COMMIT.json"
 _FORGOTTEN = 3600.0  # seconds since the last renewal of a lease on garbage; the grace is as long
-_SECONDS_BETWEEN_LOOKS = 1.0
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -81,7 +81,7 @@ class Sweeper:
             if found is None:
                 log(f"waiting: garbage is being collected by {held}")
             found = held
-            pause(_SECONDS_BETWEEN_LOOKS)
+            pause(ASK_SECONDS)
         self._held = held
 
     def beat(self) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from flows.identity.fingerprint import fingerprint_of
+from infra.retry import TRIES
 from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError
 
@@ -21,7 +22,6 @@ _TOO_DEEP = "it is nested too deeply"
 _LARGEST = 1e300
 _MAX_SHOWN = 40  # characters of a value in an error
 _DEEPEST = 64  # levels of nesting; readers and writers of JSON recurse
-_READS = 3  # a damaged answer may be the network's fault; a damaged object stays damaged
 
 
 class OtherFormat(ArtifactError):
@@ -142,7 +142,7 @@ def find_stored(
 
 def _read_whole(read: Callable[[], _T]) -> _T | None:
     """Return what `read` returns, or None if there is no object. Retries a damaged answer."""
-    for left in reversed(range(_READS)):
+    for left in reversed(range(TRIES)):
         try:
             return read()
         except ObjectNotFound:

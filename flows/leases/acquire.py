@@ -20,11 +20,9 @@ from flows.leases.lease import Claimant, LeaseHolder, Observer, find_holder
 from flows.leases.outage import WaitLog, not_reached
 from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
+from infra.polling import POLL_SECONDS
 from infra.storage.base import Store, StoreUnavailable
 from nanochat_core.errors import StoreError
-
-_SECONDS_BETWEEN_TRIES = 0.2  # for device and file lock, which cost no request to the store
-_SLOWING = 1.5  # backoff factor between two tries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,7 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
         # What a failed try acquired is released at the end of this block, before the pause.
         with contextlib.ExitStack() as mine:
             is_free_here = _take_here(claim, mine)
-            # _take_here has slept 0.2 s: a local lock is polled often, the store seldom.
+            # _take_here has slept: a local lock is polled often, the store seldom.
             if not is_free_here and time.monotonic() < next_look:
                 continue
             try:
@@ -91,19 +89,19 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
         if is_free_here:  # nothing is held in this pause: other stages may use the device
             claim.stop.wait(pause)
         next_look = time.monotonic() + pause
-        pause = min(pause * _SLOWING, claim.terms.longest_look)
+        pause = min(2 * pause, claim.terms.longest_look)
 
 
 def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
-    """Acquire device and file lock, waiting 0.2 s at most. Returns False if one is taken."""
+    """Acquire device and file lock, waiting POLL_SECONDS at most. Returns False if one is taken."""
     if claim.device is not None:
-        if not claim.device.acquire(timeout=_SECONDS_BETWEEN_TRIES):
+        if not claim.device.acquire(timeout=POLL_SECONDS):
             return False
         held.callback(claim.device.release)
     if held.enter_context(file_lock.try_hold(claim.lock_path, run=claim.claimant.run)):
         return True
     held.close()  # releases the device before the sleep
-    claim.stop.wait(_SECONDS_BETWEEN_TRIES)
+    claim.stop.wait(POLL_SECONDS)
     return False
 
 

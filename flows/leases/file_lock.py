@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from flows.identity.ref import ArtifactRef
+from infra.polling import ASK_SECONDS, POLL_SECONDS, wait_until
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
 from nanochat_core.runtime.process_start import boot_id
-
-_SECONDS_BETWEEN_TRIES = 0.2
-_TRIES_FOR_A_NOTE = 100  # 10 ms apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +73,7 @@ def hold(path: Path, on_wait: Callable[[Owner | None], None]) -> Generator[None]
     with _open(path) as file:
         while not try_flock(file):
             on_wait(_read_owner(path))
-            time.sleep(_SECONDS_BETWEEN_TRIES)
+            time.sleep(POLL_SECONDS)
         with _owning(file, path):
             yield
 
@@ -98,13 +96,12 @@ def find_owner(path: Path) -> Owner | None:
     """Return the owner of the lock at `path`. None means free, or no whole note within a second."""
     try:
         with path.open(encoding="utf-8") as file:
-            for _ in range(_TRIES_FOR_A_NOTE):
-                # Shared: two processes that look at once do not take each other for an owner.
-                if try_flock(file, fcntl.LOCK_SH):
-                    return None
-                if owner := _read_owner(path):
-                    return owner
-                time.sleep(0.01)
+            # Shared: two processes that look at once do not take each other for an owner.
+            wait_until(
+                lambda: try_flock(file, fcntl.LOCK_SH) or _read_owner(path) is not None,
+                seconds=ASK_SECONDS,
+            )
+            return None if try_flock(file, fcntl.LOCK_SH) else _read_owner(path)
     except FileNotFoundError:
         pass
     return None

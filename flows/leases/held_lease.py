@@ -25,10 +25,10 @@ from flows.leases.lease import (
     renew,
     try_acquire,
 )
+from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StoreError
 
-_SECONDS_BETWEEN_LOOKS = 0.2
 _SECONDS_TO_END = 5.0  # for a heartbeat whose request is under way when the block ends
 _UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer decides as little as none
 
@@ -137,7 +137,7 @@ class HeldLease:
 
         In a thread of its own, because a heartbeat may hang in the store for minutes.
         """
-        while not self._over.wait(_SECONDS_BETWEEN_LOOKS):
+        while not self._over.wait(POLL_SECONDS):
             if self._stop.is_set():
                 self.ending.set()
                 return

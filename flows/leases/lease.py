@@ -15,6 +15,7 @@ This module has no clock, threads or randomness: the clock and the claimant are 
 by the store's clock are for people. flows/leases/held_lease.py adds the threads.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from math import inf
@@ -23,14 +24,13 @@ from flows.identity.record_types import Count, read_record
 from flows.identity.records import Earlier, encode_record, find_stored
 from flows.identity.ref import ArtifactRef
 from flows.render.text import duration
-from infra.storage.base import Store, StoreUnavailable, VersionedObject
+from infra.storage.base import Store, VersionedObject, swap_until_won
 from nanochat_core.errors import StageError
 
 FORMAT = 2
 EARLIER: Earlier = {1: ()}
 TTL = 90.0  # seconds without renewal after which a lease has expired
-BEAT = 10.0  # seconds between renewals
-_TRIES = 4  # a swap fails only if another process's succeeded: more failures take a crowd
+BEAT = TTL / 9  # seconds between renewals
 
 
 class LeaseLost(StageError):
@@ -125,29 +125,25 @@ def try_acquire(
     """
     key = ref.lease_key
     observer = observer or Observer(lambda: 0.0)  # for which no lease is silent
-    seen = None
-    for _ in range(_TRIES):
+
+    def swap() -> LeaseGrant | LeaseHolder | None:
         asked = observer.clock()
         found = _find(store, ref)
         if found is None:
             mine = _first(me)
-            if store.put_if_absent(key, _to_json(mine)):
-                return LeaseGrant(ref=ref, record=mine)
-            continue  # another process was first: read its record
+            is_ours = store.put_if_absent(key, _to_json(mine))
+            return LeaseGrant(ref=ref, record=mine) if is_ours else None
         record, stored = found
         silence = observer.silence(ref, record, asked=asked)
-        seen = LeaseHolder(record=record, age=stored.age, silence=silence)
-        if not _may_take(seen, me, ttl=ttl) and stored.age <= forgotten:
-            return seen
+        holder = LeaseHolder(record=record, age=stored.age, silence=silence)
+        if not _may_take(holder, me, ttl=ttl) and stored.age <= forgotten:
+            return holder
         mine = _next(record, me)
         # On the version that was just read: of two processes that take over, one succeeds.
-        if store.put_if_same(key, _to_json(mine), version=stored.version):
-            return LeaseGrant(ref=ref, record=mine)
-    if seen is not None:
-        return seen
-    raise StoreUnavailable(
-        f"{store.url}/{key} cannot be created, since it exists, nor read, since it does not"
-    )
+        is_ours = store.put_if_same(key, _to_json(mine), version=stored.version)
+        return LeaseGrant(ref=ref, record=mine) if is_ours else None
+
+    return swap_until_won(f"{store.url}/{key}", swap)
 
 
 def renew(
@@ -155,13 +151,15 @@ def renew(
 ) -> LeaseGrant:
     """Renew the lease and record the job's progress and endpoint. Raises LeaseLost."""
     key = held.ref.lease_key
-    for _ in range(_TRIES):
+
+    def swap() -> LeaseGrant | None:
         record, stored = _ours(store, held)
         # From the stored record, not from `held`: an earlier renewal whose answer was lost counts.
         new = replace(record, beat=record.beat + 1, step=step, total=total, endpoint=endpoint)
-        if store.put_if_same(key, _to_json(new), version=stored.version):
-            return replace(held, record=new)
-    raise StoreUnavailable(f"{store.url}/{key} changed during each of {_TRIES} tries to renew it")
+        is_ours = store.put_if_same(key, _to_json(new), version=stored.version)
+        return replace(held, record=new) if is_ours else None
+
+    return swap_until_won(f"{store.url}/{key}", swap)
 
 
 def check(store: Store, held: LeaseGrant) -> None:
@@ -172,14 +170,14 @@ def check(store: Store, held: LeaseGrant) -> None:
 def release(store: Store, held: LeaseGrant) -> None:
     """Release the lease, so that the next owner need not wait for it to expire. No-op if lost."""
     key = held.ref.lease_key
-    for _ in range(_TRIES):
-        try:
-            record, stored = _ours(store, held)
-        except LeaseLost:
-            return
-        given_back = replace(record, beat=record.beat + 1, released=True)
-        if store.put_if_same(key, _to_json(given_back), version=stored.version):
-            return
+
+    def swap() -> bool | None:
+        record, stored = _ours(store, held)
+        released = replace(record, beat=record.beat + 1, released=True)
+        return store.put_if_same(key, _to_json(released), version=stored.version) or None
+
+    with contextlib.suppress(LeaseLost):
+        swap_until_won(f"{store.url}/{key}", swap)
 
 
 def find_holder(

@@ -14,9 +14,8 @@ from typing import TypeVar
 from flows.leases.held_lease import LeaseTimings
 from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
+from infra.retry import NoAnswer, RetryPolicy, until_answered
 from infra.storage.base import Store, StoreUnavailable
-
-_GROWTH = 1.5  # backoff factor between two tries
 
 T = TypeVar("T")
 
@@ -59,24 +58,23 @@ class StoreWait:
         action that decides anything must check the lease again within itself, on each try.
         Raises StageInterrupted if the run is stopped, and what `check` raises between two tries.
         """
-        pause = self.terms.look
-        began: float | None = None
-        while True:
-            try:
-                return action()
-            except StoreUnavailable as error:
-                began = time.monotonic() if began is None else began
-                self.waiting.say("store", not_reached(time.monotonic() - began, error))
-                if self.stop.wait(pause):
-                    raise StageInterrupted(
-                        f"{self.name} was stopped while it waited for {self.store.url}",
-                        hint="run the same command again: what is on this machine is used again",
-                    ) from error
+
+        def report(failure: NoAnswer) -> None:
+            self.waiting.say("store", not_reached(failure.seconds, failure.error))
+
+        def wait(seconds: float) -> None:
+            if self.stop.wait(seconds):
+                raise StageInterrupted(
+                    f"{self.name} was stopped while it waited for {self.store.url}",
+                    hint="run the same command again: what is on this machine is used again",
+                )
             # Another thread may have reached the store meanwhile and found the lease lost.
             self.check()
-            pause = min(pause * _GROWTH, self.terms.longest_look)
+
+        policy = RetryPolicy(first_wait=self.terms.look, longest_wait=self.terms.longest_look)
+        return until_answered(action, StoreUnavailable, policy=policy, on_failure=report, wait=wait)
 
 
-def not_reached(seconds: float, error: StoreUnavailable) -> str:
+def not_reached(seconds: float, error: Exception) -> str:
     """Return the line that says for how long a store has not answered, and what it was asked."""
     return f"waiting: store not reached for {duration(round(seconds))} ({error})"

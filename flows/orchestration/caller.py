@@ -24,16 +24,15 @@ from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.planned import Opened
 from infra.launch.background import Work, run_in_background
+from infra.polling import SLOW_SECONDS
 from infra.prefect.access import answers, configured_api_url
 from nanochat_core.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SECONDS_BETWEEN_LOOKS = 5.0  # between polls for a pressed Cancel; each costs a request
 # Time for Prefect's client to report that the run was stopped, while its server does not answer.
 SECONDS_TO_REPORT = 30.0
-SECONDS_OF_SILENCE = 5.0  # while the end is reported, after which a line says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +142,7 @@ def _interrupt_when_cancelled(
     context = copy_context()
 
     def interrupt(over: threading.Event) -> None:
-        while not over.wait(SECONDS_BETWEEN_LOOKS) and not caller.stop.is_set():
+        while not over.wait(SLOW_SECONDS) and not caller.stop.is_set():
             # The request took time: check again, or the signal hits a run that has ended.
             if context.run(is_cancelled, run) and not (over.is_set() or caller.stop.is_set()):
                 cancelled.set()  # before the signal, whose handler looks at it
@@ -158,7 +157,7 @@ def _note_end(caller: LocalRun, run: str | None, end: Any) -> None:
     """Keep what the body returned or raised; say so if reporting it takes long."""
 
     def say() -> None:
-        if not caller.over.wait(SECONDS_OF_SILENCE):
+        if not caller.over.wait(SLOW_SECONDS):
             text = "the run has ended; waiting for Prefect's server, which does not answer"
             caller.watch("run", {"kind": "warning", "text": text})
 

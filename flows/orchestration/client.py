@@ -12,10 +12,10 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.context import SettingsContext, get_settings_context
 from prefect.exceptions import PrefectException
 
+from infra.polling import ANSWER_SECONDS
 from infra.prefect.access import AUTH
 from nanochat_core.errors import ConfigError
 
-SECONDS = 10.0  # timeout of a response
 NOT_ANSWERING = (httpx.HTTPError, PrefectException, OSError)
 # Request timeout, too early, too many requests: status codes 4xx that a later try may not get.
 _PASSING = (408, 425, 429)
@@ -24,7 +24,7 @@ _SAID = 500  # characters of the server's message that an error shows
 
 @contextlib.contextmanager
 def quick_client() -> Generator[SyncPrefectClient]:
-    """Yield a client of its own that sends each request once, with a timeout of SECONDS.
+    """Yield a client of its own that sends each request once, with a timeout of ANSWER_SECONDS.
 
     Inside, Prefect's own functions send requests once too. Raises ConfigError if the server refuses
     a request, and one of NOT_ANSWERING if it does not respond.
@@ -33,14 +33,14 @@ def quick_client() -> Generator[SyncPrefectClient]:
     context = get_settings_context()
     # Prefect's `temporary_settings` would read the environment and its files again: 74 ms.
     changed = {
-        "api": context.settings.api.model_copy(update={"request_timeout": SECONDS}),
+        "api": context.settings.api.model_copy(update={"request_timeout": ANSWER_SECONDS}),
         "client": context.settings.client.model_copy(update={"max_retries": 0}),
     }
     settings = context.settings.model_copy(update=changed)
     with (
         reporting_refusals(),
         SettingsContext(profile=context.profile, settings=settings),
-        get_client(sync_client=True, httpx_settings={"timeout": SECONDS}) as client,
+        get_client(sync_client=True, httpx_settings={"timeout": ANSWER_SECONDS}) as client,
     ):
         yield client
 

@@ -10,8 +10,9 @@ Crashed. A caller sets the state of no request, except to cancel its own.
 import contextlib
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import ObjectNotFound
@@ -26,7 +27,7 @@ from flows.building.build import (
     reporting_failure,
     reuse,
 )
-from flows.building.retry import TransientStageError
+from flows.building.retry import PATIENCE, TransientStageError
 from flows.building.stage_request import StageRequest, make_request
 from flows.identity.manifest import Manifest
 from flows.leases.lease import find_holder
@@ -34,11 +35,11 @@ from flows.leases.outage import WaitLog
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from flows.orchestration.stage_runs import LIVE, check_pool, find_or_create, state_name
 from flows.stages import Stage
+from infra.polling import ASK_SECONDS, SLOW_SECONDS
+from infra.retry import NoAnswer, until_answered
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 
-SECONDS_BETWEEN_LOOKS = 2.0  # between polls of the run; each costs a request
-SECONDS_BETWEEN_REPORTS = 5.0  # between reports of progress; the lease is renewed every ten
-PATIENCE = 3600.0  # seconds without a response from Prefect; workers build without it
+T = TypeVar("T")
 HINT = "\nhint: "  # separates the error from its hint in the state message of a failed run
 
 
@@ -80,16 +81,17 @@ def _dispatch(
 
 def _open_run(context: BuildContext, request: StageRequest, relay: "_ProgressRelay") -> FlowRun:
     """Return the flow run that builds the request. Retries while Prefect is away."""
-    while True:
-        try:
-            with quick_client() as client:
-                return find_or_create(client, context, request)
-        except ObjectNotFound:
-            # The deployment has gone since the flow began: check_pool raises an error with a hint.
-            check_pool(context.placement.pool or "")
-            raise
-        except NOT_ANSWERING as error:
-            relay.wait_out(error)
+
+    def ask() -> FlowRun:
+        with quick_client() as client:
+            return find_or_create(client, context, request)
+
+    try:
+        return relay.ask(ask)
+    except ObjectNotFound:
+        # The deployment has gone since the flow began: check_pool raises an error with a hint.
+        check_pool(context.placement.pool or "")
+        raise
 
 
 def _follow(
@@ -100,28 +102,27 @@ def _follow(
     While Prefect does not respond, look for the artifact in the store; if it is found return None.
     Raises TransientStageError if the run was deleted.
     """
-    relay.answered = time.monotonic()  # with this run
     with quick_client() as client:
-        while True:
+
+        def ask() -> FlowRun | None:
             try:
                 with reporting_refusals():
-                    run = client.read_flow_run(run.id)
-            except ObjectNotFound:
-                if _is_there(context, request):
-                    return None
-                raise TransientStageError(
-                    f"{request.ref.name} was lost: its run {run.name} was deleted"
-                ) from None
+                    return client.read_flow_run(run.id)
             except NOT_ANSWERING as error:
                 # Workers build without Prefect, so the stage may be finished during an outage.
                 if _is_there(context, request):
                     return None
-                relay.wait_out(error)
-                continue
-            relay.report(run)
-            if run.state is not None and run.state.is_final():
-                return run
-            context.pause(request.stage, SECONDS_BETWEEN_LOOKS)
+                if isinstance(error, ObjectNotFound):
+                    text = f"{request.ref.name} was lost: its run {run.name} was deleted"
+                    raise TransientStageError(text) from None
+                raise
+
+        while (found := relay.ask(ask)) is not None:
+            relay.report(found)
+            if found.state is not None and found.state.is_final():
+                break
+            context.pause(request.stage, ASK_SECONDS)
+    return found
 
 
 def _is_there(context: BuildContext, request: StageRequest) -> bool:
@@ -156,36 +157,41 @@ def _check_ended(request: StageRequest, run: FlowRun | None) -> None:
 
 
 class _ProgressRelay:
-    """Events about the flow run's states and the remote job's progress, without repetitions.
-
-    Limits how long Prefect may not respond.
-    """
+    """Events about the flow run's states and the remote job's progress, without repetitions."""
 
     def __init__(self, context: BuildContext, request: StageRequest) -> None:
         self._context = context
         self._request = request
-        self.answered = time.monotonic()  # when Prefect last responded
         self._waiting = WaitLog(context.log(request.stage, "waiting"), every=math.inf)
         self._next = 0.0
         self._step = -1
 
-    def wait_out(self, error: Exception) -> None:
-        """Wait until the next try, since Prefect did not respond.
+    def ask(self, request: Callable[[], T]) -> T:
+        """Return what `request` returns; repeat it while Prefect does not respond.
 
         Raises TransientStageError after PATIENCE, StageInterrupted if the run is being stopped.
         """
-        text = f"Prefect does not answer ({_first_line(error)}); retrying"
-        self._waiting.say(text, text)
-        if time.monotonic() - self.answered > PATIENCE:
-            raise TransientStageError(
-                f"{self._request.ref.name}: Prefect did not answer for an hour",
-                hint="start or check its server: `nanochat up`",
-            ) from error
-        self._context.pause(self._request.stage, SECONDS_BETWEEN_LOOKS)
+
+        def report(failure: NoAnswer) -> None:
+            if isinstance(failure.error, ObjectNotFound):
+                raise failure.error
+            text = f"Prefect does not answer ({_first_line(failure.error)}); retrying"
+            self._waiting.say(text, text)
+            if failure.seconds > PATIENCE:
+                raise TransientStageError(
+                    f"{self._request.ref.name}: Prefect did not answer for an hour",
+                    hint="start or check its server: `nanochat up`",
+                ) from failure.error
+
+        return until_answered(
+            request,
+            NOT_ANSWERING,
+            on_failure=report,
+            wait=partial(self._context.pause, self._request.stage),
+        )
 
     def report(self, run: FlowRun) -> None:
         """Report the run's state when it changes, and progress every few seconds."""
-        self.answered = time.monotonic()
         state = state_name(run)
         if run.state_type in LIVE:
             wait = "; no worker has taken it" if state == "Late" else ""
@@ -193,7 +199,7 @@ class _ProgressRelay:
             text = f"{where}: {state}{wait}"
             self._waiting.say(text, text)
         if state == "Running" and time.monotonic() >= self._next:
-            self._next = time.monotonic() + SECONDS_BETWEEN_REPORTS
+            self._next = time.monotonic() + SLOW_SECONDS
             with contextlib.suppress(StoreError, ArtifactError):
                 self._log_progress()
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from flows.render.terminal import Display
 from infra.placement import ONE_STAGE, unknown_pool
+from infra.polling import POLL_SECONDS
 from infra.prefect import server as prefect_server
 from infra.prefect.access import (
     check_admitted,
@@ -32,7 +33,6 @@ from nanochat_core.build_kernels import build_kernels
 if TYPE_CHECKING:
     from flows.plan.planned import Opened
 
-SECONDS_FOR_AN_IMPORT = 0.05  # after which it is looked again whether it has ended
 INTERRUPTED = 130  # exit status that shells give a process ended by SIGINT: 128 + 2
 
 
@@ -142,7 +142,7 @@ def stoppable(display: Display) -> Generator[None]:
         # for it for ever, and the exit of this process for them.
         if not _is_importing(frame):
             raise KeyboardInterrupt
-        threading.Timer(SECONDS_FOR_AN_IMPORT, repeat, (signum,)).start()
+        threading.Timer(POLL_SECONDS, repeat, (signum,)).start()
 
     # Restored at the end, so that a program that calls this keeps its own handlers.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

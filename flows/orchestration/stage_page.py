@@ -32,12 +32,11 @@ from flows.render.events import Loop, describe, interval, is_end
 from flows.render.loss_curve import LossCurves, picture_url
 from flows.render.text import key_of
 from flows.stages import Stage
+from infra.polling import SLOW_SECONDS
 from nanochat_core.runtime.progress import read_events
 
-SECONDS_BETWEEN_UPDATES = 5.0  # of the progress bar; the pages poll every 30 s
-SECONDS_BETWEEN_LINES = 30.0  # of progress in the log
+SECONDS_BETWEEN_LINES = 30.0  # of progress in the log, and between requests to a silent server
 SECONDS_BETWEEN_PICTURES = 60.0
-_SECONDS_OF_SILENCE = 30.0  # without requests after a timeout, or each would block for one more
 _SECONDS_TO_CLOSE = 45.0
 _LEVELS = {"failed": logging.ERROR, "warning": logging.WARNING}
 
@@ -167,7 +166,7 @@ class BackgroundWriter:
                 work()
         except Exception as error:  # noqa: BLE001 - a page that is not written must not fail a stage
             if isinstance(error, httpx.TransportError | OSError):
-                self._silent_until = time.monotonic() + _SECONDS_OF_SILENCE
+                self._silent_until = time.monotonic() + SECONDS_BETWEEN_LINES
             self._logger.warning(f"not shown on Prefect's pages: {type(error).__name__}: {error}")
 
 
@@ -246,7 +245,7 @@ class StagePage:
             self._log(loop.line)
         # Updates are dropped while the last one is being sent: a slow server must not queue them.
         if now >= self._next_update and not self._writer.is_busy:
-            self._next_update = now + SECONDS_BETWEEN_UPDATES
+            self._next_update = now + SLOW_SECONDS
             self._show_progress(loop, self._resumed + loop.line)
             if now >= self._next_picture:
                 self._next_picture = now + SECONDS_BETWEEN_PICTURES

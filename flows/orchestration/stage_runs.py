@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -40,6 +39,7 @@ from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
+from infra.polling import ASK_SECONDS, wait_until
 from infra.prefect.access import configured_api_url
 from infra.prefect.ended_runs import end_task_runs
 from infra.prefect.flow_runs import NO_ANSWER
@@ -142,14 +142,13 @@ def wait_saved(store: Store, requests: Sequence[FlowRun], *, seconds: float) -> 
     """Wait until the builders of cancelled requests have saved, at most `seconds`."""
     # A builder releases its lease after it has saved. The flow run's state is of no use here: the
     # worker sets Cancelled only when it has seen all processes end.
-    deadline = time.monotonic() + seconds
     names = [(run.parameters["stage"], run.parameters["fingerprint"]) for run in requests]
     with contextlib.suppress(StoreError):
-        while (
-            any(find_holder(store, ArtifactRef(*name)) for name in names)
-            and time.monotonic() < deadline
-        ):
-            time.sleep(0.5)
+        wait_until(
+            lambda: not any(find_holder(store, ArtifactRef(*name)) for name in names),
+            seconds=seconds,
+            every=ASK_SECONDS,
+        )
 
 
 @contextlib.contextmanager

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from infra.polling import POLL_SECONDS
 from infra.storage.files import try_flock
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.runtime.process_start import ProcessRef, kill
 
 _SECONDS_MORE = 5.0  # than saving may take, see the module
-_SECONDS_BETWEEN_TRIES = 0.1
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def earlier_workers_ended(
                     del pending[path]
                 else:
                     _look_at_holder(path, since, limit, log)
-            if not pending or stop.wait(_SECONDS_BETWEEN_TRIES):
+            if not pending or stop.wait(POLL_SECONDS):
                 break
         # The locks are held until the files are closed, so no new worker starts in the block.
         yield not pending

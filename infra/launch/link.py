@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from multiprocessing.connection import wait
 from typing import Any, cast
 
+from infra.polling import ANSWER_SECONDS, POLL_SECONDS
+
 _LONGEST = 2**16  # bytes of a line
-_SECONDS_BETWEEN_LOOKS = 0.2
 # Connections that have not sent the secret: at most so many, each at most so long. Nodes send it at
 # once, so only a flood of connections within one round trip could keep a node out.
 MOST_UNKNOWN = 64
-SECONDS_UNKNOWN = 10.0
 
 
 class LinkLost(Exception):
@@ -72,7 +72,7 @@ def open_link(endpoint: str, *, secret: str, silence: float) -> Link | None:
     """Connect to `endpoint`, host:port. None means that no process listens or answers there."""
     host, _, port = endpoint.rpartition(":")
     try:
-        connection = socket.create_connection((host, int(port)), timeout=min(silence, 10.0))
+        connection = socket.create_connection((host, int(port)), min(silence, ANSWER_SECONDS))
         connection.sendall(_first_line(secret))
     except (OSError, ValueError):
         return None
@@ -85,7 +85,7 @@ def accept_links(
     """Yield a link for each connection that begins with the secret, until `over` is set.
 
     Another is closed: when it has sent as many bytes as the secret has or has ended, after
-    SECONDS_UNKNOWN, or as the oldest of more than MOST_UNKNOWN. Nothing is sent to it.
+    ANSWER_SECONDS, or as the oldest of more than MOST_UNKNOWN. Nothing is sent to it.
     """
     expected = _first_line(secret)
     listener.setblocking(False)
@@ -93,11 +93,11 @@ def accept_links(
     with contextlib.ExitStack() as stack:
         stack.callback(lambda: [connection.close() for connection in unknown])
         while not over.is_set():
-            ready = cast("list[socket.socket]", wait([listener, *unknown], _SECONDS_BETWEEN_LOOKS))
+            ready = cast("list[socket.socket]", wait([listener, *unknown], POLL_SECONDS))
             for connection in ready:
                 if connection is listener:
                     with contextlib.suppress(OSError):  # it has ended already
-                        unknown[listener.accept()[0]] = (time.monotonic() + SECONDS_UNKNOWN, b"")
+                        unknown[listener.accept()[0]] = (time.monotonic() + ANSWER_SECONDS, b"")
                     continue
                 deadline, received = unknown[connection]
                 # No byte more: what follows the secret is the first message.

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from infra.launch.background import poll
+from infra.polling import ASK_SECONDS
 from nanochat_core.errors import NanochatError, StageError
 
-_SECONDS_BETWEEN_LOOKS = 1.0
 _COMMIT = "COMMIT.json"  # written last: a directory without it is not a checkpoint yet
 
 
@@ -37,7 +37,7 @@ def mirror(
     skip: Callable[[Path], bool] = lambda directory: False,
     is_written: Callable[[Path], bool] = lambda directory: False,
     is_stopping: Callable[[], bool] = lambda: False,
-    every: float = _SECONDS_BETWEEN_LOOKS,
+    every: float = ASK_SECONDS,
 ) -> Generator[None]:
     """While the block runs, call `send` with a copy of each newest checkpoint directory.
 

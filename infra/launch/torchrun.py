@@ -25,6 +25,7 @@ from infra.launch.compile_cache import compile_cache
 from infra.launch.earlier import earlier_workers_ended
 from infra.launch.rendezvous import Rendezvous
 from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
+from infra.polling import POLL_SECONDS
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_heartbeats
@@ -32,7 +33,6 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
-SECONDS_BETWEEN_LOOKS = 0.25
 SECONDS_IF_LOST = 5.0  # from the stop of ranks whose peers are gone until they are killed
 # Of the job's `grace_seconds`, for torchrun to kill its ranks before it is killed itself. A worker
 # ends before both (runtime/interrupt.py).
@@ -230,7 +230,7 @@ def _supervise(
         while not stop.is_set():
             look()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(SECONDS_BETWEEN_LOOKS)
+                process.wait(POLL_SECONDS)
                 break
         else:
             _end(process, grace, lost)
@@ -257,7 +257,7 @@ def _end(process: subprocess.Popen[bytes], grace: float, lost: threading.Event) 
                 limit = min(limit, time.monotonic() + SECONDS_IF_LOST)
                 lost = threading.Event()  # the limit is set once
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(SECONDS_BETWEEN_LOOKS)
+                process.wait(POLL_SECONDS)
     finally:  # too slow, or a second Ctrl-C
         if process.poll() is None:
             process.kill()

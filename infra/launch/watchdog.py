@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from infra.polling import ASK_SECONDS
 from nanochat_core.job import Job
 from nanochat_core.runtime.heartbeat import read_heartbeats
 
 _SECONDS_FOR_STACKS = 1.0
-_SECONDS_BETWEEN_LOOKS = 1.0
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>\S+)')
 _NEWEST_FIRST = "(most recent call first):"
 
@@ -45,7 +45,7 @@ class Watchdog:
         """Return the hang, or None while any rank makes progress. Cheap enough to call often."""
         now = self._clock()
         # `find` is called several times a second; reading every rank's file costs more than that.
-        if now - self._looked < min(_SECONDS_BETWEEN_LOOKS, self._patience / 4):
+        if now - self._looked < min(ASK_SECONDS, self._patience / 4):
             return None
         self._looked = now
         heartbeats = list(read_heartbeats(self._directory))

@@ -19,6 +19,7 @@ import uuid
 from http import HTTPStatus
 from typing import Any
 
+from infra.polling import ANSWER_SECONDS
 from nanochat_core.errors import NanochatError
 
 AUTH = "NANOCHAT_PREFECT_AUTH"
@@ -26,8 +27,6 @@ DATABASE = "NANOCHAT_PREFECT_DATABASE"
 WEBHOOK = "NANOCHAT_WEBHOOK"
 SQLITE = "sqlite"  # a file in the home: the default when no database is named
 _DRIVER = "postgresql+asyncpg"
-_ANSWER_SECONDS = 2.0
-_CONNECT_SECONDS = 10.0
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?")  # host and port of a URL
 
 
@@ -119,25 +118,24 @@ def ask(
     path: str,
     *,
     body: Any = None,
-    seconds: float = _ANSWER_SECONDS,
     method: str | None = None,
 ) -> Any:
     """Send a GET of `path`, or a POST of `body`; return the JSON answer.
 
-    `seconds` is the timeout. None means an empty answer. Raises OSError if the server does not
+    None means an empty answer. Raises OSError if the server does not
     answer, and its subclass HTTPError if it refuses.
     """
     request = urllib.request.Request(f"{api_url}{path}", headers=_headers(), method=method)
     if body is not None:
         request.data = json.dumps(body).encode()
         request.add_header("Content-Type", "application/json")
-        for name, value in _csrf_headers(api_url, seconds=seconds).items():
+        for name, value in _csrf_headers(api_url).items():
             request.add_header(name, value)
     # urllib would use the proxy of the environment even for 127.0.0.1.
     proxies = {} if _THIS_MACHINE.fullmatch(request.host or "") else _proxies()
     opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
     try:
-        with opener.open(request, timeout=seconds) as response:
+        with opener.open(request, timeout=ANSWER_SECONDS) as response:
             return json.loads(response.read() or b"null")
     except http.client.HTTPException as error:  # cut, not HTTP, or an address with a wrong port
         raise ConnectionError(" ".join(f"{type(error).__name__} {error}".split())) from error
@@ -174,11 +172,11 @@ def may_pass(error: urllib.error.HTTPError) -> bool:
     return error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in busy
 
 
-def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:
+def _csrf_headers(api_url: str) -> dict[str, str]:
     """Return the headers that CSRF protection requires of each change: a token from the server."""
     client = uuid.uuid4().hex
     try:
-        token = ask(api_url, f"/csrf-token?client={client}", seconds=seconds)["token"]
+        token = ask(api_url, f"/csrf-token?client={client}")["token"]
     except urllib.error.HTTPError as error:
         if error.code in (404, 422):  # the server has no such protection, or it is switched off
             return {}
@@ -186,10 +184,10 @@ def _csrf_headers(api_url: str, *, seconds: float) -> dict[str, str]:
     return {"Prefect-Csrf-Token": token, "Prefect-Csrf-Client": client}
 
 
-def answers(api_url: str, *, seconds: float = _ANSWER_SECONDS) -> bool:
-    """Return whether a Prefect server answers within `seconds`; needs no password."""
+def answers(api_url: str) -> bool:
+    """Return whether a Prefect server answers; needs no password."""
     try:
-        return ask(api_url, "/health", seconds=seconds) is True
+        return ask(api_url, "/health") is True
     except (OSError, ValueError):
         return False
 
@@ -246,7 +244,7 @@ async def _connect(url: str) -> None:
 
     engine = create_async_engine(url)
     try:
-        async with asyncio.timeout(_CONNECT_SECONDS), engine.connect():
+        async with asyncio.timeout(ANSWER_SECONDS), engine.connect():
             pass
     finally:
         await engine.dispose()

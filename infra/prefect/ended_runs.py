@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infra.prefect.access import ask, configured_api_url, may_pass
-from infra.prefect.flow_runs import LIVE, MOST, NO_ANSWER, SECONDS, FlowRun, find_api
+from infra.prefect.flow_runs import LIVE, MOST, NO_ANSWER, FlowRun, find_api
 
 
 def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
@@ -63,7 +63,7 @@ def _crash(api_url: str, kind: str, identity: str, why: str) -> None:
 
 def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> Any:
     try:
-        return ask(api_url, path, body=body, seconds=SECONDS, method=method)
+        return ask(api_url, path, body=body, method=method)
     except urllib.error.HTTPError as error:
         if may_pass(error):
             raise

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from infra.polling import ANSWER_SECONDS, SLOW_SECONDS
 from infra.prefect.access import (
     ServerError,
     ask,
@@ -26,15 +27,13 @@ from infra.prefect.access import (
 from infra.prefect.records import find_process_of_server
 from infra.prefect.server import adopt_password, wait_for_server
 from infra.prefect.supervisor.control import wait_for_own_server
-from infra.prefect.supervisor.runs import AUTO_RESUME, AUTOMATION
+from infra.prefect.supervisor.runs import AUTO_RESUME, AUTOMATION, MAX_SECONDS_CRASHED
+from infra.retry import RetryPolicy, until_answered
 from nanochat_core.errors import ConfigError, NanochatError
 
-SECONDS = 10.0  # for an answer: a server on SQLite may be busy
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
-MOST_SECONDS_CRASHED = 3600.0  # a run that crashed longer ago was left so by its user
 MOST = 200  # objects in an answer
-_SECONDS_NOT_ASKED = 5.0  # after a request without an answer: each may wait for seconds
-_PAUSES = (1.0, 2.0, 4.0)  # seconds before each repetition of a request that creates a run
+_SUBMISSION = RetryPolicy(tries=4, longest_wait=SLOW_SECONDS)  # of a request that creates a run
 # No JSON, or JSON of another form, is the answer of a proxy.
 NO_ANSWER = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError)
 _unanswered: dict[str, float] = {}  # URL of an API -> when it last did not answer
@@ -70,7 +69,7 @@ class FlowRun:
     @property
     def may_be_resumed(self) -> bool:
         """Return whether it crashed so lately that the automation, if it is on, resumes it."""
-        is_late = time.time() - self.since > MOST_SECONDS_CRASHED
+        is_late = time.time() - self.since > MAX_SECONDS_CRASHED
         return self.type == "CRASHED" and AUTO_RESUME in self.tags and not is_late
 
 
@@ -130,21 +129,20 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
             hint="register it with: nanochat deploy",
         )
     body = {"name": name, "parameters": dict(parameters), "idempotency_key": name}
-    for pause in (*_PAUSES, None):
+
+    def create() -> str:
         try:
-            return str(ask(api_url, path, body=body, seconds=SECONDS)["id"])
+            return str(ask(api_url, path, body=body)["id"])
         except NO_ANSWER as error:
-            explained = _explain(
+            raise _explain(
                 api_url,
                 error,
                 hint=f"run {name} may have been created; before you submit again, look with: "
                 f"nanochat status {name}",
                 refused="nothing was submitted; the log of the server may say more",
-            )
-            if pause is None or not isinstance(explained, NoAnswerError):
-                raise explained from error
-            time.sleep(pause)
-    raise AssertionError("the last request returns or raises")
+            ) from error
+
+    return until_answered(create, NoAnswerError, policy=_SUBMISSION)
 
 
 def read_flow_run(api_url: str, flow_run: str, *, run: str) -> FlowRun:
@@ -153,7 +151,7 @@ def read_flow_run(api_url: str, flow_run: str, *, run: str) -> FlowRun:
     Raises NoAnswerError if the server does not answer now, another NanochatError if it refuses.
     """
     try:
-        return _parse(ask(api_url, f"/flow_runs/{flow_run}", seconds=SECONDS))
+        return _parse(ask(api_url, f"/flow_runs/{flow_run}"))
     except NO_ANSWER as error:
         raise _explain(api_url, error, hint=f"look with: nanochat status {run}") from error
 
@@ -170,8 +168,8 @@ def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
     None means that nothing is known, since no server runs or answers, or lately did not answer.
     """
     api_url = find_api(home)
-    since = _unanswered.get(api_url or "", -_SECONDS_NOT_ASKED)
-    if api_url is None or time.monotonic() - since < _SECONDS_NOT_ASKED:
+    since = _unanswered.get(api_url or "", -ANSWER_SECONDS)
+    if api_url is None or time.monotonic() - since < ANSWER_SECONDS:
         return None
     chosen = {"operator": "or_", "name": {"any_": [run]}, "tags": {"all_": [f"run:{run}"]}}
     body = {"flow_runs": chosen, "limit": MOST}
@@ -200,7 +198,7 @@ def _find_deployment(api_url: str, deployment: str) -> Any:
     flow, _, name = deployment.partition("/")
     path = f"/deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}"
     try:
-        return ask(api_url, path, seconds=SECONDS)
+        return ask(api_url, path)
     except urllib.error.HTTPError as error:
         if error.code == HTTPStatus.NOT_FOUND:
             return None

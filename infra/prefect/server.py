@@ -9,13 +9,13 @@ import contextlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 from filelock import FileLock
 
+from infra.polling import wait_until
 from infra.prefect.access import (
     AUTH,
     DATABASE,
@@ -47,8 +47,8 @@ from nanochat_core.runtime.process_start import start_of
 
 FIRST_PORT = 4200
 PORTS = 100
-SECONDS_TO_START = 240.0  # 10 s on an idle machine, minutes on a busy one
-SECONDS_TO_STOP = 10.0
+SECONDS_TO_START = 240.0  # of a server or a stack: 10 s on an idle machine, minutes on a busy one
+SECONDS_TO_DIE = 10.0  # of a process that was asked to end
 START_ANEW = "`nanochat down` stops it; then give the same command again"  # a hint
 # Settings of a person's own Prefect: our server's pages would show that server's address.
 FOREIGN = (
@@ -111,13 +111,11 @@ def adopt_password(home: Path) -> None:
 
 def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
     """Wait until `server` answers. Raises ServerError if it ends or takes longer."""
-    deadline = time.monotonic() + seconds
-    while not is_healthy(server):
-        if server.process is None:
-            raise did_not_start(home, "ended while starting")
-        if time.monotonic() > deadline:
-            raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
-        time.sleep(0.05)
+    wait_until(lambda: server.process is None or is_healthy(server), seconds=seconds)
+    if server.process is None:
+        raise did_not_start(home, "ended while starting")
+    if not is_healthy(server):
+        raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
 
 
 def stop_server(home: Path) -> bool:
@@ -129,7 +127,7 @@ def stop_server(home: Path) -> bool:
     server = find_process_of_server(home)
     process = server.process if server is not None else None
     if process is not None:
-        end_process(process, SECONDS_TO_STOP)
+        end_process(process, SECONDS_TO_DIE)
     server_path(home).unlink(missing_ok=True)
     return process is not None
 
@@ -143,13 +141,10 @@ def end_process(process: psutil.Process, seconds: float) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         for end in (process.terminate, process.kill):
             end()
-            deadline = time.monotonic() + seconds
-            while time.monotonic() < deadline:
-                if start is None or start_of(process.pid) != start:
-                    with contextlib.suppress(psutil.TimeoutExpired):
-                        process.wait(0)  # collects it, if it is a child of this process
-                    return
-                time.sleep(0.02)
+            if wait_until(lambda: start is None or start_of(process.pid) != start, seconds=seconds):
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    process.wait(0)  # collects it, if it is a child of this process
+                return
 
 
 def use_server(home: Path, api_url: str, *, console_logs: bool) -> None:
@@ -298,10 +293,10 @@ def _spawn(home: Path, port: int, *, reservation: int) -> Server:
     return server
 
 
-def is_healthy(server: Server, *, seconds: float = 2.0) -> bool:
-    """Return whether the server answers within `seconds`, and its own process has the port."""
+def is_healthy(server: Server) -> bool:
+    """Return whether the server answers, and its own process has the port."""
     process = server.process
-    if process is None or not answers(server.api_url, seconds=seconds):
+    if process is None or not answers(server.api_url):
         return False
     # Another program may have taken the port before the server could open it.
     try:

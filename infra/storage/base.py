@@ -17,6 +17,7 @@ T = TypeVar("T")
 # Bytes of a record. A manifest of 10,000 files has 3 MB; a larger object is not one of ours, and
 # must not fill the memory of a command that only lists what exists.
 MAX_RECORD = 32 << 20
+SWAPS = 20  # each fails only if another process's succeeded: more failures take a crowd
 MAX_SEGMENT = 200  # bytes; some stores refuse longer ones
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -166,6 +167,18 @@ class Retry(Protocol):
 def call_once(action: Callable[[], T], /) -> T:
     """Call the action and let its StoreUnavailable through."""
     return action()
+
+
+def swap_until_won(what: str, swap: Callable[[], T | None]) -> T:
+    """Return the first result of `swap` that is not None: it was not slower than another process.
+
+    `swap` reads a record and replaces it if it is still the one that was read. Raises
+    StoreUnavailable if it loses each time.
+    """
+    for _ in range(SWAPS):
+        if (won := swap()) is not None:
+            return won
+    raise StoreUnavailable(f"{what} changes faster than it can be written")
 
 
 def check_key(key: str) -> str:

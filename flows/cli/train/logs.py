@@ -22,12 +22,12 @@ from flows.leases.file_lock import work_directory
 from flows.plan.dead_runs import end_dead_runs, settle
 from flows.render.text import number
 from flows.stages import STAGES
+from infra.polling import ASK_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import read_events
 
 OUTPUT = "worker.log"  # what the processes of a job printed
-_POLL_SECONDS = 1.0
 _SECONDS_BETWEEN_CHECKS = 10.0  # of whether a run that logs nothing is being built: a plan each
 _SECONDS_WITHOUT_BUILDER = 30.0  # a command of another machine may be between two stages
 _MIN_LINES = 10  # of a terminal that is lower
@@ -74,7 +74,7 @@ def print_logs(
             print_note(f"no process builds {run.run} any more; see: nanochat status {run.run}")
         if is_over or is_lost:
             break
-        time.sleep(_POLL_SECONDS)
+        time.sleep(ASK_SECONDS)
         before, run = run, find_run(store, run.run) or run
         # The fingerprint of a stage is known once its inputs exist.
         if run.stages != before.stages:

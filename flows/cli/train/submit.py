@@ -4,6 +4,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -20,11 +21,12 @@ from flows.cli.requests import read_request
 from flows.overrides import check_name_of
 from flows.render.text import one_line
 from flows.run_request import RunRequest
+from infra.polling import ASK_SECONDS
+from infra.retry import NoAnswer, until_answered
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, StoreError
 
 DEPLOYMENT = "nanochat/nanochat"
-_SECONDS_BETWEEN_LOOKS = 2.0
 
 
 def submit(
@@ -78,25 +80,22 @@ def _watch(api_url: str, flow_run: str, run: str, store: Store) -> int:
 
     shown: set[str] = set()
     state = ""
-    is_silent = False  # the server
+
+    def report(failure: NoAnswer) -> None:
+        if failure.tries == 1:
+            print_note(f"{failure.error}; the run is not affected, and watching continues")
+
+    read = partial(flow_runs.read_flow_run, api_url, flow_run, run=run)
     try:
         while True:
-            try:
-                found = flow_runs.read_flow_run(api_url, flow_run, run=run)
-            except flow_runs.NoAnswerError as error:
-                if not is_silent:
-                    print_note(f"{error}; the run is not affected, and watching continues")
-                is_silent = True
-                time.sleep(_SECONDS_BETWEEN_LOOKS)
-                continue
-            is_silent = False
+            found = until_answered(read, flow_runs.NoAnswerError, on_failure=report)
             if found.state != state:
                 state = found.state
                 print_lines([f"{state.lower():<10}  {found.name}"])
             print_lines(_made(store, run, shown))
             if not found.is_live:
                 break
-            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            time.sleep(ASK_SECONDS)
     except KeyboardInterrupt:
         print_note("the run continues; Prefect's pages can cancel it")
         raise

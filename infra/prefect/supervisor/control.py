@@ -8,6 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
+from infra.polling import POLL_SECONDS, wait_until
 from infra.prefect.access import (
     ServerError,
     ask,
@@ -24,14 +25,16 @@ from infra.prefect.records import (
     find_stack,
     read_stack,
 )
-from infra.prefect.server import START_ANEW, check_wanted, end_process, stop_server
+from infra.prefect.server import (
+    SECONDS_TO_START,
+    START_ANEW,
+    check_wanted,
+    end_process,
+    stop_server,
+)
 from infra.prefect.supervisor.processes import end_leftovers
 
-SECONDS_TO_START = 240.0  # a new home on a busy machine takes a minute
-SECONDS_TO_BE_STARTED = 60.0  # longer than a supervisor's longest pause between two starts
 SECONDS_TO_END = 120.0  # first the runs save, then the processes that they left
-_SECONDS_BETWEEN_LOOKS = 0.1
-_ANSWER_SECONDS = 20.0  # a busy server reads its database for longer than a health check takes
 _FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
 
 
@@ -67,7 +70,7 @@ def wait_until_ready(home: Path, supervisor: subprocess.Popen[bytes] | None) -> 
             if supervisor is not None:
                 supervisor.returncode = 0  # else Popen warns that it outlives this command
             return stack
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+        time.sleep(POLL_SECONDS)
     raise ServerError(
         f"the stack of {home} is not up after {SECONDS_TO_START:g} s",
         hint=f"the logs are in {home / 'prefect'}",
@@ -118,7 +121,7 @@ def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
     missing: list[str] = []
     for path, words in wanted.items():
         try:
-            ask(api_url, path, seconds=_ANSWER_SECONDS)
+            ask(api_url, path)
         except urllib.error.HTTPError as error:
             if error.code != HTTPStatus.NOT_FOUND:
                 return []
@@ -133,11 +136,11 @@ def wait_for_own_server(home: Path) -> None:
 
     A server that the command started would have the command's environment, not the supervisor's.
     """
-    deadline = time.monotonic() + SECONDS_TO_BE_STARTED
-    while time.monotonic() < deadline and configured_api_url() is None:
-        if find_running(home) is None or find_process_of_server(home) is not None:
-            return
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    if configured_api_url() is None:
+        wait_until(
+            lambda: find_running(home) is None or find_process_of_server(home) is not None,
+            seconds=SECONDS_TO_START,
+        )
 
 
 def stop_stack(home: Path) -> list[str]:

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import psutil
 
+from infra.polling import wait_until
 from infra.prefect.logs import spawn
+from infra.prefect.server import SECONDS_TO_DIE
+from infra.retry import after_failure
 
 SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
-SECONDS_TO_DIE = 10.0  # of a killed process, or of a worker without runs
 STACK = "NANOCHAT_STACK"  # the home; marks a supervisor's workers and all that they start
-FIRST_PAUSE = 1.0  # seconds before the second start; doubled with each early end
-LONGEST_PAUSE = 30.0
 SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start
 _FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
@@ -45,7 +45,6 @@ class Backoff:
 
     def __init__(self) -> None:
         self.tries = 0  # that ended in quick succession
-        self._seconds = 0.0
         self._began = 0.0
         self._not_before = 0.0
 
@@ -63,11 +62,11 @@ class Backoff:
         now = time.monotonic()
         # A long life resets the backoff: only ends in quick succession lengthen the pause.
         if now - self._began > SECONDS_OF_HEALTH:
-            self._seconds, self.tries = 0.0, 0
+            self.tries = 0
         self.tries += 1
-        self._seconds = min(LONGEST_PAUSE, 2 * self._seconds or FIRST_PAUSE)
-        self._not_before = now + self._seconds
-        return self._seconds
+        pause = after_failure(self.tries)
+        self._not_before = now + pause
+        return pause
 
 
 class ManagedProcess:
@@ -191,10 +190,10 @@ class Leftovers:
 def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
     """End the processes that workers of an earlier supervisor left; return their number."""
     leftovers = Leftovers()
-    deadline = time.monotonic() + seconds + SECONDS_TO_DIE
     number = leftovers.end(marked(home), seconds=seconds)
-    while leftovers.end(marked(home), seconds=seconds) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(
+        lambda: not leftovers.end(marked(home), seconds=seconds), seconds=seconds + SECONDS_TO_DIE
+    )
     return number
 
 

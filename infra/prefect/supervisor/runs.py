@@ -21,9 +21,8 @@ from infra.prefect.access import ask, may_pass
 AUTO_RESUME = "auto-resume"  # tag of runs that are resumed automatically after a crash
 AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
 SECONDS_OF_AUTOMATION = 45.0  # the automation of a busy server may take that long
-_MOST_SECONDS = 3600.0  # a run that crashed longer ago was left so by a person
+MAX_SECONDS_CRASHED = 3600.0  # a run that crashed longer ago was left so by its user
 _MOST_RUNS = 50  # that crashed last, in one look
-_SECONDS = 10.0  # timeout of a request to a busy server
 
 
 def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: bool) -> bool:
@@ -35,14 +34,14 @@ def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: 
     """
     is_changed = False
     try:
-        run = _ask(api_url, f"/flow_runs/{flow_run}")
+        run = ask(api_url, f"/flow_runs/{flow_run}")
         # A run in a final state has reported its own end.
         if run["state"]["type"] in ("PENDING", "RUNNING"):
             if _seconds(run) > until:
                 return False
             _set_state(api_url, flow_run, "CRASHED", "Crashed", why)
             is_changed = True
-            run = _ask(api_url, f"/flow_runs/{flow_run}")
+            run = ask(api_url, f"/flow_runs/{flow_run}")
         if resume and run["state"]["type"] == "CRASHED" and AUTO_RESUME in run["tags"]:
             _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", why, force=True)
             is_changed = True
@@ -61,10 +60,10 @@ def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) ->
     wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
     body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": _MOST_RUNS}
     named = {"automations": {"name": {"any_": [AUTOMATION]}}}
-    if not any(found["enabled"] for found in _ask(api_url, "/automations/filter", body=named)):
+    if not any(found["enabled"] for found in ask(api_url, "/automations/filter", body=named)):
         return
-    for run in _ask(api_url, "/flow_runs/filter", body=body):
-        if SECONDS_OF_AUTOMATION < now - _seconds(run) < _MOST_SECONDS:
+    for run in ask(api_url, "/flow_runs/filter", body=body):
+        if SECONDS_OF_AUTOMATION < now - _seconds(run) < MAX_SECONDS_CRASHED:
             # Not forced: Prefect refuses it for a run that was resumed meanwhile.
             _set_state(api_url, run["id"], "SCHEDULED", "AwaitingRetry", "resumed after a crash")
             log(f"run {run['id']}: resumed, its crash was overlooked")
@@ -73,7 +72,7 @@ def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) ->
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
     """Return whether the worker has polled its pool since `since`, in unix seconds."""
     try:
-        found = _ask(api_url, f"/work_pools/{quote(pool, safe='')}/workers/filter", body={})
+        found = ask(api_url, f"/work_pools/{quote(pool, safe='')}/workers/filter", body={})
     except (OSError, ValueError):
         return False
     beats = (item["last_heartbeat_time"] for item in found if item["name"] == worker)
@@ -84,13 +83,9 @@ def _set_state(
     api_url: str, flow_run: str, kind: str, name: str, message: str, *, force: bool = False
 ) -> None:
     body = {"state": {"type": kind, "name": name, "message": message}, "force": force}
-    _ask(api_url, f"/flow_runs/{flow_run}/set_state", body=body)
+    ask(api_url, f"/flow_runs/{flow_run}/set_state", body=body)
 
 
 def _seconds(run: dict[str, Any]) -> float:
     """Return since when, in unix seconds, a run is in its state."""
     return datetime.fromisoformat(run["state"]["timestamp"]).timestamp()
-
-
-def _ask(api_url: str, path: str, *, body: Any = None, method: str | None = None) -> Any:
-    return ask(api_url, path, body=body, seconds=_SECONDS, method=method)

@@ -16,7 +16,6 @@ from infra.prefect.supervisor.processes import Backoff, Interval
 SECONDS_BETWEEN_QUESTIONS = 15.0
 MOST_UNANSWERED = 8  # 2 minutes
 MOST_UNANSWERED_AT_START = 20  # 5 minutes, of one that was started again
-_ANSWER_SECONDS = 5.0
 
 
 class OwnServer:
@@ -57,7 +56,7 @@ class OwnServer:
         is_due = self._questions.begins()
         if self._is_up and not is_due:
             return
-        if is_healthy(server, seconds=_ANSWER_SECONDS):
+        if is_healthy(server):
             self._unanswered = 0
             if not self._is_up:
                 check_admitted(server.api_url)

@@ -19,6 +19,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from infra.polling import ASK_SECONDS, wait_until
 from infra.prefect.access import (
     AUTH,
     WEBHOOK,
@@ -30,10 +31,9 @@ from infra.prefect.access import (
 )
 from infra.prefect.logs import last_line, rotate
 from infra.prefect.records import find_stack, my_stack, runs_of_last, write_record
-from infra.prefect.server import client_environment, own_environment, stop_server
+from infra.prefect.server import SECONDS_TO_DIE, client_environment, own_environment, stop_server
 from infra.prefect.supervisor.control import SECONDS_TO_END
 from infra.prefect.supervisor.processes import (
-    SECONDS_TO_DIE,
     SECONDS_TO_SAVE,
     Interval,
     Leftovers,
@@ -44,11 +44,9 @@ from infra.prefect.supervisor.processes import (
 from infra.prefect.supervisor.runs import is_polling, look_for_crashed, report_lost
 from infra.prefect.supervisor.servers import OwnServer
 from infra.prefect.supervisor.workers import managed_worker, worker_environment, worker_name
+from infra.retry import TRIES
 
-SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_TO_REPORT = 15.0  # lost runs to Prefect, when the stack stops
-REGISTRATIONS = 3  # tries to register the deployments
-MAX_EARLY_ENDS = 5  # of a worker that never polled: about a minute
+MAX_EARLY_ENDS = 5  # of a worker that never polled: about two minutes
 
 
 class Supervisor:
@@ -81,7 +79,7 @@ class Supervisor:
         self._registration = ManagedProcess(
             "registration", list(register), output=home / "prefect" / "register.log", log=log
         )
-        self._registrations_left = REGISTRATIONS if register else 0
+        self._registrations_left = TRIES if register else 0
         self._workers = {pool: managed_worker(pool, home, log=log) for pool in pools}
         self._leftovers = Leftovers()
         # Flow run id -> unix seconds of the last look that saw a process of it.
@@ -104,7 +102,7 @@ class Supervisor:
             try:
                 # Of an earlier, killed supervisor: its runs' processes may still hold the GPUs.
                 end_leftovers(self._home)
-                while not self._stop.wait(SECONDS_BETWEEN_LOOKS):
+                while not self._stop.wait(ASK_SECONDS):
                     self._look()
             except ServerError as error:
                 self._note(problem=str(error), hint=error.hint)
@@ -228,14 +226,19 @@ class Supervisor:
         self._end_runs()
         self._signal_workers(signal.SIGTERM, signal.SIGCONT)
         workers = self._workers.values()
-        self._wait(lambda: all(worker.is_over for worker in workers), SECONDS_TO_DIE)
+        hurry = self._hurry.is_set
+        wait_until(
+            lambda: hurry() or all(worker.is_over for worker in workers), seconds=SECONDS_TO_DIE
+        )
         for worker in workers:
             worker.kill()
         end_leftovers(self._home, seconds=0)
         # The server ends last: runs and workers report their ends to it.
         if self._lost and (api_url := self._api_url) is not None:
             why = "the stack was stopped; resumes when a worker starts"
-            self._wait(lambda: self._report(api_url, why, resume=True), SECONDS_TO_REPORT)
+            wait_until(
+                lambda: self._report(api_url, why, resume=True) or hurry(), seconds=SECONDS_TO_DIE
+            )
         if self._shared is None:
             stop_server(self._home)
         self._note(workers={}, runs=list(self._lost))
@@ -251,7 +254,7 @@ class Supervisor:
             seconds = 0 if self._hurry.is_set() else SECONDS_TO_SAVE
             return self._leftovers.end(processes, seconds=seconds) == 0
 
-        self._wait(are_over, SECONDS_TO_SAVE + SECONDS_TO_DIE, hurries=False)
+        wait_until(are_over, seconds=SECONDS_TO_SAVE + SECONDS_TO_DIE)
         self._lost |= {run: seen + SECONDS_TO_DIE for run, seen in self._seen.items()}
 
     def _signal_workers(self, *numbers: signal.Signals) -> None:
@@ -266,14 +269,6 @@ class Supervisor:
         with contextlib.suppress(OSError):  # a full disk is no reason to end runs: retried later
             write_record(self._home, changed)
             self._is_written = True
-
-    def _wait(self, is_done: Callable[[], bool], seconds: float, *, hurries: bool = True) -> None:
-        """Wait until `is_done`, for `seconds` at most; return at once on a second stop signal."""
-        deadline = time.monotonic() + seconds
-        while not is_done() and time.monotonic() < deadline:
-            if hurries and self._hurry.is_set():
-                return
-            time.sleep(0.1)
 
     @contextlib.contextmanager
     def _until_signalled(self) -> Generator[None]:

@@ -23,8 +23,7 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 # Interval of a flow run's heartbeats: Prefect's minimum. The silence after which a run counts as
 # lost follows from it; see deployments/automations.py.
 HEARTBEAT_SECONDS = 30
-QUERY_SECONDS = 2  # between two polls of a worker
-PREFETCH_SECONDS = 2  # how long before its time a scheduled run is taken
+QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
 
 
@@ -43,7 +42,7 @@ def worker_command(pool: str) -> list[str]:
     return [
         *(sys.executable, "-m", "infra.prefect.supervisor.workers", "worker", "start"),
         *("--pool", pool, "--type", "process", "--name", worker_name(pool)),
-        *("--limit", str(runs_at_once(pool)), "--prefetch-seconds", str(PREFETCH_SECONDS)),
+        *("--limit", str(runs_at_once(pool)), "--prefetch-seconds", str(QUERY_SECONDS)),
     ]
 
 

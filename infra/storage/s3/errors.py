@@ -1,9 +1,7 @@
 """Failures of a bucket: which ones to retry, and how to explain them to a user."""
 
 import http.client
-import random
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import urllib3.exceptions
@@ -39,23 +37,6 @@ _TRANSIENT = {
 # Request timeout, conflict, too early, too many requests.
 _TRANSIENT_STATUS = {408, 409, 425, 429}
 _NEVER = {"NotImplemented", "NoSuchBucket"}  # never retried, whatever their status
-
-
-@dataclass(frozen=True, kw_only=True)
-class RetryPolicy:
-    """Limits on the retries of one operation."""
-
-    tries: int = 8
-    first_wait: float = 0.2  # seconds; doubles each time, with random jitter
-    longest_wait: float = 15.0
-    deadline: float = 120.0  # seconds after which no new try begins
-
-    def wait(self, tries: int) -> float:
-        """Return the seconds to wait after so many tries."""
-        # Exponential backoff; the exponent is bounded, since a huge one overflows a float.
-        seconds = min(self.first_wait * 2 ** min(tries - 1, 60), self.longest_wait)
-        # Jitter: clients that failed together must not all come back together.
-        return seconds * random.uniform(0.5, 1.0)
 
 
 def code_of(error: Exception) -> str:
@@ -120,7 +101,7 @@ _HINTS = {
         "missing looks forbidden"
     ),
 }
-_PROBE = "`nanochat doctor` tries everything that is needed of a store"
+_PROBE = "`nanochat doctor --probe-store` tries everything that is needed of a store"
 _HINT_OF = {code: hint for codes, hint in _HINTS.items() for code in codes.split()}
 
 

@@ -7,8 +7,8 @@ safe because each is either idempotent or decided by a condition whose outcome i
 import contextlib
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     ClientError,
 )
 
+from infra.retry import NoAnswer, RetryPolicy, until_answered
 from infra.storage.base import (
     MAX_RECORD,
     ObjectInfo,
@@ -34,7 +35,6 @@ from infra.storage.s3.conditional import TRIALS, find_faults
 from infra.storage.s3.errors import (
     FAILURES,
     NoResponse,
-    RetryPolicy,
     code_of,
     explain,
     is_lost,
@@ -49,18 +49,14 @@ _FIRST_CONTACT = 3  # tries of a store that never answered: its address may be w
 _OBJECT_VERBS = {"get_object", "delete_object"}
 _ETAG_VERBS = {"put_object", "get_object", "head_object"}
 _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
+_POLICY = RetryPolicy(tries=8, first_wait=0.2, longest_wait=15.0, deadline=120.0)
 _T = TypeVar("_T")
 
 
 class S3Store:
     """Objects under a prefix of a bucket. Nothing is contacted before the first verb."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        retry_policy: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, url: str, *, retry_policy: RetryPolicy = _POLICY) -> None:
         self.bucket, prefix = parse_url(url)
         self.prefix = f"{prefix}/" if prefix else ""
         self._addressing = read_addressing()
@@ -360,25 +356,24 @@ class S3Store:
 
     def _retry(self, what: str, operation: Callable[[], _T], *, tries: int | None = None) -> _T:
         """Return the result of an operation, which is repeated while it may succeed."""
-        policy, started, count = self._retry_policy, time.monotonic(), 0
-        while True:
-            count += 1
-            try:
-                return operation()
-            except FAILURES as error:
-                limit = tries or policy.tries
-                if is_lost(error) and not self.has_accepted:
-                    limit = min(limit, _FIRST_CONTACT)
-                wait, passed = policy.wait(count), time.monotonic() - started
-                # A wait that would end after the deadline is not begun.
-                may_retry = count < limit and passed + wait <= policy.deadline
-                if not may_retry or not self._is_transient(error):
-                    note = f" ({count} tries in {passed:.0f} s)" if count > 1 else ""
-                    endpoint = self.client.meta.endpoint_url
-                    raise explain(
-                        error, what=what, url=self.url, endpoint=endpoint, note=note
-                    ) from error
-            time.sleep(wait)
+
+        def check(failure: NoAnswer) -> None:
+            error = failure.error
+            is_no_store = is_lost(error) and not self.has_accepted
+            if (
+                failure.is_last
+                or not self._is_transient(error)
+                or (is_no_store and failure.tries >= _FIRST_CONTACT)
+            ):
+                tries, seconds = failure.tries, failure.seconds
+                note = f" ({tries} tries in {seconds:.0f} s)" if tries > 1 else ""
+                endpoint = self.client.meta.endpoint_url
+                raise explain(
+                    error, what=what, url=self.url, endpoint=endpoint, note=note
+                ) from error
+
+        policy = replace(self._retry_policy, tries=tries or self._retry_policy.tries)
+        return until_answered(operation, FAILURES, policy=policy, on_failure=check)
 
     def _is_transient(self, error: Exception) -> bool:
         code = code_of(error)

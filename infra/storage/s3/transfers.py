@@ -22,9 +22,10 @@ from s3transfer.manager import (  # pyright: ignore[reportMissingTypeStubs]
 )
 from s3transfer.subscribers import BaseSubscriber  # pyright: ignore[reportMissingTypeStubs]
 
+from infra.retry import RetryPolicy
 from infra.storage.base import ObjectInfo, OnBytes
 from infra.storage.s3.client import THREADS
-from infra.storage.s3.errors import NoResponse, RetryPolicy, code_of, is_transient
+from infra.storage.s3.errors import NoResponse, code_of, is_transient
 from nanochat_core.errors import StoreError
 
 PART = 16 << 20  # bytes
@@ -49,7 +50,7 @@ class Transfers:
                 multipart_chunksize=PART,
                 max_request_concurrency=THREADS,
                 max_io_queue_size=4 * THREADS,
-                num_download_attempts=retry_policy.tries,  # of a body that is cut off
+                num_download_attempts=int(retry_policy.tries),  # of a body that is cut off
             ),
         )
 

@@ -68,7 +68,7 @@ def login_node(cluster: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "PET_MASTER_ADDR": "127.0.0.1",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(gangs, "SECONDS_BETWEEN_LOOKS", 0.5)
+    monkeypatch.setattr(gangs, "SLOW_SECONDS", 0.5)
 
 
 class Caller:

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from flows.identity.manifest import File
+from infra.retry import RetryPolicy
 from infra.storage.base import OnBytes, Store, ignore_bytes
-from infra.storage.s3.errors import RetryPolicy
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.s3_server import client_environment
 from tests.support.reliability import fault_pipeline
@@ -80,7 +80,7 @@ def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> 
     most = 1.2  # times the requests, not MOST_REQUESTS: enough to see that they are counted
     fault = Fault(kind="status", nth=30, count=10**6)
     many = int(1.1 * most * sum(pipeline.calm[False].values()))
-    retry_policy = RetryPolicy(tries=many, first_wait=0.0, deadline=600.0)
+    retry_policy = RetryPolicy(tries=many, first_wait=0.0)
     with (
         mock.patch.object(fault_pipeline, "MOST_REQUESTS", most),
         mock.patch.object(fault_pipeline, "PATIENCE_OF_A_PERSON", 0.2),

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import flows.building.retry
 import flows.building.stage_request
 import flows.orchestration.one_stage
+import infra.retry
 from flows.building.context import BuildContext, Watch
 from flows.building.stage_request import StageRequest
 from flows.identity.manifest import Manifest
@@ -90,7 +90,7 @@ if DIRECTORY in os.environ:  # in a worker; the test itself imports this module 
     for module in patched:
         module.open_request = _open_order
         module.stage_of = _stage_of
-    flows.building.retry.FIRST_PAUSE = 0.5
+    infra.retry.FIRST_PAUSE = 0.5
 
 
 def _option(label: str) -> Option:

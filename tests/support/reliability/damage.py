@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flows.artifacts import transfer
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_artifact
 from flows.identity.manifest import Manifest
+from infra.retry import TRIES
 from infra.storage.base import ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import NanochatError
@@ -37,7 +37,7 @@ OBJECTS = ("file", "log", *RECORDS)  # in the store
 COPIES = ("cached file", "cached manifest")
 
 
-WAYS = {"answered wrongly at first": transfer.TRIES - 1, "answered wrongly always": 10**9}
+WAYS = {"answered wrongly at first": TRIES - 1, "answered wrongly always": 10**9}
 
 
 PLACES = (*OBJECTS, *COPIES, *WAYS)

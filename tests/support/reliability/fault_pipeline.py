@@ -28,9 +28,9 @@ import flows.building.job
 from flows.identity.manifest import Manifest
 from flows.leases.held_lease import LeaseTimings
 from flows.stages import Stage
+from infra.retry import RetryPolicy
 from infra.storage.base import Store
 from infra.storage.s3 import client
-from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result
@@ -50,7 +50,7 @@ _READ_SECONDS = 0.8  # the client's read timeout; the proxy drips for less
 _TERMS = LeaseTimings(beat=0.03, look=0.3, longest_look=0.6)
 PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
 _JOB_SECONDS = 0.05
-PATIENCE = RetryPolicy(first_wait=0.01, longest_wait=0.05, deadline=20.0)
+PATIENCE = RetryPolicy(tries=8, first_wait=0.01, longest_wait=0.05, deadline=20.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class Pipeline:
         home.mkdir()
         kind = kind or (S3Store if tries_conditions else TriedStore)
         store = self._open(prefix, "proxy", kind, retry_policy)
-        direct = self._open(prefix, "server", TriedStore, RetryPolicy())
+        direct = self._open(prefix, "server", TriedStore, RetryPolicy(tries=8))
         began = time.monotonic()
         self.proxy.arm(*faults, storm=storm, seed=seed)
         with _reader(direct, every=0.1 if watched else None) as partial:

@@ -19,9 +19,8 @@ import flows.building.build
 import flows.leases.acquire
 import flows.leases.file_lock
 import flows.leases.held_lease
-import flows.leases.outage
-import infra.storage.s3.errors
-import infra.storage.s3.store
+import infra.polling
+import infra.retry
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
 from flows.building.build import BuildContext, Built, build
@@ -296,12 +295,12 @@ def simulated(world: World) -> Generator[None]:
     time, threading = SimTime(world), SimThreading(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
         (flows.leases.held_lease, "threading", threading),
-        (flows.leases.held_lease, "_SECONDS_BETWEEN_LOOKS", 10.0),
-        (flows.leases.outage, "time", time),
+        (flows.leases.held_lease, "POLL_SECONDS", 10.0),
+        (infra.polling, "time", time),
+        (infra.retry, "time", time),
         (flows.leases.acquire, "time", time),
-        (infra.storage.s3.store, "time", time),
-        (infra.storage.s3.errors, "random", world.rng),
-        (flows.leases.acquire, "_SECONDS_BETWEEN_TRIES", 10.0),
+        (infra.retry, "random", world.rng),
+        (flows.leases.acquire, "POLL_SECONDS", 10.0),
         (flows.leases.file_lock, "time", time),
         (flows.leases.file_lock, "home_id", str),
         (flows.building.build, "time", time),

@@ -10,8 +10,8 @@ import pytest
 
 from flows.building import gangs, stage_request
 from flows.building.build import build, look_up
-from flows.building.gangs import PATIENCE, build_on_gang, gang_name
-from flows.building.retry import TransientStageError, is_retryable
+from flows.building.gangs import build_on_gang, gang_name
+from flows.building.retry import PATIENCE, TransientStageError, is_retryable
 from flows.building.stage_request import StageRequest, build_on_node, make_request, read_request
 from infra.gangs.base import GangError, GangSpec, GangState, SchedulerUnavailable
 from nanochat_core.errors import ConfigError, StageError
@@ -80,7 +80,7 @@ def request_(toys: Any, monkeypatch: pytest.MonkeyPatch) -> StageRequest:
 
     for module in (gangs, stage_request):
         monkeypatch.setattr(module, "open_request", open_toy)
-    monkeypatch.setattr(gangs, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(gangs, "SLOW_SECONDS", 0.01)
     fingerprint = look_up(stage, toys.context(), {}, force=False).identity.fingerprint
     run = make_run("toy-1")
     return make_request(stage, toys.context(), run, {}, fingerprint=fingerprint, force=False)
@@ -216,7 +216,7 @@ def test_a_scheduler_that_stays_away_is_given_up(
     times = SimpleNamespace(
         monotonic=lambda: float(next(clock)), sleep=lambda seconds: None, time=lambda: 0.0
     )
-    monkeypatch.setattr(gangs, "time", times)
+    monkeypatch.setattr("infra.retry.time", times)
     with pytest.raises(TransientStageError, match="the scheduler does not answer: no controller"):
         call(request_, Played(away=10**6))
 

@@ -6,6 +6,7 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
+from infra.retry import RetryPolicy
 from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
 
@@ -18,7 +19,7 @@ def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         monkeypatch.setattr(Api, name, [])
     monkeypatch.setattr(Api, "resumes", True)
     monkeypatch.setattr(Api, "refuses", None)
-    monkeypatch.setattr("infra.prefect.flow_runs._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("infra.prefect.flow_runs._SUBMISSION", RetryPolicy(tries=3, first_wait=0))
     monkeypatch.setattr("infra.prefect.flow_runs._unanswered", {})
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         thread = threading.Thread(target=server.serve_forever)

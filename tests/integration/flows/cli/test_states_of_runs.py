@@ -143,8 +143,8 @@ def test_a_run_that_ends_while_it_is_looked_at_keeps_what_it_recorded(
 def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("POLL_SECONDS", "SECONDS_BETWEEN_CHECKS"):
-        monkeypatch.setattr(f"flows.cli.train.logs._{name}", 0.01)
+    for name in ("ASK_SECONDS", "_SECONDS_BETWEEN_CHECKS"):
+        monkeypatch.setattr(f"flows.cli.train.logs.{name}", 0.01)
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     shards = put_artifact(store, make_manifest("shards"))

@@ -72,7 +72,7 @@ def test_what_is_refused_is_one_line(
 def test_a_run_can_be_watched_to_its_end(
     terminal: Terminal, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.submit._SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr("flows.cli.train.submit.ASK_SECONDS", 0.0)
     monkeypatch.setattr("flows.cli.train.submit.new_run_id", lambda name, when: f"{name}-1")
     put_run(store, "tiny-1", put_artifact(store, make_manifest("shards")), status="running")
     Api.states = [("SCHEDULED", "Late", ""), ("RUNNING", "Running", ""), ("COMPLETED", "Done", "")]
@@ -140,7 +140,7 @@ def test_a_refusal_has_the_hint_for_its_cause(
 def test_watching_continues_while_the_server_does_not_answer(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.submit._SECONDS_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr("flows.cli.train.submit.ASK_SECONDS", 0.0)
     monkeypatch.setattr("flows.cli.train.submit.new_run_id", lambda name, when: f"{name}-1")
     Api.states = [("COMPLETED", "Done", "")]
     Api.faults = [(READ, None), (READ, 503), (READ, 200)]

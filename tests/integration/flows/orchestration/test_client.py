@@ -80,7 +80,7 @@ def test_a_server_that_stands_still_is_reported_too(
 
     from flows.orchestration import client as module
 
-    monkeypatch.setattr(module, "SECONDS", 0.5)
+    monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
     with socket.socket() as still:
         still.bind(("127.0.0.1", 0))
         still.listen()

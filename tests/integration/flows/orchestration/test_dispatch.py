@@ -38,7 +38,7 @@ def pool(server: Server, tmp_path_factory: pytest.TempPathFactory) -> str:
 def quick(monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
     from flows.orchestration import dispatch
 
-    monkeypatch.setattr(dispatch, "SECONDS_BETWEEN_LOOKS", 0.25)
+    monkeypatch.setattr(dispatch, "ASK_SECONDS", 0.25)
 
 
 @pytest.fixture

@@ -44,9 +44,7 @@ def run(job):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flows.building import retry
-
-    monkeypatch.setattr(retry, "FIRST_PAUSE", 0.1)
+    monkeypatch.setattr("infra.retry.FIRST_PAUSE", 0.1)
 
 
 def run_counts(flow_run_name: str) -> dict[str, int]:

@@ -114,9 +114,9 @@ def test_one_that_is_silent_or_slow_is_closed_when_its_time_is_over(
     node = open_link(port.endpoint, secret=SECRET, silence=30.0)  # both were accepted before it
     assert node is not None
     ours = port.admitted.get(timeout=30.0)
-    late[0] = link.SECONDS_UNKNOWN - 1.0
+    late[0] = link.ANSWER_SECONDS - 1.0
     slow.sendall(b"2")  # another byte gives it no more time
-    late[0] = link.SECONDS_UNKNOWN + 1.0
+    late[0] = link.ANSWER_SECONDS + 1.0
     assert (said_to(silent), said_to(slow)) == (b"", b"")
     ours.send({"still": "here"})
     assert node.receive() == {"still": "here"}

@@ -136,14 +136,14 @@ def test_pauses_double_up_to_a_bound_and_start_again_after_a_long_life(
     for _ in range(7):
         pause.began()
         waits.append(pause.ended())
-    assert waits == [1, 2, 4, 8, 16, 30, 30]
+    assert waits == [5, 10, 20, 40, 60, 60, 60]
     assert not pause.is_over
     assert pause.tries == 7
 
     pause.began()
     now[0] += 61
 
-    assert pause.ended() == 1
+    assert pause.ended() == 5
     assert pause.tries == 1
 
 

@@ -83,7 +83,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers
     found = Servers(tmp_path)
     monkeypatch.setattr(servers_module, "start_server", found.start)
     monkeypatch.setattr(servers_module, "SECONDS_BETWEEN_QUESTIONS", 0.0)
-    monkeypatch.setattr(servers_module, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("infra.prefect.access.ANSWER_SECONDS", 0.5)
     yield found
     for process in found.started:
         process.kill()
@@ -130,7 +130,7 @@ def test_what_keeps_a_server_from_starting_again_is_waited_for(
     for _ in range(20):
         now[0] += 31
         assert own.look() is None
-    assert servers.said[-1] == "server: the disk is full; again in 30 s"
+    assert servers.said[-1] == "server: the disk is full; again in 60 s"
 
     servers.problem = None
     now[0] += 31
@@ -162,14 +162,14 @@ def test_a_worker_that_cannot_be_started_is_tried_again(
     worker.start({})
 
     assert (worker.pid, worker.may_start) == (None, False)
-    assert said == ["worker gpu: No space left on device; again in 1 s"]
+    assert said == ["worker gpu: No space left on device; again in 5 s"]
 
 
 def test_a_worker_that_never_starts_is_given_up_with_the_last_line_of_its_log(
     servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(supervisor_module, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr("infra.retry.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(supervisor_module, "ASK_SECONDS", 0.01)
     said = "print('PermissionError: no room\\nAn exception occurred.\\n'); raise SystemExit(1)"
     monkeypatch.setattr(
         supervisor_module,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.retry import RetryPolicy
 from infra.storage.base import BadObject, ObjectNotFound, Store
 from infra.storage.local import LocalStore
-from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.conftest import BUCKET
@@ -24,7 +24,7 @@ from tests.support.infra.storage.s3_server import S3Server, client_environment
 
 RACES = int(os.environ.get("NANOCHAT_TEST_RACES", "2"))  # of each kind on each store
 PART = 1 << 16  # bytes; a part of a large object here
-IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
+IMPATIENT = RetryPolicy(tries=8, first_wait=0.005, longest_wait=0.05)
 BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "plain": (),
     "no-checksums": (Quirk.CHECKS_NO_CHECKSUMS,),

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.retry import RetryPolicy
 from infra.storage.base import ObjectNotFound, StoreUnavailable
-from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3

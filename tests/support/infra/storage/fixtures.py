@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from s3transfer.utils import ChunksizeAdjuster  # pyright: ignore[reportMissingTypeStubs]
 
+from infra.retry import RetryPolicy
 from infra.storage.s3 import store as s3_store
 from infra.storage.s3 import transfers
-from infra.storage.s3.errors import RetryPolicy
 from infra.storage.s3.store import S3Store
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import Fault, Quirk
 from tests.support.infra.storage.s3_server import client_environment
 
 PARTS = 12  # of a large file
-IMPATIENT = RetryPolicy(first_wait=0.005, longest_wait=0.05)
+IMPATIENT = RetryPolicy(tries=8, first_wait=0.005, longest_wait=0.05)
 MakeFake = Callable[..., FakeS3]
 
 

@@ -12,7 +12,6 @@ import pytest
 from flows.artifacts import transfer
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.transfer import (
-    TRIES,
     fetch_file,
     fetch_verified,
     find_fault,
@@ -21,6 +20,7 @@ from flows.artifacts.transfer import (
     transfer_each,
 )
 from flows.identity.manifest import File
+from infra.retry import TRIES
 from infra.storage.base import OnBytes
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError

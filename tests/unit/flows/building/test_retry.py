@@ -3,8 +3,6 @@
 import pytest
 
 from flows.building.retry import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
     RetryBudget,
     TransientStageError,
     is_retryable,
@@ -12,6 +10,7 @@ from flows.building.retry import (
 from flows.leases.lease import LeaseLost
 from flows.run_request import RETRIES
 from infra.launch.torchrun import JobFailed, StageInterrupted
+from infra.retry import FIRST_PAUSE, LONGEST_PAUSE
 from infra.storage.base import StoreUnavailable
 from nanochat_core.errors import ArtifactError, ConfigError, DataError, StageError, StoreError
 

@@ -129,7 +129,7 @@ def test_an_unfinished_stage_is_read_from_this_machine(
 def test_a_run_is_followed_until_it_has_ended(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.logs._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     run = put_run(store, "tiny-1", status="running")
@@ -156,7 +156,7 @@ def test_a_run_is_followed_until_it_has_ended(
 def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
     terminal: Terminal, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.logs._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
     counted = Counting(tmp_path / "home" / "store")
     monkeypatch.setattr("flows.cli.options.open_store", lambda url: counted)
     write_events(tmp_path / "events", STEPS)
@@ -179,7 +179,7 @@ def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Following that looks at once, and at every look, whether a process builds the run."""
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setattr("flows.cli.train.logs._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
     for name in ("BETWEEN_CHECKS", "WITHOUT_BUILDER"):
         monkeypatch.setattr(f"flows.cli.train.logs._SECONDS_{name}", 0.0)
 

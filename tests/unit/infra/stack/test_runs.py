@@ -20,9 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = []
     state: dict[str, Any] = {"type": "RUNNING", "timestamp": SHOWN}
 
-    def ask(
-        api_url: str, path: str, *, body: Any = None, seconds: float, method: str | None
-    ) -> Any:
+    def ask(api_url: str, path: str, *, body: Any = None) -> Any:
         if body is not None:
             told.append(body["state"])
             state.update(body["state"])

@@ -1,0 +1,17 @@
+"""How often something is looked at, and for how long an answer is awaited, in seconds."""
+
+import time
+from collections.abc import Callable
+
+POLL_SECONDS = 0.1  # between two looks at what this machine knows: a process, a lock, an event
+ASK_SECONDS = 1.0  # between two requests about what the store or Prefect knows
+SLOW_SECONDS = 5.0  # between two questions to a scheduler, and between two reports of progress
+ANSWER_SECONDS = 10.0  # timeout of a request: a server on SQLite may be busy
+
+
+def wait_until(is_done: Callable[[], bool], *, seconds: float, every: float = POLL_SECONDS) -> bool:
+    """Wait until `is_done` returns True, at most `seconds`; return whether it did."""
+    deadline = time.monotonic() + seconds
+    while not (is_over := is_done()) and time.monotonic() < deadline:
+        time.sleep(every)
+    return is_over
