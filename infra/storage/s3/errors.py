@@ -21,6 +21,10 @@ class NoResponse(Exception):
     """An answer that is cut short or not of this store: the request may have been carried out."""
 
 
+class Replaced(NoResponse):
+    """An object that another writer, or a lost upload, replaced during its transfer."""
+
+
 # No answer: whether the store carried the request out is not known.
 LOST = (
     *(NoResponse, boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError),
@@ -34,8 +38,8 @@ _TRANSIENT = {
     *("ConditionalRequestConflict", "OperationAborted", "InternalError", "RequestTimeout"),
     *("ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"),
 }
-# Request timeout, conflict, too early, too many requests.
-_TRANSIENT_STATUS = {408, 409, 425, 429}
+_TRANSIENT_STATUS = {408, 409, 425, 429}  # timeout, conflict, too early, too many requests
+_LOST_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}  # or a part of it is lost
 _NEVER = {"NotImplemented", "NoSuchBucket"}  # never retried, whatever their status
 
 
@@ -75,6 +79,11 @@ def is_transient(error: Exception) -> bool:
     return code in _TRANSIENT or status >= 500 or status in _TRANSIENT_STATUS
 
 
+def is_restart(error: Exception) -> bool:
+    """Return whether a whole transfer has to begin again."""
+    return isinstance(error, Replaced) or code_of(error) in _LOST_UPLOAD
+
+
 # Hints by S3's codes, statuses and botocore's exceptions.
 _HINTS = {
     "NoSuchBucket": (
@@ -83,9 +92,7 @@ _HINTS = {
     "NoCredentialsError PartialCredentialsError": (
         "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     ),
-    "InvalidAccessKeyId": (
-        "check AWS_ACCESS_KEY_ID or AWS_PROFILE, and that they are for this endpoint"
-    ),
+    "InvalidAccessKeyId": "check AWS_ACCESS_KEY_ID or AWS_PROFILE, and the endpoint",
     "SignatureDoesNotMatch": (
         "the secret does not fit the access key: check AWS_SECRET_ACCESS_KEY, and AWS_REGION if "
         "the store has a region of its own"
@@ -101,7 +108,7 @@ _HINTS = {
         "missing looks forbidden"
     ),
 }
-_PROBE = "`nanochat doctor --probe-store` tries everything that is needed of a store"
+_PROBE = "`nanochat doctor` tries everything that is needed of a store"
 _HINT_OF = {code: hint for codes, hint in _HINTS.items() for code in codes.split()}
 
 
@@ -126,6 +133,7 @@ def explain(error: Exception, *, what: str, url: str, endpoint: str, note: str) 
         hint = "it is overloaded or out of order; run the command again later"
         return StoreUnavailable(failed, hint=hint)
     region = _part_of(error, "ResponseMetadata").get("HTTPHeaders", {}).get("x-amz-bucket-region")
-    facts = {"url": url, "endpoint": endpoint, "region": region or "..."}
-    bucket = url.split("/")[2]
-    return StoreError(failed, hint=_HINT_OF.get(code, _PROBE).format(bucket=bucket, **facts))
+    facts = {"url": url, "endpoint": endpoint, "bucket": url.split("/")[2]}
+    return StoreError(
+        failed, hint=_HINT_OF.get(code, _PROBE).format(region=region or "...", **facts)
+    )

@@ -1,7 +1,14 @@
-"""Probe of a store: try everything that is needed of it, in the store itself, and clean up."""
+"""Probe of a store: try what is needed of it, in the store itself, and clean up.
 
+Leases, names and manifests belong to the writer whose condition held, so a store that does not
+apply If-None-Match and If-Match atomically is refused (`find_faults`). Reading needs neither.
+`nanochat doctor --probe-store` tries everything (`probe`).
+"""
+
+import contextlib
 import itertools
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +18,20 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeAlias
 
-from infra.storage.base import ObjectNotFound, Store
-from infra.storage.s3.conditional import RACERS, TRIALS, find_faults
+from infra.parallel import in_parallel
+from infra.storage.base import ObjectNotFound, Store, StoreUnavailable
 from nanochat_core.errors import StoreError
 
 KEYS = 1001  # one more than a page of a listing
+TRIALS = "_trials"  # prefix of the objects that a probe writes
+RACERS = 4
 ROUNDS = 20  # races of each kind
-THREADS = 16
 SKEW = 300  # seconds that clocks may differ; S3 refuses requests at 900
 _ANOTHER = "use another store"
 PART = 16 << 20  # bytes; a larger object is transferred in parts
+_STALE = "0" * 32  # a version that no object has
+_At: TypeAlias = tuple[str, str | None]  # a key and the version that it has to have; None: none
+_UNSUPPORTED = {400, 405, 501}  # how stores refuse a condition they do not know
 State: TypeAlias = Literal["ok", "warn", "fail"]
 
 
@@ -95,17 +106,15 @@ class _Trial:
 
     def clean(self) -> list[str]:
         """Remove all objects; return those that could not be removed, or the errors."""
-        problems: list[str] = []
 
-        def delete(key: str) -> None:
+        def delete(key: str) -> str:
             try:
                 self._store.delete(key)
             except StoreError as error:
-                problems.append(str(error))
+                return str(error)
+            return ""
 
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(delete, self._keys))
-        return problems
+        return [problem for problem in in_parallel(delete, self._keys) if problem]
 
     def put(self) -> str:
         """Test that an object can be written."""
@@ -144,8 +153,7 @@ class _Trial:
 
     def list(self) -> str:
         """Test that more keys than fit in one page are all listed."""
-        with ThreadPoolExecutor(THREADS) as pool:
-            expected = set(pool.map(self._put, [b""] * KEYS))
+        expected = set(in_parallel(self._put, [b""] * KEYS))
         missing = expected - {entry.key for entry in self._store.list(self._root)}
         if missing:
             raise StoreError(
@@ -173,17 +181,15 @@ class _Trial:
 
     def conditions(self) -> str:
         """Test that one of several simultaneous conditional writes wins."""
-        faults = find_faults(
-            self._store,
-            put_if_absent=self._store.put_if_absent,
-            put_if_same=lambda key, data, version: self._store.put_if_same(
-                key, data, version=version
-            ),
-            rounds=ROUNDS,
-        )
+        faults = find_faults(self._store, self._write_if, rounds=ROUNDS)
         if faults:
             raise StoreError(f"it {' and '.join(faults)}", hint=_ANOTHER)
         return f"of {RACERS} who write at once one wins, {ROUNDS} times for each condition"
+
+    def _write_if(self, key: str, data: bytes, version: str | None = None) -> bool:
+        if version is None:
+            return self._store.put_if_absent(key, data)
+        return self._store.put_if_same(key, data, version=version)
 
     def checksum(self) -> str:
         """Test that a bucket refuses a body that was damaged on its way."""
@@ -216,3 +222,72 @@ class _Trial:
 
 def _milliseconds(started: float) -> str:
     return f"{1000 * (time.perf_counter() - started):.0f} ms"
+
+
+def find_faults(store: Store, write_if: Callable[..., bool], *, rounds: int = 5) -> Sequence[str]:
+    """Return what a store lacks, in phrases like "ignores If-Match"; none if it lacks nothing.
+
+    `write_if` writes bytes at a key that has this version, or does not exist. Writes small objects,
+    with races between several writers, and removes them.
+    """
+    root = f"{TRIALS}/{uuid.uuid4().hex}"
+    keys = [f"{root}/existing"]
+
+    def new() -> _At:
+        keys.append(f"{root}/{len(keys)}")
+        return keys[-1], None
+
+    def current() -> _At:
+        return keys[0], store.get_stored(keys[0]).version
+
+    def write(at: _At) -> bool:
+        return write_if(at[0], uuid.uuid4().bytes, at[1])
+
+    try:
+        store.put(keys[0], b"first")
+        faults = (
+            _find_fault("If-None-Match", write, (keys[0], None), new, rounds),
+            _find_fault("If-Match", write, (keys[0], _STALE), current, rounds),
+        )
+    finally:
+        for key in keys:
+            with contextlib.suppress(StoreError):  # then `Store.abort_stale_uploads` removes it
+                store.delete(key)
+    return [fault for fault in faults if fault]
+
+
+def _find_fault(
+    header: str, write: Callable[[_At], bool], wrong: _At, right: Callable[[], _At], rounds: int
+) -> str:
+    """Return what is wrong with a condition; "" if it is atomic.
+
+    A write at `wrong` must fail; of those at one `right`, one succeeds.
+    """
+    try:
+        if write(wrong):
+            return f"ignores {header}"
+        # A store that cannot parse our version lets no write pass.
+        if not write(right()):
+            return f"refuses {header}"
+        # One request after another cannot show whether check and write are atomic; races can.
+        is_racy = any(_race(write, right()) > 1 for _ in range(rounds))
+        return f"lets several writers with the same {header} win" if is_racy else ""
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        answer = getattr(error.__cause__, "response", {})
+        if answer.get("ResponseMetadata", {}).get("HTTPStatusCode") not in _UNSUPPORTED:
+            raise
+        return f"refuses {header}"
+
+
+def _race(write: Callable[[_At], bool], at: _At) -> int:
+    """Return how many of RACERS simultaneous writers, each with its own bytes, succeed."""
+    together = threading.Barrier(RACERS)
+
+    def run(_: int) -> bool:
+        together.wait()  # all requests leave at the same moment
+        return write(at)
+
+    with ThreadPoolExecutor(RACERS) as pool:
+        return sum(pool.map(run, range(RACERS)))

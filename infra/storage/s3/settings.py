@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from infra.storage.base import check_key
@@ -12,12 +11,12 @@ _ADDRESSING = ("path", "virtual")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
-def read_addressing(environment: Mapping[str, str] = os.environ) -> str | None:
+def read_addressing() -> str | None:
     """Return NANOCHAT_S3_ADDRESSING: where a URL has the bucket's name. None means botocore's way.
 
     That is the path, and the host name at AWS itself. Raises StoreError for any other value.
     """
-    value = environment.get("NANOCHAT_S3_ADDRESSING") or None
+    value = os.environ.get("NANOCHAT_S3_ADDRESSING") or None
     if value not in (None, *_ADDRESSING):
         raise StoreError(
             f"NANOCHAT_S3_ADDRESSING is '{value}'", hint=f"it can be {' or '.join(_ADDRESSING)}"
@@ -25,18 +24,18 @@ def read_addressing(environment: Mapping[str, str] = os.environ) -> str | None:
     return value
 
 
-def endpoint_setting(environment: Mapping[str, str] = os.environ) -> str:
+def endpoint_setting() -> str:
     """Return the variable that sets the endpoint, or the file that must have set it."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
-        if environment.get(name):
+        if os.environ.get(name):
             return name
     return "endpoint_url in ~/.aws/config"
 
 
-def client_hint(environment: Mapping[str, str] = os.environ) -> str:
+def client_hint() -> str:
     """Return the hint for settings from which no client can be made."""
-    name = endpoint_setting(environment)
-    endpoint = environment.get(name, "")
+    name = endpoint_setting()
+    endpoint = os.environ.get(name, "")
     if endpoint and not endpoint.startswith(("http://", "https://")):
         return f"{name} is '{endpoint}': it begins with http:// or https://, like http://{endpoint}"
     return "check the AWS_... variables and ~/.aws/config"

@@ -7,9 +7,11 @@ safe because each is either idempotent or decided by a condition whose outcome i
 import contextlib
 import functools
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,8 +19,11 @@ from botocore.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
     BotoCoreError,
     ClientError,
 )
+from s3transfer.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+    S3DownloadFailedError,
+)
 
-from infra.retry import NoAnswer, RetryPolicy, until_answered
+from infra.retry import TRIES, NoAnswer, RetryPolicy, until_answered
 from infra.storage.base import (
     MAX_RECORD,
     ObjectInfo,
@@ -31,21 +36,22 @@ from infra.storage.base import (
 )
 from infra.storage.files import replacing, writing_to
 from infra.storage.s3.client import is_aws, make_client
-from infra.storage.s3.conditional import TRIALS, find_faults
 from infra.storage.s3.errors import (
     FAILURES,
     NoResponse,
+    Replaced,
     code_of,
     explain,
     is_lost,
+    is_restart,
     is_transient,
     status_of,
 )
+from infra.storage.s3.probe import TRIALS, find_faults
 from infra.storage.s3.settings import client_hint, parse_url, read_addressing
-from infra.storage.s3.transfers import LOST_UPLOAD, PART, ROUNDS, Progress, Transfers
+from infra.storage.s3.transfers import PART, Progress, make_manager
 from nanochat_core.errors import StoreError
 
-_FIRST_CONTACT = 3  # tries of a store that never answered: its address may be wrong
 _OBJECT_VERBS = {"get_object", "delete_object"}
 _ETAG_VERBS = {"put_object", "get_object", "head_object"}
 _MD5_OF_NOTHING = "1B2M2Y8AsgTpgAmY7PhCfg=="
@@ -80,8 +86,8 @@ class S3Store:
             raise StoreError(f"store {self.url} cannot be opened: {error}", hint=hint) from error
 
     @functools.cached_property
-    def _transfers(self) -> Transfers:
-        return Transfers(self.client, self.bucket, self._retry_policy)
+    def _transfers(self) -> Any:
+        return make_manager(self.client, self._retry_policy)
 
     def create_bucket(self) -> None:
         """Create the bucket itself, unless it is there and ours."""
@@ -99,13 +105,13 @@ class S3Store:
         """See Store."""
         check_key(key)  # before the trial, which contacts the store
         self.check_conditions()
-        return self._create(key, data)
+        return self._write_if(key, data)
 
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         check_key(key)
         self.check_conditions()
-        return self._swap(key, data, version)
+        return self._write_if(key, data, version)
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
@@ -164,25 +170,28 @@ class S3Store:
     def upload(self, key: str, path: Path, *, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
         name, progress = self.prefix + check_key(key), Progress(on_bytes)
-        if path.stat().st_size <= PART:
-            data = path.read_bytes()
-            self.put(key, data)
-            on_bytes(len(data))
+        if (size := path.stat().st_size) <= PART:
+            self.put(key, path.read_bytes())
+            on_bytes(size)
             return
 
-        def has_upload(size: int, tag: str) -> bool:
+        def send() -> None:
+            tag, lost = uuid.uuid4().hex, None
             try:
+                extra, watch = {"Metadata": {"upload": tag}}, [progress.begin()]
+                self._transfers.upload(str(path), self.bucket, name, extra, watch).result()
+            except ClientError as error:
+                # The upload is also unknown if it was completed and only the answer was lost.
+                if code_of(error) != "NoSuchUpload":
+                    raise
+                lost = error
+            with contextlib.suppress(ObjectNotFound):
                 found: Any = self._retry(f"look at {key}", lambda: self._head(key))
-            except ObjectNotFound:
-                return False
-            tags = found.get("Metadata", {})
-            return found["ContentLength"] == size and tags.get("upload") == tag
+                if (found["ContentLength"], found.get("Metadata", {}).get("upload")) == (size, tag):
+                    return
+            raise lost or Replaced(f"the store does not show the {size} bytes sent")
 
-        self._retry(
-            f"put {key}",
-            lambda: self._transfers.upload(name, path, progress, has_upload),
-            tries=ROUNDS,
-        )
+        self._retry(f"put {key}", send, restarts=True)
 
     def fetch(self, key: str, path: Path, *, size: int, on_bytes: OnBytes = ignore_bytes) -> None:
         """See Store."""
@@ -193,12 +202,17 @@ class S3Store:
             check_size(f"{self.url}/{key}", found.size, size)
             if found.size <= PART:
                 temporary.write_bytes(self.get(key, size=size))
-                progress.begin().add(found.size)
-            else:
-                self._transfers.download(name, temporary, found, progress)
+                on_bytes(found.size)
+                return
+            watch = [progress.begin(found.etag)]
+            with contextlib.suppress(S3DownloadFailedError):  # If-Match does not hold
+                self._transfers.download(self.bucket, name, str(temporary), {}, watch).result()
+                if temporary.stat().st_size == found.size:
+                    return
+            raise Replaced("the object was replaced while it was fetched")
 
         with writing_to(path), replacing(path) as temporary:
-            self._retry(f"get {key}", lambda: download(temporary), tries=ROUNDS)
+            self._retry(f"get {key}", lambda: download(temporary), restarts=True)
 
     def abort_stale_uploads(self, *, older_than: float) -> int:
         """See Store."""
@@ -213,23 +227,23 @@ class S3Store:
             abort = functools.partial(self.request, "abort_multipart_upload", key, UploadId=upload)
             with contextlib.suppress(ObjectNotFound):
                 self._retry(f"drop an upload of {key}", abort)
-        trials = [entry.key for entry in self.list(f"{TRIALS}/")]
-        return len(old) + sum(self._remove_old(key, older_than) for key in trials)
+        removed = len(old)
+        for entry in list(self.list(f"{TRIALS}/")):
+            with contextlib.suppress(ObjectNotFound):
+                if self.get_stored(entry.key).age > older_than:
+                    self.delete(entry.key)
+                    removed += 1
+        return removed
 
     def list_unfinished(self) -> Sequence[tuple[str, str, float]]:
         """Return key, id and age of the first thousand unfinished uploads under the prefix."""
-        answer: Any = self._retry(
-            "list unfinished uploads",
-            lambda: self.request("list_multipart_uploads", Prefix=self.prefix),
-        )
+        ask = functools.partial(self.request, "list_multipart_uploads", Prefix=self.prefix)
+        answer: Any = self._retry("list unfinished uploads", ask)
+        uploads = [u for u in answer.get("Uploads", ()) if u["Key"].startswith(self.prefix)]
+        now = self._date_of(answer)
         return [
-            (
-                item["Key"].removeprefix(self.prefix),
-                item["UploadId"],
-                self._date_of(answer) - item["Initiated"].timestamp(),
-            )
-            for item in answer.get("Uploads", ())
-            if item["Key"].startswith(self.prefix)
+            (u["Key"].removeprefix(self.prefix), u["UploadId"], now - u["Initiated"].timestamp())
+            for u in uploads
         ]
 
     def checks_bodies(self, key: str) -> bool:
@@ -244,7 +258,7 @@ class S3Store:
         """See Store. AWS is known to have them."""
         with self._trying_conditions:
             if self.faults is None:
-                self.faults = () if is_aws(self.client) else self.find_faults()
+                self.faults = () if is_aws(self.client) else find_faults(self, self._write_if)
         if self.faults:
             raise StoreError(
                 f"store {self.url} has no atomic conditional writes: it "
@@ -275,29 +289,28 @@ class S3Store:
         self.has_accepted = True
         return answer
 
-    def _create(self, key: str, data: bytes) -> bool:
-        return self._retry(f"put {key}", lambda: self._write_if(key, data, IfNoneMatch="*"))
+    def _write_if(self, key: str, data: bytes, version: str | None = None) -> bool:
+        """Write an object if it has this version, or does not exist; return whether it was."""
+        condition = {"IfNoneMatch": "*"} if version is None else {"IfMatch": f'"{version}"'}
 
-    def _swap(self, key: str, data: bytes, version: str) -> bool:
-        return self._retry(f"put {key}", lambda: self._write_if(key, data, IfMatch=f'"{version}"'))
-
-    def _write_if(self, key: str, data: bytes, **condition: str) -> bool:
-        """Write an object if a condition holds; return whether it was written."""
-        try:
-            self.request("put_object", key, Body=data, **condition)
-        except ObjectNotFound:  # If-Match
-            return False
-        except ClientError as error:
-            if status_of(error) != 412:
-                raise
-            # 412 also follows a lost answer to our own write: then the object has our bytes.
+        def write() -> bool:
             try:
-                return self._is_ours(key, data)
-            except ObjectNotFound:
-                if "IfMatch" in condition:
-                    return False
-                raise NoResponse("the object that was in the way is gone") from error
-        return True
+                self.request("put_object", key, Body=data, **condition)
+            except ObjectNotFound:  # If-Match
+                return False
+            except ClientError as error:
+                if status_of(error) != 412:
+                    raise
+                # 412 also follows a lost answer to our own write: then the object has our bytes.
+                try:
+                    return self._is_ours(key, data)
+                except ObjectNotFound:
+                    if version is not None:
+                        return False
+                    raise NoResponse("the object that was in the way is gone") from error
+            return True
+
+        return self._retry(f"put {key}", write)
 
     def _is_ours(self, key: str, data: bytes) -> bool:
         return self._read(key, MAX_RECORD)[0] == data
@@ -341,45 +354,32 @@ class S3Store:
             )
         return parsedate_to_datetime(date).timestamp()
 
-    def find_faults(self, **rounds: int) -> Sequence[str]:
-        """Return what the conditional writes lack, after a trial of them; none if nothing."""
-        return find_faults(self, put_if_absent=self._create, put_if_same=self._swap, **rounds)
+    def _retry(self, what: str, operation: Callable[[], _T], *, restarts: bool = False) -> _T:
+        """Return the result of an operation, repeated while it may succeed, or raise it explained.
 
-    def _remove_old(self, key: str, older_than: float) -> bool:
-        try:
-            is_old = self.get_stored(key).age > older_than
-        except ObjectNotFound:
-            return False
-        if is_old:
-            self.delete(key)
-        return is_old
-
-    def _retry(self, what: str, operation: Callable[[], _T], *, tries: int | None = None) -> _T:
-        """Return the result of an operation, which is repeated while it may succeed."""
+        A transfer of a file `restarts` only if its upload was lost or its object replaced: its
+        requests are repeated one by one.
+        """
 
         def check(failure: NoAnswer) -> None:
             error = failure.error
+            may_pass = is_restart(error) if restarts else self._is_transient(error)
             is_no_store = is_lost(error) and not self.has_accepted
-            if (
-                failure.is_last
-                or not self._is_transient(error)
-                or (is_no_store and failure.tries >= _FIRST_CONTACT)
-            ):
+            if failure.is_last or not may_pass or (is_no_store and failure.tries >= TRIES):
                 tries, seconds = failure.tries, failure.seconds
                 note = f" ({tries} tries in {seconds:.0f} s)" if tries > 1 else ""
-                endpoint = self.client.meta.endpoint_url
-                raise explain(
-                    error, what=what, url=self.url, endpoint=endpoint, note=note
-                ) from error
+                facts = {"url": self.url, "endpoint": self.client.meta.endpoint_url}
+                raise explain(error, what=what, note=note, **facts) from error
 
-        policy = replace(self._retry_policy, tries=tries or self._retry_policy.tries)
+        policy = self._retry_policy
+        if restarts:  # however long a large file takes
+            policy = replace(policy, tries=TRIES, deadline=inf)
         return until_answered(operation, FAILURES, policy=policy, on_failure=check)
 
     def _is_transient(self, error: Exception) -> bool:
-        code = code_of(error)
         # A body that is damaged on its way has another signature.
-        is_damaged = self.has_accepted and code == "SignatureDoesNotMatch"
-        return is_damaged or code in LOST_UPLOAD or is_transient(error)
+        is_damaged = self.has_accepted and code_of(error) == "SignatureDoesNotMatch"
+        return is_damaged or is_transient(error)
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.s3 import conditional
+from infra.storage.s3.probe import TRIALS
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import MakeFake, store_on
@@ -77,11 +77,11 @@ def test_a_store_is_probed_once_and_not_before_a_conditional_write(fake: FakeS3)
     assert fake.count("PUT") == 1
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(lambda n: store.put_if_absent("b", b"%d" % n), range(4))) == 1
-    asked = fake.count("PUT", conditional.TRIALS)
+    asked = fake.count("PUT", TRIALS)
     assert 20 < asked < 60
     store.put_if_absent("c", b"x")
     store.check_conditions()
-    assert fake.count("PUT", conditional.TRIALS) == asked
+    assert fake.count("PUT", TRIALS) == asked
 
 
 def test_aws_itself_is_not_probed(fake: FakeS3) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,15 @@ from infra.storage.s3.client import THREADS
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.fixtures import PARTS, store_on
+from tests.support.infra.storage.fixtures import IMPATIENT, PARTS, store_on
 from tests.support.infra.storage.misbehaviour import Answer, Fault, Kind, Request
 from tests.support.infra.storage.s3_server import start_s3
 
 
-def test_an_upload_that_the_store_forgets_starts_over(
+def test_an_upload_that_the_store_forgets_starts_over_however_late(
     fake: FakeS3, large: Path, small_parts: int
 ) -> None:
-    store = store_on(fake)
+    store = store_on(fake, retry_policy=replace(IMPATIENT, deadline=0.0))
     parts = iter(range(1000))
     answer = fake.answer
 
