@@ -133,8 +133,7 @@ ArtifactName: TypeAlias = Annotated[
         name="REF", help="STAGE@RUN, STAGE/FINGERPRINT, or a profile for its newest chat model."
     ),
 ]
-_STAGE = "Name of a stage, as `nanochat plan` lists them."
-StageName: TypeAlias = Annotated[str, Parameter(help=_STAGE)]
+StageName: TypeAlias = Annotated[str, Parameter(help="A stage, as `nanochat plan` lists it.")]
 ModelName: TypeAlias = Annotated[
     str,
     Parameter(

@@ -21,8 +21,7 @@ from nanochat_core.errors import ConfigError
 
 # Words of other tools, and the commands here that do it. By letters `start` is near `status`.
 _OTHER_WORDS = {
-    "train": ("run",),
-    "resume": ("run",),
+    **dict.fromkeys(("train", "resume"), ("run",)),
     "start": ("run", "up"),
     "stop": ("down",),
     "list": ("ls",),
@@ -33,8 +32,7 @@ _OTHER_WORDS = {
     **dict.fromkeys(("rm", "remove", "delete", "clean", "prune"), ("gc",)),
     "download": ("fetch",),
     "upload": ("push",),
-    "ask": ("chat",),
-    "generate": ("chat",),
+    **dict.fromkeys(("ask", "generate"), ("chat",)),
     "server": ("serve", "up"),
     "history": ("status", "compare"),
     "diff": ("compare",),

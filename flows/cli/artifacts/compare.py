@@ -187,16 +187,13 @@ def _differences(
         tree: dict[str, Any] = {"reference": name, "stage": stage, "reasons": []}
         tree |= {"state": "+" if old is None else "-" if new is None else "~"}
         tree |= {"old": old and old.fingerprint, "new": new and new.fingerprint}
-        match made:
-            case [Manifest() as first, Manifest() as second]:
-                both = differ(first, second)
-                reasons = differ_in_causes(first.preimage, second.preimage)
-                tree |= {"reasons": list(map(str, reasons)), **asdict(both)}
-            case _ if old and new:
-                lost = [r.name for r, m in zip((old, new), made, strict=True) if m is None]
-                tree["reasons"] = [f"{name} is gone or damaged" for name in lost]
-            case _:
-                pass
+        first, second = made
+        if first and second:
+            reasons = differ_in_causes(first.preimage, second.preimage)
+            tree |= {"reasons": list(map(str, reasons)), **asdict(differ(first, second))}
+        elif old and new:
+            lost = [r.name for r, m in zip((old, new), made, strict=True) if m is None]
+            tree["reasons"] = [f"{name} is gone or damaged" for name in lost]
         yield tree | {"of_runs": isinstance(items[0], Run)}
 
 

@@ -1,7 +1,6 @@
 """`nanochat doctor`: check this machine, and print what to do about each failure."""
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,8 +39,7 @@ def doctor(
     values: dict[str, Any] = {}
     spec = None if card is None else named_gpu(card)
     if spec is None:
-        nothing: Mapping[str, Any] = {}
-        checks = ((check, nothing) for check in examine(place.home_path, place.store_url))
+        checks = ((check, dict[str, Any]()) for check in examine(place.home_path, place.store_url))
         for check, measured in itertools.chain(checks, self_test() if count_gpus() else ()):
             found.append(check)
             values |= measured

@@ -5,7 +5,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from flows.artifacts.transfer import read_file
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_note, print_warning, terminal_size
 from flows.cli.progress import count_of
-from flows.cli.train.status import find_plan, signs_of_life
+from flows.cli.train.recorded import find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
@@ -102,13 +102,13 @@ def _refs(store: Store, run: Run, work: Path, stage: str | None) -> list[Artifac
     return [refs[s.name] for s in STAGES if s.name in refs and stage in (None, s.name)]
 
 
+@dataclass
 class _Watch:
     """Notices that no process builds a run any more, as `nanochat status` does."""
 
-    def __init__(self, place: StoreOptions) -> None:
-        self._place = place
-        self._checked = time.monotonic()
-        self._lost: float | None = None  # since when no builder was found
+    place: StoreOptions
+    checked: float = field(default_factory=time.monotonic)
+    lost: float | None = None  # since when no builder was found
 
     def is_lost(self, store: Store, run: Run, *, is_logging: bool) -> bool:
         """Return whether the run has had no builder for so long that none will come.
@@ -117,19 +117,19 @@ class _Watch:
         """
         now = time.monotonic()
         if is_logging:
-            self._checked, self._lost = now, None
-        if now - self._checked < _SECONDS_BETWEEN_CHECKS:
+            self.checked, self.lost = now, None
+        if now - self.checked < _SECONDS_BETWEEN_CHECKS:
             return False
-        self._checked = now
-        home = self._place.home_path
+        self.checked = now
+        home = self.place.home_path
         end_dead_runs(store, home)
         run = settle(store, home, run)
-        plan = find_plan(store, run, self._place.work)
+        plan = find_plan(store, run, self.place.work)
         if run.status != "running" or signs_of_life(run.run, plan, home):
-            self._lost = None
+            self.lost = None
             return False
-        self._lost = now if self._lost is None else self._lost
-        return now - self._lost >= _SECONDS_WITHOUT_BUILDER
+        self.lost = now if self.lost is None else self.lost
+        return now - self.lost >= _SECONDS_WITHOUT_BUILDER
 
 
 def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> Iterator[str]:

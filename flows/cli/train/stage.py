@@ -178,7 +178,6 @@ def _run(build: Callable[["Display"], Built], *, stage: str, again: str) -> int:
             built = build(display)
             display.say(f"{'cached' if built.cached else 'built'}  {built.uri}")
     except NanochatError as error:
-        # Print an error that a retry may fix.
         if not is_retryable(error):
             raise
         print_mistake(error)

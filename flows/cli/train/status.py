@@ -1,6 +1,5 @@
 """`nanochat status`: list the latest runs, or show the progress and the logs of one."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,23 +8,20 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.names import check_stage, open_artifact, open_newest_run
-from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import find_revoked
-from flows.artifacts.runs import Run, latest_runs, timestamp
+from flows.artifacts.runs import Run, latest_runs
 from flows.cli.options import AsJson, PlacementOptions, Positive, StoreOptions
-from flows.cli.output import age, aligned, print_result, print_unread, print_warning
+from flows.cli.output import age, aligned, print_result, print_unread
 from flows.cli.requests import command_of_run
+from flows.cli.train.logs import print_logs
+from flows.cli.train.recorded import pinned_of, plan_again, signs_of_life, uses
 from flows.evals.suite import evaluated_model
-from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, name_in, short
-from flows.leases import file_lock, run_lock
+from flows.leases import file_lock
 from flows.plan.dead_runs import end_dead_runs, settle
-from flows.plan.pinned import open_pinned
-from flows.plan.plan import STATES, Plan, StagePlan, make_plan
-from flows.plan.upstream import apply_pins
-from flows.profiles import PROFILES, open_profile
-from flows.render.text import duration
-from flows.stages import CHAT_MODELS, STAGES
+from flows.plan.plan import STATES, Plan, StagePlan
+from flows.profiles import PROFILES
+from flows.stages import STAGES
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.runtime.progress import read_events
@@ -85,34 +81,27 @@ def status(
         found = latest_runs(store, _SHOWN, unread=unread)
         runs = [settle(store, place.home_path, each) for each in found]
         print_unread(unread)
-        lines = aligned([_row(found) for found in runs]) or ["no runs yet: nanochat run tiny"]
+        rows = [
+            (r.run, r.status, f"{len(r.stages)}/{len(STAGES)} stages", f"started {age(r.started)}")
+            for r in runs
+        ]
+        lines = aligned(rows) or ["no runs yet: nanochat run tiny"]
     else:
         try:
             runs = [settle(store, place.home_path, open_newest_run(store, run))]
         except ConfigError:
             # A worker writes the record of a submitted run when it starts it.
-            submitted = list(_live(run, place.home_path)) if name_in(run) else []
+            submitted = signs_of_life(run, None, place.home_path) if name_in(run) else []
             if not submitted:
                 raise
             runs, lines = [], [f"run {run}: not started by a worker", *submitted]
         else:
             if is_log:
-                from flows.cli.train.logs import print_logs
-
                 print_logs(runs[0], stage, store, place, follow=follow, tail=tail)
                 return 0
             lines = list(_describe(runs[0], store, place))
     print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
-
-
-def _row(run: Run) -> tuple[str, ...]:
-    return (
-        run.run,
-        run.status,
-        f"{len(run.stages)}/{len(STAGES)} stages",
-        f"started {age(run.started)}",
-    )
 
 
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
@@ -163,115 +152,19 @@ def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str
         yield from signs_of_life(run.run, planned, home) or [left]
 
 
-def signs_of_life(run: str, planned: Plan | None, home: Path) -> list[str]:
-    """Return in words what builds or executes the run with this id; empty if nothing does.
-
-    Without a plan, leases of other machines are not seen.
-    """
-    builders = find_builders(run, planned, home / "work")
-    lines = [f"{name.partition('/')[0]} is being built by {builders[name]}" for name in builders]
-    return sorted(lines) or list(_live(run, home))
-
-
-def _live(run: str, home: Path) -> Iterator[str]:
-    """Yield what is known of the run with this id, for which no process builds now.
-
-    A command may be between two stages, or wait for a device. A run on workers may wait for one, or
-    was interrupted or killed and is resumed without a command.
-    """
-    if run_lock.is_held(home, run):
-        yield "its command is running on this machine; no stage is being built now"
-        return
-    from infra.prefect.flow_runs import find_flow_runs, live_among
-
-    for found in live_among(home, find_flow_runs(home, run) or ()):
-        what = "the run" if found.name == run else found.name.partition("/")[0]
-        where = f" in the pool {found.pool}" if found.pool else ""
-        if found.may_be_resumed:
-            when = age(timestamp(found.since))
-            yield f"{what} crashed{where} {when}; Prefect has not resumed it yet"
-        elif found.type == "SCHEDULED":
-            pool = f" `{found.pool}`" if found.pool else ""
-            waited = f" ({duration(time.time() - found.since)})" if found.since else ""
-            yield f"{what}: waiting for a free{pool} worker{waited}"
-        else:
-            yield f"{what} is {found.state.lower()}{where}"
-
-
-def _uses(run: Run) -> Iterator[tuple[str, ArtifactRef]]:
-    """Yield the name of each artifact given with --use, and the artifact, as far as recorded.
-
-    The record has the fingerprint that each name had at the time; names such as sft@tiny move.
-    """
-    for name in run.uses:
-        stage = name.partition("@" if "@" in name else "/")[0]
-        # A bare name is a chat model. If the record has several, the given one is the earliest: the
-        # run made the later ones from it.
-        if stage == name:
-            stage = next((model.name for model in CHAT_MODELS if model.name in run.stages), "")
-        if ref := run.find_ref(stage):
-            yield name, ref
-
-
 def _names(store: Store, run: Run) -> list[str]:
     """Return the names given with --use as a command must write them now.
 
     A name that stands for another artifact by now, or for none, is replaced by stage/fingerprint.
     """
     names = dict.fromkeys(run.uses, "")
-    for name, ref in _uses(run):
+    for name, ref in uses(run):
         try:
             is_same = open_artifact(store, name).ref == ref
         except (ArtifactError, ConfigError):
             is_same = False
         names[name] = name if is_same else ref.name
     return [now or name for name, now in names.items()]
-
-
-def pinned_of(store: Store, run: Run) -> dict[str, Manifest]:
-    """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
-    known = dict(_uses(run))
-    left = [name for name in run.uses if name not in known]  # the run ended before recording them
-    pinned = open_pinned(store, left, warn=print_warning)
-    for ref in known.values():
-        manifest = find_manifest(store, ref)
-        if manifest is None:
-            raise ArtifactError(f"{ref.name}, which was given to it, is gone")
-        pinned[ref.stage] = manifest
-    return pinned
-
-
-def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) -> Plan:
-    """Return today's plan of a recorded run. Raises ArtifactError or ConfigError without one."""
-    profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
-    pinned_run = apply_pins(profile.run, run.upstream)
-    return make_plan(pinned_run, store, work, until=run.until, pinned=pinned, profile=run.profile)
-
-
-def find_plan(store: Store, run: Run, work: Path) -> Plan | None:
-    """Return today's plan of a run. None means that it cannot be planned."""
-    try:
-        return plan_again(run, store, work, pinned_of(store, run))
-    except (ArtifactError, ConfigError):  # an evaluation's run, or a profile that was removed
-        return None
-
-
-def find_builders(run: str, planned: Plan | None, work: Path) -> dict[str, str]:
-    """Return the builders of the stages of the run with this id, by the name of the artifact.
-
-    Leases show who builds the plan's stages on any machine, also for another run. File locks show
-    what this run builds on this machine that today's plan does not have: other code began it.
-    """
-    found: dict[str, str] = {}
-    # Lock files are {work}/{stage}/{short fingerprint}.lock, see `file_lock.lock_path`.
-    for path in work.glob("*/*.lock"):
-        if (owner := file_lock.find_owner(path)) and owner.run == run:
-            found[f"{path.parent.name}/{path.stem}"] = str(owner)
-    for item in planned.stages if planned else ():
-        if item.builder and item.ref:
-            # A lease also knows the progress of the job, so its text replaces that of the lock.
-            found[item.ref.name] = item.builder
-    return found
 
 
 def _done(ref: ArtifactRef) -> str:

@@ -1,0 +1,116 @@
+"""What is known of a recorded run today: its plan, what was given to it, and what builds it."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flows.artifacts.publish import find_manifest
+from flows.artifacts.runs import Run, timestamp
+from flows.cli.output import age, print_warning
+from flows.identity.manifest import Manifest
+from flows.identity.ref import ArtifactRef
+from flows.leases import file_lock, run_lock
+from flows.plan.pinned import open_pinned
+from flows.plan.plan import Plan, make_plan
+from flows.plan.upstream import apply_pins
+from flows.profiles import open_profile
+from flows.render.text import duration
+from flows.stages import CHAT_MODELS
+from infra.storage.base import Store
+from nanochat_core.errors import ArtifactError, ConfigError
+
+
+def signs_of_life(run: str, planned: Plan | None, home: Path) -> list[str]:
+    """Return in words what builds or executes the run with this id; empty if nothing does.
+
+    Without a plan, leases of other machines are not seen.
+    """
+    builders = find_builders(run, planned, home / "work")
+    lines = [f"{name.partition('/')[0]} is being built by {builders[name]}" for name in builders]
+    return sorted(lines) or list(_live(run, home))
+
+
+def _live(run: str, home: Path) -> Iterator[str]:
+    """Yield what is known of the run with this id, for which no process builds now.
+
+    A command may be between two stages, or wait for a device. A run on workers may wait for one, or
+    was interrupted or killed and is resumed without a command.
+    """
+    if run_lock.is_held(home, run):
+        yield "its command is running on this machine; no stage is being built now"
+        return
+    from infra.prefect.flow_runs import find_flow_runs, live_among
+
+    for found in live_among(home, find_flow_runs(home, run) or ()):
+        what = "the run" if found.name == run else found.name.partition("/")[0]
+        where = f" in the pool {found.pool}" if found.pool else ""
+        if found.may_be_resumed:
+            when = age(timestamp(found.since))
+            yield f"{what} crashed{where} {when}; Prefect has not resumed it yet"
+        elif found.type == "SCHEDULED":
+            pool = f" `{found.pool}`" if found.pool else ""
+            waited = f" ({duration(time.time() - found.since)})" if found.since else ""
+            yield f"{what}: waiting for a free{pool} worker{waited}"
+        else:
+            yield f"{what} is {found.state.lower()}{where}"
+
+
+def uses(run: Run) -> Iterator[tuple[str, ArtifactRef]]:
+    """Yield the name of each artifact given with --use, and the artifact, as far as recorded.
+
+    The record has the fingerprint that each name had at the time; names such as sft@tiny move.
+    """
+    for name in run.uses:
+        stage = name.partition("@" if "@" in name else "/")[0]
+        # A bare name is a chat model. If the record has several, the given one is the earliest: the
+        # run made the later ones from it.
+        if stage == name:
+            stage = next((model.name for model in CHAT_MODELS if model.name in run.stages), "")
+        if ref := run.find_ref(stage):
+            yield name, ref
+
+
+def pinned_of(store: Store, run: Run) -> dict[str, Manifest]:
+    """Return the artifacts given with --use, by stage. Raises ArtifactError if one is gone."""
+    known = dict(uses(run))
+    left = [name for name in run.uses if name not in known]  # the run ended before recording them
+    pinned = open_pinned(store, left, warn=print_warning)
+    for ref in known.values():
+        manifest = find_manifest(store, ref)
+        if manifest is None:
+            raise ArtifactError(f"{ref.name}, which was given to it, is gone")
+        pinned[ref.stage] = manifest
+    return pinned
+
+
+def plan_again(run: Run, store: Store, work: Path, pinned: dict[str, Manifest]) -> Plan:
+    """Return today's plan of a recorded run. Raises ArtifactError or ConfigError without one."""
+    profile = open_profile(run.profile, depth=run.depth, overrides=run.overrides)
+    pinned_run = apply_pins(profile.run, run.upstream)
+    return make_plan(pinned_run, store, work, until=run.until, pinned=pinned, profile=run.profile)
+
+
+def find_plan(store: Store, run: Run, work: Path) -> Plan | None:
+    """Return today's plan of a run. None means that it cannot be planned."""
+    try:
+        return plan_again(run, store, work, pinned_of(store, run))
+    except (ArtifactError, ConfigError):  # an evaluation's run, or a profile that was removed
+        return None
+
+
+def find_builders(run: str, planned: Plan | None, work: Path) -> dict[str, str]:
+    """Return the builders of the stages of the run with this id, by the name of the artifact.
+
+    Leases show who builds the plan's stages on any machine, also for another run. File locks show
+    what this run builds on this machine that today's plan does not have: other code began it.
+    """
+    found: dict[str, str] = {}
+    # Lock files are {work}/{stage}/{short fingerprint}.lock, see `file_lock.lock_path`.
+    for path in work.glob("*/*.lock"):
+        if (owner := file_lock.find_owner(path)) and owner.run == run:
+            found[f"{path.parent.name}/{path.stem}"] = str(owner)
+    for item in planned.stages if planned else ():
+        if item.builder and item.ref:
+            # A lease also knows the progress of the job, so its text replaces that of the lock.
+            found[item.ref.name] = item.builder
+    return found
