@@ -31,6 +31,7 @@ def leave(why):
 
 RUN = "0" * 8 + 3 * "-0000" + "-" + 12 * "0"
 caller.SECONDS_TO_REPORT = 4
+os.environ.pop("PREFECT_API_URL", None)  # of a server that another test left running: it answers
 caller.configured_api_url = lambda: None  # tests before may have left one
 called = caller.LocalRun(
     home=Path(), watch=lambda stage, event: print(event["text"], flush=True), leave=leave
