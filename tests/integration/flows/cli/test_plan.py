@@ -77,6 +77,6 @@ def test_a_refactor_of_a_real_stage_is_proven(tmp_path: Path):
     assert new is not None
     assert new.accepted is not None
     assert new.accepted["from"] == made["task_data"].fingerprint
-    assert new.accepted["proof"]["kind"] == "files"
+    assert new.accepted["proof"]["compared"].endswith(" files")
     assert new.accepted["proof"]["old_commit"] == commit
     assert new.accepted["proof"]["new_commit"] is None
