@@ -22,9 +22,10 @@ def nearest(word: str, known: Iterable[str], *, least: float = _CLOSE) -> list[s
 def suggest(
     word: str, known: Sequence[str], *others: tuple[str, Sequence[str]], form: str = "{}"
 ) -> str:
-    """Return a hint: the closest of `known`, in this form, or the first 20 of them.
+    """Return a hint: the closest of `known`, in this form, else the closest of another kind.
 
-    Before the latter, the closest name of another kind, as (kind, names). "" if nothing is known.
+    `others` are pairs of a kind and its names. If no name is close, the hint lists the first 20 of
+    `known`; "" if there are none.
     """
     if near := nearest(word, known):
         return f"did you mean '{form.format(near[0])}'?"

@@ -18,10 +18,10 @@ def in_parallel(
     threads: int = THREADS,
     end: Callable[[], None] = lambda: None,
 ) -> Iterator[_Result]:
-    """Yield results in order; `items` may be endless. An error is raised at its item's position.
+    """Yield results in order; `items` may be endless. A call's error is raised at its position.
 
     Then no further call begins, and `end` is called before the wait for those that run: it may
-    stop them. `threads=1` runs in the caller's own thread.
+    stop them. `threads=1` runs in the caller's own thread, without `end`.
     """
     if threads == 1:
         yield from map(function, items)

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from infra.polling import ASK_SECONDS
 
-TRIES = 3  # of a read or a fetch whose bytes are damaged, without a pause: a repeat is another path
+TRIES = 3  # of what may fail for good: bytes that are damaged, a first contact
 FIRST_PAUSE = 5.0  # seconds before work that failed once is done again
 LONGEST_PAUSE = 60.0
 _T = TypeVar("_T")

@@ -177,8 +177,12 @@ def restore_step(store: Store, job: Job, step: int, *, commit: str, log: Log) ->
     for found in open_whole(store, _root(job), step=step, log=damage.append):
         if _digest(found.commit) == commit:
             log(f"fetching checkpoint step {step}/{found.total} from the store")
-            _fetch(store, found, local, job)
-            return
+            try:
+                _fetch(store, found, local, job)
+            except ArtifactError as error:  # another copy of the step may be whole
+                damage.append(str(error))
+            else:
+                return
     raise ArtifactError(damage[-1], hint="node 0 sends it again when it is started again")
 
 

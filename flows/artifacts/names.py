@@ -212,6 +212,8 @@ def check_kind(word: str, wanted: str, store: Store | None = None) -> None:
     if kind in (None, f"a {wanted}") or (kind == "an artifact" and wanted != "stage"):
         return
     hint = f"one of: {', '.join(STAGE_NAMES if wanted == 'stage' else PROFILES)}"
+    if wanted == "tag":
+        hint = f"make the tag: nanochat tag {word} RUN"
     if kind == "a setting":
         hint = f"a setting is given like --set {word}"
     elif kind == "an artifact":

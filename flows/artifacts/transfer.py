@@ -223,6 +223,8 @@ def transfer_each(
         on_bytes(count)
 
     def call(item: _Item) -> _Result:
+        if stop.is_set():  # it waited in the queue meanwhile
+            raise _Stopped
         try:
             return function(item, count_or_stop)
         except BaseException as error:

@@ -111,12 +111,12 @@ class Provenance:
 
     @property
     def seconds(self) -> float:
-        """The seconds of work over all executions of the job, also those that were stopped."""
+        """Return the seconds of work of all executions of the job, stopped ones included."""
         return math.fsum(s.get("ended", 0.0) - s.get("started", 0.0) for s in self.segments)
 
     @property
     def dollars(self) -> float:
-        """The price of these executions; 0 where no price was given."""
+        """Return the price of these executions; 0 where no price was given."""
         return math.fsum(s.get("dollars", 0.0) for s in self.segments)
 
 

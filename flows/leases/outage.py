@@ -59,8 +59,11 @@ class StoreWait:
         Raises StageInterrupted if the run is stopped, and what `check` raises between two tries.
         """
 
+        failed: list[float] = []  # when; the action may have worked for long before
+
         def report(failure: NoAnswer) -> None:
-            self.waiting.say("store", not_reached(failure.seconds, failure.error))
+            failed.append(time.monotonic())
+            self.waiting.say("store", not_reached(failed[-1] - failed[0], failure.error))
 
         def wait(seconds: float) -> None:
             if self.stop.wait(seconds):

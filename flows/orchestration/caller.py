@@ -158,7 +158,7 @@ def _note_end(caller: LocalRun, run: str | None, end: Any) -> None:
 
     def say() -> None:
         if not caller.over.wait(SLOW_SECONDS):
-            text = "the run has ended; waiting for Prefect's server, which does not answer"
+            text = "the run has ended; waiting for Prefect's server to record that"
             caller.watch("run", {"kind": "warning", "text": text})
 
     caller.ends.append((run, end))

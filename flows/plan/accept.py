@@ -133,15 +133,13 @@ def _find_origin(store: Store, identity: Identity) -> Manifest:
 
     The latter cannot be accepted either, but its error shows which settings differ.
     """
-    newest = list(newest_manifests(store, identity.stage, _CANDIDATES))
-    fitting = (
-        manifest
-        for manifest in newest
-        if not _decisive(compare(manifest.preimage, identity.preimage))
-        and find_revoked(store, manifest) is None
-    )
-    found = next(fitting, None) or nearest(newest, identity.preimage)
-    if found is None:
+    others: list[Manifest] = []
+    for manifest in newest_manifests(store, identity.stage, _CANDIDATES):
+        is_decided = _decisive(compare(manifest.preimage, identity.preimage))
+        if not is_decided and find_revoked(store, manifest) is None:
+            return manifest
+        others.append(manifest)
+    if (found := nearest(others, identity.preimage)) is None:
         raise ArtifactError(
             f"there is no artifact of {identity.stage} in {store.url} to accept",
             hint="run the stage",

@@ -19,7 +19,7 @@ from nanochat_core.errors import ConfigError
 
 
 class Opened(Protocol):
-    """What a command has opened and planned of a request, before the flow that carries it out."""
+    """A request that a command has opened and planned, for the flow that executes it."""
 
     @property
     def request(self) -> Any:

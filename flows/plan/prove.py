@@ -144,6 +144,9 @@ def _results(job: Job, root: Path, *, processes: int, steps: int | None, which: 
 
 def _check_equal(old: Results, new: Results) -> None:
     """Raise ArtifactError with the first difference, or if there is nothing to compare."""
+    is_whole = [name.startswith(_FILE) for found in (old, new) for name in list(found)[:1]]
+    if len(set(is_whole)) > 1:
+        raise ArtifactError("one of the two codes cannot stop after a few steps", hint=_INSTEAD)
     # In the old run's order, so that the first difference is the earliest one.
     for name in old | new:
         if old.get(name) != new.get(name):
@@ -188,7 +191,11 @@ def _export(root: Path, commit: str, directory: Path) -> str:
             stdin=subprocess.DEVNULL,  # a prompt would wait for input that nothing shows
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        text = reason_of(error) if isinstance(error, OSError) else error.stderr.decode()
+        text = (
+            reason_of(error)
+            if isinstance(error, OSError)
+            else error.stderr.decode(errors="replace")
+        )
         raise ArtifactError(
             f"git cannot read commit {short(commit)} in {root}: {text.strip()}",
             hint=f"install git and fetch the commit; {_INSTEAD}",

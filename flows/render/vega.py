@@ -38,7 +38,7 @@ class Panel:
 
 
 class Drawable(Protocol):
-    """What can be drawn."""
+    """A chart that can be drawn."""
 
     def panel(self, colours: Colours) -> Panel:
         """Return the chart in these colours."""

@@ -111,10 +111,10 @@ def adopt_password(home: Path) -> None:
 
 def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
     """Wait until `server` answers. Raises ServerError if it ends or takes longer."""
-    wait_until(lambda: server.process is None or is_healthy(server), seconds=seconds)
+    is_over = wait_until(lambda: server.process is None or is_healthy(server), seconds=seconds)
     if server.process is None:
         raise did_not_start(home, "ended while starting")
-    if not is_healthy(server):
+    if not is_over:
         raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
 
 

@@ -170,15 +170,18 @@ def call_once(action: Callable[[], T], /) -> T:
 
 
 def swap_until_won(what: str, swap: Callable[[], T | None]) -> T:
-    """Return the first result of `swap` that is not None: it was not slower than another process.
+    """Return what `swap` returns once it is not None.
 
-    `swap` reads a record and replaces it if it is still the one that was read. Raises
-    StoreUnavailable if it loses each time.
+    `swap` reads a record and replaces it if it is still the one that was read; None means that
+    another process wrote in between. Raises StoreUnavailable if that happens each time.
     """
     for _ in range(SWAPS):
         if (won := swap()) is not None:
             return won
-    raise StoreUnavailable(f"{what} changes faster than it can be written")
+    raise StoreUnavailable(
+        f"{what} changes faster than it can be written",
+        hint="another process writes it again and again; run the command again later",
+    )
 
 
 def check_key(key: str) -> str:

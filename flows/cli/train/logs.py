@@ -71,7 +71,7 @@ def print_logs(
         print_lines(_last(lines, tail) if is_first else lines)
         is_first = False
         if is_lost:
-            print_note(f"no process builds {run.run} any more; see: nanochat status {run.run}")
+            print_note(f"no process seen here builds {run.run}; see: nanochat status {run.run}")
         if is_over or is_lost:
             break
         time.sleep(ASK_SECONDS)

@@ -1,4 +1,4 @@
-"""What is known of a recorded run today: its plan, what was given to it, and what builds it."""
+"""Read a recorded run as it is today: its plan, its given artifacts, and who builds it."""
 
 import time
 from collections.abc import Iterator

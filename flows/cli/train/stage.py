@@ -92,10 +92,17 @@ def stage(
     Machines that build a stage together have torchrun's variables: PET_NNODES is their number,
     PET_NODE_RANK that of this one, 0 for the first, and PET_MASTER_ADDR the address of the first.
 
-    A run that requests a stage from Slurm or Kubernetes has them give its request in JSON instead
-    of profile and stage; the request has all options.
+    For a run on Slurm or Kubernetes the scheduler starts `nanochat stage REQUEST`, with the request
+    in JSON, which has all options.
     """
+    given = RunRequest(depth=depth, overrides=overrides, use=use, run_name=run_name)
+    options = [*argv_of(given), *where.argv]
     if profile.startswith("{"):
+        if stage is not None or options or run_id or force or strict:
+            raise ConfigError(
+                "a request in JSON stands alone: it has the stage and all options",
+                hint="give nothing else, or a profile and a stage",
+            )
         return _build_request(profile)
     check_gpus(where.gpus)
     request = read_request(
@@ -121,9 +128,11 @@ def stage(
     planned = plan_run(request, store, where.home_path, log=print_warning, known=known)
     where.warn_of(planned.placement)
     plan = planned.plan
-    given = RunRequest(depth=depth, overrides=overrides, use=use, run_name=run_name)
-    options = shlex.join([*argv_of(given), *where.argv])
-    inputs = _find_inputs(plan, built_stage, f"nanochat stage {profile} {{}} {options}".rstrip())
+
+    def command_for(name: str) -> str:
+        return shlex.join(["nanochat", "stage", profile, name, *options])
+
+    inputs = _find_inputs(plan, built_stage, command_for)
     run = new_run(
         run_id or new_run_id(planned.name, timestamp(time.time())),
         planned.name,
@@ -133,8 +142,7 @@ def stage(
     )
     run = replace(run, stages=_up_to_date(plan))
     # The retry must have the same run id: by it the record and the --force of this run are found.
-    again = f"{assignments()}nanochat stage {profile} {stage} {options}".rstrip()
-    again += " --strict" if strict else ""
+    again = f"{assignments()}{command_for(stage)}" + (" --strict" if strict else "")
     if run_id is not None:
         again += f" --run {shlex.quote(run_id)}" + (" --force" if force else "")
 
@@ -252,10 +260,12 @@ def _up_to_date(plan: Plan) -> dict[str, str]:
     return {item.stage.name: item.fingerprint or "" for item in items}
 
 
-def _find_inputs(plan: Plan, stage: Stage, command: str) -> Mapping[str, Manifest]:
+def _find_inputs(
+    plan: Plan, stage: Stage, command_for: Callable[[str], str]
+) -> Mapping[str, Manifest]:
     """Return the stage's input artifacts. Raises ConfigError if one is not in the store.
 
-    `command` builds the stage that is put in the place of its {}.
+    `command_for` returns the command that builds a stage.
     """
     before = stages_before(stage)
     missing = [item.stage.name for item in plan.stages if item.state != "="]
@@ -266,6 +276,6 @@ def _find_inputs(plan: Plan, stage: Stage, command: str) -> Mapping[str, Manifes
             first = next(name for name in missing if name in before)
             raise ConfigError(
                 f"{stage.name} needs {item.stage.name}, which is not in {plan.store}",
-                hint=f"make it with: {command.format(first)}",
+                hint=f"make it with: {command_for(first)}",
             )
     return {item.stage.name: item.manifest for item in items if item.manifest}

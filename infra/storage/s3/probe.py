@@ -2,7 +2,7 @@
 
 Leases, names and manifests belong to the writer whose condition held, so a store that does not
 apply If-None-Match and If-Match atomically is refused (`find_faults`). Reading needs neither.
-`nanochat doctor --probe-store` tries everything (`probe`).
+`nanochat doctor` tries everything (`probe`).
 """
 
 import contextlib

@@ -87,7 +87,7 @@ class S3Store:
 
     @functools.cached_property
     def _transfers(self) -> Any:
-        return make_manager(self.client, self._retry_policy)
+        return make_manager(self.client, self._retry_policy, self._is_transient)
 
     def create_bucket(self) -> None:
         """Create the bucket itself, unless it is there and ours."""

@@ -6,6 +6,7 @@ if the store lost it, or if the object was replaced meanwhile.
 
 import re
 import threading
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,17 +20,23 @@ from s3transfer.subscribers import BaseSubscriber  # pyright: ignore[reportMissi
 from infra.retry import RetryPolicy
 from infra.storage.base import OnBytes
 from infra.storage.s3.client import THREADS
-from infra.storage.s3.errors import NoResponse, is_transient
+from infra.storage.s3.errors import NoResponse
 from nanochat_core.errors import StoreError
 
 PART = 16 << 20  # bytes
 _VERBS = ("CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload", "GetObject")
 
 
-def make_manager(client: Any, policy: RetryPolicy) -> Any:
-    """Return the manager of all uploads and downloads of a client, which share their threads."""
+def make_manager(
+    client: Any, policy: RetryPolicy, is_transient: Callable[[Exception], bool]
+) -> Any:
+    """Return the manager of all uploads and downloads of a client, which share their threads.
+
+    Requests of parts are repeated while their error `is_transient`.
+    """
     for verb in _VERBS:
-        client.meta.events.register(f"needs-retry.s3.{verb}", partial(_wait, policy), verb)
+        wait = partial(_wait, policy, is_transient)
+        client.meta.events.register(f"needs-retry.s3.{verb}", wait, verb)
     return TransferManager(
         client,
         TransferConfig(
@@ -42,7 +49,9 @@ def make_manager(client: Any, policy: RetryPolicy) -> Any:
     )
 
 
-def _wait(policy: RetryPolicy, **event: Any) -> float | None:
+def _wait(
+    policy: RetryPolicy, is_transient: Callable[[Exception], bool], **event: Any
+) -> float | None:
     """Handle botocore's event `needs-retry`: seconds to wait; None means no other try."""
     request, attempts = event["request_dict"], event["attempts"]
     is_range = "Range" in request["headers"]

@@ -149,7 +149,7 @@ def test_a_stopped_command_does_not_wait_for_a_server_that_is_gone(
     # What was reported, late or at once, or failed, ends as ever.
     assert ends["interrupt, busy server"] == [0, ["saved", "ended"]]
     assert ends["interrupt"] == [0, ["saved", "ended"]]
-    waiting = "the run has ended; waiting for Prefect's server, which does not answer"
+    waiting = "the run has ended; waiting for Prefect's server to record that"
     assert ends["mistake"] == [0, ["saved", waiting, "ended"]]
 
 

@@ -118,6 +118,16 @@ def test_a_body_damaged_on_its_way_to_a_store_that_checks_signatures_is_sent_aga
     assert store.get("a") == b"y"
 
 
+def test_a_part_damaged_on_its_way_is_sent_again(fake: FakeS3, large: Path) -> None:
+    store = store_on(fake)
+    store.put("a", b"x")
+    fake.faults.append(
+        Fault(kind=Kind.REFUSE, verb="PUT", status=403, code="SignatureDoesNotMatch", times=1)
+    )
+    store.upload("b", large)
+    assert store.head("b").size == large.stat().st_size
+
+
 def test_a_wrong_secret_is_not_tried_eight_times(fake: FakeS3) -> None:
     fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", status=403, code="SignatureDoesNotMatch"))
     with pytest.raises(StoreError, match="SignatureDoesNotMatch"):

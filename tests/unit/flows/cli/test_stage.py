@@ -31,11 +31,11 @@ def argv_of(folder: Path) -> tuple[str, ...]:
 def test_a_missing_input_is_named_with_the_command_that_makes_it(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    words = argv_of(tmp_path / "a b")
+    words = argv_of(tmp_path / "a {b}")
     error, hint = terminal.fails("stage", "tiny", "rows", *words)
     assert "rows needs tokens, which is not in file://" in error
     assert "nanochat stage tiny shards" in hint
-    assert f"'shards.path={tmp_path}/a b'" in hint
+    assert f"'shards.path={tmp_path}/a {{b}}'" in hint
 
 
 def test_what_was_lost_has_an_exit_code_of_its_own(
@@ -131,7 +131,7 @@ def test_the_command_of_one_of_several_machines_resumes_with_its_variables(
         (("stage", "tiny"), "stage needs a stage after the profile"),
         (("stage", "pretrain", "tiny"), "'pretrain' is a stage, not a profile"),
         (("stage", "pretrain", "tiny"), "the profile comes first: tiny pretrain"),
-        (("stage", "{}"), "not a stage request"),
+        (("stage", "{}"), "a request in JSON stands alone"),
         (("stage", "tiny", "rows", "--name", "a/b"), "a/b"),
         (("stage", "tiny", "rows", "--run", "a/b"), "a/b"),
     ],
@@ -141,6 +141,10 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     error, hint = terminal.fails(*words, "--gpus", "0")
     assert said in error + hint
+
+
+def test_text_that_is_no_request_is_refused_in_one_line(terminal: Terminal) -> None:
+    assert "not a stage request" in terminal.fails("stage", "{}")[0]
 
 
 def test_what_cannot_be_for_one_of_several_machines_is_refused_in_one_line(
