@@ -15,8 +15,8 @@ from pathlib import Path
 
 CONTROL_PLANE = ("flows", "infra", "deployments", "nanochat_flows")
 PACKAGES = (*CONTROL_PLANE, "nanochat_core", "tasks")
-_WAITING = {"sleep", "wait", "pause", "wait_for", "join", "poll", "select", "acquire"}
-_POOLS = {"ThreadPoolExecutor", "ProcessPoolExecutor", "in_parallel", "transfer_each"}
+_WAITING = {"sleep", "wait", "pause", "wait_for", "join", "poll", "select", "acquire", "wait_out"}
+_POOLS = {"ThreadPoolExecutor", "ProcessPoolExecutor", "in_parallel", "transfer_each", "read_all"}
 _TIME = re.compile(
     r"timeout|every|ttl|patience|deadline|retries|tries|attempts|delay|interval|pause|seconds|grace"
     r"|backoff|rounds|reads|swaps|looks|lives|starts|poll|wait",

@@ -1,11 +1,11 @@
-"""How often something is looked at, and for how long an answer is awaited, in seconds."""
+"""Intervals of polls and the timeout of requests, in seconds."""
 
 import time
 from collections.abc import Callable
 
-POLL_SECONDS = 0.1  # between two looks at what this machine knows: a process, a lock, an event
-ASK_SECONDS = 1.0  # between two requests about what the store or Prefect knows
-SLOW_SECONDS = 5.0  # between two questions to a scheduler, and between two reports of progress
+POLL_SECONDS = 0.1  # between two polls of this machine: a process, a lock, an event
+ASK_SECONDS = 1.0  # between two polls of the store or of Prefect
+SLOW_SECONDS = 5.0  # between two polls of a scheduler, and between two reports of progress
 ANSWER_SECONDS = 10.0  # timeout of a request: a server on SQLite may be busy
 
 

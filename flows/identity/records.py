@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, TypeVar, cast
 
 from flows.identity.fingerprint import fingerprint_of
-from infra.retry import TRIES
+from infra.retry import TRIES, RetryPolicy, until_answered
 from infra.storage.base import BadObject, ObjectNotFound, Store, VersionedObject
 from nanochat_core.errors import ArtifactError
 
@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 _TOO_DEEP = "it is nested too deeply"
 _LARGEST = 1e300
 _MAX_SHOWN = 40  # characters of a value in an error
+_AT_ONCE = RetryPolicy(tries=TRIES, first_wait=0.0)  # the network may have damaged an answer
 _DEEPEST = 64  # levels of nesting; readers and writers of JSON recurse
 
 
@@ -142,17 +143,12 @@ def find_stored(
 
 def _read_whole(read: Callable[[], _T]) -> _T | None:
     """Return what `read` returns, or None if there is no object. Retries a damaged answer."""
-    for left in reversed(range(TRIES)):
-        try:
-            return read()
-        except ObjectNotFound:
-            return None
-        except BadObject as error:
-            raise ArtifactError(str(error), hint=error.hint) from error
-        except ArtifactError:
-            if not left:
-                raise
-    raise AssertionError("unreachable")
+    try:
+        return until_answered(read, ArtifactError, policy=_AT_ONCE)
+    except ObjectNotFound:
+        return None
+    except BadObject as error:
+        raise ArtifactError(str(error), hint=error.hint) from error
 
 
 def repair_hint(then: str) -> str:

@@ -146,7 +146,7 @@ def _check_equal(old: Results, new: Results) -> None:
     """Raise ArtifactError with the first difference, or if there is nothing to compare."""
     is_whole = [name.startswith(_FILE) for found in (old, new) for name in list(found)[:1]]
     if len(set(is_whole)) > 1:
-        raise ArtifactError("one of the two codes cannot stop after a few steps", hint=_INSTEAD)
+        raise ArtifactError("only one of the two codes stopped after so few steps", hint=_INSTEAD)
     # In the old run's order, so that the first difference is the earliest one.
     for name in old | new:
         if old.get(name) != new.get(name):

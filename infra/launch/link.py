@@ -22,7 +22,7 @@ from infra.polling import ANSWER_SECONDS, POLL_SECONDS
 _LONGEST = 2**16  # bytes of a line
 # Connections that have not sent the secret: at most so many, each at most so long. Nodes send it at
 # once, so only a flood of connections within one round trip could keep a node out.
-MOST_UNKNOWN = 64
+MAX_UNKNOWN = 64
 
 
 class LinkLost(Exception):
@@ -85,7 +85,7 @@ def accept_links(
     """Yield a link for each connection that begins with the secret, until `over` is set.
 
     Another is closed: when it has sent as many bytes as the secret has or has ended, after
-    ANSWER_SECONDS, or as the oldest of more than MOST_UNKNOWN. Nothing is sent to it.
+    ANSWER_SECONDS, or as the oldest of more than MAX_UNKNOWN. Nothing is sent to it.
     """
     expected = _first_line(secret)
     listener.setblocking(False)
@@ -112,7 +112,7 @@ def accept_links(
                 else:
                     connection.close()
             for connection, (deadline, _) in list(unknown.items()):
-                if time.monotonic() > deadline or len(unknown) > MOST_UNKNOWN:
+                if time.monotonic() > deadline or len(unknown) > MAX_UNKNOWN:
                     del unknown[connection]
                     connection.close()
 

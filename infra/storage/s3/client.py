@@ -13,11 +13,11 @@ from botocore.utils import (  # pyright: ignore[reportMissingTypeStubs]
     conditionally_calculate_md5,  # pyright: ignore[reportUnknownVariableType]
 )
 
+from infra.parallel import THREADS  # of all transfers of one store together
 from infra.storage.s3.errors import NoResponse
 
 CONNECT_SECONDS = 5
 READ_SECONDS = 60  # longest pause between two pieces of an answer
-THREADS = 8  # requests of transfers at once, for all transfers of one store together
 
 
 def make_client(addressing: str | None) -> Any:

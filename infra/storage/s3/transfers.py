@@ -17,9 +17,9 @@ from s3transfer.manager import (  # pyright: ignore[reportMissingTypeStubs]
 )
 from s3transfer.subscribers import BaseSubscriber  # pyright: ignore[reportMissingTypeStubs]
 
+from infra.parallel import THREADS
 from infra.retry import RetryPolicy
 from infra.storage.base import OnBytes
-from infra.storage.s3.client import THREADS
 from infra.storage.s3.errors import NoResponse
 from nanochat_core.errors import StoreError
 

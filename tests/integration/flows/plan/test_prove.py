@@ -252,6 +252,13 @@ def test_a_job_that_ends_by_itself_is_proven_by_its_files(toys: Toys, trains: bo
     assert bench.prove(steps=50).compared == "2 files"
 
 
+def test_files_and_steps_are_not_compared(toys: Toys):
+    bench = make_bench(toys, TRAINS, trains=True)
+    bench.source.write_text(MAKES_FILES)
+    with pytest.raises(ArtifactError, match="only one of the two codes stopped"):
+        bench.prove(steps=12)  # the new one has ten
+
+
 def test_a_file_that_differs_refuses_the_proof_and_is_named(toys: Toys):
     """Its scores over the first steps are equal, by chance."""
     bench = make_bench(toys, MAKES_FILES, trains=False)

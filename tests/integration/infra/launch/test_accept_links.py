@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from infra.launch import link
-from infra.launch.link import MOST_UNKNOWN, Link, accept_links, open_link
+from infra.launch.link import MAX_UNKNOWN, Link, accept_links, open_link
 
 SECRET = "0123456789abcdef0123456789abcdef"
 
@@ -129,12 +129,12 @@ def test_a_flood_of_connections_keeps_no_node_out_and_is_limited(port: Port) -> 
     assert before is not None
     known = port.admitted.get(timeout=30.0)
     with contextlib.ExitStack() as stack:
-        flood = [stack.enter_context(port.connect()) for _ in range(3 * MOST_UNKNOWN)]
+        flood = [stack.enter_context(port.connect()) for _ in range(3 * MAX_UNKNOWN)]
         after = open_link(port.endpoint, secret=SECRET, silence=30.0)
         assert after is not None
         port.admitted.get(timeout=30.0).close()
         # The oldest are closed; as many as are allowed stay.
-        assert [said_to(client) for client in flood[: 2 * MOST_UNKNOWN]] == [b""] * 2 * MOST_UNKNOWN
+        assert [said_to(client) for client in flood[: 2 * MAX_UNKNOWN]] == [b""] * 2 * MAX_UNKNOWN
         flood[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             flood[-1].recv(1)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.parallel import THREADS
 from infra.storage.base import Store
-from infra.storage.s3.client import THREADS
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3, Object
 from tests.support.infra.storage.fixtures import (

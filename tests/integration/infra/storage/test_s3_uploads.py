@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.storage.s3.client import THREADS
+from infra.parallel import THREADS
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
 from tests.support.infra.storage.fake_s3 import FakeS3

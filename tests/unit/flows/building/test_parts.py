@@ -309,6 +309,20 @@ def test_a_checkpoint_of_the_same_step_with_other_contents_is_not_taken(
         restore_step(store, a, 4, commit=commit_of(other), log=lambda text: None)
 
 
+def test_a_node_whose_checkpoint_is_damaged_in_the_store_says_who_sends_it_again(
+    store: LocalStore, jobs: tuple[Job, Job]
+) -> None:
+    a, b = jobs
+    directory = save_alone(a, 4)
+    send_whole(store, a, directory)
+    for entry in list(store.list("pretrain/")):
+        if not entry.key.endswith(".json"):
+            store.put(entry.key, bytes(entry.size))
+    with pytest.raises(ArtifactError) as caught:
+        restore_step(store, b, 4, commit=commit_of(directory), log=lambda text: None)
+    assert "node 0 sends it again" in (caught.value.hint or "")
+
+
 def test_node_0_settles_on_its_newest_whole_checkpoint(jobs: tuple[Job, Job]) -> None:
     a, _ = jobs
     assert settle(a) is None
