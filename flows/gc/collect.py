@@ -21,13 +21,13 @@ from flows.gc.sweep import Sweeper, SweepResult, Watch, clock, sweep
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document, repair_hint
 from flows.leases import lease
+from infra.parallel import THREADS
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError
 
 MARK = "gc/mark.json"
 FORMAT = 1
 UNFINISHED = 7 * 86400.0  # seconds after which an unfinished upload has no writer any more
-THREADS = 16
 
 _ENTRIES_A_BEAT = 500  # objects listed between two checks whether the lease is due for renewal
 
