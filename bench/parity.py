@@ -60,8 +60,7 @@ from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it is started by its path
 
-from bench.gpu.stages import small_text
-from bench.package_text import package_text
+from bench.package_text import package_text, small_text
 
 TOLERANCE = 0.003
 LAST_LINES = 15  # of a peer that failed, to print

@@ -13,7 +13,9 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -30,6 +32,7 @@ from nanochat_core.runtime.versions import processor_name
 SIDES = ("ours", "peer")
 HERE = Path(__file__).resolve().parent
 LAST_LINES = 15  # of a failed process, to print
+WAIT = 0.2  # seconds
 Round: TypeAlias = dict[str, Any]  # what the gate answers
 
 
@@ -56,6 +59,7 @@ class Case:
     fp8_sums: str = "exact"
     qk_kernel: bool = False
     autotune: bool = False
+    width: int | None = None  # there; None: 64 channels a layer
 
     @property
     def title(self) -> str:
@@ -113,11 +117,17 @@ class Side:
                 },
             )
 
-    def wait_ready(self) -> None:
-        """Wait until its first step is done. Raises SideFailed."""
-        if not self._ready:
-            self._read()
-            self._ready = True
+    def wait_ready(self, seconds: float = math.inf) -> None:
+        """Wait until its first step is done, at most so many seconds in which this process is not
+        stopped. Raises SideFailed."""
+        waited = 0.0
+        assert self._process.stdout is not None
+        while not self._ready:
+            if select.select([self._process.stdout], [], [], WAIT)[0]:
+                self._read()
+                self._ready = True
+            elif (waited := waited + WAIT) >= seconds:
+                raise SideFailed(f"was not ready after {seconds:.0f} s")
 
     def run(self, steps: int, how: str = "run") -> Round:
         """Run this many steps; `how` is one of the gate's words. Raises SideFailed."""
@@ -240,6 +250,8 @@ def peer_command(case: Case, checkout: Path, threads: int) -> list[str]:
         "core-metric-every": -1,
         "sample-every": -1,
     }
+    if case.width is not None:
+        arguments["aspect-ratio"] = case.width // case.depth
     if case.window_pattern is not None:
         arguments["window-pattern"] = case.window_pattern
     words = [f"--{name}={value}" for name, value in arguments.items()]

@@ -5,9 +5,10 @@ for more: two loops can take turns on one machine although neither knows of the 
 wrapped as a section is timed when the driver asks for it.
 
 After the first step, in which kernels are compiled, it writes a line {"ready": true} to its former
-stdout. The driver writes `run STEPS`, `sections STEPS` or `save STEPS`, a line each, to the
-process's stdin; each is answered with another line of JSON. `save` is `sections` with one
-checkpoint, begun before the first step. At the end of stdin the process ends.
+stdout. The driver writes `run STEPS`, `sections STEPS` or `save STEPS` or
+`profile STEPS`, a line each, to the process's stdin; each is answered with another line of JSON.
+`save` is `sections` with one checkpoint, begun before the first step; the answer to `profile` has
+the kernels (bench/gpu/profiles.py). At the end of stdin the process ends.
 """
 
 import functools
@@ -26,9 +27,15 @@ class Gate:
     """Holds a training loop between rounds, and measures the rounds."""
 
     def __init__(
-        self, *, synchronize: Callable[[], None], peak_bytes: Callable[[], int], name: str
+        self,
+        *,
+        synchronize: Callable[[], None],
+        peak_bytes: Callable[[], int],
+        name: str,
+        on_gpu: bool = False,
     ) -> None:
         """`synchronize` waits for the device; `peak_bytes` is its most memory so far."""
+        self._on_gpu = on_gpu
         self._synchronize = synchronize
         self._peak_bytes = peak_bytes
         self._name = name
@@ -36,6 +43,7 @@ class Gate:
         os.dup2(2, 1)  # what the loop prints is not an answer
         self._steps = self._left = 0
         self._timed = self._save = False
+        self._profiler: Any = None
         self._began = self._cpu_began = self._last = 0.0
         self._current = REST
         self._sections: dict[str, float] = {}
@@ -57,6 +65,9 @@ class Gate:
 
         @functools.wraps(function)
         def timed(*arguments: Any, **named: Any) -> Any:
+            if self._profiler is not None:
+                with self._profiler.section(section):
+                    return function(*arguments, **named)
             before = self.switch(section)
             try:
                 return function(*arguments, **named)
@@ -86,10 +97,14 @@ class Gate:
         if not words:
             os._exit(0)  # the loop has thousands of steps to go
         self._steps = self._left = int(words[1])
-        self._timed = words[0] != "run"
+        self._timed = words[0] in ("sections", "save")
         self._save = words[0] == "save"
         self._sections = {}
         self._synchronize()
+        if words[0] == "profile":
+            from bench.gpu.profiles import Profiler
+
+            self._profiler = Profiler(on_gpu=self._on_gpu)
         self._cpu_began = cpu_seconds()
         self._began = self._last = time.perf_counter()
 
@@ -105,6 +120,9 @@ class Gate:
             "peak_bytes": self._peak_bytes(),
             "sections": self._sections,
         }
+        if self._profiler is not None:
+            answer["profile"] = self._profiler.stop()
+            self._profiler = None
         self._write(answer)
 
     def _write(self, answer: dict[str, Any]) -> None:
@@ -121,6 +139,7 @@ def open_gate(device: str, name: str) -> Gate:
             synchronize=torch.cuda.synchronize,
             peak_bytes=torch.cuda.max_memory_allocated,
             name=name,
+            on_gpu=True,
         )
     return Gate(synchronize=lambda: None, peak_bytes=peak_resident, name=name)
 

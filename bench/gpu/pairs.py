@@ -2,12 +2,16 @@
 
     python -m bench.gpu.pairs CASE [--peers ours shipped L] [--levers qk_kernel ...] [--dry]
 
-All sides start together and compile together. Then each is timed alone, round after round, while
-the others are stopped (SIGSTOP): the memory of all of them has to fit. Peers: `ours` has our
-attention operation in place of its own, so that the ratio compares all the rest; `shipped` has
-what it takes without its own kernels, masked SDPA; `L` is that with --window-pattern L, its advice
-for such a machine. Without NANOCHAT_DIR we run alone. Each lever is one more side of ours, with an
-option that no GPU has tried: its ratio above 1 says that we are faster without it.
+All sides start together and compile together; one that is not ready in time is dropped. Then each
+is timed alone, round after round, while the others are stopped (SIGSTOP): the memory of all of them
+has to fit. With --profile the kernels of one more step of each are reported by class, in the same
+process. Case `slice` is four layers of depth 24's width, which compile in a minute.
+
+Peers: `ours` has our attention operation in place of its own, so that the ratio compares all the
+rest; `shipped` has what it takes without its own kernels, masked SDPA; `L` is that with
+--window-pattern L, its advice for such a machine. Without NANOCHAT_DIR we run alone. Each lever is
+one more side of ours, with an option that no GPU has tried, or `rows`, with twice as many rows at a
+time: its ratio above 1 says that we are faster without it.
 """
 
 import argparse
@@ -21,17 +25,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.nvml import Gpu, find_gpu
-from bench.gpu.report import needs_gpu, result, say
+from bench.gpu import profiles
+from bench.gpu.nvml import Gpu, Sampler, find_gpu
+from bench.gpu.report import needs_gpu, result, say, wait_turn
+from bench.gpu.trainer import make_run
 from bench.train import Case, Round, Side, SideFailed, our_command, peer_command, speed
 from nanochat_core.runtime.hardware.gpu_specs import peak_flops
-from nanochat_core.scaling import flops_per_token, run_for_depth
+from nanochat_core.scaling import flops_per_token
 
 HERE = Path(__file__).resolve().parent
 LARGE = 100e9  # bytes: an H200 has 141e9, an H100 80e9
 # Rows of a micro-step times depth squared, of which two sides fit on 80e9 bytes: of 2304 two at
 # depth 12 took 34e9.
 FITTING = 4800
+PROFILED = 1  # steps
 PEERS = ("ours", "shipped", "L")
 LEVERS: dict[str, dict[str, Any]] = {
     "qk_kernel": {"qk_kernel": True},
@@ -39,6 +46,8 @@ LEVERS: dict[str, dict[str, Any]] = {
     "bound": {"fp8_scales": "bound"},
     "fast": {"fp8_sums": "fast"},
 }
+TWICE = "rows"  # the lever: twice as many at a time, in half as many micro-steps
+NOT_ON_A_CPU = ("qk_kernel", "autotune")
 
 
 def gpu_case(name: str, depth: int, precision: str, rows: int, accumulate: int) -> Case:
@@ -56,14 +65,10 @@ def gpu_case(name: str, depth: int, precision: str, rows: int, accumulate: int) 
 
 
 CASES = {
-    "d12": gpu_case("d12", 12, "bf16", 32, 8),
+    "d12": gpu_case("d12", 12, "bf16", 16, 16),
     "d20": gpu_case("d20", 20, "bf16", 16, 4),
-    "d24-fp8": gpu_case("d24-fp8", 24, "fp8", 16, 4),
-    "levers": gpu_case("levers", 12, "fp8", 8, 8),  # so small that five sides fit
+    "slice": dataclasses.replace(gpu_case("slice", 4, "fp8", 16, 4), width=1536),
 }
-CASES["d24-fp8-bound"] = dataclasses.replace(
-    CASES["d24-fp8"], name="d24-fp8-bound", fp8_scales="bound"
-)
 
 
 def main() -> None:
@@ -71,11 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=["ours"])
-    parser.add_argument("--levers", nargs="+", choices=LEVERS, default=[])
+    parser.add_argument("--levers", nargs="+", choices=(*LEVERS, TWICE), default=[])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8, help="in a round")
     parser.add_argument("--threads", type=int, default=4, help="of the CPU, of each side")
-    parser.add_argument("--when", type=Path, help="compile, and wait for this file to begin")
+    parser.add_argument("--ready", type=float, default=600.0, help="seconds to compile in")
+    parser.add_argument("--profile", action="store_true", help="kernels of one more step")
     parser.add_argument("--dry", action="store_true", help="on a CPU, at depth 2")
     options = parser.parse_args()
     gpu = None if options.dry else find_gpu()
@@ -87,17 +93,14 @@ def main() -> None:
         say("HEAD is skipped: NANOCHAT_DIR names no checkout of nanochat")
     commands = {"we": ours(case, options.threads)}
     for lever in options.levers:
-        if lever == "qk_kernel" and options.dry:
-            needs_gpu("the QK kernel")
+        if lever in NOT_ON_A_CPU and options.dry:
+            needs_gpu(lever)
             continue
-        variant = dataclasses.replace(case, **LEVERS[lever])
-        commands[f"we, {lever}"] = ours(variant, options.threads)
+        commands[f"we, {lever}"] = ours(variant_of(case, lever), options.threads)
     for peer in options.peers if checkout is not None else ():
         variant = of_peer(case, peer)
         commands[f"HEAD, {peer}"] = peer_command(variant, Path(checkout or ""), options.threads)
-    found = measure(
-        case, commands, gpu, rounds=options.rounds, steps=options.steps, when=options.when
-    )
+    found = measure(case, commands, gpu, options)
     for line in table(case, found, gpu):
         say(line)
     if failed := [name for name, rounds in found.items() if not rounds]:
@@ -115,7 +118,15 @@ def shrink(case: Case) -> Case:
         sequence_len=64,
         vocab_size=512,
         compile=False,
+        width=case.width and 256,
     )
+
+
+def variant_of(case: Case, lever: str) -> Case:
+    """Return the case with an option, or with the same tokens in half as many micro-steps."""
+    if lever == TWICE:
+        return dataclasses.replace(case, rows=2 * case.rows, accumulate=case.accumulate // 2)
+    return dataclasses.replace(case, **LEVERS[lever])
 
 
 def fit(case: Case, gpu: Gpu | None) -> Case:
@@ -123,7 +134,7 @@ def fit(case: Case, gpu: Gpu | None) -> Case:
     if gpu is None or gpu.total_bytes >= LARGE:
         return case
     parts = 1
-    while case.rows // parts * case.depth**2 > FITTING:
+    while case.rows // parts * case.depth * (case.width or 64 * case.depth) > 64 * FITTING:
         parts *= 2
     return dataclasses.replace(case, rows=case.rows // parts, accumulate=parts * case.accumulate)
 
@@ -142,18 +153,12 @@ def of_peer(case: Case, peer: str) -> Case:
 
 
 def measure(
-    case: Case,
-    commands: dict[str, list[str]],
-    gpu: Gpu | None,
-    *,
-    rounds: int,
-    steps: int,
-    when: Path | None,
+    case: Case, commands: dict[str, list[str]], gpu: Gpu | None, options: argparse.Namespace
 ) -> dict[str, list[Round]]:
-    """Return the rounds of each side, each with its `joules` where the GPU counts them.
+    """Return the rounds of each side, with `joules` and `clocks` where the GPU reports them.
 
-    The first one begins when all sides have compiled and the file `when` exists. A side that fails
-    has none; its last lines are printed.
+    The first one begins when all sides have compiled and it is this program's turn. A side that
+    fails, or is late, has none; its last lines are printed.
     """
     began = time.monotonic()
     found: dict[str, list[Round]] = {name: [] for name in commands}
@@ -163,32 +168,50 @@ def measure(
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="pair-"))
             sides[name] = Side(command, Path(directory), eager=not case.compile)
             stack.callback(sides[name].close)
+        late = options.ready
         for name in list(sides):
             with failing(name, sides, found):
-                sides[name].wait_ready()
+                sides[name].wait_ready(max(1.0, late - (time.monotonic() - began)))
                 say(f"{name}: ready after {time.monotonic() - began:.0f} s")
         for side in sides.values():
             side.hold()
-        while when is not None and not when.exists():
-            time.sleep(0.1)
-        for number in range(rounds + 1):
+        wait_turn()
+        for number in range(options.rounds + 1):
             for name, side in list(sides.items()):
                 with failing(name, sides, found):
-                    timed = alone(side, steps if number else 1, gpu)
+                    timed = alone(side, options.steps if number else 1, gpu)
                     if number:  # the first one warms up
                         found[name].append(timed)
+                        result(f"{case.name} {name}", round=timed)
                         say(f"{name}, round {number}: {speed(case, [timed]):,.0f} tokens/s")
+        for name, side in list(sides.items()) if options.profile else ():
+            with failing(name, sides, {name: []}):  # its rounds stay
+                profile(f"{case.name} {name}", side)
     return found
+
+
+def profile(title: str, side: Side) -> None:
+    """Report the kernels of a step of one side."""
+    side.release()
+    found = side.run(PROFILED, "profile")["profile"]
+    side.hold()
+    result(f"profile {title}", **found)
+    for line in profiles.lines(title, found):
+        say(line)
 
 
 def alone(side: Side, steps: int, gpu: Gpu | None) -> Round:
     """Return a round of one side, the others being held; it is held again after it."""
     side.release()
+    sampler = Sampler(gpu) if gpu else None
     began = gpu.joules() if gpu else None
     timed = side.run(steps)
     ended = gpu.joules() if gpu else None
     side.hold()
-    return timed | {"joules": None if began is None or ended is None else ended - began}
+    return timed | {
+        "joules": None if began is None or ended is None else ended - began,
+        "clocks": sampler.close() if sampler else None,
+    }
 
 
 @contextlib.contextmanager
@@ -226,12 +249,12 @@ def table(case: Case, found: dict[str, list[Round]], gpu: Gpu | None) -> Iterato
         mfu, gigabytes, energy, ratio = ("-" if cell is None else str(cell) for cell in cells)
         yield f"{name:<14}{tokens_per_second:>10,.0f}{mfu:>7}{gigabytes:>7}{energy:>10}{ratio:>9}"
     if gpu is None:
-        needs_gpu(f"{case.name}: speed, MFU, energy")
+        needs_gpu(f"{case.name}: speed, MFU, energy, clocks, kernels")
 
 
 def flops(case: Case) -> float:
     """Return the FLOPs of a token."""
-    run = run_for_depth(case.depth, precision=case.precision, sequence_len=case.sequence_len)
+    run = make_run(dataclasses.asdict(case))
     return flops_per_token(run.model, run.numerics)
 
 

@@ -1,11 +1,15 @@
 """How a step's program reports: lines for people, and one line of JSON for each result.
 
-`main.py` stores every line of a step's stdout that is a JSON object, and prints the others in its
-table. A result that only a GPU can give has {"needs": "a GPU"} on a CPU.
+The scheduler stores every line of a step's stdout that is a JSON object, and prints the others in
+its table. A result that only a GPU can give has {"needs": "a GPU"} on a CPU.
 """
 
 import json
+import os
+import sys
 from typing import Any
+
+TURN = "BENCH_GPU_TURN"  # set where a scheduler gives the turn
 
 
 def result(name: str, **values: Any) -> None:
@@ -21,3 +25,14 @@ def needs_gpu(name: str) -> None:
 def say(text: str) -> None:
     """Print a line of the table."""
     print(text, flush=True)
+
+
+def wait_turn() -> None:
+    """Report that all is compiled, and wait until the GPU is this program's alone.
+
+    Returns at once where no scheduler started this. Raises SystemExit if the scheduler is gone.
+    """
+    if TURN in os.environ:
+        print(json.dumps({"ready": True}), flush=True)
+        if not sys.stdin.readline():
+            sys.exit("the scheduler has ended")

@@ -1,44 +1,44 @@
-"""The program for half an hour on a GPU: every step of it, alone and beside nanochat, dry."""
+"""The quarter of an hour on a GPU: every step of it, alone and beside nanochat, dry."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from bench.gpu.main import NEEDS_GPU
-from bench.gpu.steps import HEAD, JANUARY, PARTS
+from bench.gpu.results import NEEDS_GPU
+from bench.gpu.schedule import HEAD, JANUARY, STEPS
 from tests.integration.bench.test_gpu import DryRun, dry_run
 
-NAMES = [step.name for steps in PARTS.values() for step in steps]
-PEERLESS = {s.name for steps in PARTS.values() for s in steps if s.peer is not None}
-ON_A_CPU = {"checkpoint", "serving", "core", "rollouts"}  # their dry run leaves nothing out
+PEERLESS = {step.name for step in STEPS if step.peer is not None}
+ON_A_CPU = {"memory", "serving", "core", "rollouts"}  # their dry run leaves nothing out
 SHAPES = {"hellaswag", "arc", "boolq", "winograd", "lambada", "wikidata", "squad"}
+ALL = ("--minutes", "60")
 
 
 @pytest.fixture(scope="module")
 def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
     """A dry run of all steps."""
-    return dry_run(tmp_path_factory.mktemp("gpu"), "--budget", "800")
+    return dry_run(tmp_path_factory.mktemp("gpu"), *ALL)
 
 
 @pytest.mark.timeout(900)
 def test_dry_every_step_runs_and_none_claims_what_only_a_gpu_gives(dry: DryRun) -> None:
-    found = {row["step"]: row["status"] for row in dry.rows if "status" in row}
-    assert sorted(found) == sorted(NAMES)
+    found = {name: step["status"] for name, step in dry.steps.items()}
+    assert list(found) == [step.name for step in STEPS]
     assert {name for name, status in found.items() if status == "skipped"} == PEERLESS
     assert {name for name, status in found.items() if status == "ok"} == ON_A_CPU
-    assert {found[name] for name in set(NAMES) - PEERLESS - ON_A_CPU} == {NEEDS_GPU}
-    assert {row["step"] for row in dry.rows if "result" in row} == set(NAMES) - PEERLESS
-    for name in NAMES:
-        assert f"\n{name:<16}" in dry.printed
+    assert {found[name] for name in found.keys() - PEERLESS - ON_A_CPU} == {NEEDS_GPU}
+    assert {name for name, step in dry.steps.items() if step["results"]} == (
+        found.keys() - PEERLESS
+    )
 
 
 @pytest.mark.timeout(900)
 def test_without_the_peer_the_benches_say_so_and_measure_us(dry: DryRun) -> None:
-    served, asked = dry.result("serving"), dry.result("core")
+    served, asked = (dry.steps[name]["results"][-1] for name in ("serving", "core"))
     no_peer = "is not set: there is no peer to compare with"
     assert f"NANOCHAT_JAN_DIR {no_peer}" in dry.printed
-    assert f"NANOCHAT_DIR {no_peer}" in (dry.logs / "core.log").read_text()
+    assert f"core: NANOCHAT_DIR {no_peer}" in (dry.out / "log.txt").read_text()
     assert "peer" not in served
     for figure in ("tokens_per_second", "one_first_token_ms", "slot_free_ms"):
         assert served["ours"][figure] > 0
@@ -55,10 +55,11 @@ def test_without_the_peer_the_benches_say_so_and_measure_us(dry: DryRun) -> None
 )
 def test_every_step_runs_beside_nanochat(tmp_path: Path) -> None:
     peers = {name: os.environ[name] for name in (HEAD, JANUARY)}
-    rows = dry_run(tmp_path, "--budget", "1700", **peers).rows
-    found = {row["step"]: row["status"] for row in rows if "status" in row}
-    assert sorted(found) == sorted(NAMES)
-    assert set(found.values()) == {"ok", NEEDS_GPU}
-    sides = {row["result"]["name"] for row in rows if "result" in row and "name" in row["result"]}
+    dry = dry_run(tmp_path, *ALL, **peers)
+    assert list(dry.steps) == [step.name for step in STEPS]
+    assert {step["status"] for step in dry.steps.values()} == {"ok", NEEDS_GPU}
+    sides = {
+        name for case in ("d12", "d12 as shipped", "d20", "slice") for name in dry.results(case)
+    }
     assert {"d12 HEAD, ours", "d12 HEAD, shipped", "d12 HEAD, L"} <= sides
-    assert {"d20 HEAD, ours", "d24-fp8 HEAD, ours"} <= sides
+    assert {"d20 HEAD, ours", "slice HEAD, ours", "profile slice HEAD, ours"} <= sides

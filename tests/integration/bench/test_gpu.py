@@ -1,51 +1,46 @@
-"""The program for half an hour on a GPU: dry, on a CPU, and what it does when a step goes wrong."""
+"""The quarter of an hour on a GPU: dry, on a CPU, and what it does when a step goes wrong."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
-from argparse import Namespace
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.gpu.main import NEEDS_GPU, Outcome, Results, run_in_time, run_step, table
-from bench.gpu.steps import HEAD, Step
+from bench.gpu.results import NEEDS_GPU, Entry, Results
+from bench.gpu.schedule import HEAD, QUARTER, STEPS, Step, fitting
+from bench.gpu.scheduler import Scheduler
 
 ROOT = Path(__file__).parents[3]
-# One step that runs tests, one that measures, and one that is skipped for want of a peer; in
-# tests.campaigns.bench.test_gpu every step runs dry.
-SHORT = ("gpu tests", "kernels", "decode")
+# Reports that it is ready, and waits for its turn, as bench.gpu.report.wait_turn.
+READY = "import json, sys; print(json.dumps({'ready': True}), flush=True); sys.stdin.readline();"
 pytestmark = pytest.mark.torch
-
-
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run recorded, printed and logged."""
+    """What a dry run found, and printed."""
 
-    rows: list[dict[str, Any]]
+    steps: dict[str, dict[str, Any]]
     printed: str
-    logs: Path
+    out: Path
 
-    def result(self, step: str) -> dict[str, Any]:
-        """The last result of a step."""
-        return [r["result"] for r in self.rows if r.get("step") == step and "result" in r][-1]
+    def results(self, step: str) -> dict[str, dict[str, Any]]:
+        """The results of a step by name."""
+        return {row.get("name", ""): row for row in self.steps[step]["results"]}
 
 
 def dry_run(out: Path, *options: str, **environment: str) -> DryRun:
-    """Run steps dry, all by default; environment: that of the peers."""
+    """Run steps dry, those of the quarter by default; environment: that of the peers."""
     own = {k: v for k, v in os.environ.items() if not k.startswith("NANOCHAT_")}
     done = subprocess.run(
-        [sys.executable, "bench/gpu/main.py", "all", "--dry", "--out", str(out), *options],
+        [sys.executable, "bench/gpu", "quarter", "--dry", "--out", str(out), *options],
         cwd=ROOT,
         env=own | environment,
         capture_output=True,
@@ -53,28 +48,290 @@ def dry_run(out: Path, *options: str, **environment: str) -> DryRun:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr
-    return DryRun(rows_of(out / "results.jsonl"), done.stdout, out / "logs")
+    steps = json.loads((out / "results.json").read_text())["steps"]
+    return DryRun({step["name"]: step for step in steps}, done.stdout, out)
+
+
+@pytest.fixture(scope="module")
+def dry(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
+    """A dry run of the quarter."""
+    return dry_run(tmp_path_factory.mktemp("quarter"))
 
 
 @pytest.mark.timeout(900)
-def test_dry_steps_run_and_none_claims_what_only_a_gpu_gives(tmp_path: Path) -> None:
-    dry = dry_run(tmp_path, "--budget", "800", "--only", *SHORT)
-    found = {row["step"]: row["status"] for row in dry.rows if "status" in row}
-    assert found == dict.fromkeys(SHORT, NEEDS_GPU) | {"decode": "skipped"}
-    assert {row["step"] for row in dry.rows if "result" in row} == {*SHORT} - {"decode"}
-    for name in SHORT:
-        assert f"\n{name:<16}" in dry.printed
+def test_the_whole_quarter_runs_dry_and_claims_nothing_that_only_a_gpu_gives(dry: DryRun) -> None:
+    assert list(dry.steps) == [step.name for step in QUARTER]
+    status = {name: step["status"] for name, step in dry.steps.items()}
+    # A save of a small model is the same on a CPU: this step leaves nothing out.
+    assert status == dict.fromkeys(status, NEEDS_GPU) | {"memory": "ok"}
+    assert sorted(path.name for path in dry.out.iterdir()) == [
+        *("log.txt", "results.json", "table.txt")
+    ]
+    for case in ("d12", "slice"):
+        assert f"{case}: speed, MFU, energy, clocks, kernels" in dry.steps[case]["why"]
+        assert (
+            "HEAD is skipped: NANOCHAT_DIR names no checkout of nanochat"
+            in (dry.steps[case]["lines"])
+        )
+        classes = dry.results(case)[f"profile {case} we"]["classes"]
+        assert classes["optimizer"]["products"] > 0
+        assert classes["loss"]["products"] > 0
+    assert "slice we, bound" in dry.results("slice")
+    assert "d12 we, rows" in dry.results("d12 knobs")
+    assert "product d1 up, dW" in dry.results("products")
+    assert dry.results("decode")["profile decode torch, 2 rows"]["classes"]["rest"]["products"] > 0
     # The tests for a GPU are collected, and skipped.
-    (counts,) = [row["result"]["counts"] for row in dry.rows if "counts" in row.get("result", {})]
-    assert counts.keys() == {"skipped"}
-    assert counts["skipped"] > 50
+    assert dry.results("gpu tests")["tests"]["counts"].keys() == {"skipped"}
+    assert dry.results("gpu tests")["tests"]["counts"]["skipped"] > 50
+
+
+@pytest.mark.timeout(900)
+def test_the_training_makes_a_chat_model_by_every_stage_with_a_kill_in_it(dry: DryRun) -> None:
+    found = dry.results("training")
+    stages = [name.removeprefix("stage ") for name in found if name.startswith("stage ")]
+    assert stages == [
+        *("shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "base_eval"),
+        *("midtrain", "sft", "chat_eval_sft", "rl", "chat_eval_rl"),
+    ]
+    assert found["stage rl"]["answers"]
+    assert len(found["conversation"]["turns"]) == 5
+    steps = [step for step, _ in found["pretraining"]["losses"]]
+    assert steps[0] == 1
+    assert steps[-1] == 20
+    assert found["pretraining"]["steps_done_again"] >= 0
+    assert dry.steps["training"]["began_at"] > 0
+
+
+def test_the_steps_that_fit_are_taken_in_order_of_their_value() -> None:
+    def names(minutes: float) -> list[str]:
+        return [step.name for step in fitting(((s, s.seconds) for s in STEPS), 60 * minutes)]
+
+    assert names(4) == ["d12", "products", "decode"]
+    assert names(15) == [step.name for step in QUARTER]
+    assert names(1) == ["products"]
+    # Also if it is ready as late as it may be, the first one ends within four minutes.
+    assert STEPS[0].ready + STEPS[0].seconds < 4 * 60
+
+
+def step_of(directory: Path, name: str, code: str, **fields: Any) -> Step:
+    """A step that runs `code`."""
+    path = directory / f"{name.replace(' ', '-')}.py"
+    path.write_text(code)
+    defaults = {"seconds": 60, "options": "", "dry": "", "passes": ""}
+    return Step(name=name, program=str(path), **(defaults | fields))
+
+
+def run(
+    directory: Path, *steps: Step, seconds: float = 600.0, gigabytes: float | None = None
+) -> list[Entry]:
+    """Run steps, on a GPU of so much memory or on none; return what is known of each."""
+    entries = [Entry(step=step) for step in steps]
+    results = Results(directory / "out", entries)
+    gpu: Any = None
+    if gigabytes is not None:
+        gpu = SimpleNamespace(total_bytes=gigabytes * 1e9, sample=lambda: (1980, 2619, None, 50, 4))
+    Scheduler(entries, results, seconds=seconds, cores=8, gpu=gpu, dry=True).run()
+    return entries
+
+
+def stored(directory: Path) -> list[dict[str, Any]]:
+    return json.loads((directory / "out" / "results.json").read_text())["steps"]
+
+
+def test_a_step_that_hangs_is_ended_at_its_limit_with_all_it_started_and_the_rest_goes_on(
+    tmp_path: Path,
+) -> None:
+    # Its child has a process group of its own, and is stopped, as a side that is held.
+    code = f"""
+import os, pathlib, signal, subprocess, sys, time
+print('{{"name": "half"}}', flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+os.killpg(child.pid, signal.SIGSTOP)
+pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
+time.sleep(600)
+"""
+    hangs = step_of(tmp_path, "hangs", code, seconds=3)
+    run(tmp_path, hangs, step_of(tmp_path, "next", "print('well')"))
+    first, second = stored(tmp_path)
+    assert (first["status"], first["why"][0]) == ("failed", "took longer than 3 s")
+    assert first["results"] == [{"name": "half"}]
+    assert (second["status"], second["lines"]) == ("ok", ["well"])
+    wait_until_gone(int((tmp_path / "child").read_text()))
+
+
+def wait_until_gone(pid: int) -> None:
+    """Wait until a process has ended, also if its parent has not noticed."""
+    stat = Path(f"/proc/{pid}/stat")
+    until = time.monotonic() + 60
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_step_that_fails_leaves_its_errors_last_line_and_the_rest_goes_on(
+    tmp_path: Path,
+) -> None:
+    code = "print('a line'); print('{\"name\": 1}', flush=True); raise ValueError('no such kernel')"
+    run(tmp_path, step_of(tmp_path, "fails", code), step_of(tmp_path, "next", "print('well')"))
+    first, second = stored(tmp_path)
+    assert (first["status"], first["why"][0]) == ("failed", "ended with 1")
+    assert first["why"][-1] == "ValueError: no such kernel"
+    assert (first["results"], first["lines"]) == ([{"name": 1}], ["a line"])
+    assert second["status"] == "ok"
+    assert "fails: ValueError: no such kernel" in (tmp_path / "out" / "log.txt").read_text()
+    assert "    ! ValueError: no such kernel" in (tmp_path / "out" / "table.txt").read_text()
+
+
+def test_one_step_at_a_time_has_the_gpu_the_most_valuable_that_is_ready(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+
+    def code(name: str, *, slow: bool = False) -> str:
+        # The slow one is ready when the others have prepared, and one of them has begun.
+        wait = f"while 'quick' not in open({str(log)!r}).read(): time.sleep(0.01)\n" if slow else ""
+        return (
+            f"import time\nwrite = lambda text: open({str(log)!r}, 'a').write(text + ' ')\n"
+            f"{wait}{READY}\nwrite('{name}'); time.sleep(0.3); write('end')"
+        )
+
+    log.touch()
+    entries = run(
+        tmp_path,
+        step_of(tmp_path, "slow", code("slow", slow=True), ready=60),
+        step_of(tmp_path, "quick", code("quick"), ready=60, quiet=False),
+        step_of(tmp_path, "quiet", code("quiet"), ready=60),
+    )
+    # `quiet` was ready with `quick`, and waits for what is worth more and still prepares.
+    assert log.read_text().split() == ["quick", "end", "slow", "end", "quiet", "end"]
+    assert [entry.status for entry in entries] == ["ok", "ok", "ok"]
+
+
+def test_a_quiet_step_stops_what_is_prepared_meanwhile(tmp_path: Path) -> None:
+    beats = tmp_path / "beats"
+    # The less valuable one writes while it prepares, until the other has had the GPU.
+    beating = (
+        f"import pathlib, time\nbeats, over = pathlib.Path({str(beats)!r}), "
+        f"pathlib.Path({str(tmp_path / 'over')!r})\n"
+        "while not over.exists():\n    beats.open('a').write('.'); time.sleep(0.01)\n" + READY
+    )
+    timed = (
+        f"import pathlib, time\nbeats = pathlib.Path({str(beats)!r})\n"
+        f"while not beats.exists(): time.sleep(0.01)\n{READY}\n"
+        "time.sleep(0.5)\nbefore = beats.stat().st_size\ntime.sleep(1)\n"
+        "print('beats:', beats.stat().st_size - before)\n"
+        f"pathlib.Path({str(tmp_path / 'over')!r}).touch()"
+    )
+    first, second = run(
+        tmp_path,
+        step_of(tmp_path, "timed", timed, ready=60),
+        step_of(tmp_path, "beating", beating, ready=60),
+    )
+    assert (first.status, first.lines) == ("ok", ["beats: 0"])
+    assert second.status == "ok"
+
+
+def test_a_step_that_is_not_ready_in_its_time_is_dropped(tmp_path: Path) -> None:
+    late = step_of(tmp_path, "late", "import time; time.sleep(600)", ready=2)
+    first, second = run(tmp_path, late, step_of(tmp_path, "next", "print('well')"))
+    assert (first.status, first.why) == ("failed", ["was not ready after 2 s"])
+    assert second.status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"seconds": 100}, "it takes 100"),
+        ({"peer": HEAD}, "NANOCHAT_DIR names no checkout of nanochat"),
+    ],
+)
+def test_a_step_without_its_time_or_its_peer_is_skipped(
+    fields: dict[str, Any], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HEAD, raising=False)
+    step = step_of(tmp_path, "a step", "raise AssertionError", **fields)
+    (entry,) = run(tmp_path, step, seconds=90)
+    assert entry.status == "skipped"
+    assert entry.why[0].endswith(why)
+
+
+def test_a_less_valuable_step_never_takes_the_time_of_a_more_valuable_one(tmp_path: Path) -> None:
+    entries = run(
+        tmp_path,
+        step_of(tmp_path, "valuable", f"import time; time.sleep(1)\n{READY}", ready=60, seconds=40),
+        step_of(tmp_path, "long", "raise AssertionError", seconds=30, quiet=False),
+        step_of(tmp_path, "short", "print('well')", seconds=10, quiet=False),
+        seconds=60,
+    )
+    # 55 s are left beside the margin: 40 for the first, so 15 for others until it has ended.
+    assert [entry.status for entry in entries] == ["ok", "failed", "ok"]
+    began = [entry.began_at or 0.0 for entry in entries]
+    assert began[2] < began[0] < began[1]
+
+
+def test_steps_prepare_beside_each_other_as_the_gpus_memory_allows(tmp_path: Path) -> None:
+    entries = run(
+        tmp_path,
+        *(step_of(tmp_path, name, READY, ready=60, gigabytes=50) for name in ("one", "two")),
+        gigabytes=80,
+    )
+    assert [entry.status for entry in entries] == ["ok", "ok"]
+    kept = stored(tmp_path)
+    assert kept[0]["began_at"] + kept[0]["seconds"] <= kept[1]["began_at"]
+    # The clocks of the time that each had the GPU.
+    assert kept[0]["clocks"]["sm_mhz"] == 1980
+    assert kept[0]["clocks"]["reasons"] == {"power cap": 1.0}
+
+
+PROGRAM = """
+import sys
+from bench.gpu import __main__ as main
+from bench.gpu.schedule import Step
+main.STEPS = {steps!r}
+sys.argv = ["bench/gpu", "quarter", "--dry", "--out", {out!r}]
+main.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_by_a_signal_it_leaves_the_results_so_far_and_no_child(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    steps = (
+        step_of(tmp_path, "first", 'print(\'{"name": "done"}\')', quiet=False),
+        step_of(tmp_path, "endless", "import os, time; print(os.getpid()); time.sleep(600)"),
+        step_of(tmp_path, "compiles", "import time; time.sleep(600)", ready=100),
+        step_of(tmp_path, "later", "raise AssertionError"),
+    )
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(steps=steps, out=str(tmp_path / "out"))],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None
+    with program.stdout as lines:
+        shown = next(line for line in lines if "endless: " in line and line.split()[-1].isdigit())
+        pid = int(shown.split()[-1])
+        program.send_signal(number)
+        printed = lines.read() if number == signal.SIGTERM else ""
+    code = program.wait(60)
+    kept = stored(tmp_path)
+    assert (kept[0]["status"], kept[0]["results"]) == ("ok", [{"name": "done"}])
+    if number == signal.SIGKILL:  # whoever kills it so ends its children
+        os.kill(pid, signal.SIGKILL)
+        assert [step["status"] for step in kept[1:]] == ["running", "preparing", "waiting"]
+        return
+    assert code == 1
+    wait_until_gone(pid)
+    assert [step["status"] for step in kept[1:]] == ["failed", "failed", "skipped"]
+    assert {step["why"][0] for step in kept[1:]} == {"stopped by a signal"}
+    assert printed.rstrip().endswith("1 ok, 2 failed, 1 skipped")
 
 
 def test_without_a_gpu_it_says_how_to_run_dry(tmp_path: Path) -> None:
     if Path("/dev/nvidia0").exists():
         pytest.skip("there is a GPU")
     done = subprocess.run(
-        [sys.executable, "bench/gpu/main.py", "right", "--out", str(tmp_path)],
+        [sys.executable, "bench/gpu", "quarter", "--out", str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -85,142 +342,5 @@ def test_without_a_gpu_it_says_how_to_run_dry(tmp_path: Path) -> None:
 
 
 def test_it_loads_no_torch() -> None:
-    code = "import sys, bench.gpu.main; assert 'torch' not in sys.modules"
+    code = "import sys, bench.gpu.__main__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
-
-
-def step_of(directory: Path, code: str, *, seconds: int = 30, peer: str | None = None) -> Step:
-    """A step that runs `code`."""
-    path = directory / "program.py"
-    path.write_text(code)
-    return Step(
-        name="a step", seconds=seconds, program=str(path), options="", dry="", passes="", peer=peer
-    )
-
-
-def run(step: Step, directory: Path, *, limit: float = 60.0) -> tuple[Outcome, list[Any]]:
-    (directory / "logs").mkdir()
-    results: list[Any] = []
-    outcome = run_step(step, directory, lambda **row: results.append(row), limit=limit, dry=False)
-    return outcome, results
-
-
-def test_results_are_recorded_before_the_step_ends(tmp_path: Path) -> None:
-    code = f"""
-import pathlib, time
-print('{{"name": "first"}}', flush=True)
-while not pathlib.Path({str(tmp_path / "seen")!r}).exists():
-    time.sleep(0.01)
-"""
-    (tmp_path / "logs").mkdir()
-    results = Results(tmp_path / "results.jsonl")
-
-    def record(**row: Any) -> None:
-        results.append(**row)
-        (tmp_path / "seen").touch()
-
-    outcome = run_step(step_of(tmp_path, code), tmp_path, record, limit=60.0, dry=False)
-    assert outcome.status == "ok"
-    assert rows_of(tmp_path / "results.jsonl")[0]["result"] == {"name": "first"}
-
-
-def test_a_step_that_fails_is_shown_with_the_last_lines_of_its_output(tmp_path: Path) -> None:
-    code = "print('a line'); print('{\"name\": 1}', flush=True); raise ValueError('no such kernel')"
-    outcome, results = run(step_of(tmp_path, code), tmp_path)
-    assert outcome.status == "failed"
-    assert outcome.why[0] == "ended with 1"
-    assert outcome.why[-1] == "ValueError: no such kernel"
-    assert results == [{"result": {"name": 1}}]
-    lines = list(table([outcome]))
-    assert "    a line" in lines
-    assert "    ! ValueError: no such kernel" in lines
-    assert lines[-1] == "1 failed"
-
-
-def test_a_step_out_of_time_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
-    # Its child has a process group of its own, and is stopped, as a side that is held.
-    code = f"""
-import os, pathlib, signal, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
-os.killpg(child.pid, signal.SIGSTOP)
-pathlib.Path({str(tmp_path / "child")!r}).write_text(str(child.pid))
-time.sleep(600)
-"""
-    outcome, _ = run(step_of(tmp_path, code), tmp_path, limit=5.0)
-    assert outcome.status == "failed"
-    assert outcome.why[0] == "took longer than 5 s"
-    child = Path("/proc") / (tmp_path / "child").read_text()
-    until = time.monotonic() + 60
-    while child.exists() and (child / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
-def test_ended_by_a_signal_it_ends_its_step_and_prints_the_table(tmp_path: Path) -> None:
-    step = step_of(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(600)")
-    code = f"""
-import sys
-from types import SimpleNamespace
-from bench.gpu import main
-from bench.gpu.steps import Step
-main.find_gpu = lambda: SimpleNamespace(name="a GPU", driver="1")
-main.find_steps = lambda *_: [{step!r}]
-sys.argv = ["main.py", "right", "--out", {str(tmp_path / "out")!r}]
-main.main()
-"""
-    program = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert program.stdout is not None
-    with program.stdout as lines:
-        shown = next(line for line in lines if line.startswith("a step: "))
-        program.terminate()
-        rest = lines.read().splitlines()
-    assert program.wait(60) == 1
-    pid = shown.split()[-1]
-    assert not (Path("/proc") / pid).exists()
-    assert rest[-4:] == [f"    {pid}", "    ! ended with -9", "", "1 failed"]
-
-
-def test_a_result_that_needs_a_gpu_is_never_ok(tmp_path: Path) -> None:
-    code = """print('{"name": "one"}'); print('{"name": "flex", "needs": "a GPU"}')"""
-    outcome, _ = run(step_of(tmp_path, code), tmp_path)
-    assert (outcome.status, outcome.why) == (NEEDS_GPU, ["flex"])
-
-
-@pytest.mark.parametrize(
-    ("left", "peer", "why"),
-    [
-        (29.9, None, r"30 s are left, it takes 30"),
-        (100.0, HEAD, "NANOCHAT_DIR names no checkout of nanochat"),
-    ],
-)
-def test_a_step_without_its_time_or_its_peer_is_skipped(
-    left: float, peer: str | None, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(HEAD, raising=False)
-    results = Results(tmp_path / "results.jsonl")
-    run = partial(run_in_time, options=Namespace(dry=False), out=tmp_path, results=results)
-    step = step_of(tmp_path, "raise AssertionError", peer=peer)
-    outcome = run(step, deadline=time.monotonic() + left)
-    assert (outcome.status, outcome.why) == ("skipped", [why])
-    assert rows_of(tmp_path / "results.jsonl")[-1]["why"] == [why]
-
-
-def test_every_row_of_results_is_whole(tmp_path: Path) -> None:
-    results = Results(tmp_path / "results.jsonl")
-    threads = [
-        threading.Thread(target=lambda i=i: [results.append(step=i) for _ in range(20)])
-        for i in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(rows_of(tmp_path / "results.jsonl")) == 80
-
-
-def test_overlapping_kernels_count_once() -> None:
-    from bench.gpu.profile_step import merged
-
-    assert merged([(5.0, 7.0), (0.0, 2.0), (1.0, 3.0)]) == [(0.0, 3.0), (5.0, 7.0)]

@@ -1,11 +1,11 @@
-"""The GPU whose memory and energy a bench reports is the one on which it measures."""
+"""The GPU whose memory, energy and clocks a bench reports is the one on which it measures."""
 
 import ctypes
 from typing import Any
 
 import pytest
 
-from bench.gpu.nvml import find_gpu
+from bench.gpu.nvml import Sampler, find_gpu
 
 
 class Library:
@@ -27,6 +27,21 @@ class Library:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, *_: object) -> int:
         return 3  # NVML_ERROR_NOT_SUPPORTED
+
+    def nvmlDeviceGetClockInfo(self, handle: object, kind: int, value: Any) -> int:
+        value._obj.value = {1: 1755, 2: 2619}[kind]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle: object, value: Any) -> int:
+        value._obj.value = 693_400
+        return 0
+
+    def nvmlDeviceGetTemperature(self, handle: object, sensor: int, value: Any) -> int:
+        return 3
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: object, value: Any) -> int:
+        value._obj.value = 0x4 | 0x20
+        return 0
 
 
 @pytest.fixture
@@ -64,3 +79,21 @@ def test_a_gpu_that_does_not_count_its_energy_has_used_none_that_is_known(
     gpu = find_gpu()
     assert gpu is not None
     assert gpu.joules() is None
+
+
+def test_the_clocks_are_sampled_with_the_reasons_that_they_are_not_higher(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    gpu = find_gpu()
+    assert gpu is not None
+    found = Sampler(gpu).close()
+    assert found.pop("samples") >= 1
+    assert found == {
+        "sm_mhz": 1755,
+        "sm_mhz_least": 1755,
+        "memory_mhz": 2619,
+        "watts": 693,
+        "celsius_most": None,
+        "reasons": {"power cap": 1.0, "thermal, software": 1.0},
+    }
