@@ -1,7 +1,7 @@
 """A text that needs no network: docstrings of installed packages, and their sources if wanted."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,19 +14,14 @@ SOURCE_CHARACTERS = 100_000  # of a file: a larger one is a table, or was genera
 SKIPPED = {"test", "tests", "testing", "_vendor", "vendor", "_dynamo", "_inductor"}
 
 
-def package_text(
-    directory: Path, *, characters: int = CHARACTERS, sources: bool = False
-) -> tuple[str, ...]:
-    """Write docstrings of the packages beside torch, until there are so many characters, with
-    `sources` also their files; return the settings that choose this text."""
+def package_text(directory: Path, *, sources: int = 0) -> tuple[str, ...]:
+    """Write docstrings of the packages beside torch, and so many characters of their sources;
+    return the settings that choose this text."""
     directory.mkdir(parents=True)
-    size = 0
-    with (directory / "docstrings.jsonl").open("w", encoding="utf-8") as file:
-        for text in _documents(Path(torch.__file__).parents[1], sources=sources):
-            file.write(json.dumps({"text": text}) + "\n")
-            size += len(text)
-            if size > characters:
-                break
+    site = Path(torch.__file__).parents[1]
+    _write(directory / "docstrings.jsonl", _documents(site), CHARACTERS)
+    if sources:
+        _write(directory / "sources.jsonl", _sources(site), sources)
     return ("shards.source=local", f"shards.path={directory}")
 
 
@@ -41,12 +36,27 @@ def small_text(directory: Path) -> tuple[str, ...]:
     )
 
 
-def _documents(site: Path, *, sources: bool) -> Iterator[str]:
+def _write(path: Path, texts: Iterable[str], characters: int) -> None:
+    size = 0
+    with path.open("w", encoding="utf-8") as file:
+        for text in texts:
+            file.write(json.dumps({"text": text}) + "\n")
+            size += len(text)
+            if size > characters:
+                break
+
+
+def _sources(site: Path) -> Iterator[str]:
+    for path in sorted(site.rglob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if len(text) <= SOURCE_CHARACTERS:
+            yield text
+
+
+def _documents(site: Path) -> Iterator[str]:
     seen: set[str] = set()
     for path in sorted(site.rglob("*.py")):
         name = path.relative_to(site)
         if not SKIPPED & set(name.parts):
             source = path.read_text(encoding="utf-8", errors="replace")
             yield from make_documents(read_sections(source, str(name)), seen=seen)
-            if sources and len(source) <= SOURCE_CHARACTERS:
-                yield source

@@ -3,8 +3,8 @@
     python -m bench.gpu.pipeline training --device cuda --depth 10 --steps 700
     python -m bench.gpu.pipeline resume --device cuda --depth 4 --steps 60 --compile
 
-`training` makes a chat model: text of this machine, pretraining that is killed once and resumes,
-midtraining, SFT, RL, the evaluations, and a conversation of five turns. Before its turn it makes
+`training` makes a chat model: text of this machine, pretraining, midtraining, SFT that is killed
+once and resumes, RL, the evaluations, and a conversation of five turns. Before its turn it makes
 the rows and compiles. `resume` trains four times on the same rows with deterministic kernels:
 undisturbed, again, with a worker that is killed, and with one that is asked to stop; the last two
 resume, and all models have to be the same, to the bit.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.report import needs_gpu, result, say, wait_turn
-from bench.our_train import make_job
+from bench.our_train import make_job, write_inputs
 from bench.package_text import package_text, small_text
 from bench.train import Case
 from flows.cli.use.chat_session import ChatSession, Sampling
@@ -46,7 +46,7 @@ SAVE_EVERY = 3  # steps: a worker that is killed has a checkpoint to resume from
 BROUGHT = (
     Path(__file__).resolve().parents[2] / ".text"
 )  # a text for `training`, in any format of `shards.source=local`
-CHARACTERS = 150_000_000  # else of the documentation and the sources of installed packages
+CHARACTERS = 150_000_000  # else of the sources of installed packages, beside their documentation
 DATA = ("shards", "task_data", "tokenizer", "tokens", "rows")
 AFTER = ("base_eval", "midtrain", "sft", "chat_eval_sft", "rl", "chat_eval_rl")
 TALK = (
@@ -56,7 +56,9 @@ TALK = (
     "Is 8 + 9 = 16 right?",
     "What is the capital of the planet Zorblax?",
 )
-LOSSES = 200  # of the pretraining's curve, evenly spread
+KILLED = "sft"  # once, when it has saved: a stage that starts quickly, as nothing is compiled
+SAVES, SAVES_SMALL = 20, 2  # its steps from one checkpoint to the next
+LOSSES = 200  # of a curve, evenly spread
 
 
 def main() -> None:
@@ -86,25 +88,42 @@ def training(work: Path, options: argparse.Namespace) -> None:
     elif BROUGHT.is_dir():
         text = BROUGHT
     else:
-        package_text(text, characters=CHARACTERS, sources=True)
+        package_text(text, sources=CHARACTERS)
     stages = Stages(work, make_run(options, text), options)
-    for name in DATA:
-        stages.make(name)
-    pretrain = stages.job("pretrain")
-    try:
-        run_job(pretrain, processes=1, on_event=log, steps=1)  # compiles; its step is saved
-    except StageInterrupted:
-        say("pretrain: compiled, one step saved")
+    with ThreadPoolExecutor(1) as pool:
+        compiled = pool.submit(compile_pretraining, stages)
+        for name in DATA:
+            stages.make(name)
+        compiled.result()
     wait_turn()
-    interrupt(pretrain, signal.SIGKILL, at=options.steps // 2)
-    stages.make("pretrain", pretrain)
-    report_curve(pretrain)
-    for name in AFTER:
-        stages.make(name)
+    for name in ("pretrain", *AFTER):
+        job = stages.job(name)
+        if name == KILLED:
+            interrupt(job, signal.SIGKILL, at=SAVES_SMALL if options.small else SAVES)
+        stages.make(name, job)
+        if name in ("pretrain", KILLED):
+            report_curve(job)
         if name == "sft":
-            talk(stages.outputs[name], options.device)
+            talk(job.output, options.device)
     if options.device == "cpu":
         needs_gpu("the stages on a GPU")
+
+
+def compile_pretraining(stages: "Stages") -> None:
+    """Take one step of pretraining on random rows: the compiler's cache has its kernels then."""
+    work, model = stages.work / "compiled", stages.run.model
+    write_inputs(work, model.sequence_len, model.vocab_size)
+    inputs = {name: work / name for name in ("rows", "tokenizer")}
+    began = time.perf_counter()
+    try:
+        run_job(
+            Stages(work, stages.run, stages.options, inputs).job("pretrain"),
+            processes=1,
+            on_event=log,
+            steps=1,
+        )
+    except StageInterrupted:
+        say(f"pretrain: compiled after {time.perf_counter() - began:.0f} s")
 
 
 def make_run(options: argparse.Namespace, text: Path) -> RunConfig:
@@ -114,9 +133,9 @@ def make_run(options: argparse.Namespace, text: Path) -> RunConfig:
     run = run_for_depth(options.depth, precision="bf16" if on_gpu else "fp32", **shape)
     tiny = open_profile("tiny", snapshots=False).run
     # Conversations, questions, examples of RL a step, evaluated questions.
-    talks, sums, group, asked = (12, 8, 2, 4) if options.small else (50_000, 2_000, 16, 200)
+    talks, sums, group, asked = (80, 8, 2, 4) if options.small else (100_000, 4_000, 16, 200)
     batch = 256 if options.small else 2**17
-    chat_batch = 512 if options.small else 2**15
+    chat_batch = 256 if options.small else 2**15
     shards = ShardsConfig(
         source="local", path=str(text), num_shards=2 if options.small else 16,
         snapshot=(), revision=None,
@@ -189,6 +208,8 @@ class Stages:
             max_gpus=1,
             compile=name == "pretrain",  # the others are too short to be worth it
         )
+        saves = SAVES_SMALL if self.options.small else SAVES
+        settings = [f"save_every_steps={saves}"] if name == KILLED else []
         job = Job(
             directory=self.work / name,
             stage=name,
@@ -196,7 +217,9 @@ class Stages:
             fingerprint="bench",
             config={n: s.tree() if isinstance(s, Section) else s for n, s in sections.items()},
             inputs={source.name: self.outputs[source.name] for source in stage.inputs},
-            resources=make_placement(pace, home=self.work, gpus=int(on_gpu)).resources,
+            resources=make_placement(
+                pace, home=self.work, gpus=int(on_gpu), settings=settings
+            ).resources,
         )
         job.output.mkdir(parents=True)
         job.checkpoints.mkdir()
@@ -234,13 +257,13 @@ def run_stage(job: Job) -> tuple[dict[str, Any], float, list[str]]:
 
 
 def report_curve(job: Job) -> None:
-    """Report the losses of pretraining, and what the kill cost: steps that were done again."""
+    """Report the losses of a stage; a step that was done again after a kill has two."""
     events = map(json.loads, job.events.read_text().splitlines())
     steps = [(e["step"], e["values"]["loss"]) for e in events if e["kind"] == "step"]
     again = len(steps) - len(dict(steps))
     every = max(1, len(steps) // LOSSES)
-    result("pretraining", losses=steps[::every] + steps[-1:], steps_done_again=again)
-    say(f"pretrain: killed once and resumed, {again} steps done again")
+    result(f"curve {job.stage}", losses=[*steps[::every], steps[-1]], steps_done_again=again)
+    say(f"{job.stage}: {steps[-1][0]} steps, {again} of them done again, loss {steps[-1][1]:.4f}")
 
 
 def talk(model: Path, device: str) -> None:

@@ -75,7 +75,8 @@ class Profiler:
                 ),
             )
             for e in self._profile.events() or ()
-            if e.device_type == kind
+            # Other annotations, as the compiler's, span kernels and would count them twice.
+            if e.device_type == kind and (e.name.startswith(SECTION) or not e.is_user_annotation)
         ]
         return summary(events)
 

@@ -1,7 +1,7 @@
 """The steps of the schedule, in order of their value: command, hard end, and what they pass by.
 
 A step first prepares itself (it compiles, beside others), then it has the GPU alone. `seconds` is
-the hard end of the second part, `ready` of the first. The first nine are the quarter of an hour;
+the hard end of the second part, `ready` of the first. The first eleven are the quarter of an hour;
 those after them come where more minutes are given, or are left.
 """
 
@@ -43,7 +43,7 @@ class Step:
 QUARTER = (
     Step(
         name="d12",
-        seconds=80,
+        seconds=75,
         ready=150,
         cores=6,
         gigabytes=52,
@@ -54,7 +54,7 @@ QUARTER = (
     ),
     Step(
         name="products",
-        seconds=45,
+        seconds=30,
         quiet=False,
         program="-m bench.gpu.probe",
         options="--device cuda",
@@ -63,7 +63,7 @@ QUARTER = (
     ),
     Step(
         name="decode",
-        seconds=90,
+        seconds=75,
         ready=120,
         cores=2,
         gigabytes=12,
@@ -74,7 +74,7 @@ QUARTER = (
     ),
     Step(
         name="slice",
-        seconds=70,
+        seconds=50,
         ready=200,
         cores=6,
         gigabytes=42,
@@ -85,15 +85,15 @@ QUARTER = (
     ),
     Step(
         name="training",
-        seconds=260,
+        seconds=300,
         ready=300,
         cores=4,
         gigabytes=20,
         quiet=False,
         program="-m bench.gpu.pipeline training",
-        options="--device cuda --depth 10 --steps 700",
-        dry="--device cpu --depth 1 --steps 20 --small",
-        passes="every stage ends, pretraining is killed once and resumes; questions after SFT 90 %",
+        options="--device cuda --depth 10 --steps 500",
+        dry="--device cpu --depth 1 --steps 4 --small",
+        passes="every stage ends, SFT is killed once and resumes; questions after it 90 %",
     ),
     Step(
         name="gpu tests",
@@ -135,6 +135,14 @@ QUARTER = (
         passes="worth it: a ratio below 0.99",
     ),
     Step(
+        name="kernels",
+        seconds=60,
+        program="-m bench.gpu.kernels",
+        options="--device cuda --depth 24",
+        dry="--device cpu --depth 2",
+        passes="errors beside float64: 1 % in bf16, 10 % in fp8; the optimizer's step",
+    ),
+    Step(
         name="memory",
         seconds=60,
         program="bench/checkpoint.py",
@@ -145,14 +153,6 @@ QUARTER = (
     ),
 )
 MORE = (
-    Step(
-        name="kernels",
-        seconds=60,
-        program="-m bench.gpu.kernels",
-        options="--device cuda --depth 24",
-        dry="--device cpu --depth 2",
-        passes="errors beside float64: 1 % in bf16, 10 % in fp8; the optimizer's step",
-    ),
     Step(
         name="answers",
         seconds=100,
