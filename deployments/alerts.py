@@ -14,14 +14,16 @@ from prefect.events.schemas.events import ResourceSpecification
 from prefect.types import SecretDict
 from pydantic import SecretStr
 
-from deployments.automations import FLOWS, ID, RUN, TAG
+from deployments.automations import TAG
 from flows.evals.flow import REGRESSED
+from infra.prefect.supervisor.runs import FLOWS
 from nanochat_core.errors import ConfigError
 
 BLOCK = "nanochat-webhook"  # stores the URL
 RUN_FAILED = "nanochat-run-failed"
 POOL_NOT_READY = "nanochat-pool-not-ready"
 EVAL_REGRESSED = "nanochat-eval-regressed"
+_ID = "prefect.resource.id"
 ALERTS = (RUN_FAILED, POOL_NOT_READY, EVAL_REGRESSED)
 
 
@@ -36,8 +38,8 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
             block,
             name=RUN_FAILED,
             description="Posts when a run has failed and a person must fix the cause.",
-            event=f"{RUN}Failed",
-            match={ID: f"{RUN}*"},
+            event="prefect.flow-run.Failed",
+            match={_ID: "prefect.flow-run.*"},
             # Without one-stage: the run that requested the stage fails too, and is posted.
             related=[
                 {
@@ -52,7 +54,7 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
             name=POOL_NOT_READY,
             description="Posts when no worker of a work pool has sent a heartbeat for 90 s.",
             event="prefect.work-pool.not-ready",
-            match={ID: "prefect.work-pool.*", "prefect.resource.name": list(pools)},
+            match={_ID: "prefect.work-pool.*", "prefect.resource.name": list(pools)},
             text="'no worker runs for the work pool ' ~ event.resource.name",
         ),
         _post(
@@ -60,7 +62,7 @@ def alerts(url: str, *, pools: Sequence[str]) -> list[AutomationCore]:
             name=EVAL_REGRESSED,
             description="Posts when an evaluation finds that a model got worse.",
             event=REGRESSED,
-            match={ID: "nanochat.model.*"},
+            match={_ID: "nanochat.model.*"},
             text="event.resource.name ~ ' got worse: ' ~ event.payload.text",
         ),
     ]

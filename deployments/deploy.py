@@ -13,7 +13,7 @@ from uuid import UUID
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
 from deployments.alerts import ALERTS, alerts
-from deployments.automations import ensure_automation, recovery, remove_automations
+from deployments.automations import ensure_automation, remove_automations
 from deployments.evals import Recurring, deployment_of, read_recurring
 from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
@@ -21,7 +21,7 @@ from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import nanochat
 from flows.sweep.flow import sweep
 from infra.prefect.access import configured_webhook
-from infra.prefect.supervisor.runs import AUTO_RESUME
+from infra.prefect.flow_runs import AUTO_RESUME
 from nanochat_core.errors import NanochatError
 
 _OURS = "nanochat-flows"  # prefix of the version of deployments that this module registers
@@ -61,9 +61,8 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
         names = {item.full_name for item in wanted}
         scheduled = [deployment_of(item) for item in read_recurring()]
         scheduled = [item for item in scheduled if item.full_name not in names]
-        automations = recovery()
-        if webhook is not None:
-            automations += alerts(webhook, pools=[pool.name for pool in all_pools])
+        names_of_pools = tuple(pool.name for pool in all_pools)
+        automations = [] if webhook is None else alerts(webhook, pools=names_of_pools)
         # Pools first: the server refuses a deployment whose pool does not exist.
         changed = [
             *(pool.name for pool in all_pools if ensure_pool(client, pool)),
@@ -77,7 +76,7 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
         current = {item.name for item in automations}.union(ALERTS)
         removed += remove_automations(client, but=current)
     return Deployed(
-        pools=tuple(pool.name for pool in all_pools),
+        pools=names_of_pools,
         deployments=tuple(item.full_name for item in wanted),
         automations=tuple(item.name for item in automations),
         changed=tuple(changed),
@@ -151,7 +150,8 @@ def summary(deployed: Deployed) -> Iterator[str]:
     """Yield lines about the registration for a terminal."""
     yield f"work pools   {', '.join(deployed.pools)}"
     yield f"deployments  {', '.join(deployed.deployments)}"
-    yield f"automations  {', '.join(deployed.automations)}"
+    if deployed.automations:
+        yield f"automations  {', '.join(deployed.automations)}"
     yield f"changed      {', '.join(deployed.changed) or 'nothing'}"
     if deployed.removed:
         yield f"removed      {', '.join(deployed.removed)}"

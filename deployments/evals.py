@@ -18,7 +18,7 @@ from deployments.registry import Wanted, find, register
 from flows.evals.flow import nanochat_eval
 from flows.evals.suite import NIGHTLY
 from flows.render.text import key_of
-from infra.prefect.supervisor.runs import AUTO_RESUME
+from infra.prefect.flow_runs import AUTO_RESUME
 from nanochat_core.errors import ConfigError
 
 TAG = "nanochat-eval"

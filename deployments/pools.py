@@ -23,7 +23,7 @@ GPU = "gpu"  # runs one GPU stage at a time on each machine
 TRAIN, EVAL = "train", "eval"  # queues of the pool gpu
 PROCESS = "process"  # Prefect's type of the pools that we create
 
-# Frequent heartbeats, so that an automation notices a lost machine: deployments/automations.py.
+# Frequent heartbeats, so that a lost machine is noticed: infra/prefect/supervisor/runs.py.
 ENVIRONMENT = {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)}
 
 

@@ -5,15 +5,20 @@ of such a one, SQLite refuses that write at once ("database is locked", however 
 and the client gets a 503: a form in Prefect's pages then says "Unknown error while creating flow
 run". A transaction that begins with the lock waits for its turn. What Prefect only reads within it,
 as when a work queue is paused, begins without the lock: it would wait for the transaction that
-waits for it. `deployments.ordering`, which the server loads, calls this; a server on Postgres is
-not touched.
+waits for it. A server on Postgres is not touched.
+
+The server loads this module as that of its ordering of events, which is Prefect's own: no other
+setting names one.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from prefect.server.database.configurations import SQLITE_BEGIN_MODE, AioSqliteConfiguration
+from prefect.server.events.ordering.memory import CausalOrdering
 from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
+
+__all__ = ["CausalOrdering", "lock_at_begin"]
 
 _begin_as_prefect = AioSqliteConfiguration.begin_transaction
 
@@ -32,3 +37,6 @@ async def _begin(
         await session.connection()  # begins at once, so that the mode can be that of others now
         SQLITE_BEGIN_MODE.set("DEFERRED")  # Prefect sets it back at the end
         yield transaction
+
+
+lock_at_begin()

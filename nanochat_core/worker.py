@@ -114,11 +114,11 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def die_with_parent() -> None:
-    """Ask Linux to send SIGTERM when the launcher dies, so that no orphan continues training."""
+def die_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask Linux to send this signal when the launcher dies, so that no orphan continues."""
     if sys.platform == "linux":
         launcher = int(os.environ.get(LAUNCHER_VARIABLE, os.getppid()))
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
         # The request does not act on a parent that has already died.
         if os.getppid() != launcher:
             sys.exit(interrupt.EXIT_CODE)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from flows.identity.record_types import Count, Digest, Name, Time, read_record
+from flows.identity.record_types import Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
 from flows.identity.ref import RUN_ID, ArtifactRef, name_in
 from flows.run_request import shared
@@ -29,8 +29,8 @@ from infra.storage.base import (
 )
 from nanochat_core.errors import ArtifactError, ConfigError, StoreError
 
-FORMAT = 5  # of a run
-EARLIER: Earlier = {4: ("weaknesses",)}
+FORMAT = 6  # of a run
+EARLIER: Earlier = {4: ("weaknesses", "reached", "progressed"), 5: ("reached", "progressed")}
 TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
@@ -56,10 +56,6 @@ class Run:
     started: Time  # UTC, 2026-11-21T05:53:38Z
     ended: Time | None
     stages: dict[Name, Digest]  # stage -> fingerprint, of the artifacts known so far
-    # What the starts of its flow run reached (flows/plan/starts.py): stage/fingerprint -> step of
-    # the newest checkpoint, stage/fingerprint/manifest.json -> 1 for an artifact.
-    reached: dict[str, Count] = field(default_factory=dict[str, int])
-    progressed: Count = 0  # the newest start that got further; 0: none
 
     @property
     def refs(self) -> tuple[ArtifactRef, ...]:

@@ -3,8 +3,8 @@
 A request is one run of the deployment one-stage/<pool>. A caller first looks for a
 live run of the same request and follows that one: a caller that died and was restarted finds its
 own, and two callers share one. Only the store decides whether the stage is built, never the state
-of a run. Only Prefect decides whether a run is alive: an automation sets one without heartbeats to
-Crashed. A caller sets the state of no request, except to cancel its own.
+of a run. Only the heartbeats decide whether a run is alive: a supervisor sets one without them
+to Crashed. A caller sets the state of no request, except to cancel its own.
 """
 
 import contextlib

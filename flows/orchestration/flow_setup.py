@@ -5,10 +5,11 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import coolname.data
 from prefect import Flow, flow
@@ -16,32 +17,34 @@ from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_UI_URL
 
-from flows.artifacts.runs import RunRecord, find_run, new_run_id, timestamp
+from flows.artifacts.runs import Run, find_run, new_run_id, timestamp
 from flows.building.build import BuildContext
 from flows.identity.ref import name_in
 from flows.leases import run_lock
 from flows.leases.held_lease import LeaseTimings
 from flows.leases.outage import StoreWait, WaitLog
 from flows.orchestration.caller import LOCAL_RUN, LocalRun, end_when_cancelled
+from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.forms import takes
-from flows.orchestration.stage_runs import cancel_requests_of, check_pool, end_unfinished
+from flows.orchestration.stage_runs import check_pool
 from flows.orchestration.stage_task import failed
+from flows.plan.plan import StagePlan
 from flows.plan.planned import Opened, Planned, plan_run
-from flows.plan.starts import Starts, read_starts
 from flows.plan.upstream import Log, Pins
 from flows.run_request import NAME, RunRequest, request_of
 from infra.placement import Placement, default_home, default_store
-from infra.prefect.flow_runs import page_of
+from infra.prefect.flow_runs import RESUMES, page_of
+from infra.prefect.supervisor.workers import end_with_worker
 from infra.storage.base import Store
 from infra.storage.open import open_store
 from nanochat_core.config import RunConfig
-from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, StageError, StoreError
+from nanochat_core.errors import ArtifactError, ConfigError, NanochatError
 
 R = TypeVar("R")
 Request = TypeVar("Request")
 Known = TypeVar("Known", bound=Opened)
 
-MOST_STARTS = 10  # of one flow run in a row without progress: an automation resumes crashed ones
+_BUILT, _STEPS = "nanochat.built", "nanochat.steps"  # labels of a flow run: what it reached
 
 
 def _flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
@@ -102,6 +105,7 @@ def run_flow(
     def wrap(function: Callable[[Request], R]) -> Flow[..., R]:
         @functools.wraps(function)
         def body(request: Request) -> R:
+            end_with_worker()
             try:
                 return end_when_cancelled(functools.partial(function, request))
             except NanochatError as error:
@@ -127,7 +131,6 @@ class FlowSetup:
     store: Store
     pool: str | None  # that builds the GPU stages
     wait: StoreWait  # for the flow's own requests to the store
-    starts: Starts
     caller: LocalRun | None  # None: a worker runs the flow
     stop: threading.Event
 
@@ -150,7 +153,8 @@ class FlowSetup:
 
     def known_pins(self, run: str) -> Pins:
         """Return the upstream names that an earlier start of the run with this id resolved."""
-        return self.wait(lambda: known_pins(self.store, run, log=self.warn))
+        found = self.wait(lambda: _find_record(self.store, run, log=self.warn))
+        return found.upstream if found else {}
 
     def open_context(self, run: RunConfig, placement: Placement, *, strict: bool) -> BuildContext:
         """Return the context to build a configuration in.
@@ -176,14 +180,19 @@ class FlowSetup:
             stop=self.stop,
         )
 
-    def check_before_building(self, starts: Starts, *, builds: bool) -> None:
-        """Raise what `check_restart_limit` raises, and StoreError if leases cannot be held.
+    def check_before_building(self, items: Sequence[StagePlan], *, builds: bool) -> None:
+        """Note the progress in a plan; raise StoreError if leases are needed and cannot be held.
 
-        `starts` have the plan; leases are needed if the flow `builds` anything.
+        They are needed if the flow `builds` anything.
         """
-        check_restart_limit(self.store, starts, pool=self.pool)
+        note_progress(items)
         if builds:
             self.wait(self.store.check_conditions)
+
+    def continued(self, run: Run) -> Run:
+        """Return the record of a run, begun when an earlier start of the flow run began it."""
+        found = self.wait(lambda: _find_record(self.store, run.run, log=self.warn))
+        return replace(run, started=found.started) if found else run
 
 
 def planned_by_caller(request: object, kind: type[Known]) -> Known | None:
@@ -199,15 +208,12 @@ def open_flow(
     pool: str | None,
     runs_of: Callable[[str], Sequence[str]] = lambda run_id: [run_id],
 ) -> FlowSetup:
-    """Open the store of the current flow run, and read what its earlier starts reached.
+    """Open the store of the current flow run.
 
     Args:
         store: URL of the store; None: that of this machine.
         pool: The pool that builds the GPU stages.
         runs_of: Returns the ids of the runs that the flow run records, given its own.
-
-    A plan must follow: one more start is allowed here, since only the plan finds the checkpoints of
-    the start before. Raises what `check_restart_limit` raises.
     """
     caller = LOCAL_RUN.get()
     home = caller.home if caller else default_home()
@@ -223,14 +229,8 @@ def open_flow(
         if page := own_page():
             text = f"in Prefect: {page} (the server keeps running; `nanochat down` stops it)"
             caller.watch("run", {"kind": "message", "text": text})
-    end_earlier_start()
     stop = caller.stop if caller else threading.Event()
     wait = wait_of_run(opened, stop)
-
-    def starts_so_far() -> Starts:
-        starts = read_starts(opened, runs_of(run_id), number=flow_run.get_run_count())
-        check_restart_limit(opened, starts, pool=pool, spare=1)
-        return starts
 
     return FlowSetup(
         run_id=run_id,
@@ -238,18 +238,29 @@ def open_flow(
         store=opened,
         pool=pool,
         wait=wait,
-        # Before anything that may end the process, or a run that always crashes there is resumed
-        # forever.
-        starts=wait(starts_so_far),
         caller=caller,
         stop=stop,
     )
 
 
-def end_earlier_start() -> None:
-    """Show what an earlier, killed start of the current flow run began as ended."""
-    if (own := flow_run.get_id()) is not None and flow_run.get_run_count() > 1:
-        end_unfinished(own)
+def note_progress(items: Iterable[StagePlan]) -> None:
+    """Begin the count of the current flow run's resumes again if its plan got further than before.
+
+    Progress is an artifact that was built since, or a later checkpoint to resume from. It is noted
+    as labels of the flow run on Prefect's server; one that does not answer ends no run.
+    """
+    if (own := flow_run.get_id()) is None or deployment.get_id() is None:
+        return
+    items = list(items)
+    built = sum(item.state == "=" for item in items)
+    reached = built, sum(item.resume.step for item in items if item.resume and item.state != "=")
+    with contextlib.suppress(*NOT_ANSWERING, ConfigError), quick_client() as client:
+        labels = client.read_flow_run(UUID(own)).labels
+        known = labels.get(_BUILT, -1), labels.get(_STEPS, 0)
+        if reached > known:
+            client.update_flow_run_labels(
+                UUID(own), {_BUILT: reached[0], _STEPS: reached[1], RESUMES: 0}
+            )
 
 
 def own_page() -> str | None:
@@ -258,14 +269,13 @@ def own_page() -> str | None:
     return page_of(root, run) if root and run else None
 
 
-def known_pins(store: Store, run: str, *, log: Log) -> Pins:
-    """Return the upstream names in the record of a run. A damaged one is reported and has none."""
+def _find_record(store: Store, run: str, *, log: Log) -> Run | None:
+    """Return the record of a run. A damaged one is reported and counts as none."""
     try:
-        found = find_run(store, run)
+        return find_run(store, run)
     except ArtifactError as error:
         log(f"{error}; names upstream are resolved again")
-        return {}
-    return found.upstream if found else {}
+        return None
 
 
 def wait_of_run(
@@ -277,23 +287,3 @@ def wait_of_run(
     """Return a retry policy for the run's own store requests that waits without a limit."""
     waiting = WaitLog(get_run_logger().warning, every=terms.say)
     return StoreWait(store=store, name="the run", waiting=waiting, stop=stop, terms=terms)
-
-
-def check_restart_limit(store: Store, starts: Starts, *, pool: str | None, spare: int = 0) -> None:
-    """Raise StageError if MOST_STARTS in a row made no progress; cancel the remote stages.
-
-    The error ends resuming: the flow run becomes Failed, and only Crashed ones are resumed.
-    """
-    if starts.idle < MOST_STARTS + spare:
-        return
-    for run in starts.reached:
-        if pool is not None:
-            cancel_requests_of(run)
-        with contextlib.suppress(StoreError, ArtifactError):  # may be what ended the starts before
-            if (found := find_run(store, run)) is not None:
-                RunRecord(store, found).end("failed")
-    raise StageError(
-        f"{next(iter(starts.reached))} was started {starts.number} times; the last {starts.idle} "
-        "got no further than those before",
-        hint="find in its logs what ended it; a new run resumes from what is stored",
-    )

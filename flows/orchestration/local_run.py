@@ -27,7 +27,6 @@ from infra.prefect.access import (
     configured_api_url,
 )
 from infra.prefect.flow_runs import has_deployment, running_server
-from infra.prefect.supervisor.control import wait_for_own_server
 from nanochat_core.build_kernels import build_kernels
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def connect(home: Path, say: Callable[[str], None]) -> str:
         say("starting the Prefect server; in a new home it takes some ten seconds")
         # The server uses one core meanwhile. No command waits for the thread at its end.
         threading.Thread(target=build_kernels, daemon=True).start()
-    wait_for_own_server(home)
+    prefect_server.wait_for_own_server(home)
     # Set the address before Prefect is imported below: it reads its settings then.
     server = prefect_server.start_server(home)
     prefect_server.use_server(home, server.api_url, console_logs=False)

@@ -17,13 +17,13 @@ from flows.building.gangs import build_on_gang
 from flows.building.retry import is_retryable
 from flows.building.stage_request import StageRequest, build_on_node, stage_of
 from flows.identity.ref import short
-from flows.orchestration.flow_setup import end_earlier_start
 from flows.orchestration.forms import takes
 from flows.orchestration.stage_page import StagePage, final_state
 from flows.orchestration.stage_runs import is_cancelled
 from flows.orchestration.stage_task import failed
 from infra.gangs.open import open_gangs
 from infra.placement import default_home
+from infra.prefect.supervisor.workers import end_with_worker
 from nanochat_core.errors import ConfigError, NanochatError
 
 
@@ -46,7 +46,7 @@ def one_stage(request: StageRequest) -> Any:
 
 def _build(request: StageRequest) -> State[Any]:
     run_id = flow_run.get_id()
-    end_earlier_start()
+    end_with_worker()
     # In the flow's own thread, not in a task's: a signal that ends the flow must end the job too.
     with contextlib.closing(StagePage(stage_of(request), run=request.run)) as reporter:
 

@@ -62,8 +62,7 @@ def run(
     planned = setup.plan(request)
     name = setup.wait(lambda: planned.name)
     context = setup.open_context(planned.profile.run, planned.placement, strict=request.strict)
-    starts = setup.starts.add_plan(setup.run_id, planned.plan.stages)
-    setup.check_before_building(starts, builds=not planned.plan.up_to_date)
+    setup.check_before_building(planned.plan.stages, builds=not planned.plan.up_to_date)
     record = new_run(
         setup.run_id,
         name,
@@ -75,7 +74,7 @@ def run(
     return run_pipeline(
         stages,
         context,
-        starts.record_in(record),
+        setup.continued(record),
         plan=planned.plan,
         redo=stages_to_redo(stages, force=request.force, from_stage=request.from_stage),
         pinned=planned.pinned,

@@ -40,9 +40,6 @@ from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_re
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
 from infra.polling import ASK_SECONDS, wait_until
-from infra.prefect.access import configured_api_url
-from infra.prefect.ended_runs import end_task_runs
-from infra.prefect.flow_runs import NO_ANSWER
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
 
@@ -84,8 +81,6 @@ def find_or_create(
     # Two callers that look at the same moment see the same last run, and so send the same
     # idempotency key: the server creates one run and returns it to both.
     last = _find_runs(client, tags, None)
-    if last and last[0].state_type == StateType.CRASHED:
-        end_unfinished(str(last[0].id))
     after = str(last[0].id) if last else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
         f"{ONE_STAGE}/{pool}",
@@ -97,16 +92,6 @@ def find_or_create(
         work_queue_name="eval" if "_eval" in request.stage else "train",
         timeout=0,  # return at once instead of waiting for the run's end
     )
-
-
-def end_unfinished(flow_run_id: str) -> None:
-    """Show what a flow run began, and no process continues, as crashed and without progress bars.
-
-    Only shown: a server that does not answer ends no run.
-    """
-    if (api_url := configured_api_url()) is not None:
-        with contextlib.suppress(*NO_ANSWER):
-            end_task_runs(api_url, flow_run_id, "its process ended; the run was resumed")
 
 
 def _find_runs(

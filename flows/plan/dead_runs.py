@@ -45,11 +45,12 @@ def settle(store: Store, home: Path, run: Run) -> Run:
     if run.status != "running" or run_lock.is_held(home, run.run):
         return run
     from infra.prefect.ended_runs import report_ended
-    from infra.prefect.flow_runs import find_flow_runs, live_among
+    from infra.prefect.flow_runs import find_flow_runs
 
     found = find_flow_runs(home, run.run) or []
     # Without one of its name Prefect does not answer, or knows another home's runs only.
-    if live_among(home, found) or not any(each.name == run.run for each in found):
+    is_known = any(each.name == run.run for each in found)
+    if not is_known or any(each.is_live for each in found):
         return run
     if run_lock.is_held(home, run.run):  # it began again meanwhile
         return run

@@ -86,14 +86,11 @@ def build_sweep(request: SweepRequest) -> CompletedSweep:
     sweep = planned.sweep
     run = sweep.largest.profile.run
     context = setup.open_context(run, planned.placement, strict=request.strict)
-    # A checkpoint found by the plan counts as progress of the start before.
-    starts = setup.starts
-    for label, run_id in ids.items():
-        mine = [item for unit, item in planned.items if unit.has(label)]
-        starts = starts.add_plan(run_id, mine)
-    setup.check_before_building(starts, builds=not planned.plan.up_to_date)
+    setup.check_before_building(
+        [item for _, item in planned.items], builds=not planned.plan.up_to_date
+    )
     runs = {
-        member.label: starts.record_in(
+        member.label: setup.continued(
             new_run(
                 ids[member.label],
                 member.name,

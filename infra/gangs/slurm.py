@@ -17,8 +17,8 @@ _MOST_LOG = 2**16  # bytes of a log in one call
 _UNAVAILABLE = re.compile(
     r"unable to contact|timed out|connection refused|try again|unavailable", re.I
 )
-# Jobs inherit the environment. A supervisor on a node would kill one with these as its own orphan.
-_OF_THIS_PROCESS = ("NANOCHAT_STACK", "PREFECT__FLOW_RUN_ID")
+# Jobs inherit the environment, but they are no flow run.
+_OF_THIS_PROCESS = ("PREFECT__FLOW_RUN_ID",)
 # If this process is in a job itself, Slurm's variables have that job's limits, which srun would set
 # for the processes of the other one. These three say where the cluster is.
 _OF_THE_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")

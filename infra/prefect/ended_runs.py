@@ -29,7 +29,7 @@ def report_ended(home: Path, found: Sequence[FlowRun] | None, why: str) -> bool:
             if flow_run.is_request:
                 continue
             if flow_run.is_live:
-                _crash(api_url, "flow_runs", flow_run.id, why)
+                set_state(api_url, flow_run.id, "CRASHED", why, force=True)
             end_task_runs(api_url, flow_run.id, why)
     except NO_ANSWER:
         return False
@@ -46,19 +46,33 @@ def end_task_runs(api_url: str, flow_run: str, why: str) -> None:
         "task_runs": {"state": {"type": {"any_": LIVE}}},
         "limit": MOST,
     }
-    for task_run in _ask(api_url, "/task_runs/filter", body):
-        _crash(api_url, "task_runs", task_run["id"], why)
+    for task_run in _ask(api_url, "/task_runs/filter", body) or ():
+        # Forced: Prefect's rules let the end of a task run through from its own process only.
+        set_state(api_url, task_run["id"], "CRASHED", why, force=True, of="task_runs")
     bars = {"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}}
-    for bar in _ask(api_url, "/artifacts/filter", {"artifacts": bars, "limit": MOST}):
+    for bar in _ask(api_url, "/artifacts/filter", {"artifacts": bars, "limit": MOST}) or ():
         if bar["data"] != 100:
             # With a body, since only requests with one carry the token that the server wants.
             _ask(api_url, f"/artifacts/{bar['id']}", {}, method="DELETE")
 
 
-def _crash(api_url: str, kind: str, identity: str, why: str) -> None:
-    # Forced: Prefect's rules would let the end of a task run through only from its own process.
-    state = {"type": "CRASHED", "name": "Crashed", "message": why}
-    _ask(api_url, f"/{kind}/{identity}/set_state", {"state": state, "force": True})
+def set_state(
+    api_url: str,
+    run: str,
+    state_type: str,
+    why: str,
+    name: str | None = None,
+    *,
+    force: bool = False,
+    of: str = "flow_runs",
+) -> bool:
+    """Set the state of a run; return whether it has it: without `force` Prefect's rules apply.
+
+    False also if the run was deleted. Raises OSError, ValueError if Prefect cannot answer.
+    """
+    state = {"type": state_type, "name": name, "message": why}
+    answer = _ask(api_url, f"/{of}/{run}/set_state", {"state": state, "force": force})
+    return bool(answer) and answer["status"] == "ACCEPT"
 
 
 def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> Any:
@@ -67,4 +81,4 @@ def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> An
     except urllib.error.HTTPError as error:
         if may_pass(error):
             raise
-        return []  # it was deleted meanwhile, or we lack the right: no retry helps
+        return None  # it was deleted meanwhile, or we lack the right: no retry helps

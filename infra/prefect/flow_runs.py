@@ -7,7 +7,7 @@ import http.client
 import json
 import time
 import urllib.error
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
@@ -25,12 +25,12 @@ from infra.prefect.access import (
     refused_password,
 )
 from infra.prefect.records import find_process_of_server
-from infra.prefect.server import adopt_password, wait_for_server
-from infra.prefect.supervisor.control import wait_for_own_server
-from infra.prefect.supervisor.runs import AUTO_RESUME, AUTOMATION, MAX_SECONDS_CRASHED
+from infra.prefect.server import adopt_password, wait_for_own_server, wait_for_server
 from infra.retry import RetryPolicy, until_answered
 from nanochat_core.errors import ConfigError, NanochatError
 
+AUTO_RESUME = "auto-resume"  # tag of runs that are resumed after a crash: see supervisor/runs.py
+RESUMES = "nanochat.resumes"  # label: how often a run was resumed since it last got further
 LIVE = ("SCHEDULED", "PENDING", "RUNNING", "CANCELLING")
 MOST = 200  # objects in an answer
 _SUBMISSION = RetryPolicy(tries=4, longest_wait=SLOW_SECONDS)  # of a request that creates a run
@@ -58,19 +58,18 @@ class FlowRun:
 
     @property
     def is_live(self) -> bool:
-        """Return whether it has not ended."""
-        return self.type in LIVE
+        """Return whether it has not ended: it lives, or it crashed and will be resumed."""
+        return self.type in LIVE or self.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether it crashed, and will be resumed without a command."""
+        return self.type == "CRASHED" and AUTO_RESUME in self.tags
 
     @property
     def is_request(self) -> bool:
         """Return whether it builds one stage, requested by a run."""
         return any(tag.startswith("request:") for tag in self.tags)
-
-    @property
-    def may_be_resumed(self) -> bool:
-        """Return whether it crashed so lately that the automation, if it is on, resumes it."""
-        is_late = time.time() - self.since > MAX_SECONDS_CRASHED
-        return self.type == "CRASHED" and AUTO_RESUME in self.tags and not is_late
 
 
 def page_of(ui_url: str, flow_run: str) -> str:
@@ -179,19 +178,6 @@ def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
     except (*NO_ANSWER, ServerError):  # or our password is malformed
         _unanswered[api_url] = time.monotonic()
         return None
-
-
-def live_among(home: Path, found: Sequence[FlowRun]) -> list[FlowRun]:
-    """Return the flow runs that live, or crashed and are resumed without a command."""
-    api_url = find_api(home)
-    if api_url is None or not any(each.may_be_resumed for each in found):
-        return [each for each in found if each.is_live]
-    named = {"automations": {"name": {"any_": [AUTOMATION]}}}
-    try:
-        is_on = any(each["enabled"] for each in ask(api_url, "/automations/filter", body=named))
-    except NO_ANSWER:
-        is_on = True
-    return [each for each in found if each.is_live or (is_on and each.may_be_resumed)]
 
 
 def _find_deployment(api_url: str, deployment: str) -> Any:

@@ -15,9 +15,8 @@ from infra.prefect.access import SQLITE, ServerError
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process, this_process
 
-FORMAT = 5  # of both records
+FORMAT = 6  # of both records
 HOST = "127.0.0.1"
-_SECONDS_TO_BEGIN = 60.0  # another machine takes a lost run over later than that
 
 State: TypeAlias = Literal["starting", "ready", "stopping"]
 _Record = TypeVar("_Record", "Server", "Stack")
@@ -58,7 +57,6 @@ class Stack:
     state: State
     api_url: str | None = None
     workers: dict[str, int] = field(default_factory=dict[str, int])  # pool -> pid
-    runs: list[str] = field(default_factory=list[str])  # flow runs that have a process here
     problem: str | None = None  # an error for a person
     hint: str | None = None  # and its remedy
 
@@ -103,16 +101,10 @@ def find_stack(home: Path) -> Stack | None:
     return stack if stack is not None and stack.process is not None else None
 
 
-def runs_of_last(home: Path) -> dict[str, float]:
-    """Return the flow runs of the last supervisor, and until when each may have begun here.
-
-    The time is in unix seconds; a run that began later runs elsewhere.
-    """
-    if (stack := read_stack(home)) is None:
-        return {}
-    # A run is recorded a moment before Prefect learns that it began, so its start may be later than
-    # the last write of the record.
-    return dict.fromkeys(stack.runs, stack_path(home).stat().st_mtime + _SECONDS_TO_BEGIN)
+def find_running(home: Path) -> Stack | None:
+    """Return the stack of `home`; None if there is none, or the last one is stopping."""
+    stack = find_stack(home)
+    return stack if stack is not None and stack.state != "stopping" else None
 
 
 def check_version(home: Path) -> None:

@@ -39,6 +39,7 @@ from infra.prefect.records import (
     Server,
     check_version,
     find_process_of_server,
+    find_running,
     server_path,
     write_record,
 )
@@ -116,6 +117,18 @@ def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_S
         raise did_not_start(home, "ended while starting")
     if not is_over:
         raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
+
+
+def wait_for_own_server(home: Path) -> None:
+    """Wait until the home's supervisor, if there is one, has started its server.
+
+    A server that the command started would have the command's environment, not the supervisor's.
+    """
+    if configured_api_url() is None:
+        wait_until(
+            lambda: find_running(home) is None or find_process_of_server(home) is not None,
+            seconds=SECONDS_TO_START,
+        )
 
 
 def stop_server(home: Path) -> bool:
@@ -227,8 +240,8 @@ def _server_environment(home: Path, port: int) -> dict[str, str]:
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
             "prefect.server.concurrency.lease_storage.filesystem"
         ),
-        # With Prefect's own ordering automations miss events for 15 minutes after a restart.
-        "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "deployments.ordering",
+        # The one setting that names a module of ours, which makes transactions on SQLite wait.
+        "PREFECT_SERVER_EVENTS_CAUSAL_ORDERING": "deployments.write_locks",
         # Seconds that the child runs of a cancelled run may continue.
         "PREFECT_SERVER_SERVICES_CANCELLATION_CLEANUP_LOOP_SECONDS": "5",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",

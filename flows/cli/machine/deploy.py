@@ -1,4 +1,4 @@
-"""`nanochat deploy`: register our deployments, work pools and automations with a Prefect server."""
+"""`nanochat deploy`: register our deployments and work pools with a Prefect server."""
 
 import shlex
 from typing import Annotated
@@ -22,7 +22,7 @@ def deploy(
     ] = (),
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Register deployments, work pools and automations with a Prefect server.
+    """Register deployments and work pools with a Prefect server.
 
     The server is that of PREFECT_API_URL, or this machine's, started if need be. Given again, it
     changes what is out of date; what a person set in Prefect's pages stays. `nanochat up` does it

@@ -72,12 +72,8 @@ def up(
     adopt_password(place.home_path)
     if foreground:
         return _supervise(place, port, pools, guarded=not no_password)
-    from infra.prefect.supervisor.control import (
-        check_same,
-        find_running,
-        start_supervisor,
-        wait_until_ready,
-    )
+    from infra.prefect.records import find_running
+    from infra.prefect.supervisor.control import check_same, start_supervisor, wait_until_ready
 
     # Asked before the workers start: a worker creates the pool it is missing.
     missing = _what_is_missing(pools)

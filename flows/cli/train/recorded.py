@@ -39,14 +39,14 @@ def _live(run: str, home: Path) -> Iterator[str]:
     if run_lock.is_held(home, run):
         yield "its command is running on this machine; no stage is being built now"
         return
-    from infra.prefect.flow_runs import find_flow_runs, live_among
+    from infra.prefect.flow_runs import find_flow_runs
 
-    for found in live_among(home, find_flow_runs(home, run) or ()):
+    for found in (each for each in find_flow_runs(home, run) or () if each.is_live):
         what = "the run" if found.name == run else found.name.partition("/")[0]
         where = f" in the pool {found.pool}" if found.pool else ""
-        if found.may_be_resumed:
+        if found.is_lost:
             when = age(timestamp(found.since))
-            yield f"{what} crashed{where} {when}; Prefect has not resumed it yet"
+            yield f"{what} crashed{where} {when}; `nanochat up` resumes it"
         elif found.type == "SCHEDULED":
             pool = f" `{found.pool}`" if found.pool else ""
             waited = f" ({duration(time.time() - found.since)})" if found.since else ""

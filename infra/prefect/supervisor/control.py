@@ -8,7 +8,7 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
-from infra.polling import POLL_SECONDS, wait_until
+from infra.polling import POLL_SECONDS
 from infra.prefect.access import (
     ServerError,
     ask,
@@ -32,7 +32,8 @@ from infra.prefect.server import (
     end_process,
     stop_server,
 )
-from infra.prefect.supervisor.processes import end_leftovers
+from infra.prefect.supervisor.processes import end_workers
+from infra.prefect.supervisor.workers import recorded_workers
 
 SECONDS_TO_END = 120.0  # first the runs save, then the processes that they left
 _FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
@@ -43,12 +44,6 @@ def start_supervisor(home: Path, command: Sequence[str]) -> subprocess.Popen[byt
     log = supervisor_log(home)
     log.parent.mkdir(parents=True, exist_ok=True)
     return spawn(command, log=log)
-
-
-def find_running(home: Path) -> Stack | None:
-    """Return the stack of `home`; None if there is none, or the last one is stopping."""
-    stack = find_stack(home)
-    return stack if stack is not None and stack.state != "stopping" else None
 
 
 def wait_until_ready(home: Path, supervisor: subprocess.Popen[bytes] | None) -> Stack:
@@ -131,18 +126,6 @@ def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
     return missing
 
 
-def wait_for_own_server(home: Path) -> None:
-    """Wait until the home's supervisor, if there is one, has started its server.
-
-    A server that the command started would have the command's environment, not the supervisor's.
-    """
-    if configured_api_url() is None:
-        wait_until(
-            lambda: find_running(home) is None or find_process_of_server(home) is not None,
-            seconds=SECONDS_TO_START,
-        )
-
-
 def stop_stack(home: Path) -> list[str]:
     """End supervisor, workers and server, as far as they run; return in words what was ended.
 
@@ -156,8 +139,7 @@ def stop_stack(home: Path) -> list[str]:
     if stack is not None and (supervisor := stack.process) is not None:
         end_process(supervisor, SECONDS_TO_END)
         stopped = stopped or ["the supervisor"]
-    if left := end_leftovers(home):
-        stopped.append(f"{left} processes left behind")
+    end_workers(recorded_workers(home))  # of a supervisor that was killed
     stop_server(home)
     return stopped
 

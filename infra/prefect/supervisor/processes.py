@@ -1,7 +1,6 @@
 """Processes of a stack: restarted when they end, and ended when the stack does.
 
-Every process that a worker starts, at any depth, is found by a variable in its environment. One
-that lost its worker or its run gets the time to save, and is then killed.
+Each ends with its parent, a worker, its runs and their jobs too (PR_SET_PDEATHSIG).
 """
 
 import contextlib
@@ -9,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,9 +19,7 @@ from infra.prefect.server import SECONDS_TO_DIE
 from infra.retry import after_failure
 
 SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
-STACK = "NANOCHAT_STACK"  # the home; marks a supervisor's workers and all that they start
 SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start
-_FLOW_RUN = "PREFECT__FLOW_RUN_ID"
 
 
 class Interval:
@@ -126,88 +123,59 @@ class ManagedProcess:
         self._log(f"{self._name}: ended ({code})")
         return code
 
-    def signal(self, *numbers: signal.Signals) -> None:
-        """Send signals to the process, if it lives."""
-        if self._process is not None:
-            for number in numbers:
-                self._process.send_signal(number)
-
     def kill(self) -> None:
         """Kill the process and its process group."""
         # The command leads a session, so its group has its pid and all of its children.
         if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            _send(-self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
-def marked(home: Path) -> dict[psutil.Process, str]:
-    """Return the live processes of the home's workers, and of all that these started, less this.
+def end_workers(
+    workers: Iterable[psutil.Process], *, is_urgent: Callable[[], bool] = lambda: False
+) -> None:
+    """End the runs of these workers, which save, and then the workers.
 
-    Each with the id of its flow run; "" for a process of no run.
+    Returns when all of them have ended; what does not end in time, or at once if it `is_urgent`, is
+    killed.
     """
-    found: dict[psutil.Process, str] = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            environment = process.environ()
-            is_ours = environment.get(STACK) == str(home) and process.pid != os.getpid()
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
-                found[process] = environment.get(_FLOW_RUN, "")
-    return found
+    workers = list(workers)
+    # Runs before workers: a worker that ends first kills its runs before they have saved. One that
+    # is suspended takes no other run, since SIGTERM is pending when it is woken.
+    for worker in workers:
+        _send(worker.pid, signal.SIGSTOP)
+    runs = [run for worker in workers for run in _children(worker)]
+    _end_groups(runs, SECONDS_TO_SAVE, is_urgent)
+    for worker in workers:
+        _send(worker.pid, signal.SIGTERM)
+        _send(worker.pid, signal.SIGCONT)
+    _end_groups(workers, SECONDS_TO_DIE, is_urgent)
 
 
-class Leftovers:
-    """Processes that lost their worker or their run: runs, and ranks that still save or hang."""
-
-    def __init__(self) -> None:
-        self._ends: dict[psutil.Process, float] = {}  # monotonic seconds after which each is killed
-
-    def end(
-        self,
-        processes: Iterable[psutil.Process],
-        *,
-        owners: Collection[int] = (),
-        seconds: float = SECONDS_TO_SAVE,
-    ) -> int:
-        """Ask those of `processes` that have no owner to end; return how many there are.
-
-        `owners` are pids, which own themselves and all of their descendants. Never blocks: each
-        process is asked when it is first seen, and killed by a call that comes `seconds` later.
-        With a lower number a later call shortens the time.
-        """
-        now = time.monotonic()
-        left = [process for process in processes if not _is_owned(process, owners)]
-        for process in left:
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if process not in self._ends:
-                    _ask_to_end(process)
-                elif now >= min(self._ends[process], now + seconds):
-                    process.kill()
-        self._ends = {process: self._ends.get(process, now + seconds) for process in left}
-        return len(left)
+def _end_groups(
+    leaders: Sequence[psutil.Process], seconds: float, is_urgent: Callable[[], bool]
+) -> None:
+    """Ask the process groups of these leaders to end, and kill them after `seconds`."""
+    for leader in leaders:
+        _send(-leader.pid, signal.SIGTERM)
+    wait_until(lambda: is_urgent() or not any(map(_lives, leaders)), seconds=seconds)
+    for leader in leaders:
+        _send(-leader.pid, signal.SIGKILL)
 
 
-def end_leftovers(home: Path, *, seconds: float = SECONDS_TO_SAVE) -> int:
-    """End the processes that workers of an earlier supervisor left; return their number."""
-    leftovers = Leftovers()
-    number = leftovers.end(marked(home), seconds=seconds)
-    wait_until(
-        lambda: not leftovers.end(marked(home), seconds=seconds), seconds=seconds + SECONDS_TO_DIE
-    )
-    return number
+def _send(pid: int, number: signal.Signals) -> None:
+    """Send a signal, also to the group of a leader that has ended; pid < 0 means a group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
-def _ask_to_end(process: psutil.Process) -> None:
-    """Send SIGTERM to the process group of a run, if this process leads one.
-
-    A flow's threads do not pass a signal on; the children of a leader are notified by it.
-    """
-    if _FLOW_RUN in process.environ() and os.getpgid(process.pid) == process.pid:
-        os.killpg(process.pid, signal.SIGTERM)
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return process.children()
+    return []
 
 
-def _is_owned(process: psutil.Process, owners: Collection[int]) -> bool:
-    try:
-        return any(one.pid in owners for one in (process, *process.parents()))
-    except psutil.Error:
-        return True  # it has just ended: seen again next time if not
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,72 +1,141 @@
-"""Requests to Prefect about flow runs: report lost ones, and resume overlooked ones.
+"""Resume deployed runs whose process died: the one place that decides it.
 
-A worker that is stopped or killed does not report its runs: Prefect shows them as running until
-their heartbeats are missed. The supervisor reports them as crashed at once. A run that is tagged
-`auto-resume` is then resumed by the automation for crashed runs, or, when the stack itself stops,
-by the next worker; other runs are left to their owners.
-
-The automation resumes a run within 15 seconds, if the event reaches it. With its history in SQLite
-a busy server drops events now and then ("database is locked"), so the supervisor resumes a run that
-stayed crashed, unless the automation is switched off.
+A deployed run sends Prefect a heartbeat every 30 seconds. One that is silent for three of them, or
+that a worker took and never began, is set to Crashed. A crashed run with the tag `auto-resume` is
+scheduled again, until it was resumed ten times in a row without progress: then it fails. Each
+supervisor polls its server. `python -m infra.prefect.supervisor.runs` polls the server of
+PREFECT_API_URL, where no supervisor runs.
 """
 
+import itertools
+import math
+import sys
+import time
 import urllib.error
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from infra.prefect.access import ask, may_pass
+from infra.polling import SLOW_SECONDS
+from infra.prefect.access import ask, configured_api_url, may_pass
+from infra.prefect.ended_runs import end_task_runs, set_state
+from infra.prefect.flow_runs import AUTO_RESUME, MOST, NO_ANSWER, RESUMES
+from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
-AUTO_RESUME = "auto-resume"  # tag of runs that are resumed automatically after a crash
-AUTOMATION = "nanochat-auto-resume"  # its name; deployments/automations.py makes it
-SECONDS_OF_AUTOMATION = 45.0  # the automation of a busy server may take that long
-MAX_SECONDS_CRASHED = 3600.0  # a run that crashed longer ago was left so by its user
-_MOST_RUNS = 50  # that crashed last, in one look
-
-
-def report_lost(api_url: str, flow_run: str, why: str, *, until: float, resume: bool) -> bool:
-    """Report to Prefect that the run's process is gone, unless the run has ended.
-
-    Returns whether that changed the run. A run that began after `until`, in unix seconds, is left
-    alone: it continues elsewhere. With `resume`, a run that may be resumed is scheduled for the
-    next worker. Raises OSError or ValueError if Prefect cannot answer now.
-    """
-    is_changed = False
-    try:
-        run = ask(api_url, f"/flow_runs/{flow_run}")
-        # A run in a final state has reported its own end.
-        if run["state"]["type"] in ("PENDING", "RUNNING"):
-            if _seconds(run) > until:
-                return False
-            _set_state(api_url, flow_run, "CRASHED", "Crashed", why)
-            is_changed = True
-            run = ask(api_url, f"/flow_runs/{flow_run}")
-        if resume and run["state"]["type"] == "CRASHED" and AUTO_RESUME in run["tags"]:
-            _set_state(api_url, flow_run, "SCHEDULED", "AwaitingRetry", why, force=True)
-            is_changed = True
-    except urllib.error.HTTPError as error:
-        if may_pass(error):
-            raise
-        # The run was deleted, or we lack the right: no retry helps.
-    return is_changed
+# The flows whose deployed runs are watched: only these are sure to send heartbeats often enough.
+FLOWS = ("nanochat", "nanochat-eval", "sweep", "one-stage")
+SILENT_SECONDS = 3.0 * HEARTBEAT_SECONDS
+PENDING_SECONDS = 300.0  # from a worker's taking a run to its start; on a busy machine a minute
+QUEUED_SECONDS = 3600.0  # the same where a run may wait for a node, as on Kubernetes
+# A worker reports a killed process twice, some six seconds apart. If the run were resumed at the
+# first report, the second one would set the running attempt to Crashed.
+SETTLED_SECONDS = 10.0
+MAX_RESUMES = 10  # in a row without progress
 
 
-def look_for_crashed(api_url: str, *, now: float, log: Callable[[str], None]) -> None:
-    """Resume crashed runs that the automation missed, unless it is switched off.
+class RunWatch:
+    """Looks for dead runs of one server, again and again."""
 
-    `now` is in unix seconds. Raises OSError or ValueError if Prefect cannot answer now.
-    """
-    wanted = {"state": {"type": {"any_": ["CRASHED"]}}, "tags": {"all_": [AUTO_RESUME]}}
-    body = {"flow_runs": wanted, "sort": "END_TIME_DESC", "limit": _MOST_RUNS}
-    named = {"automations": {"name": {"any_": [AUTOMATION]}}}
-    if not any(found["enabled"] for found in ask(api_url, "/automations/filter", body=named)):
-        return
-    for run in ask(api_url, "/flow_runs/filter", body=body):
-        if SECONDS_OF_AUTOMATION < now - _seconds(run) < MAX_SECONDS_CRASHED:
-            # Not forced: Prefect refuses it for a run that was resumed meanwhile.
-            _set_state(api_url, run["id"], "SCHEDULED", "AwaitingRetry", "resumed after a crash")
-            log(f"run {run['id']}: resumed, its crash was overlooked")
+    def __init__(self, log: Callable[[str], object]) -> None:
+        self._log = log
+        # Flow run id -> its state and last heartbeat, and since when they are these: monotonic
+        # seconds of this process, so that no clock of another machine counts.
+        self._seen: dict[str, tuple[str, float]] = {}
+
+    def poll(self, api_url: str) -> None:
+        """Crash silent runs and resume crashed ones."""
+        try:
+            self._poll(api_url)
+        except NO_ANSWER as error:
+            # While the server is away heartbeats get lost, and all runs seem silent: each has the
+            # whole time again.
+            self._seen.clear()
+            if isinstance(error, urllib.error.HTTPError) and not may_pass(error):
+                self._log(f"crashed runs are not resumed: the Prefect server refuses ({error})")
+
+    def _poll(self, api_url: str) -> None:
+        runs = [*_find(api_url, "PENDING", "RUNNING"), *_find(api_url, "CRASHED")]
+        beats = _last_heartbeats(api_url, [r["id"] for r in runs if r["state_type"] == "RUNNING"])
+        now, before = time.monotonic(), self._seen
+        self._seen = {}
+        for run in runs:
+            mark = f"{run['state']['id']} {beats.get(run['id'])}"
+            known, since = before.get(run["id"], ("", now))
+            self._seen[run["id"]] = (mark, since if known == mark else now)
+        for run in runs:
+            mark, since = self._seen[run["id"]]
+            if now - since >= _limit(api_url, run, now - since):
+                self._settle(api_url, run)
+                self._seen[run["id"]] = (mark, math.inf)
+
+    def _settle(self, api_url: str, run: dict[str, Any]) -> None:
+        """Set a dead run to Crashed, show what a crashed one began as ended, and resume it."""
+        if run["state_type"] != "CRASHED":
+            why = (
+                f"no heartbeat for {SILENT_SECONDS:g} s"
+                if run["state_type"] == "RUNNING"
+                else "its worker did not start it"
+            )
+            # Never forced: Prefect refuses it for a run that ended meanwhile.
+            if not set_state(api_url, run["id"], "CRASHED", why):
+                return
+            self._log(f"run {run['name']}: {why}")
+        end_task_runs(api_url, run["id"], "its process ended")
+        if AUTO_RESUME in run["tags"]:
+            self._resume(api_url, run)
+
+    def _resume(self, api_url: str, run: dict[str, Any]) -> None:
+        found = ask(api_url, f"/flow_run_states/?flow_run_id={run['id']}")
+        states = [each["type"] for each in found][::-1]  # the present one first
+        if states[0] != "CRASHED":  # resumed or cancelled meanwhile
+            return
+        labels: dict[str, int] = run["labels"] or {}
+        resumes = labels.get(RESUMES, 0)
+        if "CANCELLING" in itertools.takewhile(lambda each: each != "RUNNING", states):
+            set_state(api_url, run["id"], "CANCELLED", "cancelled by the user", force=True)
+        elif resumes >= MAX_RESUMES:
+            why = f"it was resumed {resumes} times and got no further"
+            hint = "find in its logs what ended it; a new run resumes from what is stored"
+            set_state(api_url, run["id"], "FAILED", f"{why}\nhint: {hint}", force=True)
+            self._log(f"run {run['name']}: {why}")
+        else:
+            # Before the run is scheduled: from then on its process may reset the number.
+            path = f"/flow_runs/{run['id']}/labels"
+            ask(api_url, path, body={RESUMES: resumes + 1}, method="PATCH")
+            set_state(api_url, run["id"], "SCHEDULED", "resumed after a crash", "AwaitingRetry")
+            self._log(f"run {run['name']}: resumed after a crash")
+
+
+def _find(api_url: str, *states: str) -> list[dict[str, Any]]:
+    """Return deployed runs of our flows in these states, those that ended last first."""
+    chosen = {"state": {"type": {"any_": states}}, "deployment_id": {"is_null_": False}}
+    body = {"flow_runs": chosen, "flows": {"name": {"any_": FLOWS}}}
+    return ask(api_url, "/flow_runs/filter", body={**body, "sort": "END_TIME_DESC", "limit": MOST})
+
+
+def _last_heartbeats(api_url: str, runs: list[str]) -> dict[str, str]:
+    """Return when each of these runs sent its last heartbeat, as far as it sent one lately."""
+    if not runs:
+        return {}
+    now, hour = datetime.now(UTC), timedelta(hours=1)  # more than clocks differ
+    chosen = {
+        "event": {"name": ["prefect.flow-run.heartbeat"]},
+        "resource": {"id": [f"prefect.flow-run.{run}" for run in runs]},
+        "occurred": {"since": (now - hour).isoformat(), "until": (now + hour).isoformat()},
+    }
+    found = ask(api_url, "/events/count-by/resource", body={"filter": chosen})
+    return {each["value"].rpartition(".")[2]: each["end_time"] for each in found}
+
+
+def _limit(api_url: str, run: dict[str, Any], seconds: float) -> float:
+    """Return for how many seconds the run may stay as it is; it has for `seconds`."""
+    if run["state_type"] != "PENDING":
+        return SETTLED_SECONDS if run["state_type"] == "CRASHED" else SILENT_SECONDS
+    if seconds < PENDING_SECONDS or run["work_pool_name"] is None:
+        return PENDING_SECONDS
+    pool = ask(api_url, f"/work_pools/{quote(run['work_pool_name'], safe='')}")
+    return PENDING_SECONDS if pool["type"] == "process" else QUEUED_SECONDS
 
 
 def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
@@ -79,13 +148,18 @@ def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
     return any(beat and datetime.fromisoformat(beat).timestamp() >= since for beat in beats)
 
 
-def _set_state(
-    api_url: str, flow_run: str, kind: str, name: str, message: str, *, force: bool = False
-) -> None:
-    body = {"state": {"type": kind, "name": name, "message": message}, "force": force}
-    ask(api_url, f"/flow_runs/{flow_run}/set_state", body=body)
+def main() -> int:
+    """Watch the runs of the server of PREFECT_API_URL until this process is ended."""
+    api_url = configured_api_url()
+    if api_url is None:
+        sys.stderr.write("error: PREFECT_API_URL is not set\nhint: `nanochat up` needs none\n")
+        return 1
+    watch = RunWatch(lambda line: sys.stdout.write(f"{line}\n"))
+    while True:
+        watch.poll(api_url)
+        sys.stdout.flush()
+        time.sleep(SLOW_SECONDS)
 
 
-def _seconds(run: dict[str, Any]) -> float:
-    """Return since when, in unix seconds, a run is in its state."""
-    return datetime.fromisoformat(run["state"]["timestamp"]).timestamp()
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,25 +1,25 @@
 """The supervisor of a home: it runs the Prefect server and a worker for each pool.
 
-It restarts each of them when it ends, reports the lost runs of a dead worker to Prefect at once,
-and ends everything on request: first the runs, which save, then the workers, then the server. If
-the supervisor itself is killed, the kernel ends the workers; the server stays for its clients, and
-the next supervisor finds it.
+It restarts each of them when it ends, resumes crashed runs (runs.py), and ends everything on
+request: first the runs, which save, then the workers, then the server. If the supervisor itself is
+killed, the kernel ends the workers; the server stays for its clients, and the next supervisor finds
+it.
 """
 
 import contextlib
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 from filelock import FileLock, Timeout
 
-from infra.polling import ASK_SECONDS, wait_until
+from infra.polling import ASK_SECONDS, SLOW_SECONDS
 from infra.prefect.access import (
     AUTH,
     WEBHOOK,
@@ -30,20 +30,18 @@ from infra.prefect.access import (
     configured_webhook,
 )
 from infra.prefect.logs import last_line, rotate
-from infra.prefect.records import find_stack, my_stack, runs_of_last, write_record
-from infra.prefect.server import SECONDS_TO_DIE, client_environment, own_environment, stop_server
+from infra.prefect.records import find_stack, my_stack, write_record
+from infra.prefect.server import client_environment, own_environment, stop_server
 from infra.prefect.supervisor.control import SECONDS_TO_END
-from infra.prefect.supervisor.processes import (
-    SECONDS_TO_SAVE,
-    Interval,
-    Leftovers,
-    ManagedProcess,
-    end_leftovers,
-    marked,
-)
-from infra.prefect.supervisor.runs import is_polling, look_for_crashed, report_lost
+from infra.prefect.supervisor.processes import Interval, ManagedProcess, end_workers
+from infra.prefect.supervisor.runs import RunWatch, is_polling
 from infra.prefect.supervisor.servers import OwnServer
-from infra.prefect.supervisor.workers import managed_worker, worker_environment, worker_name
+from infra.prefect.supervisor.workers import (
+    managed_worker,
+    recorded_workers,
+    worker_environment,
+    worker_name,
+)
 from infra.retry import TRIES
 
 MAX_EARLY_ENDS = 5  # of a worker that never polled: about two minutes
@@ -81,13 +79,8 @@ class Supervisor:
         )
         self._registrations_left = TRIES if register else 0
         self._workers = {pool: managed_worker(pool, home, log=log) for pool in pools}
-        self._leftovers = Leftovers()
-        # Flow run id -> unix seconds of the last look that saw a process of it.
-        self._seen: dict[str, float] = {}
-        # Flow run id -> unix seconds: lost runs that Prefect does not know of yet. A run that began
-        # later than that has been resumed elsewhere.
-        self._lost: dict[str, float] = {}
-        self._chores = Interval(10)
+        self._runs = RunWatch(log)
+        self._chores = Interval(SLOW_SECONDS)
 
     def run(self) -> None:
         """Supervise everything until SIGTERM or Ctrl-C; return when all of it has ended.
@@ -96,12 +89,9 @@ class Supervisor:
         supervisor.
         """
         with _only_supervisor(self._home), self._until_signalled():
-            # Read before the record is overwritten: runs that an earlier, killed supervisor left.
-            self._lost = runs_of_last(self._home)
+            end_workers(recorded_workers(self._home))  # of an earlier supervisor that was killed
             write_record(self._home, self._record)
             try:
-                # Of an earlier, killed supervisor: its runs' processes may still hold the GPUs.
-                end_leftovers(self._home)
                 while not self._stop.wait(ASK_SECONDS):
                     self._look()
             except ServerError as error:
@@ -116,30 +106,19 @@ class Supervisor:
         for pool, worker in self._workers.items():
             if worker.ended() is not None and self._record.state == "starting":
                 _check_starts(pool, worker)
-        pids = {pool: worker.pid for pool, worker in self._workers.items()}
-        processes = marked(self._home)
-        self._follow(set(processes.values()), is_any_lost=None in pids.values())
-        # Without a living worker above it a rank that hangs would hold its GPU.
-        owners = {pid for pid in pids.values() if pid is not None}
-        number_left = self._leftovers.end(processes, owners=owners)
         # Workers start after the registration: of simultaneous writers SQLite lets some fail.
         if self._api_url is not None and self._is_registered(self._api_url):
-            self._report(self._api_url, "its worker ended", resume=False)
-            # The next worker waits for the runs of the last one: until they end, the GPU is theirs.
-            if number_left == 0:
-                self._start_workers(self._api_url)
+            self._start_workers(self._api_url)
             if self._record.state != "ready" and self._are_polling(self._api_url):
                 self._log("ready")
                 self._note(state="ready")
         if self._chores.begins():
-            if self._api_url is not None and self._shared is None:
-                with contextlib.suppress(OSError, ValueError):  # repeated in the next interval
-                    look_for_crashed(self._api_url, now=time.time(), log=self._log)
+            if self._api_url is not None:
+                self._runs.poll(self._api_url)
             for path in (self._home / "prefect").glob("*.log"):
                 rotate(path)
         self._note(
-            workers={pool: worker.pid for pool, worker in self._workers.items() if worker.pid},
-            runs=[*self._lost, *self._seen],
+            workers={pool: worker.pid for pool, worker in self._workers.items() if worker.pid}
         )
 
     def _look_at_server(self) -> None:
@@ -153,20 +132,7 @@ class Supervisor:
             self._note(api_url=self._api_url)
             # Restarted on another port, because its own was taken: workers have the old address.
             if before is not None:
-                self._signal_workers(signal.SIGTERM)
-
-    def _follow(self, alive: Collection[str], *, is_any_lost: bool) -> None:
-        """Note which runs have a process, and which were lost with a worker that ended."""
-        now = time.time()
-        self._seen |= {run: now for run in alive if run}
-        # A worker that is asked to end kills its runs and does not report them to Prefect, so those
-        # that ended just before it are lost too.
-        gone = {run: seen + SECONDS_TO_DIE for run, seen in self._seen.items() if run not in alive}
-        if is_any_lost:
-            self._lost |= gone
-        else:
-            gone = {run: end for run, end in gone.items() if now > end}
-        self._seen = {run: seen for run, seen in self._seen.items() if run not in gone}
+                end_workers(self._worker_processes())
 
     def _start_workers(self, api_url: str) -> None:
         for worker in self._workers.values():
@@ -206,60 +172,20 @@ class Supervisor:
             "NANOCHAT_HOME": str(self._home),
         }
 
-    def _report(self, api_url: str, why: str, *, resume: bool) -> bool:
-        """Report lost runs to Prefect; return whether it accepted all of them."""
-        for flow_run, until in list(self._lost.items()):
-            with contextlib.suppress(OSError, ValueError):  # stays in `_lost`: retried
-                if report_lost(api_url, flow_run, why, until=until, resume=resume):
-                    self._log(f"run {flow_run}: {why}")
-                del self._lost[flow_run]
-        return not self._lost
-
     def _end(self) -> None:
-        """End the runs, the workers, what they left, and the server."""
+        """End the runs, the workers and the server."""
         self._log("stopping")
         self._note(state="stopping")
         self._registration.kill()
-        # Runs before workers: a worker that ends first kills its runs before they have saved. One
-        # that is suspended takes no other run, since SIGTERM is pending when it is woken.
-        self._signal_workers(signal.SIGSTOP)
-        self._end_runs()
-        self._signal_workers(signal.SIGTERM, signal.SIGCONT)
-        workers = self._workers.values()
-        hurry = self._hurry.is_set
-        wait_until(
-            lambda: hurry() or all(worker.is_over for worker in workers), seconds=SECONDS_TO_DIE
-        )
-        for worker in workers:
-            worker.kill()
-        end_leftovers(self._home, seconds=0)
+        end_workers(self._worker_processes(), is_urgent=self._hurry.is_set)
         # The server ends last: runs and workers report their ends to it.
-        if self._lost and (api_url := self._api_url) is not None:
-            why = "the stack was stopped; resumes when a worker starts"
-            wait_until(
-                lambda: self._report(api_url, why, resume=True) or hurry(), seconds=SECONDS_TO_DIE
-            )
         if self._shared is None:
             stop_server(self._home)
-        self._note(workers={}, runs=list(self._lost))
+        self._note(workers={})
         self._log("stopped")
 
-    def _end_runs(self) -> None:
-        """Ask every run to save and end, and wait for all of their processes."""
-        pids = {worker.pid for worker in self._workers.values()}
-
-        def are_over() -> bool:
-            processes = {p: run for p, run in marked(self._home).items() if p.pid not in pids}
-            self._seen |= {run: time.time() for run in processes.values() if run}
-            seconds = 0 if self._hurry.is_set() else SECONDS_TO_SAVE
-            return self._leftovers.end(processes, seconds=seconds) == 0
-
-        wait_until(are_over, seconds=SECONDS_TO_SAVE + SECONDS_TO_DIE)
-        self._lost |= {run: seen + SECONDS_TO_DIE for run, seen in self._seen.items()}
-
-    def _signal_workers(self, *numbers: signal.Signals) -> None:
-        for worker in self._workers.values():
-            worker.signal(*numbers)
+    def _worker_processes(self) -> list[psutil.Process]:
+        return [psutil.Process(w.pid) for w in self._workers.values() if w.pid and not w.is_over]
 
     def _note(self, **changes: Any) -> None:
         changed = replace(self._record, **changes)

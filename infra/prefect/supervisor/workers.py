@@ -1,10 +1,11 @@
 """A pool's Prefect worker, which ends with its supervisor.
 
-`python -m infra.prefect.supervisor.workers ARGUMENTS` is `prefect ARGUMENTS`, ended by the kernel
-when the supervisor dies: a worker without one would take runs for ever. Its temporary files are in
-the home.
+`python -m infra.prefect.supervisor.workers ARGUMENTS` is `prefect ARGUMENTS`, killed by the kernel
+when the supervisor dies: a worker without one would take runs for ever. Its runs end with it, after
+they have saved. Its temporary files are in the home.
 """
 
+import contextlib
 import os
 import runpy
 import shutil
@@ -14,16 +15,21 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+
+import psutil
 
 from infra.prefect.access import configured_api_url
+from infra.prefect.records import read_stack
 from infra.prefect.server import client_environment, own_environment
-from infra.prefect.supervisor.processes import STACK, ManagedProcess
+from infra.prefect.supervisor.processes import ManagedProcess
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 
 # Interval of a flow run's heartbeats: Prefect's minimum. The silence after which a run counts as
-# lost follows from it; see deployments/automations.py.
+# lost follows from it; see runs.py.
 HEARTBEAT_SECONDS = 30
 QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
+_MODULE = "infra.prefect.supervisor.workers"
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
 
 
@@ -40,7 +46,7 @@ def worker_name(pool: str) -> str:
 def worker_command(pool: str) -> list[str]:
     """Return the command that starts the pool's worker."""
     return [
-        *(sys.executable, "-m", "infra.prefect.supervisor.workers", "worker", "start"),
+        *(sys.executable, "-m", _MODULE, "worker", "start"),
         *("--pool", pool, "--type", "process", "--name", worker_name(pool)),
         *("--limit", str(runs_at_once(pool)), "--prefetch-seconds", str(QUERY_SECONDS)),
     ]
@@ -53,7 +59,6 @@ def worker_environment(home: Path, api_url: str, *, store: str | None = None) ->
     return {
         **inherited,
         **client_environment(home, api_url, console_logs=True),
-        STACK: str(home),
         "NANOCHAT_HOME": str(home),
         **({} if store is None else {"NANOCHAT_STORE": store}),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS),
@@ -69,12 +74,43 @@ def managed_worker(pool: str, home: Path, *, log: Callable[[str], None]) -> Mana
     return ManagedProcess(f"worker {pool}", worker_command(pool), output=output, log=log)
 
 
+def recorded_workers(home: Path) -> list[psutil.Process]:
+    """Return the live workers of the last supervisor of `home`, whether that lives or not."""
+    found: list[psutil.Process] = []
+    for pid in stack.workers.values() if (stack := read_stack(home)) else ():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            if _MODULE in process.cmdline():  # else another process has the number by now
+                found.append(process)
+    return found
+
+
+def end_with_worker() -> None:
+    """Have the kernel end this process when its worker dies, if it runs a flow for a worker.
+
+    As SIGTERM does, so the run saves and reports its end.
+    """
+    if "PREFECT__FLOW_RUN_ID" not in os.environ:
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # The worker was the reader of its output: without one each line would raise an error.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere, stream.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR2, end)
+    die_with_parent(signal.SIGUSR2)
+
+
 def main() -> None:
     """Run Prefect with this process's arguments."""
     # A shell without job control starts background processes with SIGINT ignored, and SIGINT is
     # the signal that stops a worker.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    die_with_parent()
+    # Killed: a worker that gets SIGTERM kills its runs before they have saved.
+    die_with_parent(signal.SIGKILL)
     os.environ.pop(LAUNCHER_VARIABLE, None)  # of this process only, not of what it starts
     # Prefect makes /tmp/runner_storage, which belongs to the first user of the machine who has a
     # worker. TMPDIR stays as it is: runs inherit it.

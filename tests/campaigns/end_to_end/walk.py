@@ -79,10 +79,6 @@ def come_up(stack: Stack, diary: Diary) -> None:
                 what=f"a worker of {pool}",
             )
         entry.found = ", ".join(DEPLOYMENTS)
-    with diary.check("automations") as entry:
-        names = sorted(a["name"] for a in stack.api.post("automations/filter", {}))
-        assert len(names) == len(set(names)) >= 3, names
-        entry.found = ", ".join(names)
 
 
 def look_at_form(stack: Stack, diary: Diary) -> None:

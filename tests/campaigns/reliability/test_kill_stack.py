@@ -19,7 +19,6 @@ from tests.support.reliability.kill_stack import Kills
 
 pytestmark = [pytest.mark.torch, pytest.mark.prefect, pytest.mark.timeout(7200)]
 
-AUTO_RESUME = "auto-resume"  # part of the automation's name
 PATIENCE = 300.0  # seconds for a server that is busy, or was killed
 SECONDS_ALONE = 60.0  # a crashed run is resumed in less, if it is
 
@@ -43,7 +42,7 @@ def test_a_deployed_flow_completes_whatever_is_killed(stack: Stack, campaign: Ca
     assert None not in [kill.seconds for kill in made.kills]
 
 
-def test_without_the_automation_a_killed_flow_stays_crashed(stack: Stack) -> None:
+def test_without_its_tag_a_killed_flow_stays_crashed(stack: Stack) -> None:
     assert stays_crashed(stack) == "Crashed"
 
 
@@ -55,25 +54,16 @@ def kill_processes(stack: Stack, *, kills: int, seed: int) -> Kills:
 
 
 def stays_crashed(stack: Stack) -> str:
-    """State of a run a minute after its process was killed, nobody being there to resume it."""
-    automations = stack.api.post("automations/filter", {})
-    (resuming,) = [a for a in automations if AUTO_RESUME in a["name"]]
-    place = f"automations/{resuming['id']}"
-    answer = stack.api.send("PATCH", place, {"enabled": False})
+    """State of a run a minute after its process was killed, without the tag that resumes it."""
+    kills = Kills(stack=stack, moments=random.Random(0), log=stack.home.parent / "control.jsonl")
+    run = kills.start(99)
+    wait_until(lambda: stack.processes("job"), seconds=120, what="a job")
+    answer = stack.api.send("PATCH", f"flow_runs/{run}", {"tags": []})
     assert answer.is_success, answer.text
-    try:
-        run = Kills(
-            stack=stack, moments=random.Random(0), log=stack.home.parent / "control.jsonl"
-        ).start(99)
-        wait_until(lambda: stack.processes("job"), seconds=120, what="a job")
-        kill(stack.engines(run)[0])
-        wait_until(
-            lambda: stack.api.run(run)["state_type"] == "CRASHED", seconds=180, what="Crashed"
-        )
-        time.sleep(SECONDS_ALONE)
-        return stack.api.run(run)["state_name"]
-    finally:
-        stack.api.send("PATCH", place, {"enabled": True})
+    kill(stack.engines(run)[0])
+    wait_until(lambda: stack.api.run(run)["state_type"] == "CRASHED", seconds=180, what="Crashed")
+    time.sleep(SECONDS_ALONE)
+    return stack.api.run(run)["state_name"]
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> str:

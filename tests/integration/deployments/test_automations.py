@@ -1,7 +1,4 @@
-"""What Prefect does by itself, on a real server: runs that only the API knows, and their events.
-
-A run whose process died is nothing else to the server than one of which it hears no more.
-"""
+"""Alerts on a real server, about runs that only the API knows."""
 
 import json
 from collections.abc import Callable
@@ -15,27 +12,41 @@ from tests.support.flows.pools import wait_until
 pytestmark = pytest.mark.prefect
 
 
-def test_each_automation_says_in_a_sentence_what_it_does(
-    deploy: Callable[..., Any], api: PrefectApi
+def test_each_alert_says_in_a_sentence_what_it_does_and_without_an_address_there_is_none(
+    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
 ) -> None:
+    assert not [name for name in api.automations() if name.startswith("nanochat-")]
+    deploy(webhook=posted[0])
     ours = [a for name, a in api.automations().items() if name.startswith("nanochat-")]
-    assert len(ours) >= 4
+    assert len(ours) == 3
     for automation in ours:
         assert automation["description"].endswith("."), automation["name"]
         assert ". " not in automation["description"], automation["name"]
         assert automation["enabled"]
+    forget_alerts(api)
 
 
-def test_only_deployed_runs_of_our_flows_are_watched(
-    deploy: Callable[..., Any], api: PrefectApi
+def test_an_alert_follows_the_code_and_stays_switched_off(
+    deploy: Callable[..., Any], api: PrefectApi, posted: tuple[str, list[Any]]
 ) -> None:
-    names = {name.partition("/")[0] for name in deploy().deployments}
-    for name, automation in api.automations().items():
-        if name.startswith(("nanochat-crash", "nanochat-stuck", "nanochat-auto")):
-            related = automation["trigger"]["match_related"]
-            [flows] = [r for r in related if r["prefect.resource.role"] == "flow"]
-            assert set(flows["prefect.resource.name"]) == names
-            assert {"prefect.resource.role": "deployment"} in related
+    deploy(webhook=posted[0])
+    alert = api.automations()["nanochat-pool-not-ready"]
+    body = {key: alert[key] for key in ("name", "description", "actions", "tags")}
+    body |= {"trigger": {**alert["trigger"], "threshold": 7}, "enabled": False}
+    api.put(f"/automations/{alert['id']}", body)
+    assert deploy(webhook=posted[0]).changed == ("nanochat-pool-not-ready",)
+    found = api.automations()["nanochat-pool-not-ready"]
+    assert (found["trigger"]["threshold"], found["enabled"]) == (1, False)
+    assert deploy(webhook=posted[0]).changed == ()
+    forget_alerts(api)
+
+
+def test_the_flows_that_are_deployed_are_those_whose_runs_are_resumed(
+    deploy: Callable[..., Any],
+) -> None:
+    from infra.prefect.supervisor.runs import FLOWS
+
+    assert {name.partition("/")[0] for name in deploy().deployments} == set(FLOWS)
 
 
 def make_run(api: PrefectApi, name: str, *states: str) -> str:

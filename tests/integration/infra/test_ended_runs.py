@@ -1,7 +1,6 @@
 """Runs whose process is gone end on the pages of a real Prefect server too."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -83,21 +82,6 @@ def test_what_an_earlier_start_left_ends_and_the_run_itself_continues(server: Se
     crashed = {"live": "Crashed", "made": "Completed"}
     assert shown(run, tasks) == ("Running", crashed, ["made"])
     end_task_runs(server.api_url, str(uuid4()), "it died")  # it was deleted
-
-
-@pytest.mark.parametrize("starts", [1, 2])
-def test_a_flow_that_is_resumed_ends_what_its_killed_start_left(
-    server: Server, monkeypatch: pytest.MonkeyPatch, starts: int
-) -> None:
-    from flows.orchestration import flow_setup
-
-    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
-    run, tasks = begin(f"again-{uuid4().hex}")
-    now = SimpleNamespace(get_id=lambda: str(run), get_run_count=lambda: starts)
-    monkeypatch.setattr(flow_setup, "flow_run", now)
-    flow_setup.end_earlier_start()
-    live, bars = ("Running", ["live", "made"]) if starts == 1 else ("Crashed", ["made"])
-    assert shown(run, tasks) == ("Running", {"live": live, "made": "Completed"}, bars)
 
 
 def test_a_server_that_is_away_is_asked_again_later(

@@ -12,7 +12,6 @@ class Api(BaseHTTPRequestHandler):
     states: ClassVar[list[tuple[str, str, str]]] = []  # that a flow run is in, one after the other
     live: ClassVar[list[dict[str, Any]]] = []
     set_states: ClassVar[list[tuple[str, str]]] = []  # path and type of each state that was set
-    resumes: ClassVar[bool] = True  # whether the automation for crashed runs is on
     refuses: ClassVar[str | None] = None
     faults: ClassVar[list[tuple[str, int | None]]] = []  # prefixes of paths that fail so, once
 
@@ -35,14 +34,12 @@ class Api(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/api/flow_runs/filter":
             self._answer(200, Api.live)
-        elif self.path == "/api/automations/filter":
-            self._answer(200, [{"enabled": Api.resumes}])
         elif self.path in ("/api/task_runs/filter", "/api/artifacts/filter"):
             self._answer(200, [])
         elif self.path.endswith("/set_state"):
             if not self._fails():
                 Api.set_states.append((self.path, body["state"]["type"]))
-                self._answer(200, {})
+                self._answer(200, {"status": "ACCEPT"})
         elif Api.refuses is not None:
             self._answer(409, {"detail": Api.refuses})
         else:

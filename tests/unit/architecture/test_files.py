@@ -195,7 +195,6 @@ FORMATTED = re.compile(
     r"|\[\{[^{}]*:[+,.0-9]*g\}, \{"  # [{low:.4g}, {high:.4g}]
 )
 FORMATTERS = {
-    "deployments/automations.py": "a constant of seconds in a description that Prefect stores",
     "flows/cli/checks.py": "memory and disk in GiB, as the needs are stated; a constant",
     "flows/plan/estimate.py": "FLOPs a second, no bytes",
     "flows/report/card.py": "a metric whose name says its unit: peak_memory_gb",

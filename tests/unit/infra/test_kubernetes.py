@@ -17,6 +17,7 @@ from tests.support.infra.deployed import INFRA, LEAST_GRACE, ROOT, SECRET, UID, 
 HERE = INFRA / "kubernetes"
 SECONDS_OF_PREFECT = 30  # that `prefect flow-run execute` gives a run which it was told to stop
 POOLS = ("cpu", "gpu")
+NOT_RUNS = ("register", "resume")  # pods of our image that build nothing
 # Where the templates of the pools may differ.
 OF_A_POOL = {
     "cpu_request",
@@ -74,14 +75,15 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for pool in POOLS:
         yield f"pool-{pool}", filled(pool)["spec"]["template"]["spec"]
     yield "jobset", STAGE_JOB["template"]["spec"]
-    yield "register", documents("register.yaml")[0]["spec"]["template"]["spec"]
+    for name in NOT_RUNS:
+        yield name, documents(f"{name}.yaml")[0]["spec"]["template"]["spec"]
     for worker in (*WORKERS, GANGS):
         yield worker["metadata"]["name"], worker["spec"]["template"]["spec"]
 
 
 PODS = dict(pods())
 OF_OURS = {name: pod for name, pod in PODS.items() if not name.startswith("worker")}
-THAT_TRAIN = {name: pod for name, pod in OF_OURS.items() if name != "register"}
+THAT_TRAIN = {name: pod for name, pod in OF_OURS.items() if name not in NOT_RUNS}
 
 
 def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,7 +17,6 @@ def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
     for name in ("created", "states", "live", "faults", "set_states"):
         monkeypatch.setattr(Api, name, [])
-    monkeypatch.setattr(Api, "resumes", True)
     monkeypatch.setattr(Api, "refuses", None)
     monkeypatch.setattr("infra.prefect.flow_runs._SUBMISSION", RetryPolicy(tries=3, first_wait=0))
     monkeypatch.setattr("infra.prefect.flow_runs._unanswered", {})

@@ -189,35 +189,6 @@ def test_the_store_is_believed_and_not_the_run_and_the_next_order_is_another_run
     assert not again.result().cached
 
 
-def test_the_next_order_removes_the_progress_bar_of_one_whose_process_was_killed(
-    make_caller: Callable[[str], Caller], server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prefect.client.schemas.actions import ArtifactCreate
-    from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
-
-    from tests.support.flows.pools import client
-
-    monkeypatch.setenv("PREFECT_API_URL", server.api_url)
-    caller = make_caller("one")
-    result = caller.send()
-    first = caller.wait_for_runs(1)[0]
-    key = f"bar-{first.id}"
-    chosen = ArtifactFilter(key=ArtifactFilterKey(any_=[key]))
-    with client() as asking:
-        bar = ArtifactCreate(key=key, type="progress", data=0.0, flow_run_id=first.id)
-        asking.create_artifact(bar)
-        end(first, "CRASHED", "it was killed")
-        with pytest.raises(TransientStageError, match="it was killed"):
-            result.result()
-        assert asking.read_artifacts(artifact_filter=chosen)
-        again = caller.send()
-        second = caller.wait_for_runs(2)[1]
-        assert not asking.read_artifacts(artifact_filter=chosen)
-    caller.carry_out()
-    end(second, "COMPLETED")
-    assert not again.result().cached
-
-
 def test_what_the_far_side_says_reaches_the_caller(make_caller: Callable[[str], Caller]) -> None:
     caller = make_caller("one")
     result = caller.send()

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts.runs import Run, find_run, write_run
+from flows.artifacts.runs import Run, write_run
 from flows.building.retry import TransientStageError
-from flows.plan.starts import read_starts
 from infra.launch.torchrun import JobFailed
 from infra.prefect.records import Server
 from infra.storage.local import LocalStore
@@ -117,22 +116,6 @@ def test_a_store_that_refuses_the_lookup_fails_the_stage_and_builds_nothing(
     assert "building" not in toys.kinds("fragile")
 
 
-def test_a_run_that_was_started_too_often_fails_before_it_plans(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from flows.orchestration import flow_setup, pipeline
-    from flows.plan import planned
-
-    def plan(*given: Any, **options: Any) -> Any:
-        raise AssertionError("this is where it was killed")
-
-    monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    monkeypatch.setattr(planned, "make_plan", plan)
-    monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda: flow_setup.MOST_STARTS + 2)
-    with pytest.raises(StageError, match="was started 12 times; the last 11 got no further"):
-        pipeline.nanochat(store=(tmp_path / "store").as_uri())
-
-
 @pytest.mark.parametrize("part", ["runs/one", "/manifest.json"])  # its record, and the plan
 def test_a_run_that_begins_while_the_store_is_silent_waits(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
@@ -152,49 +135,24 @@ def test_a_run_that_begins_while_the_store_is_silent_waits(
     assert outage.until is not None
 
 
-def test_what_was_started_too_often_leaves_a_record_and_no_orders(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from flows.orchestration import flow_setup
-
-    store = LocalStore(tmp_path)
-    write_run(store, make_run("one"))
-    cancelled: list[str] = []
-    monkeypatch.setattr(flow_setup, "cancel_requests_of", cancelled.append)
-    starts = read_starts(store, ["one", "two"], number=flow_setup.MOST_STARTS)
-    flow_setup.check_restart_limit(store, starts, pool="gpu")
-    starts = read_starts(store, ["one", "two"], number=flow_setup.MOST_STARTS + 1)
-    with pytest.raises(StageError, match="one was started 11 times"):
-        flow_setup.check_restart_limit(store, starts, pool="gpu")
-    assert cancelled == ["one", "two"]
-    found = find_run(store, "one")
-    assert found is not None
-    assert found.status == "failed"
-    assert find_run(store, "two") is None
-
-
-def test_starts_that_get_further_are_not_counted(
+def test_a_run_that_is_started_again_keeps_the_time_of_its_first_start(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from flows.orchestration import flow_setup, pipeline
 
     store = LocalStore(tmp_path / "store")
-    built: dict[str, str] = {}
+    write_run(store, replace(make_run("one"), started="2026-01-01T00:00:00Z"))
+    begun: list[Run] = []
 
-    def die(stages: Any, context: Any, run: Run, **options: Any) -> Any:
-        write_run(store, replace(run, stages=built))
-        raise TransientStageError("the process died")
+    def stop(stages: Any, context: Any, run: Run, **options: Any) -> Any:
+        begun.append(run)
+        raise TransientStageError("this is where stages are built")
 
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
-    monkeypatch.setattr(pipeline, "run_pipeline", die)
-    monkeypatch.setattr(flow_setup, "MOST_STARTS", 2)
-    monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda: "one")
-    for number in range(1, 7):
-        monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda number=number: number)
-        if number <= 4:
-            built[f"stage{number}"] = "0" * 64
-        with pytest.raises(TransientStageError, match="the process died"):
+    monkeypatch.setattr(pipeline, "run_pipeline", stop)
+    for name in ("one", "two"):
+        monkeypatch.setattr(flow_setup.flow_run, "get_name", lambda name=name: name)
+        with pytest.raises(TransientStageError):
             pipeline.nanochat(store=store.url)
-    monkeypatch.setattr(flow_setup.flow_run, "get_run_count", lambda: 7)
-    with pytest.raises(StageError, match="one was started 7 times; the last 2 got no further"):
-        pipeline.nanochat(store=store.url)
+    assert begun[0].started == "2026-01-01T00:00:00Z"
+    assert begun[1].started > begun[0].started

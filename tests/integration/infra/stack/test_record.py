@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,28 +17,47 @@ import pytest
 from infra.prefect.access import ServerError
 from infra.prefect.logs import MOST_BYTES, last_line, rotate
 from infra.prefect.records import FORMAT, find_stack, my_stack, read_stack, write_record
-from infra.prefect.server import start_server, stop_server
+from infra.prefect.server import start_server, stop_server, wait_for_own_server
 from infra.prefect.supervisor import processes
 from infra.prefect.supervisor.control import (
     check_adoptable,
     check_same,
     stop_stack,
-    wait_for_own_server,
     wait_until_ready,
 )
-from infra.prefect.supervisor.processes import (
-    STACK,
-    Backoff,
-    Leftovers,
-    ManagedProcess,
-    end_leftovers,
-    marked,
+from infra.prefect.supervisor.processes import Backoff, ManagedProcess, end_workers
+from infra.prefect.supervisor.workers import (
+    recorded_workers,
+    runs_at_once,
+    worker_command,
+    worker_environment,
 )
-from infra.prefect.supervisor.workers import runs_at_once, worker_command, worker_environment
 from nanochat_core.runtime.process_start import this_process
 from tests.support.infra.stack.live import wait_for
 
-SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+# A worker with one run, which leads a session as Prefect's runs do. {} is what the run does at
+# SIGTERM. The worker itself must not get SIGTERM before the run has ended.
+WORKER = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+run = '''
+import signal, sys, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, {})
+Path("up").touch()
+time.sleep(600)
+'''
+child = subprocess.Popen([sys.executable, "-c", run], start_new_session=True)
+signal.signal(
+    signal.SIGTERM,
+    lambda *_: (Path("last").write_text(str(child.wait())), os._exit(0)),
+)
+Path("run").write_text(str(child.pid))
+time.sleep(600)
+"""
+SAVES = "lambda *_: sys.exit(Path('saved').touch())"
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +67,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    stack = replace(my_stack(), state="ready", workers={"cpu": 7}, runs=["a", "b"])
+    stack = replace(my_stack(), state="ready", workers={"cpu": 7})
 
     write_record(tmp_path, stack)
 
@@ -159,100 +178,72 @@ def test_the_end_of_a_process_is_reported_once_with_its_code(tmp_path: Path) -> 
     assert last_line(child.output) == "last"
 
 
-def test_what_a_killed_supervisor_left_is_found_by_its_mark_and_ended(tmp_path: Path) -> None:
-    ours = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path)})
-    other = subprocess.Popen(SLEEP, env={**os.environ, STACK: str(tmp_path / "other")})
-    try:
-        assert end_leftovers(tmp_path, seconds=0) == 1
-        assert ours.wait(120) == -signal.SIGKILL
-        assert other.poll() is None
-    finally:
-        for process in (ours, other):
-            process.kill()
-            process.wait()
+@pytest.fixture
+def start_worker(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a worker whose run does this at SIGTERM; wait until both are up."""
+    started: list[subprocess.Popen[bytes]] = []
 
+    def start(at_sigterm: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", WORKER.replace("{}", at_sigterm), *words]
+        started.append(subprocess.Popen(command, cwd=tmp_path, start_new_session=True))
+        wait_for(lambda: (tmp_path / "up").exists() and (tmp_path / "run").exists(), "the run")
+        return started[-1]
 
-def test_a_process_that_outlives_its_run_has_time_to_save_and_is_then_killed(
-    tmp_path: Path,
-) -> None:
-    environment = {**os.environ, STACK: str(tmp_path)}
-    run = subprocess.Popen(
-        ["bash", "-c", "sleep 600 & wait"], env=environment, start_new_session=True
-    )
-    hanging = subprocess.Popen(SLEEP, env=environment)
-    try:
-        wait_for(lambda: len(psutil.Process(run.pid).children()) == 1, "the run's rank")
-        rank = psutil.Process(run.pid).children()[0]
-        leftovers = Leftovers()
-
-        def end(seconds: float) -> int:
-            return leftovers.end(marked(tmp_path), owners={run.pid}, seconds=seconds)
-
-        assert [end(600), end(600)] == [1, 1]
-        assert hanging.poll() is None
-
-        end(0)
-        assert hanging.wait(120) == -signal.SIGKILL
-        assert run.poll() is None
-        assert rank.is_running()
-
-        run.kill()
-        run.wait()
-        end(0)
-        assert rank.is_running()  # its time begins when it is first seen
-        end(0)
-        wait_for(lambda: not rank.is_running(), "the end of the rank")
-    finally:
-        hanging.kill()
-        hanging.wait()
+    yield start
+    for worker in started:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
+            os.kill(int((tmp_path / "run").read_text()), signal.SIGKILL)
+        worker.kill()
+        worker.wait()
 
 
-def test_a_run_that_was_left_is_asked_to_end_before_it_is_made_to(tmp_path: Path) -> None:
-    code = (
-        "import signal, sys, time; from pathlib import Path;"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(Path('saved').touch()));"
-        "Path('up').touch(); time.sleep(600)"
-    )
-    environment = {**os.environ, STACK: str(tmp_path), "PREFECT__FLOW_RUN_ID": "1"}
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True):
-        wait_for((tmp_path / "up").exists, "the run")
+def test_a_run_saves_before_its_worker_is_asked_to_end(
+    tmp_path: Path, start_worker: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    worker = start_worker(SAVES)
 
-        assert end_leftovers(tmp_path, seconds=20) == 1
+    end_workers([psutil.Process(worker.pid)])
 
+    assert (tmp_path / "saved").exists()
+    assert (tmp_path / "last").read_text() == "0"
+    assert worker.wait() == 0
+
+
+@pytest.mark.parametrize("is_urgent", [True, False])
+def test_a_run_that_ignores_the_request_is_killed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    start_worker: Callable[..., subprocess.Popen[bytes]],
+    *,
+    is_urgent: bool,
+) -> None:
+    monkeypatch.setattr(processes, "SECONDS_TO_SAVE", 600.0 if is_urgent else 0.1)
+    worker = start_worker("signal.SIG_IGN")
+    run = psutil.Process(int((tmp_path / "run").read_text()))
+
+    end_workers([psutil.Process(worker.pid)], is_urgent=lambda: is_urgent)
+
+    wait_for(lambda: not run.is_running(), "the end of the run")
+    assert not (tmp_path / "last").exists() or (tmp_path / "last").read_text() == "-9"
+    worker.wait(120)
+
+
+def test_the_workers_of_a_killed_supervisor_are_found_and_no_other_process(
+    tmp_path: Path, start_worker: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    worker = start_worker(SAVES, "infra.prefect.supervisor.workers")
+    pids = {"cpu": worker.pid, "gpu": os.getpid()}  # the number of the second was used again
+    write_record(tmp_path, replace(my_stack(), start="1", workers=pids))
+
+    assert [found.pid for found in recorded_workers(tmp_path)] == [worker.pid]
+    assert stop_stack(tmp_path) == []
+
+    assert worker.wait(1) == 0
     assert (tmp_path / "saved").exists()
 
 
-def test_a_run_that_ignores_the_request_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import signal, time; from pathlib import Path;"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); Path('up').touch(); time.sleep(600)"
-    )
-    environment = {**os.environ, STACK: str(tmp_path), "PREFECT__FLOW_RUN_ID": "1"}
-    command = [sys.executable, "-c", code]
-    run = subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True)
-    try:
-        wait_for((tmp_path / "up").exists, "the run")
-        found = marked(tmp_path)
-        assert list(found.values()) == ["1"]
-        leftovers = Leftovers()
-
-        assert [leftovers.end(found), leftovers.end(found)] == [1, 1]
-        assert run.poll() is None
-
-        leftovers.end(found, seconds=0)
-
-        assert run.wait(120) == -signal.SIGKILL
-    finally:
-        run.kill()
-        run.wait()
-
-
 def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
-    """The program that becomes a worker is stopped by the kernel when its parent is killed."""
+    """The program that becomes a worker is killed by the kernel when its parent is killed."""
     (tmp_path / "prefect.py").write_text(  # what `python -m prefect` finds there
         "import os, sys, time\n"
         "from pathlib import Path\n"
@@ -319,12 +310,13 @@ def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
     path = tmp_path / "prefect" / ("stack.json" if is_stack else "server.json")
     path.parent.mkdir()
     waiting = [sys.executable, "-c", "input()"]
-    of_its_worker = {**os.environ, STACK: str(tmp_path)}
     with (
         subprocess.Popen([*waiting, *words], stdin=subprocess.PIPE) as other,
-        subprocess.Popen(waiting, stdin=subprocess.PIPE, env=of_its_worker) as run,
+        subprocess.Popen(
+            [*waiting, "infra.prefect.supervisor.workers"], stdin=subprocess.PIPE
+        ) as worker,
     ):
-        text = json.dumps({**record, "pid": other.pid})
+        text = json.dumps({**record, "pid": other.pid, "workers": {"gpu": worker.pid}})
         path.write_text(text)
         # The kernel shows a command line a moment after Popen returns.
         wait_for(lambda: words[-1] in psutil.Process(other.pid).cmdline(), "its words")
@@ -332,9 +324,9 @@ def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
         with pytest.raises(ServerError, match=f"process {other.pid} is .* by another version") as e:
             use(tmp_path)
 
-        assert (other.poll(), run.poll()) == (None, None)
+        assert (other.poll(), worker.poll()) == (None, None)
         other.kill()
-        run.kill()
+        worker.kill()
     assert path.read_text() == text
     assert f"kill {other.pid}" in (e.value.hint or "")
 
@@ -362,7 +354,7 @@ def test_workers_know_their_home_and_never_the_database(
 
     environment = worker_environment(tmp_path, "http://127.0.0.1:1/api")
 
-    assert environment["NANOCHAT_HOME"] == environment[STACK] == str(tmp_path)
+    assert environment["NANOCHAT_HOME"] == str(tmp_path)
     assert environment["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"
     assert "PREFECT_API_KEY" not in environment
     assert not [value for value in environment.values() if "hidden" in value]

@@ -30,11 +30,14 @@ from pathlib import Path
 
 from prefect import flow
 
+from infra.prefect.supervisor.workers import end_with_worker
+
 HOME = Path(os.environ["NANOCHAT_HOME"])
 
 
 @flow(name="nanochat-eval", retries=0)
 def toy(name: str) -> None:
+    end_with_worker()
     (HOME / f"{name}.temporary").write_text(tempfile.gettempdir())
     (HOME / f"{name}.pid").write_text(str(os.getpid()))
     try:
@@ -65,7 +68,7 @@ class LiveStack:
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(ours)},
             "NANOCHAT_HOME": str(home),
-            "PYTHONPATH": str(code),
+            "PYTHONPATH": os.pathsep.join([str(code), *_python_path()]),
             "TMPDIR": str(self.temporary),
             **({"NANOCHAT_PREFECT_AUTH": password} if password else {}),
         }
@@ -172,6 +175,11 @@ class LiveStack:
             except (psutil.Error, OSError):
                 continue
         return found
+
+
+def _python_path() -> list[str]:
+    """Where the tests find the code, if not only in the environment."""
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _make_temporary(directory: Path) -> Path:

@@ -177,7 +177,7 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
         store.get(f"eval/{FINGERPRINT}/checkpoints/anew/run.json"),
     ]
 
-    assert [json.loads(data)["format"] for data in records] == [4, 5, 3]
+    assert [json.loads(data)["format"] for data in records] == [4, 6, 3]
     assert (checkpoint_records.FORMAT, lease.FORMAT) == (2, 2)
     assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) == mark
 

@@ -1,9 +1,7 @@
-"""A supervisor reports the runs that it lost, and no others."""
+"""A supervisor's requests about runs and workers, to a server that answers as it is told."""
 
-import contextlib
-from email.message import Message
+from types import SimpleNamespace
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import quote
 
 import pytest
@@ -14,47 +12,38 @@ BEGAN = 1_800_000_000.0
 SHOWN = "2027-01-15T08:00:00+00:00"  # the same
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """States that a server with one running run is told; the run takes them."""
-    told: list[dict[str, Any]] = []
-    state: dict[str, Any] = {"type": "RUNNING", "timestamp": SHOWN}
-
-    def ask(api_url: str, path: str, *, body: Any = None) -> Any:
-        if body is not None:
-            told.append(body["state"])
-            state.update(body["state"])
-        return {"state": dict(state), "tags": [runs.AUTO_RESUME]}
-
-    monkeypatch.setattr(runs, "ask", ask)
-    return told
-
-
-def test_a_run_whose_process_is_gone_is_crashed(told: list[dict[str, Any]]) -> None:
-    assert runs.report_lost("api", "run", "gone", until=BEGAN + 5, resume=False)
-    assert [state["type"] for state in told] == ["CRASHED"]
-
-
-def test_when_the_stack_stops_it_waits_for_the_next_worker(told: list[dict[str, Any]]) -> None:
-    assert runs.report_lost("api", "run", "stopped", until=BEGAN + 5, resume=True)
-    assert [state["type"] for state in told] == ["CRASHED", "SCHEDULED"]
-
-
-def test_a_run_that_went_on_elsewhere_is_left_alone(told: list[dict[str, Any]]) -> None:
-    assert not runs.report_lost("api", "run", "gone", until=BEGAN - 5, resume=True)
-    assert told == []
-
-
-@pytest.mark.parametrize(("code", "is_repeated"), [(404, False), (429, True), (503, True)])
-def test_a_report_that_a_busy_server_refuses_is_repeated(
-    code: int, monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool
+def test_after_an_outage_of_the_server_each_run_has_the_whole_time_again(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def ask(*_: object, **__: object) -> Any:
-        raise HTTPError("api", code, "", Message(), None)
+    seconds = [0.0]
+    crashed: list[str] = []
+    is_away = [False]
+    running = {
+        "id": "run",
+        "name": "toy",
+        "tags": [],
+        "state_type": "RUNNING",
+        "state": {"id": "1"},
+    }
+
+    def ask(api_url: str, path: str, *, body: Any = None, method: Any = None) -> Any:
+        if is_away[0]:
+            raise ConnectionRefusedError
+        if path == "/flow_runs/filter":
+            return [running] if "RUNNING" in body["flow_runs"]["state"]["type"]["any_"] else []
+        return []
 
     monkeypatch.setattr(runs, "ask", ask)
-    with pytest.raises(HTTPError) if is_repeated else contextlib.nullcontext():
-        runs.report_lost("api", "run", "gone", until=BEGAN + 5, resume=False)
+    monkeypatch.setattr(runs, "set_state", lambda url, run, kind, why: bool(crashed.append(kind)))
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    watch = runs.RunWatch(lambda line: None)
+    for second, away in ((0, False), (80, False), (85, True), (200, False), (285, False)):
+        seconds[0], is_away[0] = second, away
+        watch.poll("api")
+        assert crashed == []
+    seconds[0] = 291
+    watch.poll("api")
+    assert crashed == ["CRASHED"]
 
 
 @pytest.mark.parametrize("pool", ["gpu", "gpu#1", "größe", "gpu?a"])
