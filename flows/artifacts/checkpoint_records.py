@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from flows.identity.manifest import File
-from flows.identity.rebuilds import NONE
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import Earlier, find_document
 from infra.storage.base import Store, check_key
 from nanochat_core.errors import ArtifactError, StoreError
 
-FORMAT = 2
-EARLIER: Earlier = {1: ()}
+FORMAT = 3
+EARLIER: Earlier = {1: (), 2: ("rebuild",)}
 COMMIT = "COMMIT.json"
 PLACE = re.compile(r"step-([0-9]{7,18})/[^/]+")  # below the checkpoints of a fingerprint
 
@@ -47,7 +46,6 @@ class StoredCheckpoint:
     commit: Annotated[dict[str, Any], _Commit]  # the job's own COMMIT.json
     owner: str  # of the lease it was written under
     epoch: Count  # its fencing token
-    rebuild: str = NONE  # id of the rebuild that the job belongs to
 
 
 def committed(store: Store, root: str) -> list[tuple[int, str]]:

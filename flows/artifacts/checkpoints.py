@@ -2,7 +2,6 @@
 
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/...            the files, uploaded first
 {stage}/{fingerprint}/checkpoints/step-0000200/{attempt}/COMMIT.json    put last
-{stage}/{fingerprint}/checkpoints/anew/run.json                           flows/identity/rebuilds.py
 {stage}/{fingerprint}/checkpoints/step-0000200/parts-{epoch}/... flows/building/checkpoint_shards.py
 
 They are keyed by the fingerprint: another run, another node count or a colleague resumes them. Each
@@ -33,7 +32,6 @@ from flows.artifacts.checkpoint_records import (
 )
 from flows.artifacts.transfer import fetch_or_fault
 from flows.identity.manifest import File
-from flows.identity.rebuilds import NONE, rebuild_of
 from flows.identity.records import OtherFormat, encode_record
 from flows.identity.ref import ArtifactRef
 from infra.storage.base import ObjectNotFound, Store
@@ -88,7 +86,6 @@ def send(
         commit=commit,
         owner=owner,
         epoch=fencing_token,
-        rebuild=rebuild_of(job.directory),
     )
     # The record last, after the check: without it the files are no checkpoint, and an owner that
     # was replaced while it uploaded must not commit.
@@ -126,10 +123,9 @@ def prune(store: Store, job: Job, *, sent: int) -> None:
 def restore(store: Store, job: Job, *, log: Log) -> None:
     """Fetch the store's newest whole checkpoint, unless `job` has one as new on this machine.
 
-    A checkpoint of another rebuild does not count. A damaged one is reported and passed over
-    for the one before; it stays, because the damage may be this machine's. Raises StoreError
-    if the store cannot be reached, StageError if this machine's disk refuses or if a checkpoint,
-    here or in the store, is of another format.
+    A damaged one is reported and skipped for the one before; it stays, because the damage may be
+    this machine's. Raises StoreError if the store cannot be reached, StageError if this machine's
+    disk refuses or if a checkpoint, here or in the store, is of another format.
     """
     check_checkpoints(job.checkpoints)
     _drop_parts(job)
@@ -144,9 +140,6 @@ def restore(store: Store, job: Job, *, log: Log) -> None:
             return
         try:
             found = open_record(store, place)
-            # State from before a forced rebuild must not be resumed, on any machine.
-            if found.rebuild != rebuild_of(job.directory):
-                continue
             log(f"fetching checkpoint step {found.step}/{found.total} from the store")
             with writing(local, StageError):
                 _fetch(store, found, local, job)
@@ -229,14 +222,14 @@ def is_of_last_step(directory: Path) -> bool:
     return commit["step"] >= commit["total"]
 
 
-def find_steps(store: Store, ref: ArtifactRef, *, rebuild: str = NONE) -> tuple[int, int] | None:
+def find_steps(store: Store, ref: ArtifactRef) -> tuple[int, int] | None:
     """Return step and total of the newest checkpoint in the store. For display: not verified."""
     stored = open_whole(store, ref.checkpoints_prefix)
-    return next(((f.step, f.total) for f in stored if f.rebuild == rebuild), None)
+    return next(((f.step, f.total) for f in stored), None)
 
 
 def forget(store: Store, ref: ArtifactRef) -> None:
-    """Remove every checkpoint of an artifact that exists by now or is being rebuilt."""
+    """Remove every checkpoint of an artifact that exists by now."""
     _remove(store, ref.checkpoints_prefix)
 
 

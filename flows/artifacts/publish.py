@@ -5,9 +5,8 @@ keys:
 
 {stage}/{fingerprint}/files/{attempt}/...   uploaded first, by each attempt under its own prefix
 {stage}/{fingerprint}/logs/{attempt}/...
-{stage}/{fingerprint}/manifest.json         last, if absent, or if it is still the one to replace
+{stage}/{fingerprint}/manifest.json         last, if absent
 {stage}/{fingerprint}/divergences/{attempt}.json   manifest of one that was second and differed
-{stage}/{fingerprint}/superseded/{digest}.json     manifest of one that a rebuild replaced
 index/{stage}/{created}-{fingerprint}       empty; lists artifacts for people, decides nothing
 """
 
@@ -19,17 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from flows.artifacts.shared_files import LOOKED_AT, Shared, find_shared, sharing
 from flows.artifacts.transfer import files_below, transfer_each
 from flows.identity.contents import content_of
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
-from flows.identity.records import find_document, find_stored, repair_hint
-from flows.identity.ref import ArtifactRef, short
+from flows.identity.records import find_document, repair_hint
+from flows.identity.redo import find_redo
+from flows.identity.ref import ArtifactRef
 from infra.parallel import in_parallel
-from infra.storage.base import OnBytes, Retry, Store, VersionedObject, call_once, ignore_bytes
+from infra.storage.base import OnBytes, Retry, Store, call_once, ignore_bytes
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ArtifactError, reason_of
 
@@ -78,15 +77,14 @@ def publish(
     inputs: Mapping[str, Manifest],
     provenance: Provenance,
     check_lease: Callable[[], None],
-    replaces: Manifest | None = None,
     on_bytes: OnBytes = ignore_bytes,
     retry: Retry = call_once,
 ) -> Published:
     """Store the files under `output` as the artifact `identity`; `logs` are single files beside it.
 
     `check_lease` is called before the first upload and right before the manifest is written, and
-    raises if this attempt has lost its lease (flows/leases/lease.py). The artifact that this one
-    `replaces` stays until then. If another attempt was first, its artifact is adopted.
+    raises if this attempt has lost its lease (flows/leases/lease.py). If another attempt was first,
+    its artifact is adopted.
     `retry` repeats each file's upload, and the commit with its check, while the store does not
     answer. Raises StoreError, and ArtifactError if `output` is empty, cannot be read, or holds
     something that is not a plain file.
@@ -103,8 +101,10 @@ def publish(
             def share() -> Shared:
                 # On the outer stack: the pin must hold until the manifest is written, which from
                 # then on keeps the shared files from being collected.
-                # A rebuild stores its files again: those of the store may be damaged.
-                earlier = () if replaces else newest_manifests(store, identity.stage, LOOKED_AT)
+                # One that was asked for again has files of its own: the store's may be damaged.
+                earlier = (
+                    () if identity.redo else newest_manifests(store, identity.stage, LOOKED_AT)
+                )
                 return stack.enter_context(sharing(store, identity, sizes, earlier))
 
             upload = partial(_upload, store, on_bytes=on_bytes, retry=retry)
@@ -123,16 +123,9 @@ def publish(
                 n: Input(fingerprint=m.fingerprint, digest=m.digest) for n, m in inputs.items()
             },
             provenance=provenance,
-            divergences=tuple(retry(lambda: _other_contents(store, ref, digest, replaces))),
+            divergences=tuple(retry(lambda: _other_contents(store, identity, digest))),
         )
-        return commit(
-            store,
-            manifest,
-            attempt=attempt,
-            check_lease=check_lease,
-            replaces=replaces,
-            retry=retry,
-        )
+        return commit(store, manifest, attempt=attempt, check_lease=check_lease, retry=retry)
 
 
 def commit(
@@ -141,7 +134,6 @@ def commit(
     *,
     attempt: str,
     check_lease: Callable[[], None],
-    replaces: Manifest | None = None,
     retry: Retry = call_once,
 ) -> Published:
     """Write the manifest of files that the store has: from then on the artifact exists.
@@ -151,11 +143,12 @@ def commit(
     # Read it as others will: a manifest that readers refuse would block its key.
     data = manifest.to_json()
     Manifest.from_json(data, where=f"the new manifest of {manifest.name}")
-    key = manifest.ref.manifest_key
-    # Read once, outside the retried write: a retry after a lost answer must not overwrite what
-    # replaced our own manifest meanwhile, so its condition stays the same.
-    found = retry(lambda: find_stored(store, key, format=FORMAT, earlier=EARLIER))
-    if retry(lambda: _put_manifest(store, manifest.ref, data, found, replaces, check_lease)):
+
+    def put() -> bool:
+        check_lease()  # last: in the gap before the write, the store's condition alone decides
+        return store.put_if_absent(manifest.ref.manifest_key, data)
+
+    if retry(put):
         # After the manifest: the index decides nothing, and may lack an artifact after a crash.
         retry(lambda: _add_to_index(store, manifest))
         return Published(manifest=manifest, adopted=False, divergence=None)
@@ -178,35 +171,6 @@ def _adopt(store: Store, ours: Manifest, attempt: str) -> Published:
         divergence = f"{ours.ref.divergences_prefix}/{attempt}.json"
         store.put(divergence, ours.to_json())
     return Published(manifest=winner, adopted=True, divergence=divergence)
-
-
-def _put_manifest(
-    store: Store,
-    ref: ArtifactRef,
-    data: bytes,
-    found: tuple[dict[str, Any], VersionedObject] | None,
-    replaces: Manifest | None,
-    check_lease: Callable[[], None],
-) -> bool:
-    """Write a manifest where there is none, or over the one that it replaces.
-
-    `found` is what the key held before the first try. Returns False if another attempt was first.
-    """
-    key = ref.manifest_key
-    if found is not None:
-        tree, stored = found
-        if replaces is None or Manifest.from_tree(tree, where=f"{store.url}/{key}") != replaces:
-            return False
-        # The copy before the replacement, or a crash in between would lose the old manifest.
-        store.put(_superseded_key(replaces), stored.data)
-    check_lease()  # last: in the gap before the write, the store's condition alone decides
-    if found is None:
-        return store.put_if_absent(key, data)
-    return store.put_if_same(key, data, version=found[1].version)
-
-
-def _superseded_key(manifest: Manifest) -> str:
-    return f"{manifest.ref.superseded_prefix}/{short(manifest.digest)}.json"
 
 
 def newest_manifests(store: Store, stage: str, count: int) -> Iterator[Manifest]:
@@ -301,16 +265,13 @@ def _upload(
     return tuple(transfer_each(upload_until_stored, paths, on_bytes=on_bytes))
 
 
-def _other_contents(
-    store: Store, ref: ArtifactRef, digest: str, replaces: Manifest | None
-) -> list[str]:
-    """Return keys of superseded manifests of this fingerprint with other contents.
-
-    That of the manifest it `replaces` is one of them, although it is written later.
-    """
-    keys = {entry.key for entry in store.list(f"{ref.superseded_prefix}/")}
-    keys |= {_superseded_key(replaces)} if replaces else set()
-    return sorted(key for key in keys if not key.endswith(f"/{short(digest)}.json"))
+def _other_contents(store: Store, identity: Identity, digest: str) -> list[str]:
+    """Return the key of the recipe's artifact before this one, if it has other contents."""
+    if identity.redo == 0:
+        return []
+    number = min(find_redo(store, identity.redone(0).ref).before, identity.redo - 1)
+    before = find_whole(store, identity.redone(number).ref)
+    return [] if before is None or before.digest == digest else [before.ref.manifest_key]
 
 
 def _add_to_index(store: Store, manifest: Manifest) -> None:

@@ -1,11 +1,10 @@
 """Revoke an artifact that turned out to be wrong: {stage}/{fingerprint}/revoked.json.
 
-Nothing is deleted: files and manifest stay for inspection. A revocation names one build (owner and
-epoch), so the next build of the fingerprint is valid while the record stays: no process has to
-delete it, and no late deletion can remove another. A revoked artifact counts as absent: the plan
-builds it again, and it is not opened by name. Bytes that were accepted under another fingerprint
-(flows/plan/accept.py) are the same bytes: they are revoked with the artifact they came from. What
-was made from revoked artifacts can be used, with a warning.
+Nothing is deleted: files and manifest stay for inspection. A revoked artifact counts as absent: the
+plan builds another one of its recipe (flows/identity/redo.py), and it is not opened by name. Bytes
+that were accepted under another fingerprint (flows/plan/accept.py) are the same bytes: they are
+revoked with the artifact they came from. What was made from revoked artifacts can be used, with a
+warning.
 """
 
 import getpass
@@ -15,33 +14,25 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from flows.artifacts.publish import find_manifest
-from flows.identity.manifest import Facts, Manifest
-from flows.identity.record_types import Count, read_record
-from flows.identity.records import encode_record, find_document, find_stored
+from flows.identity.manifest import Manifest
+from flows.identity.record_types import read_record
+from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
 from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
-FORMAT = 2
+FORMAT = 3
 _MAX_WHY = 500  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Revocation:
-    """The record that one build of an artifact was revoked: the reason, the time and the person."""
+    """The record that an artifact was revoked: the reason, the time and the person."""
 
     why: str  # one line
     when: str  # UTC, 2026-11-21T05:53:38Z
     who: str  # user@host
-    owner: str  # of the lease that the artifact was built under
-    epoch: Count  # fencing token of that lease
-
-    def is_of(self, manifest: Manifest) -> bool:
-        """Return whether it revokes this build of the fingerprint, and not an earlier one."""
-        # Owner and epoch, not the digest: a later build may have the same bytes and be valid.
-        made = manifest.provenance
-        return (self.owner, self.epoch) == (made.owner, made.epoch)
 
     def __str__(self) -> str:
         return f"revoked {self.when} by {self.who}: {self.why}"
@@ -59,30 +50,22 @@ class Revoked:
 
 
 def find_revocation(store: Store, ref: ArtifactRef) -> Revocation | None:
-    """Return the last revocation of a fingerprint. None means that the store has answered: none.
+    """Return the revocation of an artifact. None means that the store has answered: none.
 
     Raises StoreError if the store cannot be reached, ArtifactError if the record is damaged.
     """
     key = ref.revocation_key
+    mend = "delete it and revoke the artifact again"
     tree = find_document(store, key, format=FORMAT)
-    return None if tree is None else revocation_from(tree, where=f"{store.url}/{key}")
+    if tree is None:
+        return None
+    return read_record(Revocation, tree, where=f"{store.url}/{key}", what="a revocation", mend=mend)
 
 
 def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -> Revocation:
     """Revoke an artifact. Raises ArtifactError if it is revoked already."""
-    made = manifest.provenance
-    revocation = Revocation(
-        why=one_line(why), when=when, who=who, owner=made.owner, epoch=made.epoch
-    )
-    key = manifest.ref.revocation_key
-    data = encode_record(asdict(revocation), format=FORMAT)
-    found = find_stored(store, key, format=FORMAT)
-    if found is None:
-        done = store.put_if_absent(key, data)
-    else:  # a record of an earlier build is replaced, unless another person was quicker
-        is_other = not revocation_from(found[0], where=f"{store.url}/{key}").is_of(manifest)
-        done = is_other and store.put_if_same(key, data, version=found[1].version)
-    if not done:
+    revocation = Revocation(why=one_line(why), when=when, who=who)
+    if not put_revocation(store, manifest.ref, revocation):
         # Read again: who was quicker, and why, belongs in the error.
         earlier = find_revocation(store, manifest.ref)
         raise ArtifactError(
@@ -92,10 +75,16 @@ def revoke(store: Store, manifest: Manifest, *, why: str, who: str, when: str) -
     return revocation
 
 
+def put_revocation(store: Store, ref: ArtifactRef, revocation: Revocation) -> bool:
+    """Write a revocation unless there is one. Returns whether it was written."""
+    data = encode_record(asdict(revocation), format=FORMAT)
+    return store.put_if_absent(ref.revocation_key, data)
+
+
 def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
     """Make a revoked artifact valid again; return its revocation. Raises ArtifactError if none."""
     revocation = find_revocation(store, manifest.ref)
-    if revocation is None or not revocation.is_of(manifest):
+    if revocation is None:
         raise ArtifactError(f"{manifest.name} is not revoked", hint="there is nothing to undo")
     store.delete(manifest.ref.revocation_key)
     return revocation
@@ -104,8 +93,7 @@ def undo_revocation(store: Store, manifest: Manifest) -> Revocation:
 def find_revoked(store: Store, manifest: Manifest) -> Revoked | None:
     """Return the revocation of an artifact, or of one it was accepted from, or None."""
     for ref in (manifest.ref, *accepted_from(manifest)):
-        found = find_revocation(store, ref)
-        if found is not None and found.is_of(manifest):
+        if (found := find_revocation(store, ref)) is not None:
             return Revoked(ref=ref, revocation=found)
     return None
 
@@ -120,8 +108,8 @@ def check_not_revoked(store: Store, manifest: Manifest) -> tuple[Revoked, ...]:
         same = "" if found.ref == manifest.ref else f" (the bytes of {found.ref.name})"
         raise ArtifactError(
             f"{manifest.name}{same} was {found.revocation}",
-            hint="`nanochat run PROFILE` builds it again; `nanochat revoke "
-            f"{found.ref.name} --undo` makes it valid again",
+            hint="`nanochat run PROFILE` builds another one, to which `nanochat tag` moves a tag; "
+            f"`nanochat revoke {found.ref.name} --undo` makes it valid again",
         )
     return ancestors_revoked(store, manifest)
 
@@ -170,12 +158,6 @@ def this_person() -> str:
     except (KeyError, OSError, ImportError):  # a container's user has no name
         user = f"uid-{os.getuid()}"
     return f"{user}@{socket.gethostname()}"
-
-
-def revocation_from(tree: Facts, *, where: str) -> Revocation:
-    """Return a revocation from its record, called `where` in errors. Raises ArtifactError."""
-    mend = "delete it and revoke the artifact again"
-    return read_record(Revocation, tree, where=where, what="a revocation", mend=mend)
 
 
 def _look_at(store: Store, ref: ArtifactRef) -> tuple[Revoked | None, Manifest | None]:

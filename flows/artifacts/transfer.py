@@ -198,7 +198,7 @@ def damaged(store: Store, manifest: Manifest, file: File, fault: str) -> Artifac
         f"{_name_in(store, manifest.name, file)} {fault}",
         hint="the store's copy is damaged; if another store has a whole one, `nanochat push "
         f"{manifest.name} --verify --to {store.url} --store THE-OTHER` mends it, and `nanochat run "
-        f"PROFILE --force {manifest.stage}` builds it again",
+        f"PROFILE --force {manifest.stage}` builds another one; move tags to its run",
     )
 
 

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,15 +16,16 @@ from functools import partial
 from flows.artifacts import checkpoints
 from flows.artifacts.pins import reserve
 from flows.artifacts.publish import Published, find_manifest, publish
-from flows.artifacts.revocations import find_revoked
+from flows.artifacts.revocations import find_revocation, find_revoked
 from flows.artifacts.runs import timestamp
 from flows.building.code_check import CodeChanged
 from flows.building.context import BuildContext, Built
 from flows.building.executions import find_commit, read_segments
-from flows.building.job import fetch_inputs, make_check, make_job, run_stage, work_of
+from flows.building.job import fetch_inputs, make_check, make_job, run_stage
+from flows.building.retry import TransientStageError
 from flows.identity.fingerprint import Code, Identity
 from flows.identity.manifest import Manifest, Provenance, identify_from
-from flows.identity.rebuilds import NONE, find_rebuild_mark, is_rebuilt, mark_rebuild, open_work
+from flows.identity.redo import RedoCounter, find_redo, raise_redo
 from flows.identity.ref import ArtifactRef
 from flows.identity.work import measure_work
 from flows.leases import file_lock
@@ -41,19 +42,26 @@ from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 
 
 def build(
-    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage,
+    context: BuildContext,
+    inputs: Mapping[str, Manifest],
+    *,
+    force: bool,
+    redo: int | None = None,
 ) -> Built:
     """Return the artifact of `stage` made from `inputs`; build it unless the store has it.
 
-    With `force` an existing one is built again, unless this very run built it. It stays in place
-    until the new one is stored, also if that never happens.
+    With `force` another one is built, once per run (flows/identity/redo.py). The one that exists
+    stays. `redo` as for `look_up`.
 
     Raises StageError (StageInterrupted, JobFailed, LeaseLost) if the job does not finish; its work
     directory stays, and the next attempt resumes there. Waits while the store does not answer;
     raises StoreError if it refuses.
     """
     with reporting_failure(stage, context):
-        return _reuse_or_build(stage, context, inputs, force=force)
+        while (built := _reuse_or_build(stage, context, inputs, force, redo)) is None:
+            pass
+        return built
 
 
 @contextmanager
@@ -91,47 +99,89 @@ class Lookup:
 
     identity: Identity
     code: Code  # that the identity was computed from
-    redo: bool  # build even if the artifact exists
     manifest: Manifest | None  # reserved by the run's record; None: has to be built
 
 
 def look_up(
-    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
+    stage: Stage,
+    context: BuildContext,
+    inputs: Mapping[str, Manifest],
+    *,
+    force: bool,
+    redo: int | None = None,
 ) -> Lookup:
-    """Look up the artifact of `stage` made from `inputs`, which is the first thing `build` does."""
+    """Look up the artifact of `stage` made from `inputs`, which is the first thing `build` does.
+
+    `redo` is the number that was requested; None means the one that the recipe's counter has.
+    Raises TransientStageError if that one was revoked meanwhile: its caller asks for another.
+    """
     # The files are read now, not at the start of the run: they are what the job will import.
     code = Code(context.root, cache=context.work / "code.json")
-    identity = identify_from(stage, context.run, inputs, code=code)
+    recipe = identify_from(stage, context.run, inputs, code=code)
     wait = context.wait_for_store(stage.name)
-    found = wait(lambda: find_result(context, identity.ref, force=force))
+    if redo is None:
+        identity, found = wait(lambda: _choose(context, recipe, force=force))
+    else:
+        identity = recipe.redone(redo)
+        found = wait(lambda: find_manifest(context.store, identity.ref))
+        if found is not None and wait(lambda: find_revoked(context.store, found)) is not None:
+            raise TransientStageError(f"{found.name} was revoked meanwhile")
     reserved = wait(lambda: _reserve_existing(context, identity)) if found is not None else None
-    return Lookup(identity=identity, code=code, redo=force and found is None, manifest=reserved)
+    return Lookup(identity=identity, code=code, manifest=reserved)
+
+
+def _choose(
+    context: BuildContext, recipe: Identity, *, force: bool
+) -> tuple[Identity, Manifest | None]:
+    """Return the artifact of a recipe to use, and its manifest if it exists.
+
+    Asks for another one if it was revoked, and once per run with `force` if the recipe was built
+    before, or begun.
+    """
+    store, run = context.store, context.run_id
+    while True:
+        redo = find_redo(store, recipe.ref)
+        identity = recipe.redone(redo.number)
+        found = find_manifest(store, identity.ref)
+        if found is not None:
+            is_revoked = find_revoked(store, found) is not None
+            is_old = found.provenance.run != run
+        else:  # a revocation may have come without its artifact, from another store
+            is_revoked = find_revocation(store, identity.ref) is not None
+            is_old = any(True for _ in store.list(f"{identity.ref.prefix}/"))
+        if not is_revoked and not (force and is_old and run not in redo.runs):
+            return identity, found
+        before = redo.before if found is None else redo.number
+        asked = RedoCounter(number=redo.number + 1, before=before, runs=(*redo.runs, run))
+        # Read again afterwards: another run may have asked at the same moment.
+        raise_redo(store, recipe.ref, asked)
 
 
 def _reuse_or_build(
-    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, force: bool
-) -> Built:
-    lookup = look_up(stage, context, inputs, force=force)
+    stage: Stage,
+    context: BuildContext,
+    inputs: Mapping[str, Manifest],
+    force: bool,
+    redo: int | None,
+) -> Built | None:
+    """Return the artifact. None: what was found is gone by now, so the caller looks again."""
+    lookup = look_up(stage, context, inputs, force=force, redo=redo)
     if lookup.manifest is not None:
         return reuse(context, lookup.manifest)
-    identity, redo = lookup.identity, lookup.redo
-    while True:
-        with acquire(_make_claim(stage, context, identity, redo=redo)) as held:
-            wait = _wait_under(context, stage, held)
-            # Look again, under the lease: the owner before us may have published meanwhile.
-            found, is_wanted = wait(lambda: _find_wanted(context, identity.ref, redo=redo))
-            if is_wanted and (reserved := wait(lambda: _reserve_existing(context, identity))):
-                return reuse(context, reserved)
-            # Another process built it, so we hold no lease, but a garbage collection deleted it
-            # before our record could reserve it: claim again.
-            if isinstance(held, Manifest):
-                continue
-            wait(partial(_begin, context, identity, found, redo=redo, check_lease=held.check))
-            built = _build(stage, context, lookup, inputs, replaces=found, lease=held)
-            # Checkpoints go after the manifest is in the store: a crash in between must be able to
-            # resume. Still under the lease, so that they are not those of another builder.
-            wait(lambda: checkpoints.forget(context.store, identity.ref))
-            return built
+    identity = lookup.identity
+    with acquire(_make_claim(stage, context, identity)) as held:
+        wait = _wait_under(context, stage, held)
+        # Look again, under the lease: the owner before us may have published meanwhile.
+        if wait(lambda: find_manifest(context.store, identity.ref)) is not None:
+            reserved = wait(lambda: _reserve_existing(context, identity))
+            return reuse(context, reserved) if reserved is not None else None
+        if isinstance(held, Manifest):  # we hold no lease, and a collection deleted it
+            return None
+        built = _build(stage, context, lookup, inputs, lease=held)
+        # Checkpoints go after the manifest is in the store: a crash in between must be able to
+        # resume. Still under the lease, so that they are not those of another builder.
+        wait(lambda: checkpoints.forget(context.store, identity.ref))
+        return built
 
 
 def _wait_under(context: BuildContext, stage: Stage, held: HeldLease | Manifest) -> StoreWait:
@@ -141,30 +191,10 @@ def _wait_under(context: BuildContext, stage: Stage, held: HeldLease | Manifest)
     return context.wait_for_store(stage.name, check=held.raise_if_lost)
 
 
-def _find_wanted(
-    context: BuildContext, ref: ArtifactRef, *, redo: bool
-) -> tuple[Manifest | None, bool]:
-    """Return the artifact, if it exists, and whether it makes a build unnecessary."""
-    # By one read: an artifact that another process publishes after it is not one to replace.
-    found = find_manifest(context.store, ref)
-    if found is None or redo or find_revoked(context.store, found) is not None:
-        return found, False
-    return found, not is_rebuilt(context.store, found)
-
-
 def find_usable(context: BuildContext, ref: ArtifactRef) -> Manifest | None:
-    """Return the artifact. None if it does not exist, was revoked, or its rebuild has begun."""
-    found, is_wanted = _find_wanted(context, ref, redo=False)
-    return found if is_wanted else None
-
-
-def find_result(context: BuildContext, ref: ArtifactRef, *, force: bool) -> Manifest | None:
-    """Return the artifact that makes a build unnecessary: with `force`, one that this run built."""
-    # The artifact that a forced build replaces exists all the time. A retry of a forced run finds
-    # what its earlier attempt built: that is the rebuild.
-    found = find_usable(context, ref)
-    is_old = force and found is not None and found.provenance.run != context.run_id
-    return None if is_old else found
+    """Return the artifact. None if it does not exist or was revoked."""
+    found = find_manifest(context.store, ref)
+    return None if found is None or find_revoked(context.store, found) is not None else found
 
 
 def _reserve_existing(context: BuildContext, identity: Identity) -> Manifest | None:
@@ -200,9 +230,7 @@ def _reserve(context: BuildContext, ref: ArtifactRef) -> None:
     )
 
 
-def _make_claim(
-    stage: Stage, context: BuildContext, identity: Identity, *, redo: bool
-) -> BuildClaim:
+def _make_claim(stage: Stage, context: BuildContext, identity: Identity) -> BuildClaim:
     """Return the claim to build: lock, device, lease, and how to find the finished artifact."""
     return BuildClaim(
         ref=identity.ref,
@@ -219,36 +247,9 @@ def _make_claim(
         ),
         terms=context.terms,
         stop=context.stop,
-        # With `redo` the artifact that exists is the one to replace: it must not end the wait.
-        find=lambda: None if redo else find_usable(context, identity.ref),
+        find=lambda: find_usable(context, identity.ref),
         log=context.log(stage.name, "waiting"),
     )
-
-
-def _begin(
-    context: BuildContext,
-    identity: Identity,
-    replaces: Manifest | None,
-    *,
-    redo: bool,
-    check_lease: Callable[[], None],
-) -> None:
-    """Open the work directory of a build, which replaces an artifact if there is one. Idempotent.
-
-    A rebuild is marked once, and its earlier jobs' checkpoints are void from then on: all runs, on
-    any machine, resume what has been saved since. A run with `redo` begins its own.
-    """
-    mark = find_rebuild_mark(context.store, identity.ref)
-    has_begun = (
-        mark is not None
-        and (replaces is None or mark.is_of(replaces))
-        and (not redo or mark.run == context.run_id)
-    )
-    if (redo or replaces is not None) and not has_begun:
-        check_lease()
-        checkpoints.forget(context.store, identity.ref)  # first: it would delete the mark too
-        mark = mark_rebuild(context.store, identity.ref, run=context.run_id, replaces=replaces)
-    open_work(work_of(context, identity), mark.id if mark else NONE)
 
 
 def uri_of(store: Store, manifest: Manifest) -> str:
@@ -277,7 +278,6 @@ def _build(
     lookup: Lookup,
     inputs: Mapping[str, Manifest],
     *,
-    replaces: Manifest | None,
     lease: HeldLease,
 ) -> Built:
     began = time.time()
@@ -294,7 +294,7 @@ def _build(
         except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
-    published = _publish(stage, context, identity, job, inputs, result, replaces, lease, wait)
+    published = _publish(stage, context, identity, job, inputs, result, lease, wait)
     wait(lambda: context.record(identity.ref))
     # Last: until the manifest is stored, a retry publishes the output from this directory.
     shutil.rmtree(job.directory, ignore_errors=True)
@@ -308,7 +308,6 @@ def _publish(
     job: Job,
     inputs: Mapping[str, Manifest],
     result: Result,
-    replaces: Manifest | None,
     lease: HeldLease,
     wait: StoreWait,
 ) -> Published:
@@ -331,11 +330,10 @@ def _publish(
             work=measure_work(stage, context.run),
         ),
         check_lease=lease.check,
-        replaces=replaces,
         retry=wait,
     )
-    # Either another builder was first with other contents, or an earlier build of this fingerprint,
-    # since superseded, had other contents. Both show that the stage is not deterministic.
+    # Either another builder was first with other contents, or the recipe's artifact before this one
+    # has others. Both show that the stage is not deterministic.
     differs = published.divergence or (published.manifest.divergences or (None,))[0]
     if differs is not None:
         context.log(identity.stage, "warning")(

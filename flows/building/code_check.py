@@ -13,7 +13,6 @@ from typing import Any
 
 from flows.building.retry import TransientStageError
 from flows.identity.fingerprint import CARRIERS, Code, Identity
-from flows.identity.rebuilds import open_work, rebuild_of
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.runtime.code_record import read_record
@@ -54,10 +53,7 @@ class CodeCheck:
             self()
         except CodeChanged as error:
             self.warn(f"what an earlier attempt saved is not used: {error}")
-            rebuild = rebuild_of(self.job.directory)
             shutil.rmtree(self.job.directory)
-            # Without the mark the next attempt would discard what this one is about to save.
-            open_work(self.job.directory, rebuild)
 
     def check_complete(self) -> None:
         """Check the whole record. Raises StageError if the job did not record what it ran."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import TypeVar
 
-from flows.building.build import Built, find_result, finish, reporting_failure, reuse
+from flows.building.build import Built, find_usable, finish, reporting_failure, reuse
 from flows.building.context import Watch
 from flows.building.retry import PATIENCE, TransientStageError
 from flows.building.stage_request import StageRequest, check_same, match_digest, open_request
@@ -66,7 +66,7 @@ def _build(request: StageRequest, following: "_Following", watch: Watch) -> Buil
         began = time.time()
 
         def find() -> Manifest | None:
-            return wait(lambda: find_result(context, request.ref, force=request.force))
+            return wait(lambda: find_usable(context, request.ref))
 
         if (found := find()) is not None:
             return reuse(context, found)

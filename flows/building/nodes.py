@@ -22,7 +22,7 @@ from flows.artifacts.cache import Cache
 from flows.building.build import (
     Lookup,
     build,
-    find_result,
+    find_usable,
     finish,
     look_up,
     reporting_failure,
@@ -64,7 +64,13 @@ _UNREACHABLE = (StoreError, ArtifactError)
 
 
 def build_share(
-    stage: Stage, context: BuildContext, inputs: Mapping[str, Manifest], *, node: int, force: bool
+    stage: Stage,
+    context: BuildContext,
+    inputs: Mapping[str, Manifest],
+    *,
+    node: int,
+    force: bool,
+    redo: int | None = None,
 ) -> Built:
     """Build this node's share of a stage. A CPU stage is built by node 0 alone.
 
@@ -77,14 +83,14 @@ def build_share(
             f"node {node} is not one of {nodes} nodes", hint=f"they are numbered 0 to {nodes - 1}"
         )
     if node == 0:
-        return build(stage, context, inputs, force=force)
+        return build(stage, context, inputs, force=force, redo=redo)
     if nodes_of(stage, context) == 1:
         raise ConfigError(
             f"{stage.name} is built by one machine, this is node {node}",
             hint="start it on node 0 alone",
         )
     with reporting_failure(stage, context):
-        lookup = look_up(stage, context, inputs, force=force)
+        lookup = look_up(stage, context, inputs, force=force, redo=redo)
         if lookup.manifest is not None:
             return reuse(context, lookup.manifest)
         follower = _Follower(stage, context, inputs, lookup, node)
@@ -205,7 +211,7 @@ class _Follower:
     def _ask(self) -> Manifest | tuple[int, Link] | LeaseHolder | None:
         """Return what `_wait` waits for, else the lease's holder. None means it is not known."""
         with contextlib.suppress(*_UNREACHABLE):
-            if manifest := find_result(self.context, self.identity.ref, force=self.lookup.redo):
+            if manifest := find_usable(self.context, self.identity.ref):
                 return manifest
             holder = self._find_holder()
             if holder is not None and holder.record.epoch > self._seen:

@@ -50,6 +50,9 @@ class StageRequest:
     fingerprint: Annotated[
         str, _described("Fingerprint", "All 64 hex digits, as the requesting run computed them.")
     ]
+    redo: Annotated[
+        int, _described("Redo", "How often the recipe's artifact had been asked for again.")
+    ] = 0
     inputs: Annotated[
         tuple[str, ...], _described("Inputs", "Each as stage/fingerprint, in the table's order.")
     ]
@@ -57,9 +60,6 @@ class StageRequest:
     depth: Depth = None
     overrides: Overrides = ()
     run: Annotated[str, _described("Run", "The id of the requesting run.")]
-    force: Annotated[
-        bool, _described("Rebuild", "Build the stage even if its artifact exists.")
-    ] = False
     store: Annotated[
         str, _described("Store", "URL of the artifact store, which this machine must reach too.")
     ]
@@ -80,7 +80,7 @@ def match_digest(request: StageRequest, *, pool: str | None) -> str:
     Such requests build the same artifact in the same store, on machines of the same pool, with the
     same number of nodes and processes, and are equally strict about code that the fingerprint does
     not cover. No other setting counts: a second Prefect run would occupy a worker for as long as it
-    waits for the lease of the first. A forced request matches requests of its own run only.
+    waits for the lease of the first.
     """
     # Without a number, as many GPUs as the profile can fill: what its machines have, as a rule.
     most = open_profile(request.profile, depth=request.depth, snapshots=False).pace.max_gpus
@@ -93,7 +93,6 @@ def match_digest(request: StageRequest, *, pool: str | None) -> str:
                 "gpus": most if request.gpus is None else request.gpus,
                 "stage": request.stage,
                 "fingerprint": request.fingerprint,
-                "force": request.run if request.force else None,
                 "strict": request.strict,
             }
         )
@@ -106,15 +105,14 @@ def make_request(
     run: Run,
     inputs: Mapping[str, Manifest],
     *,
-    fingerprint: str,
-    force: bool,
+    identity: Identity,
 ) -> StageRequest:
     """Make the request with which another machine can build this stage for this run."""
     return StageRequest(
         stage=stage.name,
-        fingerprint=fingerprint,
+        fingerprint=identity.fingerprint,
+        redo=identity.redo,
         inputs=tuple(inputs[source.name].ref.prefix for source in stage.inputs),
-        force=force,
         store=context.store.url,
         nodes=context.placement.nodes,
         strict=context.strict,
@@ -147,7 +145,7 @@ def build_on_node(
     """
     stage, context, inputs = open_request(request, watch=watch)
     check_same(request, stage, context, inputs)
-    return build_share(stage, context, inputs, node=node, force=request.force)
+    return build_share(stage, context, inputs, node=node, force=False, redo=request.redo)
 
 
 def stage_of(request: StageRequest) -> Stage:
@@ -190,7 +188,7 @@ def check_same(
     if missing := [source.name for source in stage.inputs if source.name not in inputs]:
         raise ConfigError(f"the request for {request.ref.name} lacks its input {missing[0]}")
     code = Code(context.root, cache=context.work / "code.json")
-    ours = identify_from(stage, context.run, inputs, code=code)
+    ours = identify_from(stage, context.run, inputs, code=code).redone(request.redo)
     if ours.fingerprint != request.fingerprint:
         raise ConfigError(
             f"{request.ref.name} was requested, but this machine would build {ours.ref.name}",

@@ -18,7 +18,6 @@ Kind: TypeAlias = Literal[
     "run record",
     "pin",
     "artifact",
-    "superseded",
     "divergent",
     "files",
     "logs",
@@ -35,9 +34,8 @@ _RECORDS: dict[str, Kind] = {
     "revoked.json": "revocation",
     "lease.json": "lease",
 }
-_OLDER: dict[str, Kind] = {"superseded": "superseded", "divergences": "divergent"}
 _BYTES: dict[str, Kind] = {"files": "files", "logs": "logs"}
-_OURS = ("refs", "gc")  # never garbage
+_OURS = re.compile(r"(refs|gc)/.*|[^/]+/[0-9a-f]{64}/redo\.json")  # never garbage
 _SMALL = 1 << 16  # bytes
 
 
@@ -50,7 +48,6 @@ class Piece:
     place: ArtifactRef | None  # the artifact it belongs to; None: to none
     objects: int = 0
     size: int = 0  # bytes
-    has_rebuild: bool = False  # of checkpoints: a rebuild began, which an artifact does not end
     newest: float = 0.0  # when one of them was last written; unix seconds by the store's clock
 
     @property
@@ -79,8 +76,8 @@ def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
             found.small = entry
         piece = _piece_of(entry.key)
         if piece is None:
-            # Tags and the collector's own records are ours, and are never garbage.
-            found.unknown += entry.key.partition("/")[0] not in _OURS
+            # Tags, redo counters and the collector's own records are ours, and never garbage.
+            found.unknown += not _OURS.fullmatch(entry.key)
             continue
         known = found.pieces.get(piece.name)
         if known is None:
@@ -88,8 +85,6 @@ def take_inventory(entries: Iterable[ObjectInfo]) -> Inventory:
             # The index has keys of its own; `places` has what lies under a fingerprint's prefix.
             if piece.place is not None and piece.kind != "index entry":
                 found.places.setdefault(piece.place, []).append(piece)
-        if piece.kind == "checkpoints" and piece.place and entry.key == piece.place.rebuild_key:
-            known.has_rebuild = True
         known.objects += 1
         known.size += entry.size
         known.newest = max(known.newest, entry.modified)
@@ -122,8 +117,8 @@ def _piece_of(key: str) -> Piece | None:
         return None
     if len(parts) == 3 and parts[2] in _RECORDS:
         return Piece(name=key, kind=_RECORDS[parts[2]], place=place)
-    if len(parts) == 4 and parts[2] in _OLDER and key.endswith(".json"):
-        return Piece(name=key, kind=_OLDER[parts[2]], place=place)
+    if len(parts) == 4 and parts[2] == "divergences" and key.endswith(".json"):
+        return Piece(name=key, kind="divergent", place=place)
     if len(parts) > 4 and parts[2] in _BYTES:
         return Piece(name="/".join(parts[:4]) + "/", kind=_BYTES[parts[2]], place=place)
     # All checkpoints of a fingerprint are one piece: they are of use only to one unfinished job.

@@ -68,8 +68,6 @@ class Roots:
 
     places: frozenset[ArtifactRef]  # artifacts in use; what they were made from is in use too
     whole: frozenset[ArtifactRef]  # leased or pinned: whatever lies there stays
-    # Named by runs that may still read what was built again since.
-    unfinished: frozenset[ArtifactRef]
     runs: Mapping[str, tuple[ArtifactRef, ...]]  # every run with the artifacts it names
     kept: frozenset[str]  # ids of the runs whose record stays
 
@@ -96,8 +94,7 @@ class Records:
         self.store = store
         self._threads = threads
         self._beat = beat  # called again and again: reading takes long in a large store
-        # Of manifests that were found. Not read again: a manifest that is replaced during the
-        # collection still counts as it was.
+        # Of manifests that were found, which do not change.
         self.manifests: dict[ArtifactRef, Edges] = {}
 
     def read(
@@ -138,9 +135,9 @@ class Records:
             level = inputs - reached.places
         return reached
 
-    def add_older(self, pieces: Iterable[Piece], reached: Reachable) -> None:
-        """Add what superseded manifests name: their files stay, their inputs need not."""
-        for edges in self.read(_find_older, [piece.name for piece in pieces]).values():
+    def add_divergent(self, pieces: Iterable[Piece], reached: Reachable) -> None:
+        """Add what divergent manifests name: their files stay, their inputs need not."""
+        for edges in self.read(_find_divergent, [piece.name for piece in pieces]).values():
             reached.add(edges)
 
 
@@ -150,9 +147,8 @@ def read_referrers(records: Records) -> Referrers:
     Must be called before the store is listed. Raises ArtifactError, naming the record, if one is
     damaged.
     """
-    # The order closes two races. A process removes its pin after it published: a pin that is gone
-    # here belongs to a manifest that the later list has. A rebuild copies the old manifest under
-    # superseded/ before it replaces it: one that is gone here is in the list as that copy.
+    # The order closes a race. A process removes its pin after it published: a pin that is gone here
+    # belongs to a manifest that the later list has.
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
     pins = records.read(find_pin, written)
@@ -201,12 +197,6 @@ def find_roots(
             {*whole, *published, *(a for run in kept & artifacts.keys() for a in artifacts[run])}
         ),
         whole=frozenset(whole),
-        unfinished=frozenset(
-            place
-            for run in runs
-            if run.status == "running" and run.run in active
-            for place in run.refs
-        ),
         runs=artifacts,
         kept=frozenset(kept),
     )
@@ -227,7 +217,7 @@ def _find_edges(store: Store, place: ArtifactRef) -> Edges | None:
     return None if manifest is None else _edges_of(manifest)
 
 
-def _find_older(store: Store, key: str) -> Edges | None:
+def _find_divergent(store: Store, key: str) -> Edges | None:
     tree = find_document(store, key, format=FORMAT, earlier=EARLIER)
     if tree is None:
         return None

@@ -8,11 +8,9 @@ from, waits with it: an artifact never outlives its inputs.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from flows.gc.inventory import Inventory, Kind, Piece, run_of
+from flows.gc.inventory import Inventory, Piece, run_of
 from flows.gc.reach import Edges, Reachable, Records, Referrers, Roots, Rules, find_roots
 from flows.identity.ref import ArtifactRef
-
-_OLDER: tuple[Kind, ...] = ("superseded", "divergent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +42,10 @@ def make_survey(
     roots = find_roots(inventory, referrers, records, rules, now=now)
     reached = records.follow(roots.places)
     pieces = inventory.pieces.values()
-    older = [p for p in pieces if p.kind in _OLDER and _is_needed(p, roots, rules, now=now)]
-    records.add_older(older, reached)
+    divergent = [
+        p for p in pieces if p.kind == "divergent" and _is_needed(p, roots, rules, now=now)
+    ]
+    records.add_divergent(divergent, reached)
     unfinished = {piece.place for piece in pieces if piece.kind == "checkpoints" and piece.place}
     done = records.edges(unfinished).keys()
     is_in_use = _liveness(inventory, roots, reached, rules, now, done=done)
@@ -81,14 +81,13 @@ def _reached_by_waiting(
         if piece.kind == "run record":
             places.update(roots.runs.get(run_of(piece), ()))
     reached = records.follow(places)
-    records.add_older([piece for piece in waiting if piece.kind in _OLDER], reached)
+    records.add_divergent([piece for piece in waiting if piece.kind == "divergent"], reached)
     return reached
 
 
 def _is_needed(piece: Piece, roots: Roots, rules: Rules, *, now: float) -> bool:
-    """Return whether a manifest that was replaced may still be read."""
-    is_young = now - piece.newest <= rules.grace
-    return is_young or piece.place in roots.whole or piece.place in roots.unfinished
+    """Return whether a divergent manifest is young, or its fingerprint is being worked on."""
+    return now - piece.newest <= rules.grace or piece.place in roots.whole
 
 
 def _is_reached(piece: Piece, reached: Reachable) -> bool:
@@ -127,11 +126,10 @@ def _liveness(
                 return run_of(piece) in roots.kept
             case "pin":
                 return now - piece.newest <= rules.keep
-            case "superseded" | "divergent":
+            case "divergent":
                 return _is_needed(piece, roots, rules, now=now)
             case "checkpoints":  # of an unfinished job, which may be resumed
-                is_done = piece.place in done and not piece.has_rebuild
-                return not is_done and now - piece.newest <= rules.keep
+                return piece.place not in done and now - piece.newest <= rules.keep
             case "lease":
                 # The next owner's fencing token follows from the record. Without it tokens begin at
                 # 1 again, which is harmless only where nothing else names one.

@@ -26,7 +26,7 @@ from infra.polling import ASK_SECONDS
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import StageError, StoreError
 
-_UNDER_LEASE: tuple[Kind, ...] = ("artifact", "superseded", "divergent", "revocation")
+_UNDER_LEASE: tuple[Kind, ...] = ("artifact", "divergent", "revocation")
 _COMMIT = "COMMIT.json"
 _FORGOTTEN = 3600.0  # seconds since the last renewal of a lease on garbage; the grace is as long
 

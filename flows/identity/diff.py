@@ -8,11 +8,12 @@ from typing import Literal, TypeAlias
 from flows.identity.manifest import Input, Manifest
 from nanochat_core.section import Tree
 
-Kind: TypeAlias = Literal["format", "config", "code", "input", "record"]
+Kind: TypeAlias = Literal["format", "config", "code", "redo", "input", "record"]
 _PARTS: dict[Kind, str] = {  # of a pre-image, root causes first
     "format": "format",
     "config": "config",
     "code": "code",
+    "redo": "redo",
     "input": "inputs",
     "record": "records",
 }
@@ -44,6 +45,8 @@ class Change:
             return f"{self.name} {_shown(old)} -> {_shown(new)}"
         if self.kind == "format":
             return f"file format {self.old} -> {self.new}"
+        if self.kind == "redo":
+            return "asked for again"
         verb = "added" if self.old is None else "removed" if self.new is None else "changed"
         return f"{self.name} {verb}" if self.kind == "config" else f"{self.kind} {self.name} {verb}"
 

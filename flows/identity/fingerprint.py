@@ -20,7 +20,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -82,6 +82,17 @@ class Identity:
     def ref(self) -> ArtifactRef:
         """Return the artifact that has this identity."""
         return ArtifactRef(self.stage, self.fingerprint)
+
+    @property
+    def redo(self) -> int:
+        """Return how often the artifact of this recipe had been asked for again."""
+        return cast("int", self.preimage.get("redo", 0))
+
+    def redone(self, number: int) -> "Identity":
+        """Return the identity of the same recipe with another `redo`; with 0 it is the recipe's."""
+        preimage = {name: part for name, part in self.preimage.items() if name != "redo"}
+        preimage |= {"redo": number} if number else {}
+        return replace(self, fingerprint=fingerprint_of(preimage), preimage=preimage)
 
 
 def identify(

@@ -7,7 +7,7 @@ follow from its parts, or a path that would leave its directory, is refused.
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Self, TypeAlias, TypedDict
+from typing import Annotated, Any, NotRequired, Self, TypeAlias, TypedDict
 
 from flows.identity.fingerprint import Code, Identity, fingerprint_of, identify
 from flows.identity.record_types import Count, Digest, Name, Time, read_record
@@ -69,6 +69,7 @@ class Preimage(TypedDict):
     config: dict[str, Tree]
     inputs: dict[str, str]
     code: dict[str, str]
+    redo: NotRequired[Count]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,7 @@ class Manifest:
     digest: str  # of the files' paths, sizes and contents
     inputs: dict[Name, Input]  # stage -> artifact
     provenance: Provenance
-    divergences: tuple[str, ...]  # keys of manifests of this fingerprint with other contents
+    divergences: tuple[str, ...]  # keys of manifests of this recipe with other contents
     # Of an artifact that a person accepted from another fingerprint (flows/plan/accept.py): from
     # (fingerprint), earlier (those that one was accepted from), code (that made the files, as in a
     # pre-image), why, when, who, and proof (what was compared; None: nothing).
@@ -142,6 +143,11 @@ class Manifest:
     def ref(self) -> ArtifactRef:
         """Return the artifact that it is the record of."""
         return ArtifactRef(self.stage, self.fingerprint)
+
+    @property
+    def identity(self) -> Identity:
+        """Return the identity that it was built for."""
+        return Identity(stage=self.stage, fingerprint=self.fingerprint, preimage=self.preimage)
 
     @property
     def input_refs(self) -> tuple[ArtifactRef, ...]:

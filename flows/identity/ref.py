@@ -40,7 +40,7 @@ class ArtifactRef(NamedTuple):
 
     @property
     def revocation_key(self) -> str:
-        """Return the key of its last revocation."""
+        """Return the key of its revocation."""
         return f"{self.prefix}/revoked.json"
 
     @property
@@ -49,14 +49,9 @@ class ArtifactRef(NamedTuple):
         return f"{self.prefix}/checkpoints"
 
     @property
-    def rebuild_key(self) -> str:
-        """Return the key of the mark of a rebuild that has begun; deleted with the checkpoints."""
-        return f"{self.checkpoints_prefix}/anew/run.json"
-
-    @property
-    def superseded_prefix(self) -> str:
-        """Return the prefix of the manifests of builds before this one, without the last '/'."""
-        return f"{self.prefix}/superseded"
+    def redo_key(self) -> str:
+        """Return the key of a recipe's redo counter (flows/identity/redo.py)."""
+        return f"{self.prefix}/redo.json"
 
     @property
     def divergences_prefix(self) -> str:

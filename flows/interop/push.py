@@ -9,20 +9,19 @@ artifact or none.
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 from flows.artifacts.names import is_artifact, open_artifact, open_run
 from flows.artifacts.pins import Log, Pause, pin
-from flows.artifacts.publish import commit, find_manifest, find_manifests
-from flows.artifacts.revocations import FORMAT as REVOCATION
+from flows.artifacts.publish import commit, find_manifest, find_manifests, find_whole
 from flows.artifacts.revocations import (
     Revoked,
     ancestors_revoked,
     check_not_revoked,
     find_revoked,
-    revocation_from,
+    put_revocation,
 )
 from flows.artifacts.runs import Run, find_run, find_tag, point, write_run
 from flows.artifacts.transfer import (
@@ -34,7 +33,7 @@ from flows.artifacts.transfer import (
     transfer_each,
 )
 from flows.identity.manifest import File, Manifest
-from flows.identity.records import encode_record, find_stored
+from flows.identity.redo import find_redo, raise_redo
 from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.storage.base import OnBytes, Store
@@ -93,7 +92,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
     runs: dict[str, Run] = {}
     tags: dict[str, str] = {}
     left_out: list[str] = []
-    taken_back: list[Revoked] = []
+    revoked_ones: list[Revoked] = []
     for reference in references:
         run = _find_run(source, reference)
         if is_artifact(reference):
@@ -102,7 +101,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
             found = [manifest]
         else:
             assert run is not None, reference
-            found = _artifacts_of(source, run, left_out, taken_back)
+            found = _artifacts_of(source, run, left_out, revoked_ones)
         manifests.update({m.ref: m for m in found})
         if run is not None:
             runs[run.run] = run
@@ -118,7 +117,7 @@ def choose(source: Store, references: Iterable[str]) -> Chosen:
         tags=tags,
         left_out=tuple(left_out),
         made_from=made_from,
-        revoked=tuple(dict.fromkeys([*made_from, *taken_back])),
+        revoked=tuple(dict.fromkeys([*made_from, *revoked_ones])),
     )
 
 
@@ -153,7 +152,7 @@ def push(
         # Before the manifests: no reader of the target may see an artifact that was made from a
         # revoked one as valid.
         for revoked in chosen.revoked:
-            _put_revocation(target, revoked)
+            _put_revocation(source, target, revoked)
         with watch("push", lacking.size) as on_bytes:
             for manifest in lacking.manifests:
                 _send_files(source, target, manifest, lacking, scratch, on_bytes)
@@ -161,6 +160,7 @@ def push(
                     target, manifest, attempt=uuid.uuid4().hex[:12], check_lease=lambda: None
                 )
                 adopted += [published.manifest] if published.adopted else []
+                _put_redo(source, target, manifest)
         # Records and tags come last: they must not name artifacts that the target lacks.
         moved: dict[str, str] = {}
         for run in chosen.runs:
@@ -239,7 +239,7 @@ def _find_run(source: Store, reference: str) -> Run | None:
 
 
 def _artifacts_of(
-    source: Store, run: Run, left_out: list[str], taken_back: list[Revoked]
+    source: Store, run: Run, left_out: list[str], revoked_ones: list[Revoked]
 ) -> list[Manifest]:
     """Return a run's artifacts that exist and are valid; describe others in the two lists."""
     found: list[Manifest] = []
@@ -249,7 +249,7 @@ def _artifacts_of(
             left_out.append(f"{ref.name} is not in {source.url}")
         elif revoked := find_revoked(source, manifest):
             left_out.append(f"{manifest.name} was {revoked.revocation}")
-            taken_back.append(revoked)
+            revoked_ones.append(revoked)
         else:
             found.append(manifest)
     if run.status == "running":
@@ -295,22 +295,19 @@ def _send_files(
     transfer_each(send, files, on_bytes=on_bytes)
 
 
-def _put_revocation(target: Store, revoked: Revoked) -> None:
-    """Write a revocation, unless the target's record revokes this build or its own artifact."""
-    key, ours = revoked.ref.revocation_key, revoked.revocation
-    data = encode_record(asdict(ours), format=REVOCATION)
-    found = find_stored(target, key, format=REVOCATION)
-    if found is None:
-        target.put_if_absent(key, data)
-        return
-    tree, stored = found
-    theirs = revocation_from(tree, where=f"{target.url}/{key}")
-    if (theirs.owner, theirs.epoch) == (ours.owner, ours.epoch):
-        return
-    manifest = find_manifest(target, revoked.ref)
-    # Theirs is replaced only if it is obsolete: the build that it revokes was superseded since.
-    if manifest is None or not theirs.is_of(manifest):
-        target.put_if_same(key, data, version=stored.version)
+def _put_revocation(source: Store, target: Store, revoked: Revoked) -> None:
+    """Write a revocation, unless the target has made other contents of the same recipe."""
+    ours, theirs = (find_whole(store, revoked.ref) for store in (source, target))
+    if ours is None or theirs is None or ours.digest == theirs.digest:
+        put_revocation(target, revoked.ref, revoked.revocation)
+
+
+def _put_redo(source: Store, target: Store, manifest: Manifest) -> None:
+    """Let plans of the target find an artifact that was asked for again."""
+    if manifest.identity.redo:
+        recipe = manifest.identity.redone(0).ref
+        counter = find_redo(source, recipe)
+        raise_redo(target, recipe, replace(counter, number=manifest.identity.redo))
 
 
 def _put_run(target: Store, run: Run) -> None:

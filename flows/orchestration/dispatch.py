@@ -21,7 +21,7 @@ from flows.artifacts.runs import Run
 from flows.building.build import (
     BuildContext,
     Built,
-    find_result,
+    find_usable,
     finish,
     look_up,
     reporting_failure,
@@ -64,16 +64,16 @@ def _dispatch(
     lookup = look_up(stage, context, inputs, force=force)
     if lookup.manifest is not None:
         return reuse(context, lookup.manifest)
-    request = make_request(
-        stage, context, run, inputs, fingerprint=lookup.identity.fingerprint, force=force
-    )
+    request = make_request(stage, context, run, inputs, identity=lookup.identity)
     # Repeats only where the run that ended was another caller's, cancelled or failed for reasons of
     # its own: then this caller submits a request itself. See _check_ended.
     while True:
         relay = _ProgressRelay(context, request)
         ended = _follow(context, request, _open_run(context, request, relay), relay)
         # First the store, whatever the run's state: it may crash after it has published.
-        manifest = look_up(stage, context, inputs, force=force).manifest
+        # By the number that was requested: another run may have asked for the next one meanwhile.
+        redo = lookup.identity.redo
+        manifest = look_up(stage, context, inputs, force=False, redo=redo).manifest
         if manifest is not None:
             return finish(context, manifest, began=began)
         _check_ended(request, ended)
@@ -128,7 +128,7 @@ def _follow(
 def _is_there(context: BuildContext, request: StageRequest) -> bool:
     """Return whether the store has an artifact of the request; `look_up` checks it afterwards."""
     with contextlib.suppress(StoreError):
-        return find_result(context, request.ref, force=request.force) is not None
+        return find_usable(context, request.ref) is not None
     return False
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from flows.artifacts import checkpoints
 from flows.identity.fingerprint import Identity
-from flows.identity.rebuilds import NONE, find_rebuild_mark, rebuild_of
 from flows.leases import file_lock
 from flows.leases.lease import find_holder
 from infra.storage.base import Store
@@ -39,12 +38,8 @@ def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
 def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:
     """Return the checkpoint that a job would resume from; on a tie the one on this machine."""
     ref = identity.ref
-    # Checkpoints from before a rebuild began (--force) are stale, here and in the store.
-    mark = find_rebuild_mark(store, ref)
-    rebuild = mark.id if mark else NONE
-    directory = file_lock.work_directory(work, ref)
-    here = _find_here(directory) if rebuild_of(directory) == rebuild else None
-    steps = checkpoints.find_steps(store, ref, rebuild=rebuild)
+    here = _find_here(file_lock.work_directory(work, ref))
+    steps = checkpoints.find_steps(store, ref)
     if steps and (here is None or steps[0] > here.step):
         return Resume(step=steps[0], total=steps[1], in_store=True)
     return here

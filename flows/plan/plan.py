@@ -171,10 +171,10 @@ class _Planner:
         is_wanted = stage.name in wanted
         if any(item.state != "=" for item in inputs):
             return self._after(stage, inputs, made, is_wanted=is_wanted)
-        identity = identify_from(stage, self._run, made, code=self._code)
+        identity = self._identify(stage, made)
         manifest, revoked = self._find(identity)
-        if manifest is None or self._reads.is_rebuilt(manifest):
-            return self._to_build(stage, identity, manifest, is_wanted=is_wanted)
+        if manifest is None:
+            return self._to_build(stage, identity, is_wanted=is_wanted)
         if revoked is not None:
             return self._revoked(stage, identity, manifest, revoked)
         return StagePlan(
@@ -186,6 +186,15 @@ class _Planner:
             estimate=self._estimate(stage, [manifest]) if is_wanted else None,
         )
 
+    def _identify(self, stage: Stage, made: Mapping[str, Manifest]) -> Identity:
+        """Return the identity of the artifact to use or to build, made from these inputs."""
+        recipe = identify_from(stage, self._run, made, code=self._code)
+        identity = recipe.redone(self._reads.redo_of(recipe.ref).number)
+        if self._reads.find(identity.ref) is None and self._reads.find_revocation(identity.ref):
+            # A run would ask for the next one: see `_choose` in flows/building/build.py.
+            return identity.redone(identity.redo + 1)
+        return identity
+
     def _find(self, identity: Identity) -> tuple[Manifest | None, Revoked | None]:
         """Return an artifact and its revocation; None for each that does not exist."""
         ref = identity.ref
@@ -193,20 +202,20 @@ class _Planner:
         if manifest is None:
             self._ask_for_histories(ref.stage)
             return None, None
-        # A revocation names one build: one of a superseded build does not apply to this artifact.
-        if (revocation := self._reads.find_revocation(ref)) and revocation.is_of(manifest):
+        if (revocation := self._reads.find_revocation(ref)) is not None:
             return manifest, Revoked(ref=ref, revocation=revocation)
         # Only an accepted artifact can be revoked by way of another one, whose files it shares.
         return manifest, find_revoked(self._store, manifest) if manifest.accepted else None
 
-    def _to_build(
-        self, stage: Stage, identity: Identity, replaces: Manifest | None, *, is_wanted: bool
-    ) -> StagePlan:
+    def _to_build(self, stage: Stage, identity: Identity, *, is_wanted: bool) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
         builder = find_builder(self._store, self._work, identity)
-        # A rebuild that is asked for starts at step 0.
+        # One that is asked for starts at step 0.
         resume = None if is_wanted else find_resume(self._store, self._work, identity)
-        state, reason = _why(changes) if replaces is None else ("~", "rebuild has begun")
+        # The one before stands for it in the plans of the stages that follow.
+        number = self._reads.redo_of(identity.redone(0).ref).before
+        before = self._reads.find(identity.redone(number).ref) if identity.redo > number else None
+        state, reason = _why(changes) if before is None else ("~", "rebuild has begun")
         whole = self._estimate(stage, history)
         if resume is not None:
             whole = remaining(whole, step=resume.step, total=resume.total)
@@ -217,7 +226,7 @@ class _Planner:
             stage=stage,
             state=state,
             identity=identity,
-            manifest=replaces,
+            manifest=before,
             reason=reason,
             changes=tuple(changes or ()),
             builder=builder,
@@ -253,8 +262,7 @@ class _Planner:
     ) -> StagePlan:
         """Return the plan of a stage after others that have to be built first."""
         if len(made) == len(inputs):
-            identity = identify_from(stage, self._run, made, code=self._code)
-            manifest, revoked = self._find(identity)
+            manifest, revoked = self._find(self._identify(stage, made))
             if manifest is not None:
                 return self._provisional(stage, manifest, revoked, inputs, is_wanted=is_wanted)
         after = _roots(inputs)
@@ -312,7 +320,9 @@ class _Planner:
         own, builds = self._reads.history(stage.name, _HISTORY, keep=is_built)
         if (closest := nearest(own, preimage, with_inputs=with_inputs)) is None:
             return builds, None
-        return builds, compare(closest.preimage, preimage, with_inputs=with_inputs)
+        changes = compare(closest.preimage, preimage, with_inputs=with_inputs)
+        # Without inputs the number is not known, as the counter is of a fingerprint.
+        return builds, [change for change in changes if with_inputs or change.kind != "redo"]
 
     def _ask_for_histories(self, stage: str) -> None:
         """Prefetch the newest artifacts of a missing stage and of all stages after it."""

@@ -16,7 +16,7 @@ from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
 from flows.artifacts.runs import find_whole_run, find_whole_runs, newest_first
 from flows.identity.manifest import Manifest
-from flows.identity.rebuilds import find_rebuild_mark
+from flows.identity.redo import RedoCounter, find_redo
 from flows.identity.ref import ArtifactRef, name_in
 from flows.stages import STAGES
 from infra.parallel import in_parallel
@@ -27,7 +27,7 @@ _LOOKED_AT = 4  # candidates for each artifact that is wanted: the newest may be
 _RUNS = 4  # latest runs of the profile's name, of names that begin with it, and of others
 _T = TypeVar("_T")
 _Read: TypeAlias = Callable[[Store, ArtifactRef], _T]
-_RECORDS: tuple[_Read[Any], ...] = (find_manifest, find_revocation, find_rebuild_mark)
+_RECORDS: tuple[_Read[Any], ...] = (find_redo, find_manifest, find_revocation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,19 +68,19 @@ class PlanReads:
         self._runs: _Runs | None = None
         self._read_ahead(product(_RECORDS, self._newest_of([stage.name for stage in STAGES], 1)))
 
+    def redo_of(self, recipe: ArtifactRef) -> RedoCounter:
+        """Return a recipe's counter. Reads with it the artifact with number 0, needed next."""
+        self._read_ahead(product(_RECORDS, [recipe]))
+        return self._read(find_redo, recipe)
+
     def find(self, ref: ArtifactRef) -> Manifest | None:
-        """Return an artifact. Reads with it what may make it stale, which is needed next."""
-        self._read_ahead(product(_RECORDS, [ref]))
+        """Return an artifact. Reads with it its revocation, which is needed next."""
+        self._read_ahead(product((find_manifest, find_revocation), [ref]))
         return self._read(find_manifest, ref)
 
     def find_revocation(self, ref: ArtifactRef) -> Revocation | None:
         """Return the revocation of an artifact, or None."""
         return self._read(find_revocation, ref)
-
-    def is_rebuilt(self, manifest: Manifest) -> bool:
-        """Return whether a rebuild of this artifact began and has not replaced it yet."""
-        mark = self._read(find_rebuild_mark, manifest.ref)
-        return mark is not None and mark.is_of(manifest)
 
     def read_newest(self, stages: Iterable[str], count: int) -> None:
         """Read the last artifacts of these stages, which `history` needs next."""

@@ -26,7 +26,6 @@ _NAMES: dict[Kind, str] = {
     "run record": "records of runs",
     "pin": "pins",
     "artifact": "artifacts",
-    "superseded": "artifacts built again since",
     "divergent": "artifacts that came too late",
     "files": "attempts' files",
     "logs": "attempts' logs",

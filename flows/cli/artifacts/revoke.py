@@ -1,4 +1,4 @@
-"""`nanochat revoke`: mark an artifact as wrong, so that the next run builds it again."""
+"""`nanochat revoke`: mark an artifact as invalid, so that the next run builds another one."""
 
 import time
 from typing import Annotated
@@ -24,7 +24,7 @@ def revoke(
     undo: Annotated[bool, Parameter(negative="", help="Make it valid again.")] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Take an artifact back: it counts as not there, and the next run builds it again.
+    """Mark an artifact as invalid: it counts as not there, and the next run builds another one.
 
     Its files stay. Whatever was made from it is flagged in every plan.
     """

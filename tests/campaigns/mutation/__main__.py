@@ -34,7 +34,7 @@ SIMULATION = (
 GUARDS = {
     "identity": """
         tests/unit/flows/identity/test_records.py
-        tests/unit/flows/identity/test_rebuilds.py
+        tests/unit/flows/identity/test_redo.py
         tests/unit/flows/identity/test_manifest.py
         tests/unit/flows/identity/test_fingerprint.py
         tests/integration/flows/identity/test_fingerprint_golden.py

@@ -42,7 +42,7 @@ DAY = 86400.0
 def test_a_rebuild_that_is_ended_costs_no_tagged_model(tmp_path: Path, campaign: Campaign) -> None:
     home = Home(tmp_path / "home")
     home.run(*RUN)
-    home.run("tag", "main", "mine")
+    home.tag()
     home.model = home.fetch("before")
     assert home.model is not None
     lasts = {name: home.time(argv) for name, argv in REBUILDS.items() if name != "revoke"}
@@ -64,7 +64,7 @@ def test_a_rebuild_that_is_ended_costs_no_tagged_model(tmp_path: Path, campaign:
             met["collected"] += 1
         if rng.random() < 0.5 or home.is_revoked:
             home.run(*RUN)
-            home.is_revoked = False
+            home.tag()
             home.check(f"{trial}-finished")
             met["finished"] += 1
     home.run("down")
@@ -92,6 +92,11 @@ class Home:
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def tag(self) -> None:
+        """Point the tag at the newest finished run; it named what was revoked until now."""
+        self.run("tag", "main", "mine")
+        self.is_revoked = False
+
     def time(self, argv: list[str]) -> float:
         """Return the seconds that a rebuild takes which is left alone."""
         began = time.monotonic()
@@ -110,8 +115,6 @@ class Home:
     def check(self, name: str) -> None:
         """The tag means the model that it meant, or a command says why there is none."""
         found = self.fetch(name)
-        # A run that was ended may have built the revoked artifact before.
-        self.is_revoked = self.is_revoked and found is None
         assert found == (None if self.is_revoked else self.model)
         code = 1 if self.is_revoked else 0
         exported = str(self.path.parent / "exported" / name)
@@ -132,10 +135,10 @@ class Home:
         if trial % 2:
             time.sleep(after / 2)
             found = self.fetch(f"{trial}-during")
-            assert found == self.model or (self.is_revoked and found is None)
+            assert found == (None if self.is_revoked else self.model)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.1, after - (time.monotonic() - began)))
-            self.is_revoked = False  # it was built again
+            self.tag()
             return "ended by itself"
         root = psutil.Process(process.pid)
         victims = [root, *root.children(recursive=True)] if how == signal.SIGKILL else [root]

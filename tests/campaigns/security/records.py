@@ -26,6 +26,7 @@ from flows.cli.app import main
 from flows.gc.collect import MARK
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
 from flows.identity.records import encode_record
+from flows.identity.redo import RedoCounter, raise_redo
 from flows.leases import lease
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
@@ -78,7 +79,7 @@ _KEYS = (
     *("refs/x/y.json", "refs/a", "gc/pins/x.json", "sft/x/manifest.json"),
     *("{0}/checkpoints/step-abc/x/COMMIT.json", "{0}/checkpoints/step-0000001/COMMIT.json"),
     *("{0}/checkpoints/step-\u0663/x/COMMIT.json", "{0}/checkpoints/step-1e3/x/COMMIT.json"),
-    *("{0}/checkpoints/step-" + "9" * 90 + "/x/COMMIT.json", "{0}/superseded/x.json"),
+    *("{0}/checkpoints/step-" + "9" * 90 + "/x/COMMIT.json", "{0}/divergences/x.json"),
 )
 
 
@@ -94,6 +95,7 @@ def make_store(directory: Path) -> LocalStore:
     revoke(store, older, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     revoke(store, made["midtrain"], why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     place = made["midtrain"].ref
+    raise_redo(store, place, RedoCounter(number=0, runs=("r",)))
     claim = lease.Claimant(owner="o", run="r", host="h", pid=1, home="x", since="")
     lease.try_acquire(store, place, claim, ttl=90.0)
     _put_checkpoint(store, *place)
@@ -108,7 +110,7 @@ def _put_checkpoint(store: LocalStore, stage: str, fingerprint: str) -> None:
     file = {"path": "t", "size": 1, "sha256": "0" * 64, "key": f"{place}/t", "content": None}
     commit = {"format": 1, "step": 20, "total": 90, "files": {"t": {"size": 1, "sha256": "0" * 64}}}
     tree = {"step": 20, "total": 90, "files": [file], "commit": commit, "owner": "o", "epoch": 1}
-    record = encode_record({**tree, "rebuild": ""}, format=checkpoint_records.FORMAT)
+    record = encode_record(tree, format=checkpoint_records.FORMAT)
     store.put(f"{place}/t", b"x")
     store.put(f"{place}/COMMIT.json", record)
 

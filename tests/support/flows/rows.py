@@ -84,7 +84,6 @@ def publish_rows(
     check_lease: Callable[[], None] = no_fence,
     retry: Retry = call_once,
     on_bytes: OnBytes = ignore_bytes,
-    replaces: Manifest | None = None,
 ) -> Published:
     output = write_output(tmp_path, train=train)
     return publish(
@@ -97,5 +96,4 @@ def publish_rows(
         check_lease=check_lease,
         retry=retry,
         on_bytes=on_bytes,
-        replaces=replaces,
     )

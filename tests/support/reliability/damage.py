@@ -185,8 +185,6 @@ class Damages:
         run = "main" if place == "tag" else self._generator.choice(("tiny", "main", RUN))
         older: tuple[Contents, ...] = ()
         match place, kind:
-            case "manifest", "stale":
-                older = (world.truth(world.superseded[stage]),)
             case ("manifest", "delete") | ("run", "delete") if run == "tiny":
                 older = (before,)  # the run before it made one too
             case "run", "stale" if run == "tiny":

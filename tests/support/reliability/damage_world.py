@@ -1,7 +1,7 @@
 """A small store with every kind of object, and what each name truly stands for in it.
 
 Run tiny-1 made the artifacts of generation 0, run tiny-2 those of generation 1. Each of generation
-1 was built twice; the first time it came out otherwise and was superseded. The tag main stands for
+1 was asked for again, and came out otherwise than before. The tag main stands for
 tiny-2, the tag best for tiny-1.
 """
 
@@ -44,7 +44,6 @@ class World:
     directory: Path
     old: dict[str, Manifest]  # generation 0, by stage
     new: dict[str, Manifest]  # generation 1
-    superseded: dict[str, Manifest]  # of the same fingerprints as the new ones
     contents: dict[str, Contents]  # by digest of the artifact
     earlier: dict[str, bytes]  # object -> what it held before, where it held something else
 
@@ -68,7 +67,7 @@ def make_world(directory: Path, *, seed: int) -> World:
     store = LocalStore(directory / "store")
     contents: dict[str, Contents] = {}
 
-    def make(stage: str, number: int, run: str, replaces: Manifest | None = None) -> Manifest:
+    def make(stage: str, number: int, run: str, redo: int = 0) -> Manifest:
         files = {name: _bytes_of(name, generator) for name in FILES[stage]}
         output = directory / "output" / f"{stage}-{number}-{run}"
         for name, data in files.items():
@@ -78,23 +77,23 @@ def make_world(directory: Path, *, seed: int) -> World:
         log.write_bytes(_bytes_of("events.jsonl", generator))
         manifest = publish(
             store,
-            identity_of(stage, number=number),
+            identity_of(stage, number=number).redone(redo),
             output,
             logs=[log],
             inputs={},
             provenance=dataclasses.replace(PROVENANCE, run=run),
             check_lease=no_fence,
-            replaces=replaces,
         ).manifest
         contents[manifest.digest] = files
         return manifest
 
     old = {stage: make(stage, 0, OLD_RUN) for stage in FILES}
-    superseded = {stage: make(stage, 1, OLD_RUN) for stage in FILES}
-    earlier = {key: store.get(key) for key in map(manifest_key, superseded.values())}
-    new = {stage: make(stage, 1, RUN, superseded[stage]) for stage in FILES}
+    first = {stage: make(stage, 1, OLD_RUN) for stage in FILES}
+    new = {stage: make(stage, 1, RUN, redo=1) for stage in FILES}
+    earlier: dict[str, bytes] = {}
     for stage, manifest in new.items():
-        for file, before in zip(manifest.files, superseded[stage].files, strict=True):
+        earlier[manifest_key(manifest)] = store.get(manifest_key(first[stage]))
+        for file, before in zip(manifest.files, first[stage].files, strict=True):
             earlier[file.key] = store.get(before.key)
     put_run(store, OLD_RUN, *old.values(), started="2026-11-20T06:00:00Z")
     put_run(store, RUN, *(new[stage] for stage in EARLY), status="running", ended=None)
@@ -108,7 +107,6 @@ def make_world(directory: Path, *, seed: int) -> World:
         directory=directory / "store",
         old=old,
         new=new,
-        superseded=superseded,
         contents=contents,
         earlier=earlier,
     )

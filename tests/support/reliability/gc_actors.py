@@ -201,7 +201,6 @@ class Runner(Actor):
         identity: Identity,
         inputs: Mapping[str, Manifest],
         *,
-        replaces: Manifest | None,
         lease: HeldLease,
     ) -> Built:
         """What flows.building.build does when it is its turn: a job, then publishing."""
@@ -229,7 +228,6 @@ class Runner(Actor):
                 segments=(),
             ),
             check_lease=lease.check,
-            replaces=replaces,
         )
         self.judge.on_made(published.manifest)
         return Built(manifest=published.manifest, uri="", cached=False)

@@ -79,11 +79,7 @@ class Judge:
         pinned = self._pinned(within=self.rules.keep + passed)
         places = self._closure([*pinned, *(p for run in runs for p in self._stages_of(run))])
         reached = {_manifest(place) for place in places} & self._records.keys()
-        aside = {
-            key
-            for key in filter(_is_aside, self._records)
-            if _place(key) in pinned or self._is_unfinished(_place(key), margin=-passed)
-        }
+        aside = {key for key in filter(_is_aside, self._records) if _place(key) in pinned}
         reasons = {
             "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
             "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
@@ -91,8 +87,8 @@ class Judge:
             "revoked.json": lambda key: (
                 _place(key) in places or self._is_under(_place(key), reached | aside)
             ),
+            "redo.json": lambda key: True,
             "lease.json": self._has_company,
-            "superseded": lambda key: key in aside,
             "divergences": lambda key: key in aside,
             "checkpoints": lambda key: self._may_be_continued(key, within=self.rules.keep + passed),
             "files": lambda key: bool(self._named_by.get(key, set()) & (reached | aside)),
@@ -153,11 +149,11 @@ class Judge:
             self._check_unpromised(place)
         elif part == "revoked.json":
             self._check_revocation(place)
+        elif part == "redo.json":
+            raise Broken(f"{key} was deleted, without which plans find another artifact")
         for manifest in self._named_by.get(key, ()):
             if manifest.endswith("/manifest.json"):
                 raise Broken(f"{key} was deleted, which {manifest} names")
-            if self._is_unfinished(_place(manifest)):
-                raise Broken(f"{key} was deleted, which a run in progress may read: {manifest}")
 
     def _check_lease(self, place: Place, key: str) -> None:
         record = self._records.get(f"{place[0]}/{place[1]}/lease.json")
@@ -174,9 +170,6 @@ class Judge:
 
     def _check_revocation(self, place: Place) -> None:
         there = {key for key in self._records if key.endswith("/manifest.json")}
-        revocation = self._records[f"{place[0]}/{place[1]}/revoked.json"]
-        build = (revocation["owner"], revocation["epoch"])
-        there = {key for key in there if build == _build_of(self._records[key])}
         if self._is_under(place, there):
             raise Broken(f"the revocation of {place} was deleted, which an artifact is under")
 
@@ -213,17 +206,6 @@ class Judge:
     def _stages_of(self, run: str) -> list[Place]:
         record = self._records.get(f"runs/{run}.json")
         return list(record["stages"].items()) if record else []
-
-    def _is_unfinished(self, place: Place, *, margin: float = _SLACK) -> bool:
-        """Whether a run in progress got an artifact under this fingerprint."""
-        now = self.objects.world.now
-        return any(
-            record["status"] == "running"
-            and record["stages"].get(place[0]) == place[1]
-            and now - self._written[key] <= self.rules.keep - margin
-            for key, record in self._records.items()
-            if key.startswith("runs/")
-        )
 
     def _closure(self, places: Iterable[Place]) -> set[Place]:
         """These artifacts and all that they were made from, as far as it exists."""
@@ -270,8 +252,7 @@ class Judge:
         stored = self.objects.stored
         newest = max(o.written for k, o in stored.items() if k.startswith(prefix))
         age = self.objects.world.now - newest
-        is_rebuilt = f"{prefix}anew/run.json" in stored
-        return age <= within and (is_rebuilt or _manifest(_place(key)) not in self._records)
+        return age <= within and _manifest(_place(key)) not in self._records
 
     def _has_company(self, key: str) -> bool:
         place = key.rpartition("/")[0]
@@ -286,10 +267,6 @@ def _manifest(place: Place) -> str:
 def _place(key: str) -> Place:
     stage, fingerprint, *_ = key.split("/")
     return stage, fingerprint
-
-
-def _build_of(manifest: dict[str, Any]) -> tuple[str, int]:
-    return manifest["provenance"]["owner"], manifest["provenance"]["epoch"]
 
 
 def _indexed(key: str) -> Place:
@@ -315,7 +292,7 @@ def _no(key: str) -> bool:
 
 
 def _is_aside(key: str) -> bool:
-    return "/superseded/" in key or "/divergences/" in key
+    return "/divergences/" in key
 
 
 def _is_record(key: str) -> bool:

@@ -23,9 +23,10 @@ import infra.polling
 import infra.retry
 from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import revoke
-from flows.building.build import BuildContext, Built, build
+from flows.building.build import BuildContext, Built, Lookup, build
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import File, Manifest
+from flows.identity.redo import find_redo
 from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.profiles import open_profile
 from flows.stages import Stage
@@ -44,7 +45,6 @@ from tests.support.small_job import one_thread
 TERMS = LeaseTimings(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
 _PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
 IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
-PLACE = f"{IDENTITY.stage}/{IDENTITY.fingerprint}"
 _STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")
 AnyStore: TypeAlias = SimStore | SimS3Store
 
@@ -107,8 +107,12 @@ class Actor:
         self.process.program = self
 
     def find(self) -> Manifest | None:
-        """The artifact."""
-        return find_manifest(self.store, IDENTITY.ref)
+        """The newest artifact of the recipe."""
+        redo = find_redo(self.store, IDENTITY.ref)
+        for number in range(redo.number, -1, -1):
+            if found := find_manifest(self.store, IDENTITY.redone(number).ref):
+                return found
+        return None
 
 
 class Builder(Actor):
@@ -158,19 +162,17 @@ class Builder(Actor):
         built = build(_STAGE, context, {}, force=self.force)
         self.judge.on_used(built.manifest, revoked)
 
-    def build_under(
-        self, context: BuildContext, replaces: Manifest | None, lease: HeldLease
-    ) -> Built:
+    def build_under(self, context: BuildContext, identity: Identity, lease: HeldLease) -> Built:
         """Run a job and publish, as flows.building.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
         self.judge.owners[self.process] = lease.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
+            identity,
             check_lease=lease.check,
             owner=lease.owner,
             epoch=lease.fencing_token,
-            replaces=replaces,
             retry=wait,
         )
         return Built(manifest=manifest, uri="", cached=False)
@@ -180,7 +182,7 @@ class Builder(Actor):
         if self.find() is None:
             self.world.sleep(self.process, self.seconds_of_job())
             self.publish(
-                check_lease=lambda: None, owner="nobody", epoch=0, replaces=None, retry=call_once
+                IDENTITY, check_lease=lambda: None, owner="nobody", epoch=0, retry=call_once
             )
 
     def seconds_of_job(self) -> float:
@@ -189,18 +191,18 @@ class Builder(Actor):
 
     def publish(
         self,
+        identity: Identity,
         *,
         check_lease: Callable[[], None],
         owner: str,
         epoch: int,
-        replaces: Manifest | None,
         retry: Retry,
     ) -> Manifest:
         """Under a name of this attempt, so that the judge can tell who won."""
         self.attempts += 1
         published = publish(
             self.store,
-            IDENTITY,
+            identity,
             self.scene.output_of(self.content),
             logs=[],
             inputs={},
@@ -212,7 +214,6 @@ class Builder(Actor):
                 metrics={"process": self.process.name, "attempt": self.attempts},
             ),
             check_lease=check_lease,
-            replaces=replaces,
             retry=retry,
         )
         self.judge.on_published(published, self.process, self.attempts)
@@ -277,16 +278,15 @@ class Reviser(Actor):
 def _build_simulated(
     stage: Stage,
     context: BuildContext,
-    identity: Identity,
+    lookup: Lookup,
     inputs: Mapping[str, Manifest],
     *,
-    replaces: Manifest | None,
     lease: HeldLease,
 ) -> Built:
     """In place of flows.building.build._build, in the process that calls it."""
     builder = cast("AnyStore", context.store).process.program
     assert isinstance(builder, Builder)
-    return builder.build_under(context, replaces, lease)
+    return builder.build_under(context, lookup.identity, lease)
 
 
 @contextlib.contextmanager

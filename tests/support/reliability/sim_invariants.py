@@ -1,7 +1,7 @@
 """What must hold in every history: checked at every effect on the store, and at the end.
 
-One judge watches one fingerprint. It knows more than any process: what is stored at each moment,
-and what each process was told.
+One judge watches one recipe. It knows more than any process: what is stored at each moment, and
+what each process was told.
 """
 
 import hashlib
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flows.artifacts.publish import Published
+from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
-from flows.identity.ref import short
 from tests.support.reliability.sim_store import Object, Objects
 from tests.support.reliability.sim_world import Process, Request
 
@@ -22,51 +22,45 @@ class Broken(AssertionError):
 
 @dataclass
 class Judge:
-    """Follows one fingerprint's objects."""
+    """Follows one recipe's objects."""
 
     objects: Objects
-    place: str  # {stage}/{fingerprint}
+    recipe: Identity
     ttl: float  # of its leases
     contents: set[bytes]  # what stages make, all of it right
-    strict: bool  # check how artifacts are replaced
-    forced: set[str] = field(default_factory=set)  # runs that may replace one
+    forced: set[str] = field(default_factory=set)  # runs that may ask for another artifact
     owners: dict[Process, str] = field(default_factory=dict)  # of the lease each builds under
     # A manifest is called by the key of its first file, which no other attempt's manifest has.
-    canonical: str | None = None  # the visible one
+    visible: set[str] = field(default_factory=set)
     acknowledged: set[str] = field(default_factory=set)  # publishing it returned to somebody
-    replaced: dict[str, str] = field(default_factory=dict)  # superseded -> where it is kept
     revoked: set[str] = field(default_factory=set)
     _files: dict[str, bytes] = field(default_factory=dict)  # of manifests that ever were visible
-    _manifest_read: dict[Process, bytes] = field(default_factory=dict)
     _lease_read: dict[Any, bytes] = field(default_factory=dict)  # by thread
 
     def __post_init__(self) -> None:
         self.met = self.objects.world.met
-        self._manifest_key = f"{self.place}/manifest.json"
-        self._lease_key = f"{self.place}/lease.json"
         self.objects.on_send = self.on_send
         self.objects.on_effect = self.on_effect
 
     def on_send(self, request: Request) -> None:
         """Told of every request when a process sends it."""
-        if request.key == self._manifest_key and request.verb in ("create", "swap"):
+        if request.key.endswith("/manifest.json") and request.verb in ("create", "swap"):
             self._judge_fence(request)
 
     def on_effect(self, request: Request, old: Object | None, new: Object | None) -> None:
         """Told of every effect at the moment it happens."""
         process, key = request.process, request.key
-        if key == self._manifest_key:
-            if request.verb == "get":
-                assert old is not None
-                self._manifest_read[process] = old.data
-            else:
-                self._judge_manifest(process, old, new)
-        elif key == self._lease_key:
-            if request.verb == "get":
-                assert old is not None
-                self._lease_read[request.caller] = old.data
-            else:
-                self._judge_lease(process, old, new)
+        if key.endswith("/lease.json") and request.verb == "get":
+            assert old is not None
+            self._lease_read[request.caller] = old.data
+        elif request.verb == "get":
+            pass
+        elif key.endswith("/manifest.json"):
+            self._judge_manifest(process, old, new)
+        elif key.endswith("/lease.json"):
+            self._judge_lease(process, old, new)
+        elif key.endswith("/redo.json"):
+            self._judge_redo(process, old, new)
         elif key in self._files and (new is None or new.data != self._files[key]):
             raise Broken(f"{process.name} changed {key}, a file of a visible artifact")
 
@@ -105,12 +99,8 @@ class Judge:
 
     def at_end(self) -> None:
         """Nothing that was acknowledged is lost."""
-        for key in self.acknowledged - self.replaced.keys():
-            if key != self.canonical:
-                raise Broken(f"the acknowledged manifest of {key} is gone")
-        for key, kept in self.replaced.items() if self.strict else ():
-            if kept not in self.objects.stored:
-                raise Broken(f"the manifest of {key} was replaced and not kept")
+        for key in self.acknowledged - self.visible:
+            raise Broken(f"the acknowledged manifest of {key} is gone")
 
     def _judge_manifest(self, process: Process, old: Object | None, new: Object | None) -> None:
         if new is None:
@@ -118,15 +108,12 @@ class Judge:
         if old is None:
             self._judge_new(process, new.data)
         elif old.data != new.data:
-            self._judge_replacement(process, old.data)
-            self._judge_new(process, new.data)
+            raise Broken(f"{process.name} changed a visible manifest")
 
     def _judge_new(self, process: Process, data: bytes) -> None:
         """An artifact comes into being."""
         files = json.loads(data)["files"]
-        self.canonical = files[0]["key"]
-        if self.canonical in self.replaced and self.strict:
-            raise Broken(f"{process.name} brought back a manifest that was replaced")
+        self.visible.add(files[0]["key"])
         for file in files:
             stored = self.objects.stored.get(file["key"])
             if stored is None:
@@ -135,24 +122,22 @@ class Judge:
                 raise Broken(f"{process.name} published a manifest of a damaged {file['key']}")
             self._files[file["key"]] = stored.data
 
-    def _judge_replacement(self, process: Process, data: bytes) -> None:
-        tree = json.loads(data)
-        kept = f"{self.place}/superseded/{short(tree['digest'])}.json"
-        if not self.strict:
-            raise Broken(f"{process.name} changed the visible manifest")
-        if self._manifest_read.get(process) != data:
-            raise Broken(f"{process.name} replaced a manifest that it never saw")
-        if kept not in self.objects.stored:
-            raise Broken(f"{process.name} replaced a manifest without keeping it")
-        # Any run finishes a rebuild that a forced one began.
-        if not self.forced and not self._is_revoked():
-            raise Broken(f"{process.name} replaced an artifact that no run is to build again")
-        self.replaced[tree["files"][0]["key"]] = kept
-        self.met["replaced"] += 1
-
-    def _is_revoked(self) -> bool:
-        """Whether somebody has asked, perhaps without an answer yet, for this to be taken back."""
-        return f"{self.place}/revoked.json" in self.objects.stored
+    def _judge_redo(self, process: Process, old: Object | None, new: Object | None) -> None:
+        """The number grows by one, for a run that asks or for an artifact that was revoked."""
+        if new is None:
+            raise Broken(f"{process.name} removed the redo counter")
+        before = json.loads(old.data)["number"] if old else 0
+        after = json.loads(new.data)
+        if old is not None and old.data == new.data:  # a request that came twice
+            return
+        if after["number"] != before + 1:
+            raise Broken(f"{process.name} set the redo counter from {before} to {after['number']}")
+        revoked = f"{self.recipe.redone(before).ref.prefix}/revoked.json" in self.objects.stored
+        if after["runs"][-1] not in self.forced and not revoked:
+            raise Broken(f"{process.name} asked again for an artifact that no run is to redo")
+        if len(set(after["runs"])) < len(after["runs"]) and not revoked:
+            raise Broken(f"{process.name} asked twice for the same run")
+        self.met["redone"] += 1
 
     def _judge_fence(self, request: Request) -> None:
         """Who publishes under a lease asked for it just before, and was told that it is its own.

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.support.reliability.sim_actors import (
-    PLACE,
+    IDENTITY,
     TERMS,
     Actor,
     Builder,
@@ -46,7 +46,7 @@ class Kind:
     """What sort of histories."""
 
     mutation: str = ""  # the protection that is missing
-    forced: bool = False  # some runs put the artifact aside and build it again
+    forced: bool = False  # some runs ask for the artifact again
     revised: bool = False  # somebody takes the artifact back
 
     @property
@@ -119,10 +119,9 @@ class _Simulation:
         self.world = World(seed, faults=replace(faults, **unknown), trace=trace)
         self.judge = Judge(
             Objects(self.world),
-            PLACE,
+            IDENTITY,
             ttl=TERMS.ttl,
             contents={_SAME, _OTHER},
-            strict=kind.forced or kind.revised,
         )
         self.scene = Scene(world=self.world, judge=self.judge, open_store=store, scratch=scratch)
         self.running: set[Process] = set()
@@ -254,7 +253,7 @@ def _main() -> int:
     given = parser.parse_args()
     kind = Kind(mutation=given.mutation, forced=given.forced, revised=given.revised)
     history = simulate(given.seed, kind, trace=True)
-    lines = [line.replace(PLACE, "PLACE") for line in history.trace]
+    lines = [line.replace(IDENTITY.ref.prefix, "PLACE") for line in history.trace]
     print(*lines, *([] if history.broken else ["all holds"]), sep="\n")  # noqa: T201
     return int(history.broken is not None)
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from flows.artifacts.publish import find_manifest
-from flows.building.build import build
+from flows.artifacts.revocations import Revocation, put_revocation
+from flows.building.build import build, look_up
 from flows.building.code_check import leaked_modules
 from flows.identity.fingerprint import Code, identify
+from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from infra.launch import torchrun
@@ -127,7 +129,7 @@ def test_a_full_disk_is_named(toys: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         build(mute, toys.context(), {}, force=False)
 
 
-def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
+def test_force_builds_again_and_keeps_the_old_artifact(toys: Any) -> None:
     first = toys.stage("first")
     old = build(first, toys.context("run-1"), {}, force=False).manifest
     context = toys.context("run-2")
@@ -137,8 +139,7 @@ def test_force_builds_again_and_keeps_the_old_manifest(toys: Any) -> None:
     assert not new.cached
     assert new.manifest.provenance.run == "run-2"
     assert new.manifest.digest == old.digest
-    names = [entry.key for entry in context.store.list(f"first/{old.fingerprint}/superseded/")]
-    assert len(names) == 1
+    assert find_manifest(context.store, old.ref) == old
     assert build(first, context, {}, force=True).cached  # this run built it already
 
 
@@ -151,7 +152,8 @@ def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys: Any) -> 
         with pytest.raises(JobFailed):
             build(first, toys.context(run), {}, force=force)
         assert find_manifest(toys.context().store, old.ref) == old
-        (job,) = (toys.home / "work" / "first").glob("*/job.json")
+        jobs = (toys.home / "work" / "first").glob("*/job.json")
+        job = max(jobs, key=lambda path: path.stat().st_mtime_ns)
         return job.parent / "checkpoints" / "state"
 
     attempt("run-2").write_text("saved")
@@ -164,6 +166,34 @@ def test_a_forced_run_resumes_from_what_its_earlier_attempt_saved(toys: Any) -> 
     assert (new.cached, new.manifest.provenance.run) == (False, "run-5")
     assert build(first, toys.context("run-6"), {}, force=False).manifest == new.manifest
     assert not [e for e in toys.context().store.list("first/") if "/checkpoints/" in e.key]
+
+
+def test_each_of_two_forced_runs_asks_once(toys: Any) -> None:
+    first = toys.stage("first")
+    old = build(first, toys.context("run-1"), {}, force=False).manifest
+
+    def number(run: str) -> int:
+        return look_up(first, toys.context(run), {}, force=True).identity.redo
+
+    assert [number(run) for run in ("run-2", "run-3")] == [1, 1]  # nobody has begun it
+    again = build(first, toys.context("run-2"), {}, force=True).manifest
+    assert again.identity.redo == 1
+    assert [number(run) for run in ("run-3", "run-2", "run-3")] == [2, 2, 2]
+    assert find_redo(toys.context().store, old.ref).before == 1
+
+
+def test_force_asks_for_nothing_where_nothing_was_begun(toys: Any) -> None:
+    context = toys.context("run-1")
+    made = build(toys.stage("first"), context, {}, force=True).manifest
+    assert made.identity.redo == 0
+    assert build(toys.stage("first"), context, {}, force=True).cached
+
+
+def test_a_revocation_that_came_without_its_artifact_counts(toys: Any) -> None:
+    first, context = toys.stage("first"), toys.context()
+    recipe = look_up(first, context, {}, force=False).identity
+    put_revocation(context.store, recipe.ref, Revocation(why="wrong", when="", who="me"))
+    assert build(first, context, {}, force=False).manifest.identity == recipe.redone(1)
 
 
 def test_force_starts_an_unfinished_job_over(toys: Any) -> None:

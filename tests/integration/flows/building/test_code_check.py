@@ -19,7 +19,6 @@ from flows.building.job import make_job
 from flows.building.retry import is_retryable
 from flows.identity.fingerprint import CARRIERS, REPOSITORY
 from flows.identity.manifest import Manifest
-from flows.identity.rebuilds import mark_rebuild, open_work
 from flows.identity.ref import ArtifactRef
 from flows.stages import Stage
 from infra.launch.torchrun import run_job
@@ -181,30 +180,24 @@ def test_stale_bytecode_does_not_run(toys: Any, stage: Stage):
     assert text_of(context, build(stage, context, {}, force=False).manifest) == "1 one"
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage, force: bool):
+def test_what_other_code_saved_is_not_used(toys: Any, stage: Stage):
     """An attempt ran other code and was killed, with its launcher, before anything was checked."""
     source = SOURCE.replace("def run(job):\n", "def run(job):\n" + COUNT)
-    marked = '(job.directory / "rebuild.json").exists()'
-    source = source.replace("{}\n", f'{{"attempts": len(count.read_text()), "marked": {marked}}}\n')
+    source = source.replace("{}\n", '{"attempts": len(count.read_text())}\n')
     stage = toys.stage("toy", source=source)
     context = toys.context()
     identity = look_up(stage, context, {}, force=False).identity
     job = make_job(stage, context, identity, {})
-    if force:
-        mark = mark_rebuild(context.store, identity.ref, run=context.run_id, replaces=None)
-        open_work(job.directory, mark.id)
     path = toys.root / "tasks" / "toy_part.py"
     path.write_text("NUMBER = 2\n")
     run_job(job, processes=1, on_event=lambda event: None, root=toys.root)
     (job.directory / "result.json").unlink()
     path.write_text("NUMBER = 1\n")
 
-    built = build(stage, context, {}, force=force)
+    built = build(stage, context, {}, force=False)
 
     assert text_of(context, built.manifest) == "1 one"
-    # It is still marked as a rebuild, or the next attempt would discard what this one has saved.
-    assert built.manifest.provenance.metrics == {"attempts": 1, "marked": force}
+    assert built.manifest.provenance.metrics == {"attempts": 1}
     assert "warning" in toys.kinds("toy")
 
 

@@ -10,10 +10,9 @@ import pytest
 
 from flows.artifacts import checkpoints
 from flows.artifacts.cache import Cache, fetch
-from flows.artifacts.publish import find_manifest
 from flows.building.build import BuildContext, build
-from flows.identity.fingerprint import Code, identify
-from flows.identity.rebuilds import mark_rebuild
+from flows.identity.fingerprint import Code, Identity, identify
+from flows.identity.redo import RedoCounter, find_redo, raise_redo
 from flows.identity.ref import ArtifactRef
 from flows.plan.in_progress import find_resume
 from infra.launch.torchrun import JobFailed
@@ -176,7 +175,8 @@ FAILING = ENTRY.replace("if step == 2 and not found", "if step < 3")
 
 def start_of(toys: Any, home: str) -> int:
     """The step at which the last execution in a home began."""
-    (events,) = (toys.home.parent / home).glob("work/train/*/events.jsonl")
+    found = (toys.home.parent / home).glob("work/train/*/events.jsonl")
+    events = max(found, key=lambda path: path.stat().st_mtime_ns)
     told = [json.loads(line) for line in events.read_text().splitlines()]
     return [event["step"] for event in told if event["kind"] == "start"][-1]
 
@@ -192,7 +192,7 @@ def test_a_rebuild_resumes_nothing_that_is_older_on_any_machine(toys: Any, tmp_p
 
     assert start(two, run="before", force=False) == 0  # leaves step 1 in its home and in the store
     assert start(one) == 0
-    forced_mark(two, stage, "run")  # nothing that `one` saved was stored
+    checkpoints.forget(two.store, identity_in(two, stage).ref)  # `one` vanishes with what it saved
     assert start(two) == 0  # not from step 1 of before
     assert start(two) == 1  # from what the rebuild saved
     assert str(resume_of(one, stage)) == "step 2/3, from the store"
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
         build(stage, one, {}, force=False)
     kept = {e.key: one.store.get(e.key) for e in one.store.list("train/") if "/step-" in e.key}
     assert kept
-    forced_mark(two, stage, "run")
+    raise_redo(two.store, identity_in(two, stage).ref, RedoCounter(number=1, runs=("run",)))
     for key, data in kept.items():
         one.store.put(key, data)
 
@@ -220,15 +220,13 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
     assert start_of(toys, "two") == 0
 
 
-def forced_mark(context: BuildContext, stage: Any, run: str) -> None:
-    """Begin a rebuild, and nothing more: the machine vanishes."""
-    ref = identify(stage, context.run, {}, code=Code(context.root)).ref
-    checkpoints.forget(context.store, ref)
-    mark_rebuild(context.store, ref, run=run, replaces=find_manifest(context.store, ref))
+def identity_in(context: BuildContext, stage: Any) -> Identity:
+    """The artifact that is wanted."""
+    recipe = identify(stage, context.run, {}, code=Code(context.root))
+    redo = find_redo(context.store, recipe.ref)
+    return recipe.redone(redo.number)
 
 
 def resume_of(context: BuildContext, stage: Any) -> Any:
     """What `nanochat plan` says."""
-    return find_resume(
-        context.store, context.work, identify(stage, context.run, {}, code=Code(context.root))
-    )
+    return find_resume(context.store, context.work, identity_in(context, stage))

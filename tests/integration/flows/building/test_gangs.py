@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flows.building import gangs, stage_request
-from flows.building.build import build, look_up
+from flows.building.build import look_up
 from flows.building.gangs import build_on_gang, gang_name
 from flows.building.retry import PATIENCE, TransientStageError, is_retryable
 from flows.building.stage_request import StageRequest, build_on_node, make_request, read_request
@@ -81,9 +81,9 @@ def request_(toys: Any, monkeypatch: pytest.MonkeyPatch) -> StageRequest:
     for module in (gangs, stage_request):
         monkeypatch.setattr(module, "open_request", open_toy)
     monkeypatch.setattr(gangs, "SLOW_SECONDS", 0.01)
-    fingerprint = look_up(stage, toys.context(), {}, force=False).identity.fingerprint
+    identity = look_up(stage, toys.context(), {}, force=False).identity
     run = make_run("toy-1")
-    return make_request(stage, toys.context(), run, {}, fingerprint=fingerprint, force=False)
+    return make_request(stage, toys.context(), run, {}, identity=identity)
 
 
 @pytest.fixture
@@ -182,17 +182,6 @@ def test_how_a_gang_without_an_artifact_ended(
 def test_an_artifact_counts_however_the_gang_ended(request_: StageRequest, call: Call) -> None:
     ends = GangState(phase="failed", text="NODE_FAIL")
     assert not call(request_, Played(ends=ends)).cached
-
-
-def test_a_rebuild_is_done_by_an_artifact_of_its_own_run(
-    toys: Any, request_: StageRequest, call: Call
-) -> None:
-    before = build(toys.stage("gpu", compute="gpu", source=ENTRY), toys.context(), {}, force=False)
-    forced = replace(request_, force=True, run="toy-2")
-    built = call(forced, played := Played())
-    assert built.manifest.provenance.run == "toy-2" != before.manifest.provenance.run
-    assert gang_name(forced) != gang_name(request_)
-    assert call(forced, played).cached
 
 
 def test_a_scheduler_that_is_away_is_waited_for(

@@ -33,11 +33,11 @@ def fingerprint_of(context: Any, stage: Any) -> str:
     return identify(stage, context.run, {}, code=Code(context.root)).fingerprint
 
 
-def take_over(context: Any, stage: Any) -> Any:
+def take_over(context: Any, stage: Any, *, redo: int = 0) -> Any:
     """As if the lease had run out: another machine takes it."""
     taken = try_acquire(
         context.store,
-        ArtifactRef(stage.name, fingerprint_of(context, stage)),
+        identify(stage, context.run, {}, code=Code(context.root)).redone(redo).ref,
         claim("b", home="elsewhere"),
         ttl=-1.0,
     )
@@ -69,8 +69,6 @@ def test_the_manifest_says_under_which_lease_it_was_built(toys: Any) -> None:
     assert manifest.provenance.epoch == said["epoch"] == 1
     assert said["released"]
     assert (said["run"], said["step"], said["total"]) == ("toy-1", 0, 0)  # no heartbeat so soon
-    again = build(toys.stage("first"), toys.context("run-2"), {}, force=True).manifest
-    assert again.provenance.epoch == 2
 
 
 def test_heartbeats_tell_the_jobs_last_step(toys: Any) -> None:
@@ -175,11 +173,11 @@ def test_a_lease_that_is_lost_at_once_keeps_the_artifact_of_the_next_owner(toys:
     class Taken(TakenAway):
         """Another machine takes the lease as soon as this one has it."""
 
-        def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-            swapped = context.store.put_if_same(key, data, version=version)
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            done = context.store.put_if_absent(key, data)
             if key.endswith("lease.json"):
-                take_over(context, stage)
-            return swapped
+                take_over(context, stage, redo=1)
+            return done
 
     late = toys.context("run-2")
     with pytest.raises(LeaseLost, match="to run run-b"):
@@ -294,7 +292,7 @@ def test_a_revoked_artifact_is_built_again_and_the_new_one_is_not_revoked(toys: 
     assert new.manifest.provenance.run == "run-2"
     assert find_revoked(context.store, old) is not None  # the bytes that were taken back still are
     assert find_revoked(context.store, new.manifest) is None
-    assert len(list(context.store.list(f"first/{old.fingerprint}/superseded/"))) == 1
+    assert find_manifest(context.store, old.ref) == old
     assert build(stage, toys.context("run-3"), {}, force=False).cached
 
 

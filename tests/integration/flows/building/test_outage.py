@@ -78,7 +78,6 @@ OUTAGES = [
     ("put_if_same", "lease.json"),  # in training: a heartbeat
     ("upload", "/files/"),  # publishing
     ("upload", "/logs/"),
-    ("get_stored", "manifest.json"),
     ("put_if_absent", "manifest.json"),
     ("put", "index/train"),
     ("delete", "checkpoints/"),

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from flows.artifacts.revocations import revoke
 from flows.building.build import build, look_up
+from flows.building.nodes import build_share
+from flows.building.retry import TransientStageError
 from flows.building.stage_request import (
     StageRequest,
     check_same,
@@ -15,6 +18,7 @@ from flows.building.stage_request import (
     match_digest,
     open_request,
 )
+from flows.identity.redo import RedoCounter, raise_redo
 from flows.profiles import tiny
 from flows.stages import SHARDS, TOKENIZER
 from nanochat_core.errors import ArtifactError, ConfigError
@@ -33,8 +37,8 @@ def order_of(toys: Any) -> tuple[StageRequest, Any, Any]:
     second = toys.stage("second", first)
     made = build(first, toys.context(), {}, force=False).manifest
     inputs = {"first": made}
-    fingerprint = look_up(second, toys.context(), inputs, force=False).identity.fingerprint
-    asked = make_request(second, toys.context(), RUN, inputs, fingerprint=fingerprint, force=False)
+    identity = look_up(second, toys.context(), inputs, force=False).identity
+    asked = make_request(second, toys.context(), RUN, inputs, identity=identity)
     return asked, second, inputs
 
 
@@ -43,12 +47,12 @@ def test_an_order_has_the_runs_parameters_as_json(toys: Any) -> None:
     assert json.loads(json.dumps(asdict(asked))) == {
         "stage": "second",
         "fingerprint": asked.fingerprint,
+        "redo": 0,
         "inputs": [f"first/{inputs['first'].fingerprint}"],
         "profile": "tiny",
         "depth": 2,
         "overrides": ["seed=7"],
         "run": "toy-1",
-        "force": False,
         "store": toys.context().store.url,
         "gpus": 0,
         "nodes": 1,
@@ -71,6 +75,18 @@ def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
     with pytest.raises(ConfigError, match="was requested, but this machine would build") as caught:
         check_same(asked, changed, toys.context(), inputs)
     assert "same version of the code" in (caught.value.hint or "")
+
+
+def test_an_order_is_for_its_number_whatever_was_asked_for_meanwhile(toys: Any) -> None:
+    asked, second, inputs = order_of(toys)
+    context = toys.context()
+    raise_redo(context.store, asked.ref, RedoCounter(number=1, runs=("toy-9",)))
+    assert check_same(asked, second, context, inputs).fingerprint == asked.fingerprint
+    built = build_share(second, context, inputs, node=0, force=False, redo=asked.redo)
+    assert built.manifest.ref == asked.ref
+    revoke(context.store, built.manifest, why="wrong", who="me", when="2026-11-29T17:00:00Z")
+    with pytest.raises(TransientStageError, match="was revoked meanwhile"):
+        build_share(second, context, inputs, node=0, force=False, redo=asked.redo)
 
 
 def test_an_order_without_its_input_is_refused(toys: Any) -> None:
@@ -116,7 +132,6 @@ ORDER = StageRequest(
         {"gpus": 0},
         {"gpus": 4},
         {"profile": "d12"},
-        {"force": True},
         {"strict": True},
     ],
 )
@@ -143,9 +158,3 @@ def test_an_order_of_another_pool_is_not_shared() -> None:
 )
 def test_an_order_that_differs_only_in_how_it_is_built_is_shared(changes: dict[str, Any]) -> None:
     assert match_digest(replace(ORDER, **changes), pool="gpu") == match_digest(ORDER, pool="gpu")
-
-
-def test_a_forced_order_is_shared_with_no_other_run() -> None:
-    first, second = (replace(ORDER, force=True, run=run) for run in ("toy-1", "toy-2"))
-    assert match_digest(first, pool="gpu") != match_digest(second, pool="gpu")
-    assert match_digest(first, pool="gpu") == match_digest(replace(first, gpus=1), pool="gpu")

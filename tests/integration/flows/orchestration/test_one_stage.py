@@ -35,9 +35,9 @@ def asked(toys: Any, server: Server) -> StageRequest:
     from tests.support.flows.house import make_run
 
     stage = toys.stage("fragile", compute="gpu", source=FRAGILE)
-    fingerprint = look_up(stage, toys.context(), {}, force=False).identity.fingerprint
+    identity = look_up(stage, toys.context(), {}, force=False).identity
     run = make_run("toy-1")
-    return make_request(stage, toys.context(), run, {}, fingerprint=fingerprint, force=False)
+    return make_request(stage, toys.context(), run, {}, identity=identity)
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Publishing: whole or absent, the first one wins, whoever lost the right to it does nothing."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.publish import Published, find_manifest, newest_manifests, publish
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import StoreUnavailable
 from infra.storage.local import LocalStore
 from nanochat_core.data.shard_files import write_shard
 from nanochat_core.errors import ArtifactError, StageError, StoreError
@@ -111,69 +110,19 @@ def test_progress_of_publishing_adds_up_to_all_bytes(store: LocalStore, tmp_path
     assert sum(sizes) == len(b"123456") + len("{}") + len('{"kind": "start"}\n')
 
 
-@pytest.mark.parametrize("is_rebuild", [False, True])
-def test_a_commit_that_is_repeated_brings_back_nothing_that_was_replaced(
-    tmp_path: Path, is_rebuild: bool
-):
-    class Silent(LocalStore):
-        """Writes a manifest without an answer, after which another one replaces it."""
-
-        is_silent = True
-
-        def put_if_absent(self, key: str, data: bytes) -> bool:
-            return self.answer(super().put_if_absent(key, data), key, data)
-
-        def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
-            return self.answer(super().put_if_same(key, data, version=version), key, data)
-
-        def answer(self, is_ours: bool, key: str, data: bytes) -> bool:
-            if key.endswith("/manifest.json") and self.is_silent:
-                self.is_silent = False
-                ours = Manifest.from_json(data, where="")
-                publish_rows(self, tmp_path / "later", train=b"other!", replaces=ours)
-                raise StoreUnavailable("no answer", hint="wait")
-            return is_ours
-
-    def retry(action: Callable[[], T], /) -> T:
-        try:
-            return action()
-        except StoreUnavailable:
-            return action()
-
-    plain, store = LocalStore(tmp_path / "store"), Silent(tmp_path / "store")
-    old = publish_rows(plain, tmp_path, train=b"before").manifest if is_rebuild else None
-    published = publish_rows(store, tmp_path, replaces=old, retry=retry)
-    assert published.adopted
-    found = find_manifest(store, ArtifactRef("rows", ROWS.fingerprint))
-    assert found == published.manifest
-    assert [store.get(file.key) for file in found.files if file.path == "train.rows"] == [b"other!"]
-
-
-def test_an_artifact_stays_until_the_one_that_replaces_it_is_stored(
-    store: LocalStore, tmp_path: Path, cache: Cache
-):
+def test_what_is_asked_for_again_has_a_place_of_its_own(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
-    there: list[Manifest | None] = []
-    new = publish_rows(
-        store,
-        tmp_path,
-        train=b"other!",
-        replaces=old,
-        on_bytes=lambda size: there.append(find_manifest(store, old.ref)),
-    ).manifest
-    assert there == [old] * len(there) != []
-    assert find_manifest(store, old.ref) == new
-    (key,) = new.divergences
-    assert Manifest.from_json(store.get(key), where="") == old
-    assert fetch(store, old, cache) != fetch(store, new, Cache(tmp_path / "cache", GIGABYTE))
+    new = publish_rows(store, tmp_path, train=b"other!", identity=ROWS.redone(1)).manifest
+    assert find_manifest(store, old.ref) == old
+    assert find_manifest(store, new.ref) == new
+    assert new.divergences == (old.ref.manifest_key,)
+    assert {file.key for file in old.files}.isdisjoint(file.key for file in new.files)
 
 
 @pytest.mark.parametrize("checks", [0, 1])
-def test_an_owner_that_lost_its_lease_replaces_nothing_and_does_not_begin_to_upload(
+def test_an_owner_that_lost_its_lease_publishes_nothing_and_does_not_begin_to_upload(
     store: LocalStore, tmp_path: Path, checks: int
 ):
-    old = publish_rows(store, tmp_path).manifest
-    there = {entry.key for entry in store.list("")}
     left = iter(range(checks))
 
     def check_lease() -> None:
@@ -181,26 +130,14 @@ def test_an_owner_that_lost_its_lease_replaces_nothing_and_does_not_begin_to_upl
             raise StageError("another process builds it")
 
     with pytest.raises(StageError):
-        publish_rows(store, tmp_path, train=b"other!", replaces=old, check_lease=check_lease)
-    assert find_manifest(store, old.ref) == old
-    uploaded = {entry.key for entry in store.list("")} - there
-    assert bool(uploaded) == bool(checks)
+        publish_rows(store, tmp_path, check_lease=check_lease)
+    assert find_manifest(store, ROWS.ref) is None
+    assert bool(list(store.list(""))) == bool(checks)
 
 
-def test_an_artifact_that_another_process_replaced_first_is_adopted(
-    store: LocalStore, tmp_path: Path
-):
+def test_asked_for_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
     old = publish_rows(store, tmp_path).manifest
-    first = publish_rows(store, tmp_path, train=b"other!", replaces=old).manifest
-    second = publish_rows(store, tmp_path, train=b"third!", replaces=old)
-    assert second.adopted
-    assert second.manifest == first
-    assert second.divergence is not None
-
-
-def test_built_again_with_the_same_bytes_is_no_divergence(store: LocalStore, tmp_path: Path):
-    old = publish_rows(store, tmp_path).manifest
-    new = publish_rows(store, tmp_path, replaces=old).manifest
+    new = publish_rows(store, tmp_path, identity=ROWS.redone(1)).manifest
     assert new.digest == old.digest
     assert new.divergences == ()
 

@@ -3,7 +3,6 @@
 The records in this file were written by the code of the version before.
 """
 
-import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from flows.artifacts import checkpoint_records, runs
+from flows.artifacts import checkpoint_records, revocations, runs
 from flows.artifacts.checkpoints import find_steps
-from flows.artifacts.publish import commit, find_manifest
-from flows.identity import manifest, rebuilds
+from flows.artifacts.publish import find_manifest
+from flows.identity import manifest, redo
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
@@ -100,16 +99,11 @@ def store(tmp_path: Path) -> LocalStore:
     return store
 
 
-def test_an_artifact_of_the_format_before_is_found_and_can_be_replaced(store: LocalStore) -> None:
+def test_an_artifact_of_the_format_before_is_found(store: LocalStore) -> None:
     found = find_manifest(store, ArtifactRef("eval", FINGERPRINT))
 
     assert found is not None
     assert found.files[0].content is None
-    new = dataclasses.replace(found, provenance=dataclasses.replace(found.provenance, run="two"))
-    commit(store, new, attempt="two", check_lease=lambda: None, replaces=found)
-    assert find_manifest(store, ArtifactRef("eval", FINGERPRINT)) == new
-    (aside,) = (entry.key for entry in store.list(f"eval/{FINGERPRINT}/superseded/"))
-    assert json.loads(store.get(aside)) == MANIFEST
 
 
 def test_a_run_of_the_format_before_is_found_and_written_in_todays(store: LocalStore) -> None:
@@ -169,25 +163,21 @@ def test_a_record_of_the_next_format_is_refused_by_its_number(
 def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put_run(store, "tiny-2")
+    records = [make_manifest("eval").to_json(), store.get("runs/tiny-2.json")]
+
+    assert [json.loads(data)["format"] for data in records] == [4, 6]
+    assert (checkpoint_records.FORMAT, lease.FORMAT) == (3, 2)
+    assert (revocations.FORMAT, redo.FORMAT) == (3, 1)
+
+
+def test_a_revocation_of_the_format_before_is_refused_in_a_line(store: LocalStore) -> None:
+    """It named one build of a fingerprint, which would be another artifact today."""
     ref = ArtifactRef("eval", FINGERPRINT)
-    mark = rebuilds.mark_rebuild(store, ref, run="tiny-2", replaces=None)
-    records = [
-        make_manifest("eval").to_json(),
-        store.get("runs/tiny-2.json"),
-        store.get(f"eval/{FINGERPRINT}/checkpoints/anew/run.json"),
-    ]
+    tree = {"why": "x", "when": "2026-11-21T05:53:38Z", "who": "a@b", "owner": "a", "epoch": 1}
+    store.put(ref.revocation_key, encode_record(tree, format=2))
 
-    assert [json.loads(data)["format"] for data in records] == [4, 6, 3]
-    assert (checkpoint_records.FORMAT, lease.FORMAT) == (2, 2)
-    assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) == mark
-
-
-def test_a_rebuild_that_the_version_before_began_is_begun_again(store: LocalStore) -> None:
-    store.put(
-        f"eval/{FINGERPRINT}/checkpoints/anew/run.json", encode_record({"run": "a"}, format=1)
-    )
-
-    assert rebuilds.find_rebuild_mark(store, ArtifactRef("eval", FINGERPRINT)) is None
+    with pytest.raises(ArtifactError, match="is of format 2, this version reads"):
+        revocations.find_revocation(store, ref)
 
 
 def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path: Path) -> None:

@@ -109,8 +109,8 @@ def test_each_field_of_a_run_has_its_type(local: LocalStore, changes: dict[str, 
 
 
 def test_a_revocation_of_other_types_is_named(local: LocalStore):
-    tree = {"why": [], "when": "", "who": "", "owner": "", "epoch": 1}
-    local.put(f"sft/{'a' * 64}/revoked.json", encode_record(tree, format=2))
+    tree = {"why": [], "when": "", "who": ""}
+    local.put(f"sft/{'a' * 64}/revoked.json", encode_record(tree, format=3))
     with pytest.raises(ArtifactError, match="why is \\[\\], expected str"):
         find_revocation(local, ArtifactRef("sft", "a" * 64))
 

@@ -151,23 +151,6 @@ def test_what_is_not_revoked_cannot_be_made_valid(store: Store, made: dict[str, 
     take_back(store, made["sft"])
 
 
-def test_a_revocation_is_of_one_build_and_the_next_one_can_be_revoked_too(
-    store: Store, made: dict[str, Manifest]
-):
-    old = made["sft"]
-    take_back(store, old, "first")
-    provenance = dataclasses.replace(old.provenance, epoch=old.provenance.epoch + 1)
-    new = dataclasses.replace(old, provenance=provenance)
-    assert find_revoked(store, new) is None
-    with pytest.raises(ArtifactError, match="is not revoked"):
-        undo_revocation(store, new)
-    take_back(store, new, "second")
-    assert find_revoked(store, old) is None  # it is not there any more: nobody asks
-    found = find_revoked(store, new)
-    assert found is not None
-    assert found.revocation.why == "second"
-
-
 @pytest.mark.parametrize("why", ["", "  \n", "bell\a", "x" * 501])
 def test_a_reason_says_something_in_a_line(store: Store, made: dict[str, Manifest], why: str):
     with pytest.raises(ConfigError):

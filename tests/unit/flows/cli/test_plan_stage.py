@@ -42,7 +42,7 @@ def built(store: Store) -> Manifest:
         store,
         SHARDS,
         provenance={"segments": list(segments), "metrics": {"documents": 7}},
-        divergences=["shards/0/superseded/abc.json"],
+        divergences=["shards/0/manifest.json"],
         accepted=accepted | {"when": "2026-11-21T08:00:00Z", "who": "ann@desk"},
     )
     store.put(f"shards/{built.fingerprint}/divergences/late.json", b"{}")
@@ -61,7 +61,7 @@ def test_a_stage_shows_how_its_artifact_came_about(
         "the bytes of shards/111111111111, shards/222222222222; unproven",
         f"made {age(CREATED)} by run tiny-1",
         f"digest {built.digest[:12]}",
-        "diverged another result of the same work: shards/0/superseded/abc.json",
+        "diverged another result of the same work: shards/0/manifest.json",
         "diverged another result of the same work: "
         f"shards/{built.fingerprint}/divergences/late.json",
         "metric documents = 7",

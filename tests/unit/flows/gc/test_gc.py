@@ -9,8 +9,8 @@ from flows.artifacts.pins import PINS, SWEEP, pin
 from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point, runs_called
 from flows.gc.collect import MARK
-from flows.identity.rebuilds import mark_rebuild
 from flows.identity.records import encode_record
+from flows.identity.redo import RedoCounter, raise_redo
 from flows.leases import lease
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other, place
@@ -102,11 +102,10 @@ def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
     assert f"{place(manifest)}/files/upload/" in look(store).survey.garbage
 
 
-@pytest.mark.parametrize("folder", ["superseded", "divergences"])
-def test_a_manifest_that_was_replaced_goes_with_its_files(store: MemoryStore, folder: str):
+def test_a_manifest_that_came_too_late_goes_with_its_files(store: MemoryStore):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
-    aside = f"{place(manifest)}/{folder}/other.json"
+    aside = f"{place(manifest)}/divergences/other.json"
     other = make_other(manifest)
     store.now += 5 * DAY
     store.put(other.files[0].key, b"other")
@@ -120,19 +119,6 @@ def test_a_manifest_that_was_replaced_goes_with_its_files(store: MemoryStore, fo
     assert manifest.files[0].key in store.names()
 
 
-def test_a_run_in_progress_keeps_what_was_built_again_under_its_feet(store: MemoryStore):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest, status="running")
-    other = make_other(manifest)
-    aside = f"{place(manifest)}/superseded/other.json"
-    store.put(other.files[0].key, b"other")
-    store.put(aside, other.to_json())
-    store.now += 5 * DAY
-    assert look(store).survey.garbage == {}
-    put_run(store, "tiny-1", manifest)
-    assert aside in look(store).survey.garbage
-
-
 def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
@@ -144,19 +130,15 @@ def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
     assert store.deleted == [f"{root}/COMMIT.json", f"{root}/0-1/model"]
 
 
-def test_checkpoints_of_a_rebuild_stay_beside_the_artifact_that_it_replaces(store: MemoryStore):
-    manifest = make(store)
-    put_run(store, "tiny-1", manifest)
-    mark_rebuild(store, manifest.ref, run="tiny-2", replaces=manifest)
-    store.put(f"{place(manifest)}/checkpoints/step-0000010/0-1/COMMIT.json", b"x")
-    store.now += 29 * DAY
-    put_run(store, "tiny-1", manifest)
-    assert look(store).survey.garbage == {}
-    store.now += 2 * DAY
-    put_run(store, "tiny-1", manifest)
+def test_a_redo_counter_stays_for_ever(store: MemoryStore):
+    """Without it plans would find the first artifact of the recipe again."""
+    old = make(store)
+    raise_redo(store, old.ref, RedoCounter(number=1, runs=("tiny-2",)))
+    store.now += 400 * DAY
     gc_until_clean(store)
-    assert not store.names(f"{place(manifest)}/checkpoints/")
-    assert manifest.files[0].key in store.names()
+    gc_until_clean(store)
+    assert store.names(f"{old.ref.prefix}/") - {old.ref.lease_key} == {old.ref.redo_key}
+    assert look(store).survey.inventory.unknown == 0
 
 
 def test_checkpoints_of_unfinished_work_stay_as_long_as_a_run_does(store: MemoryStore):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from flows.artifacts.pins import PINS, SWEEP
-from flows.artifacts.publish import commit
 from flows.artifacts.revocations import revoke
 from flows.gc.collect import make_claim
 from flows.identity.manifest import Manifest
@@ -21,7 +20,6 @@ from tests.support.flows.rubbish import (
     look,
     make,
     make_grown,
-    make_other,
     place,
     put_whole,
 )
@@ -270,27 +268,6 @@ def test_a_pin_that_is_gone_when_it_is_read_was_of_something_in_the_list() -> No
     store.before[key] = publish_and_remove_pin
     gc(store)
     assert old.files[0].key in store.names()
-
-
-@pytest.mark.parametrize("is_pinned", [False, True])
-def test_what_is_replaced_after_the_list_was_read_before_it(is_pinned: bool) -> None:
-    store = Interrupting()
-    old = make(store, "shards")
-    grown = make_grown(store, old)
-    store.now += 2 * DAY
-    gc(store)
-    store.now += DAY
-    if is_pinned:
-        record = {"artifacts": [[grown.stage, grown.fingerprint]], "why": ""}
-        store.put(f"{PINS}1.json", encode_record(record, format=1))
-    else:
-        put_run(store, "tiny-1", grown, status="running")
-    new = dataclasses.replace(grown, files=make_other(grown).files)
-    store.after_list = lambda: commit(
-        store, new, attempt="new", check_lease=lambda: None, replaces=grown
-    )
-    gc(store)
-    assert grown.files[0].key in store.names()
 
 
 def test_where_a_manifest_was_withdrawn_meanwhile_nothing_is_deleted() -> None:

@@ -14,13 +14,12 @@ def test_the_keys_of_an_artifact_stay_as_stores_have_them() -> None:
     assert REF.manifest_key == f"{under}/manifest.json"
     assert REF.lease_key == f"{under}/lease.json"
     assert REF.revocation_key == f"{under}/revoked.json"
-    assert REF.superseded_prefix == f"{under}/superseded"
     assert REF.divergences_prefix == f"{under}/divergences"
     assert REF.files_prefix("a1") == f"{under}/files/a1"
     assert REF.logs_prefix("a1") == f"{under}/logs/a1"
     assert REF.checkpoints_prefix == f"{under}/checkpoints"
     assert REF.checkpoint_prefix(200) == f"{under}/checkpoints/step-0000200"
-    assert REF.rebuild_key == f"{under}/checkpoints/anew/run.json"
+    assert REF.redo_key == f"{under}/redo.json"
     assert SWEEP.lease_key == "gc/sweep/lease.json"
 
 

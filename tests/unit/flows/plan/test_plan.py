@@ -11,7 +11,7 @@ import pytest
 from flows.artifacts import checkpoints
 from flows.artifacts.publish import commit
 from flows.identity.manifest import Manifest
-from flows.identity.rebuilds import mark_rebuild, open_work
+from flows.identity.redo import RedoCounter, raise_redo
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.lease import Claimant, LeaseGrant, release, renew, try_acquire
@@ -112,23 +112,24 @@ def test_a_forced_run_resumes_nothing(house: House):
     assert house.plan(force=frozenset({"pretrain"})).of("pretrain").resume is None
 
 
-def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_is_replaced(house: House):
+def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_exists(house: House):
     house.build()
     pretrain = house.plan().of("pretrain").manifest
     assert pretrain
-    mark = mark_rebuild(house.store, pretrain.ref, run="r", replaces=pretrain)
-    plan = house.plan()
-    assert not plan.up_to_date
-    assert (plan.of("pretrain").state, plan.of("pretrain").reason) == ("~", "rebuild has begun")
-    assert plan.of("pretrain").manifest == pretrain
-    assert plan.of("sft").state == "?"
-    open_work(file_lock.work_directory(house.work, pretrain.ref), mark.id)
+    raise_redo(house.store, pretrain.ref, RedoCounter(number=1, runs=("r",)))
+    item = house.plan().of("pretrain")
+    again = pretrain.identity.redone(1)
+    assert (item.state, item.reason) == ("~", "rebuild has begun")
+    assert (item.manifest, item.identity) == (pretrain, again)
+    assert house.plan().of("sft").state == "?"
     checkpoint(house, "pretrain", 100, total=400)
     assert house.plan().of("pretrain").reason == "step 100/400"
-    made = dataclasses.replace(pretrain.provenance, owner="another")
-    new = dataclasses.replace(pretrain, provenance=made)
-    commit(house.store, new, attempt="b", check_lease=lambda: None, replaces=pretrain)
-    assert house.plan().up_to_date  # although a crash left the mark
+    new = dataclasses.replace(pretrain, fingerprint=again.fingerprint, preimage=again.preimage)
+    commit(house.store, new, attempt="b", check_lease=lambda: None)
+    plan = house.plan()
+    assert plan.of("pretrain").manifest == new
+    # The bytes are the same: what was made from them stays, but for what reads the records.
+    assert {item.stage.name for item in plan.stages if item.state != "="} == {"report"}
 
 
 def test_what_is_being_built_says_by_whom(house: House):
@@ -285,3 +286,15 @@ def test_the_json_says_the_same(built: House):
         }
     ]
     assert pretrain["fingerprint"] == plan.of("pretrain").fingerprint
+
+
+def test_what_is_asked_for_again_before_a_stage_leaves_its_reason_alone(house: House):
+    made = house.build()
+    raise_redo(house.store, made["sft"].ref, RedoCounter(number=1, runs=("r",)))
+    again = made["sft"].identity.redone(1)
+    new = dataclasses.replace(
+        made["sft"], fingerprint=again.fingerprint, preimage=again.preimage, accepted=None
+    )
+    commit(house.store, new, attempt="b", check_lease=lambda: None)
+    house.store.delete(made["midtrain"].ref.manifest_key)
+    assert house.plan().of("sft").state == "?"

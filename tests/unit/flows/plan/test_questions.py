@@ -21,7 +21,7 @@ def test_a_plan_with_nothing_to_run_asks_two_questions_a_stage(built: House):
     assert Counter(key.rpartition("/")[2] for key in store.gets) == {
         "manifest.json": len(STAGES),
         "revoked.json": len(STAGES),
-        "run.json": len(STAGES),
+        "redo.json": len(STAGES),
     }
 
 

@@ -1,0 +1,63 @@
+"""Count how often a recipe's artifact was asked for again: {stage}/{fingerprint}/redo.json.
+
+An artifact is never replaced. A run that needs another one of the same recipe (`--force`, or the
+artifact was revoked) raises the recipe's number, which is part of the fingerprint; 0 is left out of
+it. So the new artifact has a key, a lease, checkpoints and a work directory of its own. The record
+lies under the recipe, the fingerprint with number 0. Nothing deletes it: without it plans would
+find the first artifact again.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from flows.identity.record_types import Count, read_record
+from flows.identity.records import encode_record, find_document, find_stored, repair_hint
+from flows.identity.ref import ArtifactRef
+from infra.storage.base import Store, swap_until_won
+from nanochat_core.errors import ArtifactError
+
+FORMAT = 1
+_MEND = "delete it; plans then find the recipe's first artifact until its stage is forced again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedoCounter:
+    """The number of a recipe's wanted artifact."""
+
+    number: Count = 0
+    before: Count = 0  # the number of the artifact that there was when this one was asked for
+    runs: tuple[str, ...] = ()  # ids of all runs that asked: a run asks once
+
+
+def find_redo(store: Store, recipe: ArtifactRef) -> RedoCounter:
+    """Return a recipe's counter. Raises StoreError, ArtifactError if it is damaged."""
+    try:
+        tree = find_document(store, recipe.redo_key, format=FORMAT)
+    except ArtifactError as error:
+        error.hint = repair_hint(_MEND)
+        raise
+    return RedoCounter() if tree is None else _read(store, recipe, tree)
+
+
+def raise_redo(store: Store, recipe: ArtifactRef, wanted: RedoCounter) -> None:
+    """Write a recipe's counter, unless its number is as high already. Raises as `find_redo` does.
+
+    Of two that write the same number the first wins: the other one reads and asks again.
+    """
+    key, data = recipe.redo_key, encode_record(asdict(wanted), format=FORMAT)
+
+    def swap() -> bool | None:
+        found = find_stored(store, key, format=FORMAT)
+        if found is None:
+            return store.put_if_absent(key, data) or None
+        tree, stored = found
+        if _read(store, recipe, tree).number >= wanted.number:
+            return True
+        return store.put_if_same(key, data, version=stored.version) or None
+
+    swap_until_won(f"the redo counter of {recipe.name}", swap)
+
+
+def _read(store: Store, recipe: ArtifactRef, tree: dict[str, Any]) -> RedoCounter:
+    where = f"{store.url}/{recipe.redo_key}"
+    return read_record(RedoCounter, tree, where=where, what="a redo counter", mend=_MEND)

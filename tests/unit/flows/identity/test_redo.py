@@ -1,0 +1,53 @@
+"""The redo counter: read, raised, and what it does to an identity."""
+
+import pytest
+
+from flows.identity.redo import RedoCounter, find_redo, raise_redo
+from nanochat_core.errors import ArtifactError
+from tests.support.flows.rows import identity_of
+from tests.support.reliability.memory_store import MemoryStore
+
+RECIPE = identity_of("rows")
+
+
+def test_without_a_number_an_identity_is_the_recipes():
+    assert RECIPE.redo == 0
+    assert RECIPE.redone(0) == RECIPE
+    again = RECIPE.redone(2)
+    assert (again.redo, again.stage) == (2, "rows")
+    assert len({RECIPE.fingerprint, again.fingerprint, RECIPE.redone(1).fingerprint}) == 3
+    assert again.redone(0) == RECIPE
+
+
+def test_a_number_grows_and_never_falls():
+    store = MemoryStore()
+    assert find_redo(store, RECIPE.ref) == RedoCounter()
+    for number, run in ((1, "a"), (2, "b"), (2, "c"), (1, "d")):
+        raise_redo(store, RECIPE.ref, RedoCounter(number=number, runs=(run,)))
+    assert find_redo(store, RECIPE.ref) == RedoCounter(number=2, runs=("b",))
+
+
+def test_of_two_that_raise_it_at_once_one_is_first():
+    class Late(MemoryStore):
+        """Another process writes between the read and the write."""
+
+        is_late = True
+
+        def put_if_absent(self, key: str, data: bytes) -> bool:
+            if self.is_late:
+                self.is_late = False
+                raise_redo(self, RECIPE.ref, RedoCounter(number=1, runs=("other",)))
+            return super().put_if_absent(key, data)
+
+    store = Late()
+    raise_redo(store, RECIPE.ref, RedoCounter(number=1, runs=("mine",)))
+    assert find_redo(store, RECIPE.ref) == RedoCounter(number=1, runs=("other",))
+    raise_redo(store, RECIPE.ref, RedoCounter(number=2, runs=("mine",)))
+    assert find_redo(store, RECIPE.ref) == RedoCounter(number=2, runs=("mine",))
+
+
+def test_a_damaged_number_is_never_none():
+    store = MemoryStore()
+    store.put(RECIPE.ref.redo_key, b"{")
+    with pytest.raises(ArtifactError, match=r"redo\.json is damaged"):
+        find_redo(store, RECIPE.ref)
