@@ -81,7 +81,7 @@ def compare(
         )
     store = place.open_store()
     items = open_alike(store, references)
-    found = [_by_stage(store, item) for item in items]
+    found = _by_stage(store, items)
     curves: dict[str, list[Chart]] = {}
     stages: list[dict[str, Any]] = []
     for name in in_order({stage for each in found for stage in each}):
@@ -153,9 +153,8 @@ def in_order(names: Collection[str]) -> list[str]:
     return known + sorted(set(names) - set(known))
 
 
-def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
-    if isinstance(item, Manifest):
-        return {item.stage: item}
+def _by_stage(store: Store, items: Sequence[Manifest | Run]) -> list[dict[str, Manifest]]:
+    """Return the artifacts of each run by stage; one that several runs have is read once."""
 
     def find(ref: ArtifactRef) -> Manifest | None:
         try:
@@ -166,8 +165,14 @@ def _by_stage(store: Store, item: Manifest | Run) -> dict[str, Manifest]:
 
     # An artifact that is damaged, or that garbage collection has deleted, is left out; the others
     # can be compared.
-    manifests = in_parallel(find, item.refs)
-    return {manifest.stage: manifest for manifest in manifests if manifest is not None}
+    refs = list(dict.fromkeys(ref for item in items if isinstance(item, Run) for ref in item.refs))
+    known = dict(zip(refs, in_parallel(find, refs), strict=True))
+    return [
+        {item.stage: item}
+        if isinstance(item, Manifest)
+        else {ref.stage: found for ref in item.refs if (found := known[ref]) is not None}
+        for item in items
+    ]
 
 
 def _differences(

@@ -319,3 +319,11 @@ def test_an_unknown_reason_is_called_unknown(
     store.put(key, b"x")
     lines = terminal.said("compare", "one", "two", warns="file://")
     assert lines[-1].endswith(f"{pair[0].name} is gone or damaged")
+
+
+def test_a_damaged_artifact_of_both_runs_is_warned_of_once(
+    runs: list[Manifest], store: Store, terminal: Terminal
+):
+    keys = [entry.key for entry in store.list("pretrain/") if "manifest" in entry.key]
+    store.put(keys[0], b"x")
+    terminal.said("compare", "one", "two", warns="file://")
