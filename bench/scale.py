@@ -26,7 +26,7 @@ from pathlib import Path
 from flows.artifacts.runs import Run, new_run_id, timestamp, write_run
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import REPOSITORY, Code
-from flows.leases import lease
+from flows.leases.held_lease import HeldLease, try_acquire
 from flows.profiles import open_profile
 from flows.stages import STAGES, Stage
 from infra.prefect.server import client_environment, stop_server
@@ -99,9 +99,9 @@ def fill(home: Path, artifacts: int, runs: int) -> int:
             built = build(store, home, code, run=dataclasses.replace(recipe, seed=seed))
             sets.append({name: manifest.fingerprint for name, manifest in built.items()})
             for manifest in built.values():  # a builder leaves the record of its lease
-                held = lease.try_acquire(store, manifest.ref, make_claim(), ttl=lease.TTL)
-                assert isinstance(held, lease.LeaseGrant)
-                lease.release(store, held)
+                held = try_acquire(store, manifest.ref, make_claim())
+                assert isinstance(held, HeldLease)
+                held.release()
         for number in range(runs):  # the last sets, several times if there are fewer
             write_run(store, record(number, sets[(number - runs) % count]))
     finally:

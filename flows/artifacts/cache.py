@@ -170,7 +170,7 @@ def fetch(
     if not _is_whole(manifest, directory):
         with (
             # While another process fetches it, a caller that is to stop raises in `on_bytes`.
-            file_lock.hold(entry.lock, lambda owner: on_bytes(0)),
+            file_lock.hold(entry.lock, lambda: on_bytes(0)),
             writing(directory, ArtifactError),
         ):
             _complete(store, manifest, entry, on_bytes)

@@ -20,7 +20,8 @@ from typing import TypeAlias
 from flows.identity.record_types import Digest, Name, read_record
 from flows.identity.records import encode_record, find_document
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
+from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.lease import TTL, Lease, Observer, find_holder
 from infra.polling import ASK_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import StoreError
@@ -101,10 +102,12 @@ def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:
     """
     reported: str | None = None
     slept = 0.0
-    observer = lease.Observer(lambda: slept)  # a sleep takes at least as long
-    while (holder := lease.find_holder(store, SWEEP, ttl=inf, observer=observer)) is not None:
-        if holder.silence > lease.TTL:
-            lease.end_abandoned(store, SWEEP, holder.record)
+    observer = Observer(lambda: slept)  # a sleep takes at least as long
+    while (holder := find_holder(store, SWEEP, ttl=inf, observer=observer)) is not None:
+        if holder.silence > TTL:
+            taken = try_acquire(store, SWEEP, Lease.claim("gc"), observer=observer)
+            if isinstance(taken, HeldLease):
+                taken.release()
             continue
         if reported != holder.record.owner:  # once for each collector
             reported = holder.record.owner

@@ -3,11 +3,8 @@
 A Prefect task of ours calls `build` and does nothing else; this module does not import Prefect.
 """
 
-import os
 import shutil
-import socket
 import time
-import uuid
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,7 +28,7 @@ from flows.identity.work import measure_work
 from flows.leases import file_lock
 from flows.leases.acquire import BuildClaim, acquire
 from flows.leases.held_lease import HeldLease
-from flows.leases.lease import Claimant
+from flows.leases.lease import Lease
 from flows.leases.outage import StoreWait
 from flows.stages import Stage
 from infra.launch.torchrun import DISK_FULL, JobFailed, StageInterrupted, disk_full
@@ -234,21 +231,11 @@ def _make_claim(stage: Stage, context: BuildContext, identity: Identity) -> Buil
     """Return the claim to build: lock, device, lease, and how to find the finished artifact."""
     return BuildClaim(
         ref=identity.ref,
-        store=context.store,
+        lease=Lease.claim(context.run_id),
         lock_path=file_lock.lock_path(context.work, identity.ref),
         device=context.device if stage.compute == "gpu" else None,
-        claimant=Claimant(
-            owner=uuid.uuid4().hex,  # new for each attempt: a lease of ours before is not ours now
-            run=context.run_id,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            home=file_lock.home_id(context.placement.home),
-            since=timestamp(time.time()),
-        ),
-        terms=context.terms,
-        stop=context.stop,
         find=lambda: find_usable(context, identity.ref),
-        log=context.log(stage.name, "waiting"),
+        wait=context.wait_for_store(stage.name),
     )
 
 
@@ -320,8 +307,8 @@ def _publish(
         inputs={name: inputs[name] for name in job.inputs},
         provenance=Provenance(
             run=context.run_id,
-            owner=lease.owner,
-            epoch=lease.fencing_token,
+            owner=lease.record.owner,
+            epoch=lease.record.epoch,
             created=timestamp(time.time()),
             git_commit=find_commit(context.root),
             metrics=result.metrics,

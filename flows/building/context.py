@@ -21,7 +21,7 @@ from nanochat_core.config import RunConfig
 # beside those of runtime.progress:
 #
 #     cached    {"uri"}                    the artifact exists; nothing was done
-#     waiting   {"text"}                   for another process; repeated every `terms.say` s
+#     waiting   {"text"}                   for another process; repeated every `terms.report` s
 #     fetching  {"inputs"}                 names of stages
 #     building  {"fingerprint", "processes", "directory"}   the job starts, in its directory
 #     warning   {"text"}
@@ -63,7 +63,7 @@ class BuildContext:
         return StoreWait(
             store=self.store,
             name=stage,
-            waiting=WaitLog(self.log(stage, "waiting"), every=self.terms.say),
+            waiting=WaitLog(self.log(stage, "waiting"), every=self.terms.report),
             stop=self.stop,
             terms=self.terms,
             check=check,

@@ -144,7 +144,7 @@ class Coordinator:
         limit), and the error of a node that cannot take part.
         """
         deadline = time.monotonic() + self._terms.meet
-        waiting = WaitLog(self._log, every=self._terms.say)
+        waiting = WaitLog(self._log, every=self._terms.report)
         while True:
             if said := self._said():
                 raise said[0]
@@ -152,7 +152,7 @@ class Coordinator:
             missing = [n for n in range(1, self._start.nodes) if here.get(n) != "ready"]
             if not missing:
                 break
-            if self._lease.ending.wait(min(self._terms.look, POLL_SECONDS)):
+            if self._lease.ending.wait(min(self._terms.poll, POLL_SECONDS)):
                 self._lease.raise_if_lost()
                 raise StageInterrupted(f"{self._job.stage} was not started: it is being stopped")
             absent = [node for node in missing if node not in here]
@@ -166,7 +166,7 @@ class Coordinator:
                     log_tail="",
                 )
             names = ", ".join(map(str, missing))
-            waiting.say(names, f"waiting: for node {names} of {self._start.nodes}")
+            waiting.report(names, f"waiting: for node {names} of {self._start.nodes}")
         with self._lock:
             self._start = replace(self._start, endpoint=f"{address}:{find_port()}")
             for peer in self._peers.values():
@@ -202,7 +202,9 @@ class Coordinator:
 
     def _accept(self, listener: socket.socket, over: threading.Event) -> None:
         silence = self._terms.ttl / 2
-        for link in accept_links(listener, secret=self._lease.owner, silence=silence, over=over):
+        for link in accept_links(
+            listener, secret=self._lease.record.owner, silence=silence, over=over
+        ):
             threading.Thread(target=self._hear, args=(link,), daemon=True).start()
 
     def _hear(self, link: Link) -> None:
@@ -332,7 +334,7 @@ def lead(
     if newest is not None:
         _store(store, job, newest, lease)
     start = Start(
-        epoch=lease.fencing_token,
+        epoch=lease.record.epoch,
         host=socket.gethostname(),
         nodes=nodes,
         processes=processes,
@@ -357,7 +359,7 @@ def _store(store: Store, job: Job, directory: Path, lease: HeldLease) -> None:
             store,
             job,
             directory,
-            owner=lease.owner,
-            fencing_token=lease.fencing_token,
+            owner=lease.record.owner,
+            fencing_token=lease.record.epoch,
             check_lease=lease.check,
         )

@@ -241,8 +241,8 @@ def _mirror(
             context.store,
             job,
             directory,
-            owner=lease.owner,
-            fencing_token=lease.fencing_token,
+            owner=lease.record.owner,
+            fencing_token=lease.record.epoch,
             check_lease=lease.check,
             check_wanted=check_wanted,
             there=there,
@@ -251,11 +251,11 @@ def _mirror(
             checkpoints.prune(context.store, job, sent=sent)
 
     # The mirror retries every second; the warning is not repeated.
-    warnings = WaitLog(context.log(job.stage, "warning"), every=context.terms.say)
+    warnings = WaitLog(context.log(job.stage, "warning"), every=context.terms.report)
     with mirror(
         job.checkpoints,
         send,
-        on_error=lambda error: warnings.say(str(error), f"checkpoint not stored: {error}"),
+        on_error=lambda error: warnings.report(str(error), f"checkpoint not stored: {error}"),
         skip=skip,
         is_written=coordinator.is_written if coordinator else lambda directory: False,
         is_stopping=lambda: stopping.is_set() or lease.ending.is_set(),

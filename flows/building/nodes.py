@@ -105,11 +105,10 @@ def _locked(follower: "_Follower") -> contextlib.AbstractContextManager[None]:
     context, grace = follower.context, follower.context.placement.resources.grace_seconds
     deadline = time.monotonic() + grace + _SECONDS_FOR_THE_LOCK
 
-    def wait(owner: file_lock.Owner | None) -> None:
+    def wait() -> None:
         if time.monotonic() > deadline:
             raise StageError(
-                f"node {follower.node} works in {context.placement.home}, as "
-                f"{owner or 'another process'} does",
+                f"node {follower.node} works in {context.placement.home}, as another process does",
                 hint="give each node a home of its own: --home, or NANOCHAT_HOME",
             )
         follower.pause()
@@ -177,7 +176,7 @@ class _Follower:
 
     def pause(self) -> None:
         """Sleep between two polls of the store. Raises StageInterrupted if the run is stopped."""
-        self.context.pause(self.stage.name, self.context.terms.look)
+        self.context.pause(self.stage.name, self.context.terms.poll)
 
     def _wait(self) -> Manifest | tuple[int, Link]:
         """Wait for the artifact, or for node 0's next lease; return its epoch and a connection.
@@ -188,7 +187,7 @@ class _Follower:
         heard = time.monotonic()
         # At first node 0 may still be starting elsewhere; later it holds a lease or was lost.
         limit = terms.ttl if self._seen else max(terms.ttl, terms.meet)
-        waiting = WaitLog(context.log(self.stage.name, "waiting"), every=terms.say)
+        waiting = WaitLog(context.log(self.stage.name, "waiting"), every=terms.report)
         while True:
             holder = self._ask()
             if isinstance(holder, Manifest | tuple):
@@ -205,7 +204,7 @@ class _Follower:
             owner = "not started yet"
             if holder is not None:
                 owner = f"run {holder.record.run} on host {holder.record.host}"
-            waiting.say(owner, f"waiting: node {self.node} for node 0 ({owner})")
+            waiting.report(owner, f"waiting: node {self.node} for node 0 ({owner})")
             self.pause()
 
     def _ask(self) -> Manifest | tuple[int, Link] | LeaseHolder | None:
@@ -320,14 +319,16 @@ class _Attempt:
         # Ranks are numbered by node, with or without torchrun: known before they start.
         first = rendezvous.first_rank(processes)
         append_segment(job, processes=processes * start.nodes, nodes=start.nodes)
-        warnings = WaitLog(self._context.log(job.stage, "warning"), every=self._context.terms.say)
+        warnings = WaitLog(
+            self._context.log(job.stage, "warning"), every=self._context.terms.report
+        )
         with uploading_shards(
             self._context.store,
             job,
             range(first, first + processes),
             epoch=self.epoch,
             on_shard=lambda shard: self._say("ready", shard=shard),
-            on_error=lambda error: warnings.say(
+            on_error=lambda error: warnings.report(
                 str(error), f"checkpoint shard not stored: {error}"
             ),
         ):

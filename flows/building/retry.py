@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from flows.leases.lease import LeaseLost
+from flows.leases.held_lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.retry import after_failure
 from infra.storage.base import StoreUnavailable

@@ -5,22 +5,18 @@ records what is garbage now in gc/mark.json, and deletes what an earlier one had
 seconds ago or longer and is still garbage. It can be killed at any moment: the next one resumes.
 """
 
-import os
-import socket
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flows.artifacts.pins import SWEEP
-from flows.artifacts.runs import timestamp
 from flows.gc.inventory import take_inventory
 from flows.gc.reach import Records, Rules, read_referrers
 from flows.gc.survey import Survey, make_survey
 from flows.gc.sweep import Sweeper, SweepResult, Watch, clock, sweep
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document, repair_hint
-from flows.leases import lease
+from flows.leases.lease import Lease
 from infra.parallel import THREADS
 from infra.storage.base import ObjectInfo, ObjectNotFound, Store
 from nanochat_core.errors import ArtifactError
@@ -62,18 +58,11 @@ class Collected:
     due: float | None  # when the next may be deleted; unix seconds by the store's clock
 
 
-def make_claim() -> lease.Claimant:
-    """Return a claimant for this process as a collector."""
-    # A random home: a collector holds no kernel lock, so no two may pass for processes of one home,
-    # which take over each other's leases at once.
-    return lease.Claimant(
-        owner=uuid.uuid4().hex,
-        run="gc",
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        home=uuid.uuid4().hex,
-        since=timestamp(time.time()),
-    )
+def make_claim() -> Lease:
+    """Return a claim of this process as a collector."""
+    # Without a boot a process never counts as dead: deletions that a killed collector had sent may
+    # still arrive, so its leases expire by time alone.
+    return replace(Lease.claim("gc"), boot=None)
 
 
 def plan_collection(
@@ -94,7 +83,7 @@ def collect(
     store: Store,
     rules: Rules,
     *,
-    claim: Callable[[], lease.Claimant] = make_claim,
+    claim: Callable[[], Lease] = make_claim,
     threads: int = THREADS,
     clock: Callable[[], float] = clock,
     pause: Callable[[float], None] = time.sleep,
@@ -103,7 +92,7 @@ def collect(
 ) -> Collected:
     """Mark garbage, and delete what was marked `rules.grace` seconds ago or longer.
 
-    `claim` returns a new claimant for each lease. `log` gets a line if this process has to wait
+    `claim` returns a new claim for each lease. `log` gets a line if this process has to wait
     for another collector, which may be dead. Raises StageError if another process collects,
     LeaseLost, ArtifactError if a record is damaged, StoreError. After each the store is sound.
     """

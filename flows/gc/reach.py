@@ -17,7 +17,7 @@ from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
 from flows.identity.manifest import EARLIER, FORMAT, Manifest
 from flows.identity.records import find_document
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
+from flows.leases.lease import find_holder
 from infra.parallel import in_parallel
 from infra.storage.base import Store
 
@@ -179,7 +179,7 @@ def find_roots(
     young = {p.name for p in pieces if now - p.newest <= rules.grace}
     # An older lease needs no request: it has expired, since the grace is an hour at least.
     leased = records.read(
-        lease.find_holder,
+        find_holder,
         [p.place for p in pieces if p.kind == "lease" and p.place and p.name in young],
     )
     pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]

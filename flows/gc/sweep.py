@@ -19,7 +19,8 @@ from flows.gc.inventory import Kind, Piece
 from flows.gc.reach import Edges
 from flows.gc.survey import Survey
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
+from flows.leases.held_lease import HeldLease, LeaseLost, try_acquire
+from flows.leases.lease import BEAT, TTL, Lease, LeaseHolder, Observer
 from flows.render.text import duration
 from infra.parallel import in_parallel
 from infra.polling import ASK_SECONDS
@@ -53,24 +54,23 @@ class Sweeper:
     def __init__(
         self,
         store: Store,
-        me: lease.Claimant,
+        claim: Lease,
         *,
         clock: Callable[[], float] = clock,
-        ttl: float = lease.TTL,
-        beat: float = lease.BEAT,
+        ttl: float = TTL,
+        beat: float = BEAT,
         pause: Callable[[float], None] = time.sleep,
         log: Callable[[str], None],
     ) -> None:
         self.clock = clock
-        self._store = store
         self._ttl = ttl
         self._seconds_between = beat
-        observer = lease.Observer(clock)
-        found: lease.LeaseHolder | None = None
+        observer = Observer(clock)
+        found: LeaseHolder | None = None
         while True:
             self._renewed = clock()  # before the request, as in `renew`
-            held = lease.try_acquire(store, SWEEP, me, ttl=ttl, observer=observer)
-            if isinstance(held, lease.LeaseGrant):
+            held = try_acquire(store, SWEEP, claim, ttl=ttl, observer=observer)
+            if isinstance(held, HeldLease):
                 break
             # Another collector renews its lease soon; the lease of a dead one expires.
             if found is not None and held.record != found.record:
@@ -95,7 +95,7 @@ class Sweeper:
         """Renew the lease. Raises LeaseLost, StoreError."""
         # Before the request: the store counts from when it writes the record, which is later.
         now = self.clock()
-        self._held = lease.renew(self._store, self._held, step=0, total=0)
+        self._held.renew()
         self._renewed = now
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class Sweeper:
         # Half, not all: the other half is for a request that hangs or arrives late.
         seconds = self.clock() - self._renewed
         if seconds > self._ttl / 2:
-            raise lease.LeaseLost(
+            raise LeaseLost(
                 f"the lease of the collection was not renewed for {duration(seconds)}: the store "
                 "or this machine stood still",
                 hint="nothing is damaged; run the same command again",
@@ -112,7 +112,7 @@ class Sweeper:
     def release(self) -> None:
         """Release the lease, so that processes that wait continue at once."""
         with contextlib.suppress(StoreError):  # it expires
-            lease.release(self._store, self._held)
+            self._held.release()
 
 
 @dataclass
@@ -129,7 +129,7 @@ def sweep(
     survey: Survey,
     sweeper: Sweeper,
     *,
-    claim: Callable[[], lease.Claimant],
+    claim: Callable[[], Lease],
     threads: int,
     watch: Watch,
 ) -> SweepResult:
@@ -142,7 +142,7 @@ class _Sweep:
     store: Store
     survey: Survey
     sweeper: Sweeper
-    claim: Callable[[], lease.Claimant]
+    claim: Callable[[], Lease]
     threads: int
     watch: Watch
     spared: set[ArtifactRef] = field(default_factory=set[ArtifactRef])
@@ -192,16 +192,14 @@ class _Sweep:
             if edges := self.survey.edges.get(place):
                 self.spared.update(edges.leads_to)
 
-    def _acquire(self, place: ArtifactRef) -> lease.LeaseGrant | lease.LeaseHolder:
-        return lease.try_acquire(
-            self.store, place, self.claim(), ttl=lease.TTL, forgotten=_FORGOTTEN
-        )
+    def _acquire(self, place: ArtifactRef) -> HeldLease | LeaseHolder:
+        return try_acquire(self.store, place, self.claim(), forgotten=_FORGOTTEN)
 
     def _clear(self, place: ArtifactRef, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""
-        # A new claimant for each acquisition: no two write records with the same bytes.
+        # A new claim for each acquisition: no two write records with the same bytes.
         held = self._acquire(place)
-        if isinstance(held, lease.LeaseHolder):
+        if isinstance(held, LeaseHolder):
             return False
         try:
             for kind in _UNDER_LEASE:
@@ -211,7 +209,7 @@ class _Sweep:
             return all(self._end_checkpoints(p) for p in pieces if p.kind == "checkpoints")
         finally:
             with contextlib.suppress(StoreError):  # it expires
-                lease.release(self.store, held)
+                held.release()
 
     def _end_checkpoints(self, piece: Piece) -> bool:
         """Delete each COMMIT.json. Returns False, deleting none, if a checkpoint is new."""
@@ -228,11 +226,11 @@ class _Sweep:
         """Delete a lease if nothing else lies under its fingerprint, while holding it."""
         assert piece.place is not None
         held = self._acquire(piece.place)
-        if isinstance(held, lease.LeaseHolder):
+        if isinstance(held, LeaseHolder):
             return
         # Listed under the lease: from here on no process that obeys leases adds anything.
         if [entry.key for entry in self.store.list(f"{piece.place.prefix}/")] != [piece.name]:
-            lease.release(self.store, held)
+            held.release()
             return
         # Not released afterwards: a release would only find the record gone.
         self._delete(self.store.head(piece.name))

@@ -10,34 +10,30 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
-from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
-from flows.leases.lease import Claimant, LeaseHolder, Observer, find_holder
-from flows.leases.outage import WaitLog, not_reached
+from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.lease import Lease, LeaseHolder, Observer, find_holder
+from flows.leases.outage import StoreWait
 from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
 from infra.polling import POLL_SECONDS
-from infra.storage.base import Store, StoreUnavailable
-from nanochat_core.errors import StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildClaim:
-    """A request to build one fingerprint, and the callbacks of its owner."""
+    """A request to build one fingerprint, and what its owner waits with."""
 
     ref: ArtifactRef
-    store: Store
+    lease: Lease  # the record to write
     lock_path: Path
     device: threading.Semaphore | None  # None: the stage needs none
-    claimant: Claimant
-    terms: LeaseTimings
-    stop: threading.Event  # ends the waiting, and later the job
     find: Callable[[], Manifest | None]  # the artifact, if it exists by now
-    log: Callable[[str], None]  # gets a line about the process waited for, at times
+    wait: StoreWait
 
 
 @contextlib.contextmanager
@@ -46,50 +42,38 @@ def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
 
     A caller that gets the lease must look for the artifact again: the owner before may have
     published it. Raises StageInterrupted if the run is stopped meanwhile, and StoreError if the
-    store refuses at the first contact, or refuses for longer than a lease lives. While the store
-    does not answer, this waits without a limit.
+    store refuses. While the store does not answer, this waits without a limit.
     """
     with contextlib.ExitStack() as held:
         yield _wait(claim, held)
 
 
 def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest:
-    waiting = WaitLog(claim.log, every=claim.terms.say)
-    observer = Observer(time.monotonic)
-    pause = claim.terms.look
-    next_look = time.monotonic()
-    reached: float | None = None  # when the store last answered
-    away_since: float | None = None
+    observer, wait = Observer(time.monotonic), claim.wait
+    pause = wait.terms.poll
+    next_poll = time.monotonic()
     while True:
-        if claim.stop.is_set():
+        if wait.stop.is_set():
             raise StageInterrupted(f"{claim.ref.stage} was not started: the run is being stopped")
         # What a failed try acquired is released at the end of this block, before the pause.
         with contextlib.ExitStack() as mine:
             is_free_here = _take_here(claim, mine)
             # _take_here has slept: a local lock is polled often, the store seldom.
-            if not is_free_here and time.monotonic() < next_look:
+            if not is_free_here and time.monotonic() < next_poll:
                 continue
-            try:
-                found = _ask_store(claim, mine, waiting, observer, is_free_here=is_free_here)
-                reached, away_since = time.monotonic(), None
-            except StoreUnavailable as error:
-                away_since = away_since or time.monotonic()
-                waiting.say("store", not_reached(time.monotonic() - away_since, error))
-                found = None
-            except StoreError:
-                # A refusal at the first contact is a wrong setting; a later one may pass.
-                if reached is None or time.monotonic() - reached > claim.terms.ttl:
-                    raise
-                found = None
+            found = wait(partial(_ask_store, claim, observer, is_free_here=is_free_here))
             if isinstance(found, HeldLease):
+                mine.enter_context(found.keep(wait.stop, beat=wait.terms.beat))
                 # Hand everything to the caller's stack: `mine` releases nothing any more.
                 held.enter_context(mine.pop_all())
-            if found is not None:
+            if isinstance(found, LeaseHolder):
+                _report(found, wait)
+            elif found is not None:  # else this waits for the device alone
                 return found
         if is_free_here:  # nothing is held in this pause: other stages may use the device
-            claim.stop.wait(pause)
-        next_look = time.monotonic() + pause
-        pause = min(2 * pause, claim.terms.longest_look)
+            wait.stop.wait(pause)
+        next_poll = time.monotonic() + pause
+        pause = min(2 * pause, wait.terms.max_poll)
 
 
 def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
@@ -98,50 +82,30 @@ def _take_here(claim: BuildClaim, held: contextlib.ExitStack) -> bool:
         if not claim.device.acquire(timeout=POLL_SECONDS):
             return False
         held.callback(claim.device.release)
-    if held.enter_context(file_lock.try_hold(claim.lock_path, run=claim.claimant.run)):
+    if held.enter_context(file_lock.try_hold(claim.lock_path)):
         return True
     held.close()  # releases the device before the sleep
-    claim.stop.wait(POLL_SECONDS)
+    claim.wait.stop.wait(POLL_SECONDS)
     return False
 
 
 def _ask_store(
-    claim: BuildClaim,
-    held: contextlib.ExitStack,
-    waiting: WaitLog,
-    observer: Observer,
-    *,
-    is_free_here: bool,
-) -> HeldLease | Manifest | None:
-    """Return the lease if it is free, else the artifact if it exists; else report who builds."""
-    store, ref, terms = claim.store, claim.ref, claim.terms
+    claim: BuildClaim, observer: Observer, *, is_free_here: bool
+) -> HeldLease | Manifest | LeaseHolder | None:
+    """Return the lease if it is free, else the artifact if it exists, else who builds."""
+    store, ref, ttl = claim.wait.store, claim.ref, claim.wait.terms.ttl
     if is_free_here:
-        # The file lock comes before the lease: try_acquire takes over a lease of this home at once
-        # because the lock proves that its owner is dead.
-        found = held.enter_context(
-            hold_lease(store, ref, claim.claimant, stop=claim.stop, terms=terms, observer=observer)
-        )
-        if isinstance(found, HeldLease):
-            return found
-        builder = found
+        found = try_acquire(store, ref, claim.lease, ttl=ttl, observer=observer)
     else:
-        owner = file_lock.find_owner(claim.lock_path)
-        # No owner means that only the device is missing: a lease of this home is a dead process's.
-        dead = None if owner else claim.claimant.home
-        builder = find_holder(store, ref, ttl=terms.ttl, dead=dead, observer=observer) or owner
-    if manifest := claim.find():
-        return manifest
-    if builder is not None:  # else this waits for the device alone
-        waiting.say(*_describe(builder, terms))
-    return None
+        found = find_holder(store, ref, ttl=ttl, observer=observer)
+    return found if isinstance(found, HeldLease) else claim.find() or found
 
 
-def _describe(
-    builder: LeaseHolder | file_lock.Owner, terms: LeaseTimings
-) -> tuple[tuple[object, ...], str]:
-    """Return who builds and whether it is silent, and the line that says so."""
-    # Step and age change with each look, so they are no part of the subject.
-    process = builder.record.owner if isinstance(builder, LeaseHolder) else builder
-    is_silent = isinstance(builder, LeaseHolder) and builder.silence > terms.ttl / 2
-    expiry = f"; its lease expires after {duration(terms.ttl)} without one" if is_silent else ""
-    return (process, is_silent), f"waiting: built by {builder}{expiry}"
+def _report(builder: LeaseHolder, wait: StoreWait) -> None:
+    """Log who builds: at once if that changes or the builder falls silent, else at times."""
+    is_silent = builder.silence > wait.terms.ttl / 2
+    text = f"waiting: built by {builder}"
+    if is_silent:
+        text += f"; its lease expires after {duration(wait.terms.ttl)} without one"
+    # Step and age change with each poll, so they are no part of the subject.
+    wait.waiting.report((builder.record.owner, is_silent), text)

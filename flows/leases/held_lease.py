@@ -1,4 +1,4 @@
-"""Hold a lease while a job runs: renew it, and notice when it is lost.
+"""Acquire a lease, renew it while a job runs, and notice when it is lost.
 
 A lease is lost when its record names another owner, and only then. While the store does not answer
 the job continues: no other process may want the lease, and what the job saves on this machine is
@@ -9,28 +9,23 @@ kept from publishing by `check`, not by a clock.
 import contextlib
 import threading
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any
 
 from flows.identity.ref import ArtifactRef
-from flows.leases.lease import (
-    BEAT,
-    TTL,
-    Claimant,
-    LeaseGrant,
-    LeaseHolder,
-    LeaseLost,
-    Observer,
-    check,
-    release,
-    renew,
-    try_acquire,
-)
+from flows.leases.lease import BEAT, TTL, Lease, LeaseHolder, Observer, observe
 from infra.polling import POLL_SECONDS
-from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, StoreError
+from infra.storage.base import Store, VersionedObject, swap_until_won
+from nanochat_core.errors import ArtifactError, StageError, StoreError
 
 _SECONDS_TO_END = 5.0  # for a heartbeat whose request is under way when the block ends
 _UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer decides as little as none
+
+
+class LeaseLost(StageError):
+    """The lease is lost; another process may be building. What this one saved is resumed later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,40 +34,26 @@ class LeaseTimings:
 
     ttl: float = TTL
     beat: float = BEAT
-    look: float = 1.0  # between the first looks at the store while waiting; backs off from there
-    longest_look: float = 5.0
-    say: float = 30.0  # between two log lines about the same owner
+    poll: float = 1.0  # between the first polls of the store while waiting; backs off from there
+    max_poll: float = 5.0
+    report: float = 30.0  # between two log lines about the same owner
     meet: float = 600.0  # limit for the first rendezvous of the nodes of a stage
 
 
 class HeldLease:
-    """A lease that this process holds until it is lost; see `hold_lease`."""
+    """A lease that this process holds until it is lost or released; see `try_acquire`."""
 
-    def __init__(
-        self, store: Store, held: LeaseGrant, *, stop: threading.Event, terms: LeaseTimings
-    ) -> None:
-        self.ending = threading.Event()  # the lease is lost, or `stop` is set: ends the job
+    def __init__(self, store: Store, ref: ArtifactRef, record: Lease) -> None:
+        self.record = record  # as of the last write
+        self.ending = threading.Event()  # the lease is lost, or the run is stopped: ends the job
         self._store = store
-        self._held = held
-        self._stop = stop
-        self._terms = terms
-        self._progress = (held.record.step, held.record.total)
+        self._ref = ref
+        self._progress = (record.step, record.total)
         self._endpoint: str | None = None
         self._error: LeaseLost | None = None
-        self._over = threading.Event()  # the block has ended
-
-    @property
-    def owner(self) -> str:
-        """Return the owner's id, recorded in everything written under this lease."""
-        return self._held.record.owner
-
-    @property
-    def fencing_token(self) -> int:
-        """Return the fencing token, recorded in everything written under this lease."""
-        return self._held.record.epoch
 
     def note(self, *, step: int, total: int) -> None:
-        """Note the job's progress; the next heartbeat puts it into the record."""
+        """Note the job's progress; the next renewal puts it into the record."""
         # One assignment: the heartbeat thread never pairs an old step with a new total.
         self._progress = (step, total)
 
@@ -83,15 +64,25 @@ class HeldLease:
 
     def announce(self, endpoint: str) -> None:
         """Put host:port into the record at once. Raises LeaseLost, StoreError."""
-        self._endpoint = endpoint  # which every later heartbeat repeats
-        self._renew()
+        self._endpoint = endpoint  # which every later renewal repeats
+        self.renew()
+
+    def renew(self) -> None:
+        """Renew the lease and record the job's progress and endpoint. Raises LeaseLost."""
+        step, total = self._progress
+        self._write(step=step, total=total, endpoint=self._endpoint)
+
+    def release(self) -> None:
+        """Release the lease, so that the next owner need not wait. No-op if it is lost."""
+        with contextlib.suppress(LeaseLost):
+            self._write(released=True)
 
     def check(self) -> None:
         """Read the record. Raises LeaseLost if another process has acquired the lease since.
 
         The store alone decides: a lease that expired, and that no process took over, is still ours.
         """
-        check(self._store, self._held)
+        self._read()
 
     def raise_if_lost(self) -> None:
         """Raise LeaseLost, with the reason, if a heartbeat found the lease lost."""
@@ -99,28 +90,33 @@ class HeldLease:
             raise self._error
 
     @contextlib.contextmanager
-    def keep(self) -> Generator[None]:
-        """Renew the lease while the block runs, and release it at its end."""
-        beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        watching = threading.Thread(target=self._watch, name="lease", daemon=True)
+    def keep(self, stop: threading.Event, *, beat: float) -> Generator[None]:
+        """Renew the lease every `beat` seconds while the block runs, and release it at its end.
+
+        Sets `ending` when the lease is lost, or `stop` is set.
+        """
+        finished = threading.Event()
+        heartbeat, watch = partial(self._beat, finished, beat), partial(self._watch, finished, stop)
+        beating = threading.Thread(target=heartbeat, name="heartbeat", daemon=True)
+        watching = threading.Thread(target=watch, name="lease", daemon=True)
         beating.start()
         watching.start()
         try:
             yield
         finally:
-            self._over.set()
+            finished.set()
             watching.join()
             beating.join(_SECONDS_TO_END)
             # A heartbeat that still hangs in the store could interfere with the release; then the
             # lease is left to expire.
             if not beating.is_alive():
                 with contextlib.suppress(*_UNREACHABLE):
-                    release(self._store, self._held)
+                    self.release()
 
-    def _beat(self) -> None:
-        while not self._over.wait(self._terms.beat):
+    def _beat(self, finished: threading.Event, seconds: float) -> None:
+        while not finished.wait(seconds):
             try:
-                self._renew()
+                self.renew()
             except LeaseLost as error:
                 self._error = error  # before the event: a thread that sees it finds the reason
                 self.ending.set()
@@ -128,40 +124,87 @@ class HeldLease:
             except _UNREACHABLE:
                 continue  # the record decides when it can be read again
 
-    def _renew(self) -> None:
-        step, total = self._progress
-        self._held = renew(self._store, self._held, step=step, total=total, endpoint=self._endpoint)
-
-    def _watch(self) -> None:
-        """Set `ending` when the run is stopped.
-
-        In a thread of its own, because a heartbeat may hang in the store for minutes.
-        """
-        while not self._over.wait(POLL_SECONDS):
-            if self._stop.is_set():
+    def _watch(self, finished: threading.Event, stop: threading.Event) -> None:
+        # In a thread of its own, because a heartbeat may hang in the store for minutes.
+        while not finished.wait(POLL_SECONDS):
+            if stop.is_set():
                 self.ending.set()
                 return
 
+    def _write(self, **changes: Any) -> None:
+        def swap() -> Lease | None:
+            record, stored = self._read()
+            # From the stored record: an earlier renewal whose answer was lost counts.
+            new = replace(record, beat=record.beat + 1, **changes)
+            is_ours = self._store.put_if_same(
+                self._ref.lease_key, new.to_json(), version=stored.version
+            )
+            return new if is_ours else None
 
-@contextlib.contextmanager
-def hold_lease(
+        self.record = swap_until_won(f"{self._store.url}/{self._ref.lease_key}", swap)
+
+    def _read(self) -> tuple[Lease, VersionedObject]:
+        """Return the stored record if it still names this owner and epoch. Raises LeaseLost."""
+        found = observe(self._store, self._ref, None)
+        if found is None:
+            raise self._lost(": its record was removed")
+        holder, stored = found
+        if not self._is_of(holder.record):
+            raise self._lost(f" to {holder}")
+        if holder.record.released:
+            raise self._lost(": it was released")
+        return holder.record, stored
+
+    def _is_of(self, record: Lease) -> bool:
+        # The epoch too: the same claim may acquire the lease anew after it was released.
+        return (record.owner, record.epoch) == (self.record.owner, self.record.epoch)
+
+    def _lost(self, how: str) -> LeaseLost:
+        return LeaseLost(
+            f"{self._ref.name} lost its lease{how}",
+            hint="if the run does not retry by itself, run the same command again: it waits for "
+            "the current builder and uses its artifact",
+        )
+
+
+def try_acquire(
     store: Store,
     ref: ArtifactRef,
-    me: Claimant,
+    claim: Lease,
     *,
-    stop: threading.Event,
-    terms: LeaseTimings,
+    ttl: float = TTL,
     observer: Observer | None = None,
-) -> Generator[HeldLease | LeaseHolder]:
-    """Hold the lease of a fingerprint while the block runs, or yield its holder if it is taken.
+    forgotten: float = inf,
+) -> HeldLease | LeaseHolder:
+    """Return the lease if it could be acquired, else its holder. Does not wait.
 
-    Does not wait. As for `try_acquire`, the caller holds the fingerprint's kernel lock, and passes
-    the same `observer` to each try. The lease is released when the block ends, however it ends.
+    A caller that tries repeatedly passes the same `observer` each time; without one, the lease of a
+    process that may live is acquired only after its release. `forgotten` is an age by the store's
+    clock, for a caller that cannot observe: an hour at least, so that a live lease is hardly taken
+    for it.
+
+    Idempotent: after an error it may be repeated with the same claim, and finds a lease whose grant
+    got no answer. Raises StoreError.
     """
-    found = try_acquire(store, ref, me, ttl=terms.ttl, observer=observer)
-    if isinstance(found, LeaseHolder):
-        yield found
-        return
-    lease = HeldLease(store, found, stop=stop, terms=terms)
-    with lease.keep():
-        yield lease
+    key = ref.lease_key
+
+    def swap() -> HeldLease | LeaseHolder | None:
+        found = observe(store, ref, observer)
+        if found is None:
+            is_ours = store.put_if_absent(key, claim.to_json())
+            return HeldLease(store, ref, claim) if is_ours else None
+        holder, stored = found
+        if not _may_take(holder, claim, ttl=ttl) and holder.age <= forgotten:
+            return holder
+        mine = replace(claim, epoch=holder.record.epoch + 1)
+        # On the version that was just read: of two processes that take over, one succeeds.
+        is_ours = store.put_if_same(key, mine.to_json(), version=stored.version)
+        return HeldLease(store, ref, mine) if is_ours else None
+
+    return swap_until_won(f"{store.url}/{key}", swap)
+
+
+def _may_take(holder: LeaseHolder, claim: Lease, *, ttl: float) -> bool:
+    record = holder.record
+    is_free = record.released or record.owner == claim.owner  # or no answer said that it is ours
+    return is_free or holder.silence > ttl or record.is_dead()

@@ -30,7 +30,7 @@ class WaitLog:
         self._subject: object = None  # of the last line
         self._next = 0.0
 
-    def say(self, subject: object, text: str) -> None:
+    def report(self, subject: object, text: str) -> None:
         """Log `text`, unless a line about the same subject was the last and is recent."""
         now = time.monotonic()
         with self._lock:
@@ -63,7 +63,8 @@ class StoreWait:
 
         def report(failure: NoAnswer) -> None:
             failed.append(time.monotonic())
-            self.waiting.say("store", not_reached(failed[-1] - failed[0], failure.error))
+            away = duration(round(failed[-1] - failed[0]))
+            self.waiting.report("store", f"waiting: store not reached for {away} ({failure.error})")
 
         def wait(seconds: float) -> None:
             if self.stop.wait(seconds):
@@ -74,10 +75,5 @@ class StoreWait:
             # Another thread may have reached the store meanwhile and found the lease lost.
             self.check()
 
-        policy = RetryPolicy(first_wait=self.terms.look, longest_wait=self.terms.longest_look)
+        policy = RetryPolicy(first_wait=self.terms.poll, longest_wait=self.terms.max_poll)
         return until_answered(action, StoreUnavailable, policy=policy, on_failure=report, wait=wait)
-
-
-def not_reached(seconds: float, error: Exception) -> str:
-    """Return the line that says for how long a store has not answered, and what it was asked."""
-    return f"waiting: store not reached for {duration(round(seconds))} ({error})"

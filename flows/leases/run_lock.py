@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO
 
+from flows.leases import file_lock
 from infra.storage.files import try_flock, writing
 from nanochat_core.errors import StageError
 
@@ -44,9 +45,7 @@ def hold(home: Path, run: str, *, store: str) -> Generator[None]:
 
 def is_held(home: Path, run: str) -> bool:
     """Return whether a process of this machine holds the lock of the run."""
-    with contextlib.suppress(OSError), _path(home, run).open(encoding="utf-8") as file:
-        return not try_flock(file)
-    return False
+    return file_lock.is_held(_path(home, run))
 
 
 def forget_dead(

@@ -176,7 +176,7 @@ class _ProgressRelay:
             if isinstance(failure.error, ObjectNotFound):
                 raise failure.error
             text = f"Prefect does not answer ({_first_line(failure.error)}); retrying"
-            self._waiting.say(text, text)
+            self._waiting.report(text, text)
             if failure.seconds > PATIENCE:
                 raise TransientStageError(
                     f"{self._request.ref.name}: Prefect did not answer for an hour",
@@ -197,7 +197,7 @@ class _ProgressRelay:
             wait = "; no worker has taken it" if state == "Late" else ""
             where = f"requested as {self._request.ref.name} of pool {self._context.placement.pool}"
             text = f"{where}: {state}{wait}"
-            self._waiting.say(text, text)
+            self._waiting.report(text, text)
         if state == "Running" and time.monotonic() >= self._next:
             self._next = time.monotonic() + SLOW_SECONDS
             with contextlib.suppress(StoreError, ArtifactError):

@@ -285,5 +285,5 @@ def wait_of_run(
     terms: LeaseTimings = LeaseTimings(),  # noqa: B008 - frozen
 ) -> StoreWait:
     """Return a retry policy for the run's own store requests that waits without a limit."""
-    waiting = WaitLog(get_run_logger().warning, every=terms.say)
+    waiting = WaitLog(get_run_logger().warning, every=terms.report)
     return StoreWait(store=store, name="the run", waiting=waiting, stop=stop, terms=terms)

@@ -1,4 +1,4 @@
-"""Find work in progress on a fingerprint: the process that builds it, and the last checkpoint."""
+"""Find the last checkpoint of unfinished work on a fingerprint."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,6 @@ from pathlib import Path
 from flows.artifacts import checkpoints
 from flows.identity.fingerprint import Identity
 from flows.leases import file_lock
-from flows.leases.lease import find_holder
 from infra.storage.base import Store
 
 
@@ -21,18 +20,6 @@ class Resume:
 
     def __str__(self) -> str:
         return f"step {self.step}/{self.total}{', from the store' if self.in_store else ''}"
-
-
-def find_builder(store: Store, work: Path, identity: Identity) -> str | None:
-    """Return a description of the process that builds this fingerprint. None means none does."""
-    ref = identity.ref
-    owner = file_lock.find_owner(file_lock.lock_path(work, ref))
-    # A builder holds the kernel lock as long as it lives. If the lock is free, a lease that names
-    # this home belongs to a process that was killed, and does not count.
-    is_dead = owner is None and work.parent.is_dir()
-    dead = file_lock.home_id(work.parent) if is_dead else None
-    builder = find_holder(store, ref, dead=dead) or owner
-    return str(builder) if builder else None
 
 
 def find_resume(store: Store, work: Path, identity: Identity) -> Resume | None:

@@ -17,8 +17,9 @@ from flows.identity.diff import PASSED_ON, Change, compare, is_built, nearest
 from flows.identity.fingerprint import REPOSITORY, Code, Identity, preimage_of
 from flows.identity.manifest import Manifest, identify_from
 from flows.identity.ref import ArtifactRef
+from flows.leases.lease import find_holder
 from flows.plan.estimate import Estimate, estimate, remaining
-from flows.plan.in_progress import Resume, find_builder, find_resume
+from flows.plan.in_progress import Resume, find_resume
 from flows.plan.pinned import check_stages, stages_with
 from flows.plan.reads import PlanReads
 from flows.render.text import listed
@@ -209,7 +210,7 @@ class _Planner:
 
     def _to_build(self, stage: Stage, identity: Identity, *, is_wanted: bool) -> StagePlan:
         history, changes = self._history(stage, identity.preimage, with_inputs=True)
-        builder = find_builder(self._store, self._work, identity)
+        builder = self._find_builder(identity)
         # One that is asked for starts at step 0.
         resume = None if is_wanted else find_resume(self._store, self._work, identity)
         # The one before stands for it in the plans of the stages that follow.
@@ -234,10 +235,13 @@ class _Planner:
             estimate=whole,
         )
 
+    def _find_builder(self, identity: Identity) -> str | None:
+        return str(found) if (found := find_holder(self._store, identity.ref)) else None
+
     def _revoked(
         self, stage: Stage, identity: Identity, manifest: Manifest, revoked: Revoked
     ) -> StagePlan:
-        builder = find_builder(self._store, self._work, identity)
+        builder = self._find_builder(identity)
         said = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
         if revoked.ref != identity.ref:
             said = f"the same as {revoked.ref.name}, {said}"

@@ -8,16 +8,16 @@ Elsewhere (macOS) it is the start in unix seconds that the kernel stored when th
 import json
 import os
 import signal
-import socket
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
     import psutil
 
 FORMAT = 1  # of a file that names a process
+ENDED = ("Z", "X")  # states of a process that has ended and was not waited for yet
 _STATE, _START_TICKS = 0, 19  # fields 3 and 22 of /proc/PID/stat, counted after the command's name
 
 
@@ -62,15 +62,28 @@ def start_of(pid: int) -> str | None:
     """
     if sys.platform != "linux":
         return _start_by_psutil(pid)
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(b")")[2].split()  # a command's name may hold spaces and parentheses
-    if fields[_STATE] in (b"Z", b"X"):
+    stat = read_stat(pid)
+    if stat is None or stat.state in ENDED:
         return None
     # Ticks count from boot and pids per namespace, so both are part of the identity.
-    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {fields[_START_TICKS].decode()}"
+    return f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {stat.start}"
+
+
+class Stat(NamedTuple):
+    """What /proc/PID/stat says of a process."""
+
+    state: str  # one letter
+    start: int  # clock ticks from the boot
+
+
+def read_stat(pid: int) -> Stat | None:
+    """Return what /proc shows of process `pid`. None means nothing, or that there is no /proc."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    fields = line.rpartition(b")")[2].split()  # a command's name may hold spaces and parentheses
+    return Stat(fields[_STATE].decode(), int(fields[_START_TICKS]))
 
 
 def find_process(pid: int, start: str) -> "psutil.Process | None":
@@ -109,12 +122,21 @@ def kill(process: ProcessRef) -> bool:
     return True
 
 
-def boot_id() -> str:
-    """Return the id of the running kernel's boot, or the host's name where there is none."""
+def boot_id() -> str | None:
+    """Return the id of the running kernel's boot, or None where there is none (macOS)."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
-        return socket.gethostname()
+        return None
+
+
+def pid_namespace() -> str | None:
+    """Return the id of this process's PID namespace; None if /proc shows another or is missing."""
+    try:
+        is_own = os.readlink("/proc/self") == str(os.getpid())
+        return os.readlink("/proc/self/ns/pid") if is_own else None
+    except OSError:
+        return None
 
 
 def _start_by_psutil(pid: int) -> str | None:

@@ -125,7 +125,7 @@ class _Watch:
         end_dead_runs(store, home)
         run = settle(store, home, run)
         plan = find_plan(store, run, self.place.work)
-        if run.status != "running" or signs_of_life(run.run, plan, home):
+        if run.status != "running" or signs_of_life(store, run.run, plan, home):
             self.lost = None
             return False
         self.lost = now if self.lost is None else self.lost

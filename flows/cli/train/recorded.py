@@ -1,5 +1,7 @@
 """Read a recorded run as it is today: its plan, its given artifacts, and who builds it."""
 
+import contextlib
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,8 @@ from flows.artifacts.runs import Run, timestamp
 from flows.cli.output import age, print_warning
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
-from flows.leases import file_lock, run_lock
+from flows.leases import run_lock
+from flows.leases.lease import find_holder
 from flows.plan.pinned import open_pinned
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import apply_pins
@@ -20,12 +23,12 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 
-def signs_of_life(run: str, planned: Plan | None, home: Path) -> list[str]:
+def signs_of_life(store: Store, run: str, planned: Plan | None, home: Path) -> list[str]:
     """Return in words what builds or executes the run with this id; empty if nothing does.
 
-    Without a plan, leases of other machines are not seen.
+    Without a plan, builders on other machines are not seen.
     """
-    builders = find_builders(run, planned, home / "work")
+    builders = find_builders(store, run, planned, home / "work")
     lines = [f"{name.partition('/')[0]} is being built by {builders[name]}" for name in builders]
     return sorted(lines) or list(_live(run, home))
 
@@ -98,19 +101,20 @@ def find_plan(store: Store, run: Run, work: Path) -> Plan | None:
         return None
 
 
-def find_builders(run: str, planned: Plan | None, work: Path) -> dict[str, str]:
+def find_builders(store: Store, run: str, planned: Plan | None, work: Path) -> dict[str, str]:
     """Return the builders of the stages of the run with this id, by the name of the artifact.
 
-    Leases show who builds the plan's stages on any machine, also for another run. File locks show
-    what this run builds on this machine that today's plan does not have: other code began it.
+    They are those of the plan's stages, on any machine, also for another run; and those of this
+    run's jobs on this machine that today's plan does not have: other code began them.
     """
-    found: dict[str, str] = {}
-    # Lock files are {work}/{stage}/{short fingerprint}.lock, see `file_lock.lock_path`.
-    for path in work.glob("*/*.lock"):
-        if (owner := file_lock.find_owner(path)) and owner.run == run:
-            found[f"{path.parent.name}/{path.stem}"] = str(owner)
-    for item in planned.stages if planned else ():
-        if item.builder and item.ref:
-            # A lease also knows the progress of the job, so its text replaces that of the lock.
-            found[item.ref.name] = item.builder
+    items = planned.stages if planned else ()
+    found = {item.ref.name: item.builder for item in items if item.builder and item.ref}
+    for path in work.glob("*/*/job.json"):
+        with contextlib.suppress(OSError, ValueError, KeyError, ArtifactError):
+            # Not by Job.read: other code may have written other fields.
+            tree = json.loads(path.read_text(encoding="utf-8"))
+            ref = ArtifactRef(tree["stage"], tree["fingerprint"])
+            holder = find_holder(store, ref)
+            if holder and holder.record.run == run:
+                found[ref.name] = str(holder)
     return found

@@ -91,7 +91,7 @@ def status(
             runs = [settle(store, place.home_path, open_newest_run(store, run))]
         except ConfigError:
             # A worker writes the record of a submitted run when it starts it.
-            submitted = signs_of_life(run, None, place.home_path) if name_in(run) else []
+            submitted = signs_of_life(store, run, None, place.home_path) if name_in(run) else []
             if not submitted:
                 raise
             runs, lines = [], [f"run {run}: not started by a worker", *submitted]
@@ -130,7 +130,7 @@ def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:
         yield ""
         yield f"what is left is unknown: {error}"
         return
-    yield from _progress(run, planned, place.home_path, command)
+    yield from _progress(store, run, planned, place.home_path, command)
 
 
 def _all_done(run: Run) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _all_done(run: Run) -> Iterator[str]:
     yield from (_done(ref) for stage in STAGES if (ref := run.find_ref(stage.name)))
 
 
-def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str]:
+def _progress(store: Store, run: Run, planned: Plan, home: Path, command: str) -> Iterator[str]:
     """Yield each stage, done or left, and the builders of those that are left."""
     work = home / "work"
     yield ""
@@ -149,7 +149,7 @@ def _progress(run: Run, planned: Plan, home: Path, command: str) -> Iterator[str
     if run.status != "finished":
         yield ""
         left = f"nothing of it is being built; resume with: {command}"
-        yield from signs_of_life(run.run, planned, home) or [left]
+        yield from signs_of_life(store, run.run, planned, home) or [left]
 
 
 def _names(store: Store, run: Run) -> list[str]:
@@ -183,7 +183,7 @@ def _latest_step(item: StagePlan, work: Path) -> str | None:
     """
     if item.ref is None or item.state not in ("!", ">"):
         return None
-    if item.builder and not file_lock.find_owner(file_lock.lock_path(work, item.ref)):
+    if item.builder and not file_lock.is_held(file_lock.lock_path(work, item.ref)):
         return None  # the job is on another machine
     events = file_lock.work_directory(work, item.ref) / "events.jsonl"
     if not events.exists():

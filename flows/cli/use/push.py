@@ -92,11 +92,11 @@ def _scratch(place: StoreOptions, source: Store, target: Store) -> Generator[Pat
     ways = hashlib.sha256(f"{source.url} {target.url}".encode()).hexdigest()[:12]
     scratch = place.home_path / "push" / ways
 
-    @functools.cache  # once for each owner
-    def say_who(owner: file_lock.Owner | None) -> None:
-        print_note(f"waiting: {owner or 'another process'} pushes to {target.url}")
+    @functools.cache  # once
+    def report() -> None:
+        print_note(f"waiting: another process pushes to {target.url}")
 
-    with file_lock.hold(scratch.with_name(f"{ways}.lock"), say_who):
+    with file_lock.hold(scratch.with_name(f"{ways}.lock"), report):
         yield scratch
         # Only if empty: files of an interrupted push of other artifacts stay for its retry.
         with contextlib.suppress(OSError):

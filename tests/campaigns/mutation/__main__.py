@@ -44,7 +44,7 @@ GUARDS = {
     "leases": f"""
         {SIMULATION}
         tests/unit/flows/leases/test_lease.py
-        tests/unit/flows/leases/test_file_lock.py
+        tests/unit/flows/leases/test_process.py
         tests/unit/flows/leases/test_acquire.py
         tests/unit/flows/leases/test_held_lease.py""",
     "publish": f"""

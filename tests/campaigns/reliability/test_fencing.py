@@ -19,7 +19,8 @@ import pytest
 
 from flows.artifacts.publish import find_manifest, publish
 from flows.identity.fingerprint import Code, Identity, identify
-from flows.leases.lease import LeaseGrant, Observer, check, try_acquire
+from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.lease import Observer
 from infra.storage.base import ObjectNotFound, Store
 from tests.support.campaigns import Campaign
 from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
@@ -106,7 +107,7 @@ def freeze_one(
         if data != before[name]
     ]
     if check_lease:
-        check(context.store, held)
+        held.check()
         if not published_first:
             _publish(context.store, identity, held, place)
         manifest = find_manifest(context.store, identity.ref)
@@ -125,21 +126,21 @@ def _make_toys(place: Path) -> Toys:
     return toys
 
 
-def _take_over(store: Store, identity: Identity) -> LeaseGrant:
+def _take_over(store: Store, identity: Identity) -> HeldLease:
     """The lease, as soon as it can be had."""
     me, observer = claim("new"), Observer(time.monotonic)
-    taken: list[LeaseGrant] = []
+    taken: list[HeldLease] = []
 
     def ask() -> bool:
         found = try_acquire(store, identity.ref, me, ttl=TTL, observer=observer)
-        taken.extend([found] if isinstance(found, LeaseGrant) else [])
+        taken.extend([found] if isinstance(found, HeldLease) else [])
         return bool(taken)
 
     wait_until(ask)
     return taken[0]
 
 
-def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) -> None:
+def _publish(store: Store, identity: Identity, held: HeldLease, place: Path) -> None:
     """What the new owner makes."""
     output = place / "output"
     output.mkdir()
@@ -153,7 +154,7 @@ def _publish(store: Store, identity: Identity, held: LeaseGrant, place: Path) ->
         logs=[],
         inputs={},
         provenance=provenance,
-        check_lease=lambda: check(store, held),
+        check_lease=held.check,
     )
 
 

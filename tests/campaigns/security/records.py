@@ -27,7 +27,7 @@ from flows.gc.collect import MARK
 from flows.identity.fingerprint import REPOSITORY, Code, fingerprint_of
 from flows.identity.records import encode_record
 from flows.identity.redo import RedoCounter, raise_redo
-from flows.leases import lease
+from flows.leases import held_lease, lease
 from flows.profiles import open_profile
 from infra.storage.local import LocalStore
 from tests.campaigns.security.rows import Row
@@ -96,8 +96,7 @@ def make_store(directory: Path) -> LocalStore:
     revoke(store, made["midtrain"], why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     place = made["midtrain"].ref
     raise_redo(store, place, RedoCounter(number=0, runs=("r",)))
-    claim = lease.Claimant(owner="o", run="r", host="h", pid=1, home="x", since="")
-    lease.try_acquire(store, place, claim, ttl=90.0)
+    held_lease.try_acquire(store, place, lease.Lease(owner="o", run="r", host="h", pid=1))
     _put_checkpoint(store, *place)
     artifacts = [[older.stage, older.fingerprint]]
     store.put(f"{PINS}1.json", encode_record({"artifacts": artifacts, "why": "x"}, format=1))

@@ -17,7 +17,7 @@ from typing import Any
 
 from flows.building.build import build
 from flows.leases import lease
-from flows.leases.held_lease import LeaseTimings
+from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.stages import Stage
 from infra.storage.open import open_store
 from nanochat_core.errors import NanochatError
@@ -66,13 +66,14 @@ def start_builder(
     ttl: float = lease.TTL,
     beat: float = lease.BEAT,
     check_lease: bool = True,
+    inside: tuple[str, ...] = (),
 ) -> "subprocess.Popen[str]":
-    """Start such a process."""
+    """Start such a process; `inside` is a command that runs it elsewhere."""
     toys.stage("slow", source=SLOW)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     words = [toys.root, home, store, ttl, beat]
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.flows.builder_process", *map(str, words)],
+        [*inside, sys.executable, "-m", "tests.support.flows.builder_process", *map(str, words)],
         env=environment if check_lease else {**environment, "NO_FENCE": "1"},
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
@@ -101,12 +102,12 @@ def main() -> None:
     root, home, store = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     ttl, beat = map(float, sys.argv[4:])
     if "NO_FENCE" in os.environ:
-        lease._is_of = lambda held, record: True
+        HeldLease._is_of = lambda self, record: True
     toys = Toys(root=root, home=home)
     context = replace(
         toys.context(f"run-{home.name}"),
         store=open_store(store),
-        terms=LeaseTimings(ttl=ttl, beat=beat, look=0.1, longest_look=0.5),
+        terms=LeaseTimings(ttl=ttl, beat=beat, poll=0.1, max_poll=0.5),
         watch=lambda stage, event: _tell(**event),
     )
     try:

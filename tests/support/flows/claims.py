@@ -1,15 +1,27 @@
-"""Those who want to build, in tests of leases."""
+"""Claims to build, in tests of leases."""
 
-from flows.leases.lease import Claimant
+from dataclasses import replace
+from typing import Any
+
+from flows.leases.lease import Lease
+from flows.leases.process import Process
 
 
-def claim(name: str, *, home: str | None = None) -> Claimant:
-    """A claim by run `name`, on a machine of its own unless `home` says otherwise."""
-    return Claimant(
+def claim(name: str, **changes: Any) -> Lease:
+    """Return a claim by run `name`, of a process on a machine of its own, with these changes."""
+    elsewhere = Lease(
         owner=f"owner-{name}",
         run=f"run-{name}",
         host=f"host-{name}",
         pid=7,
-        home=home or f"home-{name}",
-        since="2026-11-21T05:53:38Z",
+        machine=f"machine-{name}",
+        boot=f"boot-{name}",
+        namespace="pid:[4026531836]",
+        start=1,
     )
+    return replace(elsewhere, **changes)
+
+
+def dead_here() -> dict[str, Any]:
+    """Return the fields of a process of this machine that has ended: no number is so large."""
+    return {**vars(Process.this()), "pid": 2**22 + 1}

@@ -6,7 +6,7 @@ from typing import Any
 from flows.leases.held_lease import LeaseTimings
 from infra.storage.base import StoreUnavailable
 
-TERMS = LeaseTimings(ttl=0.1, beat=0.02, look=0.02, longest_look=0.05, say=0.0)
+TERMS = LeaseTimings(ttl=0.1, beat=0.02, poll=0.02, max_poll=0.05, report=0.0)
 SECONDS = 3 * TERMS.ttl
 _VERBS = {
     *("put", "put_if_absent", "put_if_same", "get", "get_stored"),

@@ -6,7 +6,7 @@ from typing import Any
 from flows.gc.collect import Collected, CollectionPlan, collect, make_claim, plan_collection
 from flows.gc.reach import Rules
 from flows.identity.manifest import Manifest
-from flows.leases import lease
+from flows.leases import held_lease
 from tests.support.flows.shelf import make_manifest, put_artifact
 from tests.support.reliability.memory_store import DAY, MemoryStore
 
@@ -72,9 +72,9 @@ def place(manifest: Manifest) -> str:
     return f"{manifest.stage}/{manifest.fingerprint}"
 
 
-def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> lease.LeaseGrant:
+def acquire(store: MemoryStore, manifest: Manifest, run: str = "tiny-9") -> held_lease.HeldLease:
     """The right to build it."""
     me = dataclasses.replace(make_claim(), run=run)
-    held = lease.try_acquire(store, manifest.ref, me, ttl=lease.TTL)
-    assert isinstance(held, lease.LeaseGrant)
+    held = held_lease.try_acquire(store, manifest.ref, me)
+    assert isinstance(held, held_lease.HeldLease)
     return held

@@ -19,7 +19,7 @@ from flows.stages import Stage
 from infra.launch.link import Link, open_link
 from infra.storage.open import open_store
 
-QUICK = LeaseTimings(ttl=200.0, beat=1.0, look=0.1, longest_look=0.2, meet=200.0)
+QUICK = LeaseTimings(ttl=200.0, beat=1.0, poll=0.1, max_poll=0.2, meet=200.0)
 
 
 def context_of(toys: Any, directory: Path, name: str) -> BuildContext:

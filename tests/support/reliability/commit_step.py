@@ -31,7 +31,8 @@ from typing import Any, Literal, Self, TypeAlias
 from flows.artifacts import publish
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import File, Manifest, Provenance, digest_of
-from flows.leases.lease import Claimant, LeaseGrant, check, release, try_acquire
+from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.lease import Lease
 from infra.storage.base import ObjectNotFound, OnBytes, Store, ignore_bytes
 from infra.storage.local import LocalStore
 from infra.storage.open import open_store
@@ -124,16 +125,9 @@ def commit(store: Store, toy: Toy) -> Manifest:
     found = publish.find_manifest(store, toy.identity.ref)
     if found is not None:
         return found
-    claim = Claimant(
-        owner=f"{os.getpid():032x}",
-        run="toy-1",
-        host="here",
-        pid=os.getpid(),
-        home="0" * 32,
-        since=_CREATED,
-    )
-    held = try_acquire(store, toy.identity.ref, claim, ttl=120.0)
-    assert isinstance(held, LeaseGrant), "one writer at a time, all of one home"
+    claim = Lease.claim("toy-1")
+    held = try_acquire(store, toy.identity.ref, claim)
+    assert isinstance(held, HeldLease), "one writer at a time, all of one machine"
     provenance = Provenance(
         run=claim.run,
         owner=held.record.owner,
@@ -150,9 +144,9 @@ def commit(store: Store, toy: Toy) -> Manifest:
         logs=[toy.log],
         inputs={},
         provenance=provenance,
-        check_lease=lambda: check(store, held),
+        check_lease=held.check,
     )
-    release(store, held)
+    held.release()
     return published.manifest
 
 

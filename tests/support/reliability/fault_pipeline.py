@@ -47,7 +47,7 @@ _SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
 _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
 _READ_SECONDS = 0.8  # the client's read timeout; the proxy drips for less
 # So that a job of a few hundredths of a second renews its lease.
-_TERMS = LeaseTimings(beat=0.03, look=0.3, longest_look=0.6)
+_TERMS = LeaseTimings(beat=0.03, poll=0.3, max_poll=0.6)
 PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
 _JOB_SECONDS = 0.05
 PATIENCE = RetryPolicy(tries=8, first_wait=0.01, longest_wait=0.05, deadline=20.0)

@@ -23,8 +23,7 @@ from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Input, Manifest, Provenance
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease as leases
-from flows.leases.held_lease import HeldLease
+from flows.leases.held_lease import HeldLease, try_acquire
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import ObjectInfo, ObjectNotFound
@@ -33,9 +32,10 @@ from nanochat_core.section import Tree
 from tests.support.flows import shelf
 from tests.support.reliability.gc_judge import Judge
 from tests.support.reliability.sim_actors import TERMS, machine, simulated
+from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import SimStore
 from tests.support.reliability.sim_threading import SimThreading
-from tests.support.reliability.sim_world import Process, World
+from tests.support.reliability.sim_world import World
 
 _SHARDS = Stage(name="shards", makes="", inputs=(), config=(), entry="tasks.a", compute="cpu")
 _ROWS = Stage(name="rows", makes="", inputs=(_SHARDS,), config=(), entry="tasks.b", compute="cpu")
@@ -207,7 +207,7 @@ class Runner(Actor):
         rng = self.world.rng
         root = f"{stage.name}/{identity.fingerprint}/checkpoints/step-0000010"
         if rng.random() < 0.3:
-            self.store.put(f"{root}/{lease.owner}-{lease.fencing_token}/model", b"x")
+            self.store.put(f"{root}/{lease.record.owner}-{lease.record.epoch}/model", b"x")
             self.store.put(f"{root}/COMMIT.json", b"x")
         if lease.ending.wait(rng.choice((5.0, 30.0, 200.0)) * rng.random()):
             lease.raise_if_lost()
@@ -220,8 +220,8 @@ class Runner(Actor):
             inputs=inputs,
             provenance=Provenance(
                 run=self.run,
-                owner=lease.owner,
-                epoch=lease.fencing_token,
+                owner=lease.record.owner,
+                epoch=lease.record.epoch,
                 created=timestamp(1.8e9 + self.world.now),
                 git_commit=None,
                 metrics={},
@@ -322,7 +322,7 @@ class Stray(Actor):
         place = f"shards/{identity.fingerprint}"
         what = self.world.rng.randrange(3)
         if what == 0:
-            leases.try_acquire(self.store, identity.ref, make_claim(), ttl=TERMS.ttl)
+            try_acquire(self.store, identity.ref, make_claim(), ttl=TERMS.ttl)
         elif what == 1:
             manifest = self.some_artifact()
             artifacts = [[manifest.stage, manifest.fingerprint]]

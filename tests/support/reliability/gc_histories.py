@@ -15,8 +15,9 @@ from flows.gc.reach import Rules
 from tests.support.reliability import gc_actors as actors
 from tests.support.reliability.gc_judge import Broken, Judge
 from tests.support.reliability.sim_actors import TERMS, open_scratch
+from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Objects
-from tests.support.reliability.sim_world import Faults, Process, World
+from tests.support.reliability.sim_world import Faults, World
 
 DAY = 86400.0  # virtual seconds
 RULES = Rules(keep=30 * DAY, grace=DAY)
@@ -127,7 +128,9 @@ class _Simulation:
         """Perhaps somebody starts it again."""
         program = self.running.pop(process, None)
         if program and self.rng.random() < 0.4:
-            again = Process(f"{process.name}'", home=process.home, skew=process.skew)
+            again = Process(
+                f"{process.name}'", home=process.home, skew=process.skew, machine=process.machine
+            )
             self.begin(again, program, after=30.0 * self.rng.random())
 
     def pause_one(self) -> None:

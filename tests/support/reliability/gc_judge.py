@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 from flows.gc.reach import Rules
 from flows.identity.manifest import Manifest
+from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Object, Objects
-from tests.support.reliability.sim_world import Process, Request
+from tests.support.reliability.sim_world import Request
 
 Place: TypeAlias = tuple[str, str]  # stage, fingerprint
 _SLACK = 60.0  # virtual seconds between what a collection read and what it deletes for it

@@ -31,7 +31,7 @@ from nanochat_core.errors import NanochatError
 from tests.support.flows.fixtures import Toys
 
 REPOSITORY = Path(__file__).parents[3]
-TERMS = LeaseTimings(ttl=20.0, beat=2.0, look=0.02, longest_look=0.1)
+TERMS = LeaseTimings(ttl=20.0, beat=2.0, poll=0.02, max_poll=0.1)
 STAGE = Stage(
     name="contested",
     makes="a toy",

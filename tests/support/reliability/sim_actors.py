@@ -19,6 +19,7 @@ import flows.building.build
 import flows.leases.acquire
 import flows.leases.file_lock
 import flows.leases.held_lease
+import flows.leases.process
 import infra.polling
 import infra.retry
 from flows.artifacts.publish import find_manifest, publish
@@ -36,13 +37,14 @@ from nanochat_core.config import RunConfig
 from nanochat_core.errors import ArtifactError, NanochatError
 from tests.support.flows.rows import PROVENANCE
 from tests.support.reliability.sim_invariants import Judge
+from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_threading import SimThreading, SimTime
-from tests.support.reliability.sim_world import Process, World
+from tests.support.reliability.sim_threading import SimSystem, SimThreading, SimTime
+from tests.support.reliability.sim_world import World
 from tests.support.small_job import one_thread
 
-TERMS = LeaseTimings(ttl=120.0, beat=25.0, look=8.0, longest_look=60.0)  # virtual seconds
+TERMS = LeaseTimings(ttl=120.0, beat=25.0, poll=8.0, max_poll=60.0)  # virtual seconds
 _PREIMAGE: dict[str, Any] = {"stage": "rows", "format": 1, "config": {}, "inputs": {}, "code": {}}
 IDENTITY = Identity(stage="rows", fingerprint=fingerprint_of(_PREIMAGE), preimage=_PREIMAGE)
 _STAGE = Stage(name="rows", makes="a toy", inputs=(), config=(), entry="tasks.toy", compute="cpu")
@@ -166,13 +168,13 @@ class Builder(Actor):
         """Run a job and publish, as flows.building.build does under its lease."""
         if lease.ending.wait(self.seconds_of_job()):
             lease.raise_if_lost()
-        self.judge.owners[self.process] = lease.owner
+        self.judge.owners[self.process] = lease.record.owner
         wait = context.wait_for_store(_STAGE.name, check=lease.raise_if_lost)
         manifest = self.publish(
             identity,
             check_lease=lease.check,
-            owner=lease.owner,
-            epoch=lease.fencing_token,
+            owner=lease.record.owner,
+            epoch=lease.record.epoch,
             retry=wait,
         )
         return Built(manifest=manifest, uri="", cached=False)
@@ -292,7 +294,7 @@ def _build_simulated(
 @contextlib.contextmanager
 def simulated(world: World) -> Generator[None]:
     """The product's modules get the world's clock, threads and names while the block runs."""
-    time, threading = SimTime(world), SimThreading(world)
+    time, threading, system = SimTime(world), SimThreading(world), SimSystem(world)
     patches: tuple[tuple[Any, str, Any], ...] = (
         (flows.leases.held_lease, "threading", threading),
         (flows.leases.held_lease, "POLL_SECONDS", 10.0),
@@ -302,7 +304,12 @@ def simulated(world: World) -> Generator[None]:
         (infra.retry, "random", world.rng),
         (flows.leases.acquire, "POLL_SECONDS", 10.0),
         (flows.leases.file_lock, "time", time),
-        (flows.leases.file_lock, "home_id", str),
+        (flows.leases.process, "os", system),
+        (flows.leases.process, "socket", system),
+        (flows.leases.process, "_read", system.read_file),
+        (flows.leases.process, "boot_id", system.boot_id),
+        (flows.leases.process, "pid_namespace", system.pid_namespace),
+        (flows.leases.process, "read_stat", system.read_stat),
         (flows.building.build, "time", time),
         (flows.building.build, "Code", lambda root, cache: None),
         (flows.building.build, "identify_from", lambda *a, **k: IDENTITY),

@@ -11,11 +11,12 @@ from greenlet import getcurrent
 import flows.artifacts.publish
 import flows.leases.acquire
 import flows.leases.held_lease
-import flows.leases.lease
+import flows.leases.process
 from flows.artifacts.publish import Published, find_manifest
 from flows.identity.manifest import Manifest
-from flows.identity.ref import ArtifactRef
-from flows.leases.lease import Claimant, LeaseGrant, LeaseHolder, LeaseRecord, Observer
+from flows.leases.held_lease import HeldLease
+from flows.leases.lease import Lease, LeaseHolder, Observer
+from flows.leases.process import Process
 from infra.storage.base import OnBytes, Store, ignore_bytes
 from infra.storage.s3.store import S3Store
 from tests.support.reliability.sim_actors import AnyStore, Reader
@@ -99,9 +100,31 @@ def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner or ours, adopted=True, divergence=None)
 
 
-def _by_store_clock(holder: LeaseHolder, me: Claimant, *, ttl: float) -> bool:
+def _by_store_clock(holder: LeaseHolder, claim: Lease, *, ttl: float) -> bool:
     """Another process may take a lease that looks old by the store's wall clock."""
-    return holder.record.released or holder.record.home == me.home or holder.age > ttl
+    record = holder.record
+    is_free = record.released or record.owner == claim.owner
+    return is_free or holder.age > ttl or record.is_dead()
+
+
+_is_dead = Process.is_dead
+
+
+def _taking_for_ours(*fields: str) -> Callable[[Process], bool]:
+    """These fields of the name of any process are taken for those of this one."""
+
+    def is_dead(process: Process) -> bool:
+        me = vars(Process.this())
+        return _is_dead(replace(process, **{name: me[name] for name in fields}))
+
+    return is_dead
+
+
+def _unless_shown(process: Process) -> bool:
+    """A process of another user is taken for dead because /proc hides it."""
+    is_hidden = flows.leases.process.read_stat(process.pid) is None
+    me = Process.this()
+    return is_hidden and (process.boot, process.namespace) == (me.boot, me.namespace)
 
 
 class _WallClock(Observer):
@@ -115,28 +138,32 @@ class _WallClock(Observer):
 class _FirstSeen(Observer):
     """The observer counts from when it first saw a record, renewed or not."""
 
-    def silence(self, ref: ArtifactRef, record: LeaseRecord, *, asked: float) -> float:
-        return super().silence(ref, replace(record, owner="", epoch=1, beat=1), asked=asked)
+    def silence(self, record: Lease, *, asked: float) -> float:
+        return super().silence(replace(record, owner="", epoch=1, beat=1), asked=asked)
 
 
 class _SameOwner(Observer):
     """The observer takes a renewal for none, because the owner is the same."""
 
-    def silence(self, ref: ArtifactRef, record: LeaseRecord, *, asked: float) -> float:
-        return super().silence(ref, replace(record, beat=1), asked=asked)
+    def silence(self, record: Lease, *, asked: float) -> float:
+        return super().silence(replace(record, beat=1), asked=asked)
 
 
-def _do_not_check(store: Store, held: LeaseGrant) -> None:
+def _do_not_check(held: HeldLease) -> None:
     pass
 
 
 MUTATIONS: dict[str, Mutation] = {
     "manifest-by-plain-put": Mutation(store=_PlainPut),
-    "epoch-ignored": Mutation(patches=((flows.leases.lease, "_is_of", lambda held, record: True),)),
+    "epoch-ignored": Mutation(patches=((HeldLease, "_is_of", lambda held, record: True),)),
     "manifest-before-files": Mutation(store=_ManifestFirst),
     "expiry-by-store-clock": Mutation(
-        patches=((flows.leases.lease, "_may_take", _by_store_clock),)
+        patches=((flows.leases.held_lease, "_may_take", _by_store_clock),)
     ),
+    "namespace-ignored": Mutation(patches=((Process, "is_dead", _taking_for_ours("namespace")),)),
+    "boot-ignored": Mutation(patches=((Process, "is_dead", _taking_for_ours("boot")),)),
+    "host-by-name": Mutation(patches=((Process, "is_dead", _taking_for_ours("machine")),)),
+    "hidden-is-dead": Mutation(patches=((Process, "is_dead", _unless_shown),)),
     "expiry-by-wall-clock": Mutation(patches=((flows.leases.acquire, "Observer", _WallClock),)),
     "expiry-since-first-seen": Mutation(patches=((flows.leases.acquire, "Observer", _FirstSeen),)),
     "renewals-not-seen": Mutation(patches=((flows.leases.acquire, "Observer", _SameOwner),)),
@@ -150,7 +177,7 @@ MUTATIONS: dict[str, Mutation] = {
             (flows.artifacts.publish, "_adopt", _adopt_anything),
         ),
     ),
-    "no-check_lease": Mutation(patches=((flows.leases.held_lease, "check", _do_not_check),)),
+    "no-check_lease": Mutation(patches=((HeldLease, "check", _do_not_check),)),
     "lease-by-plain-put": Mutation(store=_PlainSwap),
     "bytes-not-verified": Mutation(
         patches=((Reader, "is_whole", staticmethod(lambda data, file: True)),)

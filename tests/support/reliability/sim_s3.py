@@ -18,8 +18,9 @@ from infra.storage.base import VersionedObject
 from infra.storage.s3.errors import NoResponse
 from infra.storage.s3.store import S3Store
 from nanochat_core.errors import StoreError
+from tests.support.reliability.sim_process import Process
 from tests.support.reliability.sim_store import Objects
-from tests.support.reliability.sim_world import Process, Request
+from tests.support.reliability.sim_world import Request
 
 _BUCKET = "bucket"
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from infra.storage.base import ObjectInfo, ObjectNotFound, OnBytes, VersionedObject, ignore_bytes
-from tests.support.reliability.sim_world import Process, Request, World
+from tests.support.reliability.sim_process import Process
+from tests.support.reliability.sim_world import Request, World
 
 
 class Object:

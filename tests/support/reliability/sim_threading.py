@@ -1,13 +1,16 @@
-"""Threads, events and clocks of simulated processes, in place of `threading` and `time`.
+"""Threads, events, clocks and names of simulated processes, in place of the system's.
 
 A thread is another greenlet of the same process; waiting and sleeping take virtual time.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 from greenlet import getcurrent, greenlet
 
-from tests.support.reliability.sim_world import Process, World
+from nanochat_core.runtime.process_start import Stat
+from tests.support.reliability.sim_process import Process
+from tests.support.reliability.sim_world import World
 
 
 class _Waiter:
@@ -104,3 +107,44 @@ class SimTime:
     def sleep(self, seconds: float) -> None:
         """See time.sleep."""
         self._world.sleep(self._world.current(), seconds)
+
+
+class SimSystem:
+    """Stands where flows.leases.process has `os`, `socket` and what it reads of /proc and /etc."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def getpid(self) -> int:
+        """See os.getpid."""
+        return self._world.current().pid
+
+    def kill(self, pid: int, number: int) -> None:
+        """See os.kill; `number` is 0."""
+        me = self._world.current()
+        if (other := self._world.find(me, pid)) is None:
+            raise ProcessLookupError
+        if other.user != me.user:
+            raise PermissionError
+
+    def gethostname(self) -> str:
+        """See socket.gethostname."""
+        return self._world.current().machine.host
+
+    def read_file(self, path: Path) -> str | None:
+        """Return the id of the machine, the only file that is read."""
+        return self._world.current().machine.id
+
+    def boot_id(self) -> str:
+        """Return the id of the boot."""
+        return str(self._world.current().boot)
+
+    def pid_namespace(self) -> str:
+        """Return the id of the namespace."""
+        return str(self._world.current().namespace)
+
+    def read_stat(self, pid: int) -> Stat | None:
+        """Return what /proc shows, which hides the processes of other users."""
+        me = self._world.current()
+        other = self._world.find(me, pid)
+        return Stat("S", other.start) if other and other.user == me.user else None

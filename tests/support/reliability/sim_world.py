@@ -11,13 +11,14 @@ import heapq
 import random
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
 from infra.storage.base import StoreUnavailable
+from tests.support.reliability.sim_process import Machine, Process
 
 TIMEOUT = 20.0  # virtual seconds after which a caller gives up an answer
 _REPEATED = ("duplicate", "late", "retried")
@@ -68,31 +69,6 @@ HEAVY = Faults(
     stale=0.5,
     damaged=0.1,
 )
-
-
-class Process:
-    """A process on some machine: its greenlets live, stop and die together."""
-
-    __slots__ = (
-        "alive",
-        "cut_off_until",
-        "greenlets",
-        "home",
-        "name",
-        "paused_until",
-        "program",
-        "skew",
-    )
-
-    def __init__(self, name: str, *, home: str, skew: float) -> None:
-        self.name = name
-        self.home = home
-        self.skew = skew  # seconds by which its own clock is ahead
-        self.program: object = None  # what it runs, for whoever needs to know
-        self.alive = True
-        self.paused_until = 0.0
-        self.cut_off_until = 0.0  # it runs, and nothing that it sends reaches the store
-        self.greenlets: list[greenlet] = []
 
 
 class _Greenlet(greenlet):
@@ -150,6 +126,9 @@ class World:
         thread.process = process
         process.greenlets.append(thread)
         if process not in self._processes:
+            # The numbers of dead processes are given again, and are the same on all machines.
+            live = [self.find(process, pid) for pid in range(1, len(self._processes) + 2)]
+            process.pid, process.start = live.index(None) + 1, len(self._processes)
             self._processes.append(process)
         self.at(self.now + after, self.wake, (process, thread, None))
 
@@ -179,6 +158,27 @@ class World:
     def current(self) -> Process:
         """Whose code is running."""
         return getcurrent().process
+
+    def find(self, process: Process, pid: int) -> Process | None:
+        """Return the live process that has this number where `process` runs."""
+        for other in self._processes:
+            is_here = (other.boot, other.namespace) == (process.boot, process.namespace)
+            if other.alive and is_here and other.pid == pid:
+                return other
+        return None
+
+    def started_as(self, record: Mapping[str, Any]) -> Process:
+        """Return the process that a lease's record names."""
+        (found,) = (other for other in self._processes if other.start == record["start"])
+        return found
+
+    def reboot(self, machine: Machine) -> None:
+        """Kill all processes of a machine; those that follow are of another boot."""
+        machine.boot += 1_000_000
+        self.met["reboot"] += 1
+        for process in self._processes:
+            if process.machine is machine:
+                self.kill(process)
 
     def kill(self, process: Process) -> None:
         """SIGKILL: from this moment on nothing that the process does has an effect."""

@@ -30,9 +30,10 @@ from tests.support.reliability.sim_actors import (
 )
 from tests.support.reliability.sim_invariants import Broken, Judge
 from tests.support.reliability.sim_mutations import MUTATIONS, Mutation
+from tests.support.reliability.sim_process import Machine, Process
 from tests.support.reliability.sim_s3 import SimS3Store
 from tests.support.reliability.sim_store import Objects, SimStore
-from tests.support.reliability.sim_world import Faults, Process, World
+from tests.support.reliability.sim_world import Faults, World
 
 FAULTY_SECONDS = 900.0  # virtual; then nothing goes wrong any more
 SECONDS_TO_RECOVER = 1500.0  # virtual: the longest pause, a lease's time, a few jobs
@@ -126,7 +127,6 @@ class _Simulation:
         self.scene = Scene(world=self.world, judge=self.judge, open_store=store, scratch=scratch)
         self.running: set[Process] = set()
         self.programs: dict[Process, Callable[[Process], Actor]] = {}
-        self.homes: list[str] = []
         self.world.on_death = self.on_death
         for number in range(rng.choice((1, 2, 2, 3))):
             self.start(f"run-{number}", self.draw_builder(f"run-{number}"))
@@ -149,10 +149,21 @@ class _Simulation:
         )
 
     def start(self, name: str, program: Callable[[Process], Actor]) -> None:
-        """On a machine of its own, or where an earlier one runs."""
-        home = self.rng.choice(self.homes) if self.homes and self.rng.random() < 0.2 else name
-        self.homes.append(home)
-        process = Process(name, home=home, skew=self.rng.uniform(-300.0, 300.0))
+        """On a machine of its own, or where an earlier one runs: in its home, or in a container."""
+        rng, number = self.rng, len(self.programs)
+        # Two machines may have one host name; some have no id.
+        machine = Machine(rng.choice(("gpu", name)), id=rng.choice((name, None)), boot=number)
+        home, namespace, user = name, 0, number
+        if self.programs and rng.random() < 0.4:
+            other = rng.choice(list(self.programs))
+            machine, user = other.machine, rng.choice((other.user, number))
+            namespace = rng.choice((other.namespace, number))
+            if user == other.user and rng.random() < 0.5:
+                home = other.home
+        skew = rng.uniform(-300.0, 300.0)
+        process = Process(
+            name, home=home, skew=skew, machine=machine, namespace=namespace, user=user
+        )
         self.begin(process, program, after=self.rng.choice((1.0, 100.0)) * self.rng.random())
 
     def begin(self, process: Process, program: Callable[[Process], Actor], *, after: float) -> None:
@@ -168,11 +179,23 @@ class _Simulation:
         self.world.spawn(process, run, after=after)
 
     def on_death(self, process: Process) -> None:
-        """Perhaps somebody starts it again, in the same home."""
+        """Perhaps the machine is started again, and the process in the same home."""
         self.running.discard(process)
+        machine = process.machine
+        if process.boot == machine.boot and self.rng.random() < 0.1:
+            self.world.reboot(machine)
         if self.rng.random() < 0.6:
             self.world.met["started again"] += 1
-            again = Process(f"{process.name}'", home=process.home, skew=process.skew)
+            # Another container may have the home of the one before.
+            namespace = self.rng.choice((process.namespace, len(self.programs)))
+            again = Process(
+                f"{process.name}'",
+                home=process.home,
+                skew=process.skew,
+                machine=machine,
+                namespace=namespace,
+                user=process.user,
+            )
             self.begin(again, self.programs[process], after=30.0 * self.rng.random())
 
     def run(self) -> None:

@@ -11,7 +11,7 @@ from flows.artifacts.runs import RunRecord, find_run
 from flows.building.build import BuildContext, build
 from flows.gc.collect import make_claim
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
+from flows.leases import held_lease, lease
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.house import make_run
@@ -52,12 +52,12 @@ class Collection:
         self.store = toys.context().store
         self.deletes = deletes
         self.said: list[ArtifactRef] = []
-        self.held: lease.LeaseGrant | lease.LeaseHolder | None = None
+        self.held: held_lease.HeldLease | lease.LeaseHolder | None = None
 
     def record(self, ref: ArtifactRef) -> None:
         self.said.append(ref)
         if self.held is None:
-            self.held = lease.try_acquire(self.store, SWEEP, make_claim(), ttl=lease.TTL)
+            self.held = held_lease.try_acquire(self.store, SWEEP, make_claim())
             if self.deletes:
                 self.store.delete(f"{ref.prefix}/{self.deletes}")
 
@@ -67,8 +67,8 @@ class Collection:
 
         def watch(stage: str, event: dict[str, Any]) -> None:
             context.watch(stage, event)
-            if event["kind"] == "waiting" and isinstance(self.held, lease.LeaseGrant):
-                lease.release(self.store, self.held)
+            if event["kind"] == "waiting" and isinstance(self.held, held_lease.HeldLease):
+                self.held.release()
 
         return dataclasses.replace(context, record=self.record, watch=watch)
 

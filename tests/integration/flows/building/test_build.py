@@ -16,11 +16,13 @@ from flows.identity.fingerprint import Code, identify
 from flows.identity.redo import find_redo
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
+from flows.leases.held_lease import HeldLease, try_acquire
 from infra.launch import torchrun
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.storage.open import open_store
 from nanochat_core.errors import StageError, StoreError
 from nanochat_core.runtime.versions import processor_name
+from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
 # Ends when there is a file `go` in its home.
@@ -292,7 +294,9 @@ def test_stopping_the_run_interrupts_a_job_and_one_that_waits(toys: Any) -> None
         except StageInterrupted as error:
             errors.append(error)
 
-    with file_lock.hold(path, lambda owner: None):
+    elsewhere = try_acquire(context.store, identity.ref, claim("other"))
+    assert isinstance(elsewhere, HeldLease)
+    with file_lock.try_hold(path):
         threads = [threading.Thread(target=run, args=(stage,)) for stage in (slow, held)]
         for thread in threads:
             thread.start()

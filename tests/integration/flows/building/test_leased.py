@@ -17,15 +17,15 @@ from flows.artifacts.revocations import find_revoked, revoke
 from flows.building.build import build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
-from flows.leases.held_lease import LeaseTimings
-from flows.leases.lease import LeaseHolder, LeaseLost, try_acquire
+from flows.leases.held_lease import LeaseLost, LeaseTimings, try_acquire
+from flows.leases.lease import LeaseHolder
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
 from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
-QUICK = LeaseTimings(ttl=60.0, beat=0.05, look=0.05, longest_look=0.2)
+QUICK = LeaseTimings(ttl=60.0, beat=0.05, poll=0.05, max_poll=0.2)
 ENDLESS = "import time\ndef run(job):\n    (job.checkpoints / 'kept').touch()\n    time.sleep(99)\n"
 
 
@@ -38,7 +38,7 @@ def take_over(context: Any, stage: Any, *, redo: int = 0) -> Any:
     taken = try_acquire(
         context.store,
         identify(stage, context.run, {}, code=Code(context.root)).redone(redo).ref,
-        claim("b", home="elsewhere"),
+        claim("b"),
         ttl=-1.0,
     )
     assert not isinstance(taken, LeaseHolder)
@@ -153,7 +153,7 @@ def test_a_lease_that_is_lost_while_the_result_is_published_keeps_it_from_existi
 
 def test_without_the_fence_it_would_exist(toys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the test above."""
-    monkeypatch.setattr("flows.leases.lease._is_of", lambda held, record: True)
+    monkeypatch.setattr("flows.leases.held_lease.HeldLease._is_of", lambda held, record: True)
     stage = toys.stage("first")
     context = toys.context()
 

@@ -280,7 +280,7 @@ def test_a_node_that_fetches_is_waited_for_until_it_is_gone(
     lines: list[str] = []
     context = replace(
         contexts[0],
-        terms=replace(QUICK, meet=3.0, say=0.0),
+        terms=replace(QUICK, meet=3.0, report=0.0),
         watch=lambda _, event: lines.append(str(event.get("text"))),
     )
     first = start(pool, stage, context, 0)
@@ -336,7 +336,7 @@ def test_two_nodes_in_one_home_are_distinguished(
     first = start(pool, stage, contexts[0], 0)
     with connection(stage, contexts[1], first):
         pass
-    with pytest.raises(StageError, match=r"node 1 works in .*, as process") as caught:
+    with pytest.raises(StageError, match=r"node 1 works in .*, as another process does") as caught:
         build_share(stage, contexts[0], {}, node=1, force=False)
     assert "a home of its own" in (caught.value.hint or "")
     contexts[0].stop.set()

@@ -12,7 +12,7 @@ from flows.artifacts.publish import find_manifest
 from flows.building.build import BuildContext, build
 from flows.identity.fingerprint import Code, identify
 from flows.identity.ref import ArtifactRef
-from flows.leases.lease import LeaseLost, try_acquire
+from flows.leases.held_lease import LeaseLost, try_acquire
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
 from tests.support.flows.claims import claim
@@ -148,7 +148,7 @@ def test_another_owner_ends_the_wait_to_publish(toys: Any) -> None:
 
     def take_over() -> None:
         wait_until(lambda: outage.until is not None)
-        other = claim("b", home="elsewhere")
+        other = claim("b")
         try_acquire(context.store, ArtifactRef("train", fingerprint), other, ttl=-1.0)
         outage.until = 0.0
 

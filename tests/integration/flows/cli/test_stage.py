@@ -12,7 +12,7 @@ from flows.artifacts.runs import find_run
 from flows.cli.app import main
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import REPOSITORY, Code
-from flows.leases import lease
+from flows.leases import held_lease
 from flows.profiles import open_profile
 from infra.storage.base import Store
 from tests.support.flows.house import build
@@ -81,15 +81,15 @@ def test_an_input_that_is_collected_before_the_run_has_recorded_it_is_named(
     terminal.said("stage", "tiny", "shards", *words, "--run", "first")
     first = find_run(store, "first")
     assert first is not None
-    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.LeaseGrant)
+    held = held_lease.try_acquire(store, SWEEP, make_claim())
+    assert isinstance(held, held_lease.HeldLease)
 
     def collect() -> None:
         """Play a collection that has read the runs' records already, until the run has its own."""
         while find_run(store, "second") is None:
             time.sleep(0.02)
         store.delete(f"shards/{first.stages['shards']}/manifest.json")
-        lease.release(store, held)
+        held.release()
 
     collector = threading.Thread(target=collect, daemon=True)
     collector.start()

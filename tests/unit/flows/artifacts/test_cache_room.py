@@ -144,7 +144,7 @@ def test_waiting_for_another_process_that_fetches_can_be_stopped(
             raise StageError("the run is being stopped")
 
     with (
-        file_lock.hold(directory.with_name(f"{directory.name}.lock"), lambda owner: None),
+        file_lock.hold(directory.with_name(f"{directory.name}.lock"), lambda: None),
         pytest.raises(StageError),
     ):
         fetch(store, manifest, cache, on_bytes=stop_at_third)

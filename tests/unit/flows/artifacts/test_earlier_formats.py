@@ -17,7 +17,7 @@ from flows.artifacts.publish import find_manifest
 from flows.identity import manifest, redo
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
+from flows.leases import held_lease, lease
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StageError
 from nanochat_core.job import Result, write_json
@@ -54,9 +54,21 @@ MANIFEST: dict[str, Any] = {
     "accepted": None,
     "check": "581b31099b75e7c4f127c2a31d0fa3b5f2230c907a40f470f5ae7b52778cb305",
 }
-CLAIM = lease.Claimant(
-    owner="b", run="tiny-2", host="h", pid=1, home="elsewhere", since="2026-11-23T00:00:00Z"
-)
+LEASE: dict[str, Any] = {
+    "format": 2,
+    "owner": "b",
+    "run": "tiny-2",
+    "host": "h",
+    "pid": 1,
+    "home": "9d8c1cb2b3a3c6e0d8c2a1f5a3a0a6d1",
+    "since": "2026-11-29T00:00:00Z",
+    "epoch": 7,
+    "beat": 3,
+    "step": 1,
+    "total": 9,
+    "released": True,
+    "endpoint": None,
+}
 RUN: dict[str, Any] = {
     "format": 4,
     "run": "tiny-1-a",
@@ -166,7 +178,7 @@ def test_what_the_version_before_cannot_read_has_another_number(tmp_path: Path) 
     records = [make_manifest("eval").to_json(), store.get("runs/tiny-2.json")]
 
     assert [json.loads(data)["format"] for data in records] == [4, 6]
-    assert (checkpoint_records.FORMAT, lease.FORMAT) == (3, 2)
+    assert (checkpoint_records.FORMAT, lease.FORMAT) == (3, 3)
     assert (revocations.FORMAT, redo.FORMAT) == (3, 1)
 
 
@@ -193,10 +205,9 @@ def test_a_file_that_names_a_process_in_another_format_names_none(tmp_path: Path
 
 def test_a_lease_that_the_version_before_held_is_taken_over(store: LocalStore) -> None:
     ref = ArtifactRef("eval", FINGERPRINT)
-    fields = {**asdict(CLAIM), "epoch": 7, "beat": 3, "step": 1, "total": 9, "released": True}
-    store.put(ref.lease_key, encode_record(fields, format=1))
+    store.put(ref.lease_key, encode_record({**LEASE, "format": 2}, format=2))
 
-    held = lease.try_acquire(store, ref, CLAIM, ttl=90.0)
+    held = held_lease.try_acquire(store, ref, lease.Lease.claim("tiny-3"))
 
-    assert isinstance(held, lease.LeaseGrant)
+    assert isinstance(held, held_lease.HeldLease)
     assert (held.record.epoch, held.record.endpoint) == (8, None)

@@ -6,7 +6,7 @@ from flows.artifacts.pins import PINS, SWEEP, Pin, find_pin, pin, reserve, wait_
 from flows.gc.collect import make_claim
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
-from flows.leases import lease
+from flows.leases import held_lease, lease
 from nanochat_core.errors import ArtifactError, StageError
 from tests.support.reliability.memory_store import MemoryStore
 
@@ -43,7 +43,7 @@ class Waiter:
         self.looks -= 1
         if self.looks == 0:
             assert self.held is not None
-            lease.release(self.store, self.held)
+            self.held.release()
             self.held = None
 
     def reserve(self) -> list[str]:
@@ -51,9 +51,9 @@ class Waiter:
         return self.did
 
 
-def collect(store: MemoryStore) -> lease.LeaseGrant:
-    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.LeaseGrant)
+def collect(store: MemoryStore) -> held_lease.HeldLease:
+    held = held_lease.try_acquire(store, SWEEP, make_claim())
+    assert isinstance(held, held_lease.HeldLease)
     return held
 
 

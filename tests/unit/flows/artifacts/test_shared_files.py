@@ -14,7 +14,7 @@ from flows.artifacts.shared_files import LEAST_SIZE
 from flows.gc.collect import make_claim
 from flows.identity.fingerprint import Identity
 from flows.identity.manifest import Manifest
-from flows.leases import lease
+from flows.leases import held_lease
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rows import GIGABYTE, PROVENANCE, identity_of, no_fence
@@ -155,8 +155,8 @@ def test_while_garbage_is_collected_nothing_is_shared_and_nothing_waits(
     store: MemoryStore, tmp_path: Path
 ):
     publish_shards(store, tmp_path, 1)
-    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.LeaseGrant)
+    held = held_lease.try_acquire(store, SWEEP, make_claim())
+    assert isinstance(held, held_lease.HeldLease)
     publish_shards(store, tmp_path, 2)
     assert stored(store, 2) == {"shard_0", "shard_1", "shards.json"}
     assert store.names(PINS) == set()

@@ -7,7 +7,7 @@ from flows.building.retry import (
     TransientStageError,
     is_retryable,
 )
-from flows.leases.lease import LeaseLost
+from flows.leases.held_lease import LeaseLost
 from flows.run_request import RETRIES
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.retry import FIRST_PAUSE, LONGEST_PAUSE

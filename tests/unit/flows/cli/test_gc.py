@@ -16,7 +16,7 @@ from flows.cli.app import main
 from flows.gc.collect import FORMAT, MARK, make_claim
 from flows.identity.manifest import Manifest
 from flows.identity.records import encode_record, find_document
-from flows.leases import lease
+from flows.leases import held_lease
 from infra.storage.local import LocalStore
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
@@ -217,15 +217,15 @@ def test_a_tag_waits_for_a_collection_and_looks_whether_the_run_is_there(
         point(store, "main", "tiny-0")
     if before == "damaged":
         store.put("refs/main.json", b"rotten")
-    held = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(held, lease.LeaseGrant)
+    held = held_lease.try_acquire(store, SWEEP, make_claim())
+    assert isinstance(held, held_lease.HeldLease)
 
     def end_collection(seconds: float) -> None:
         if ending == "interrupted":
             raise KeyboardInterrupt
         if ending == "deleted":
             store.delete("runs/tiny-1.json")
-        lease.release(store, held)
+        held.release()
 
     monkeypatch.setattr("flows.cli.artifacts.tag.time", SimpleNamespace(sleep=end_collection))
     where = ["--home", str(tmp_path / "home"), "--store", store.url]

@@ -15,12 +15,15 @@ from flows.cli.app import main
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import File, Manifest
 from flows.identity.ref import ArtifactRef
-from flows.leases import file_lock, run_lock
+from flows.leases import run_lock
 from flows.leases.file_lock import work_directory
+from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.lease import BEAT
 from flows.profiles import open_profile
 from flows.stages import SHARDS
 from infra.storage.base import Store
 from infra.storage.files import sha256_of
+from tests.support.flows.claims import claim
 from tests.support.flows.shelf import Counting, make_manifest, put_artifact, put_run
 from tests.support.flows.terminal import Terminal
 from tests.support.flows.waiting import wait_until
@@ -215,9 +218,9 @@ def test_following_continues_while_a_silent_run_is_alive(
         wait_until(lambda: counted.gets.count("runs/tiny-1.json") >= 5)
         write_run(store, replace(run, status="failed"))
 
-    stage = file_lock.try_hold(file_lock.lock_path(work, REF))
+    held = try_acquire(store, REF, claim("b")) if builds else None
     command = run_lock.hold(tmp_path / "home", "tiny-1", store=store.url)
-    with stage if builds else command:
+    with held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else command:
         ending = threading.Thread(target=end_after_some_looks, daemon=True)
         ending.start()
         lines = terminal.said("status", "tiny", "-f")  # without a note

@@ -1,5 +1,6 @@
 """What `nanochat status` says of work in progress, here and on other machines."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
 from flows.leases import file_lock, run_lock
-from flows.leases.lease import LeaseGrant, renew, try_acquire
+from flows.leases.held_lease import HeldLease, try_acquire
 from flows.overrides import default_name
 from flows.profiles import open_profile
 from flows.stages import SHARDS
@@ -23,6 +24,7 @@ from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 RUN = open_profile("tiny").run
 FINGERPRINT = identify(SHARDS, RUN, {}, code=Code(REPOSITORY)).fingerprint
+REF = ArtifactRef("shards", FINGERPRINT)
 
 
 @pytest.fixture
@@ -41,12 +43,10 @@ def store_of(home: Path) -> Store:
     return open_store((home.parent / "store").as_uri())
 
 
-def held_by(home: Path, owner_home: str) -> LeaseGrant:
-    """The lease of `shards`, held by somebody in that home."""
-    held = try_acquire(
-        store_of(home), ArtifactRef("shards", FINGERPRINT), claim("b", home=owner_home), ttl=120.0
-    )
-    assert isinstance(held, LeaseGrant)
+def held_elsewhere(home: Path, ref: ArtifactRef = REF, run: str = "run-b") -> HeldLease:
+    """Return the lease of `ref`, held by a process of another machine."""
+    held = try_acquire(store_of(home), ref, claim("b", run=run))
+    assert isinstance(held, HeldLease)
     return held
 
 
@@ -95,7 +95,9 @@ def test_the_newest_run_of_a_name_is_shown_with_the_command_that_keeps_its_name(
 def test_a_builder_on_another_machine_is_shown_with_its_progress(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    renew(store_of(home), held_by(home, "elsewhere"), step=310, total=900)
+    held = held_elsewhere(home)
+    held.note(step=310, total=900)
+    held.renew()
     told = said(capsys)
     assert "! shards" in told
     assert "shards is being built by run run-b on host host-b, step 310/900, heartbeat" in told
@@ -105,10 +107,10 @@ def test_a_builder_on_another_machine_is_shown_with_its_progress(
 def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held_by(home, file_lock.home_id(home))
+    held_elsewhere(home)
     work = home / "work"
-    job = file_lock.work_directory(work, ArtifactRef("shards", FINGERPRINT))
-    with file_lock.try_hold(file_lock.lock_path(work, ArtifactRef("shards", FINGERPRINT))):
+    job = file_lock.work_directory(work, REF)
+    with file_lock.try_hold(file_lock.lock_path(work, REF)):
         assert "shards is being built by run run-b" in said(capsys)  # no event yet
         job.mkdir()
         (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9, "values": {}}\n')
@@ -118,8 +120,8 @@ def test_a_builder_on_this_machine_is_shown_with_its_jobs_last_step(
 def test_another_builder_does_not_pass_for_a_job_that_was_left_here(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    held_by(home, "elsewhere")
-    job = file_lock.work_directory(home / "work", ArtifactRef("shards", FINGERPRINT))
+    held_elsewhere(home)
+    job = file_lock.work_directory(home / "work", REF)
     job.mkdir(parents=True)
     (job / "events.jsonl").write_text('{"kind": "step", "step": 7, "total": 9}\n')
     assert "step 7/9" not in said(capsys)
@@ -289,13 +291,22 @@ def test_a_run_that_ended_before_its_process_died_keeps_its_state(
     assert [path.name for path in (home / "runs").iterdir()] == ["tiny-5.lock"]
 
 
-@pytest.mark.parametrize("run", ["tiny-d1-9", None])
+def make_job_of_earlier_code(home: Path, run: str) -> None:
+    """Have this run build a stage whose fingerprint is not in today's plan."""
+    ref = ArtifactRef("pretrain", "ab" * 32)
+    job = file_lock.work_directory(home / "work", ref)
+    job.mkdir(parents=True)
+    # With a field that today's jobs do not have.
+    tree = {"format": 1, "stage": ref.stage, "fingerprint": ref.fingerprint, "more": 1}
+    (job / "job.json").write_text(json.dumps(tree))
+    held_elsewhere(home, ref, run)
+
+
 def test_what_another_run_builds_on_this_machine_is_not_shown(
-    home: Path, capsys: pytest.CaptureFixture[str], run: str | None
+    home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = file_lock.lock_path(home / "work", ArtifactRef("pretrain", "ab" * 32))
-    with file_lock.try_hold(path, run=run):
-        told = said(capsys)
+    make_job_of_earlier_code(home, "tiny-d1-9")
+    told = said(capsys)
     assert "being built by" not in told
     assert told.endswith("nothing of it is being built; resume with: nanochat run tiny\n")
 
@@ -303,8 +314,7 @@ def test_what_another_run_builds_on_this_machine_is_not_shown(
 def test_what_this_run_builds_with_earlier_code_is_shown(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = file_lock.lock_path(home / "work", ArtifactRef("pretrain", "ab" * 32))
-    with file_lock.try_hold(path, run="tiny-1"):
-        told = said(capsys)
-    assert "\npretrain is being built by process " in told
+    make_job_of_earlier_code(home, "tiny-1")
+    told = said(capsys)
+    assert "\npretrain is being built by run tiny-1 on host host-b, heartbeat" in told
     assert "resume with" not in told

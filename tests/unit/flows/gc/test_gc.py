@@ -11,7 +11,7 @@ from flows.artifacts.runs import point, runs_called
 from flows.gc.collect import MARK
 from flows.identity.records import encode_record
 from flows.identity.redo import RedoCounter, raise_redo
-from flows.leases import lease
+from flows.leases import held_lease, lease
 from nanochat_core.errors import ArtifactError
 from tests.support.flows.rubbish import acquire, gc, gc_until_clean, look, make, make_other, place
 from tests.support.flows.shelf import ACCEPTED, make_manifest, put_run
@@ -98,7 +98,7 @@ def test_nothing_under_a_live_lease_is_garbage(store: MemoryStore):
     store.now += 40 * DAY
     held = acquire(store, manifest)
     assert look(store).survey.garbage == {}
-    lease.release(store, held)
+    held.release()
     assert f"{place(manifest)}/files/upload/" in look(store).survey.garbage
 
 
@@ -187,7 +187,7 @@ def test_a_revocation_goes_with_its_artifact_and_stays_while_its_bytes_are_in_us
 def test_everything_of_a_forgotten_artifact_is_gone_in_the_end(store: MemoryStore):
     manifest = make(store)
     revoke(store, manifest, why="wrong", who="me", when="now")
-    lease.release(store, acquire(store, manifest))
+    acquire(store, manifest).release()
     put_run(store, "tiny-1", manifest, status="failed")
     store.now += 31 * DAY
     for _ in range(5):
@@ -236,7 +236,7 @@ def test_keys_that_are_not_ours_are_left_alone(store: MemoryStore):
 def test_a_plan_writes_nothing_and_says_whether_there_is_something_to_do(store: MemoryStore):
     manifest = make(store)
     put_run(store, "tiny-1", manifest)
-    lease.release(store, acquire(store, manifest))
+    acquire(store, manifest).release()
     store.now += 2 * DAY
     assert look(store).is_empty
     make(store, seed=2)
@@ -304,5 +304,5 @@ def test_a_process_that_slept_while_its_files_went_has_lost_its_lease(store: Mem
         store.now += 2 * DAY
         gc(store)
     assert not list(store.list(f"{place(manifest)}/files/"))
-    with pytest.raises(lease.LeaseLost):
-        lease.check(store, held)
+    with pytest.raises(held_lease.LeaseLost):
+        held.check()

@@ -11,7 +11,7 @@ from flows.artifacts.revocations import revoke
 from flows.gc.collect import make_claim
 from flows.identity.manifest import Manifest
 from flows.identity.records import encode_record
-from flows.leases import lease
+from flows.leases import held_lease, lease
 from infra.storage.base import ObjectInfo
 from nanochat_core.errors import StageError
 from tests.support.flows.rubbish import (
@@ -95,13 +95,13 @@ def test_artifacts_that_share_files_both_ways_go_together(store: MemoryStore):
 
 
 def test_there_is_one_collection_at_a_time(store: MemoryStore):
-    acquired = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(acquired, lease.LeaseGrant)
+    acquired = held_lease.try_acquire(store, SWEEP, make_claim())
+    assert isinstance(acquired, held_lease.HeldLease)
     held = [acquired]
 
     def pause(seconds: float) -> None:
         store.now += seconds
-        held[0] = lease.renew(store, held[0], step=0, total=0)
+        held[0].renew()
 
     said: list[str] = []
     with pytest.raises(StageError, match="is being collected already by run gc"):
@@ -119,18 +119,18 @@ def test_there_is_one_collection_at_a_time(store: MemoryStore):
 def test_a_collection_that_lives_is_not_disturbed_when_the_stores_clock_is_set(
     store: MemoryStore, seconds: float
 ):
-    acquired = lease.try_acquire(store, SWEEP, make_claim(), ttl=lease.TTL)
-    assert isinstance(acquired, lease.LeaseGrant)
+    acquired = held_lease.try_acquire(store, SWEEP, make_claim())
+    assert isinstance(acquired, held_lease.HeldLease)
     held, slept = [acquired], [0.0]
 
     def pause(length: float) -> None:
         slept[0] += length
-        held[0] = lease.renew(store, held[0], step=0, total=0)
+        held[0].renew()
 
     store.now += seconds
     with pytest.raises(StageError, match="is being collected already by run gc"):
         gc(store, clock=lambda: slept[0], pause=pause)
-    lease.check(store, held[0])
+    held[0].check()
 
 
 def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):
@@ -143,7 +143,7 @@ def test_a_collection_that_stood_still_deletes_nothing_more(store: MemoryStore):
         if what == "artifacts":
             store.now += lease.TTL / 2 + 1
 
-    with pytest.raises(lease.LeaseLost, match="stood still"):
+    with pytest.raises(held_lease.LeaseLost, match="stood still"):
         gc(store, watch=stand_still)
     assert [key.rpartition("/")[2] for key in store.deleted] == ["manifest.json"]
 
@@ -233,7 +233,7 @@ def test_what_came_since_it_was_listed_stays() -> None:
     for key in new:
         store.put(f"{key.removesuffix('b')}a", b"half")
     alone = make_manifest("sft")
-    lease.release(store, acquire(store, alone))
+    acquire(store, alone).release()
     new.append(f"{place(alone)}/files/c/data")
     store.now += 2 * DAY
     gc(store)

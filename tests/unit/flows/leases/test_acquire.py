@@ -16,7 +16,8 @@ from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
 from flows.leases.acquire import BuildClaim, acquire
-from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
+from flows.leases.held_lease import HeldLease, LeaseTimings, try_acquire
+from flows.leases.outage import StoreWait, WaitLog
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
@@ -24,7 +25,7 @@ from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
 FINGERPRINT = "ab" * 32
-TERMS = LeaseTimings(ttl=60.0, beat=0.02, look=0.01, longest_look=0.02, say=1000.0)
+TERMS = LeaseTimings(ttl=60.0, beat=0.02, poll=0.01, max_poll=0.02, report=1000.0)
 SECONDS = 100.0  # more than a busy machine needs
 ARTIFACT = cast(Manifest, object())  # nobody looks into it
 
@@ -36,20 +37,24 @@ class Waiter:
         self.told: list[str] = []
         self.stop = changes.pop("stop", threading.Event())
         self.artifact: Manifest | None = None
+        terms: LeaseTimings = changes.pop("terms", TERMS)
         self.result: Any = None
         self.may_end = threading.Event()
         build_claim = BuildClaim(
             ref=ArtifactRef("sft", FINGERPRINT),
-            store=LocalStore(directory / "disk" / "store"),
+            lease=claim(name),
             lock_path=file_lock.lock_path(
                 directory / f"home-{name}", ArtifactRef("sft", FINGERPRINT)
             ),
             device=None,
-            claimant=claim(name),
-            terms=TERMS,
-            stop=self.stop,
             find=lambda: self.artifact,
-            log=self.told.append,
+            wait=StoreWait(
+                store=LocalStore(directory / "disk" / "store"),
+                name="sft",
+                waiting=WaitLog(self.told.append, every=terms.report),
+                stop=self.stop,
+                terms=terms,
+            ),
         )
         self.claim = replace(build_claim, **changes)
         self._thread = threading.Thread(target=self._run)
@@ -96,14 +101,9 @@ def wait(tmp_path: Path) -> Generator[Callable[..., Waiter]]:
 def built_elsewhere(directory: Path, *, beat: float = TERMS.beat) -> Generator[HeldLease]:
     """Another machine holds the lease."""
     store = LocalStore(directory / "disk" / "store")
-    with hold_lease(
-        store,
-        ArtifactRef("sft", FINGERPRINT),
-        claim("other"),
-        stop=threading.Event(),
-        terms=replace(TERMS, beat=beat),
-    ) as lease:
-        assert isinstance(lease, HeldLease)
+    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("other"))
+    assert isinstance(lease, HeldLease)
+    with lease.keep(threading.Event(), beat=beat):
         yield lease
 
 
@@ -121,12 +121,12 @@ def test_a_free_claim_is_granted_at_once_and_silently(wait: Callable[..., Waiter
     waiter = wait()
     assert isinstance(waiter.wait_for_result(), HeldLease)
     assert waiter.told == []
-    assert file_lock.find_owner(waiter.claim.lock_path) is not None
+    assert file_lock.is_held(waiter.claim.lock_path)
     waiter.end()
-    assert file_lock.find_owner(waiter.claim.lock_path) is None
+    assert not file_lock.is_held(waiter.claim.lock_path)
 
 
-def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
+def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_is_released(
     wait: Callable[..., Waiter], tmp_path: Path
 ) -> None:
     with built_elsewhere(tmp_path) as lease:
@@ -134,7 +134,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
         wait_until(lambda: b'"step": 310' in lease_path(tmp_path).read_bytes())
         waiter = wait()
         wait_until(waiter.is_waiting)
-        time.sleep(5 * TERMS.longest_look)
+        time.sleep(5 * TERMS.max_poll)
         assert waiter.result is None
     assert isinstance(waiter.wait_for_result(), HeldLease)
     (text,) = waiter.told
@@ -142,7 +142,7 @@ def test_waiting_for_another_machine_says_for_whom_and_ends_when_it_gives_back(
         r"waiting: built by run run-other on host host-other, step 310/900, heartbeat \d s ago",
         text,
     )
-    assert waiter.result.fencing_token == 2
+    assert waiter.result.record.epoch == 2
 
 
 def test_who_is_waited_for_is_said_again_now_and_then(
@@ -150,7 +150,7 @@ def test_who_is_waited_for_is_said_again_now_and_then(
 ) -> None:
     with built_elsewhere(tmp_path) as lease:
         began = time.monotonic()
-        waiter = wait(terms=replace(TERMS, say=0.1))
+        waiter = wait(terms=replace(TERMS, report=0.1))
         wait_until(waiter.is_waiting)
         lease.note(step=2, total=9)
         wait_until(lambda: len(waiter.told) == 4)
@@ -175,21 +175,14 @@ def test_a_builder_that_falls_silent_is_reported_and_taken_over_whatever_its_clo
     wait: Callable[..., Waiter], tmp_path: Path, age: float
 ) -> None:
     terms = replace(TERMS, ttl=2.0)
-    silent = hold_lease(
-        LocalStore(tmp_path / "disk" / "store"),
-        ArtifactRef("sft", FINGERPRINT),
-        claim("other"),
-        stop=threading.Event(),
-        terms=replace(TERMS, beat=1000.0),
-    )
-    with silent:
+    with built_elsewhere(tmp_path, beat=1000.0):
         set_age(tmp_path, age)
         began = time.monotonic()
         waiter = wait(terms=terms)
         wait_until(lambda: len(waiter.told) == 2)
         lease = waiter.wait_for_result()
         assert isinstance(lease, HeldLease)
-        assert lease.fencing_token == 2
+        assert lease.record.epoch == 2
         assert time.monotonic() - began > terms.ttl
     assert len(waiter.told) == 2
     assert waiter.told[1].endswith(" ago; its lease expires after 2 s without one")
@@ -207,7 +200,7 @@ def test_an_artifact_that_appears_ends_the_waiting(
 
 
 def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path: Path) -> None:
-    slow = replace(TERMS, look=1000.0, longest_look=1000.0)
+    slow = replace(TERMS, poll=1000.0, max_poll=1000.0)
     with built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
@@ -218,12 +211,12 @@ def test_stopping_the_run_ends_the_waiting(wait: Callable[..., Waiter], tmp_path
 def test_a_process_of_this_machine_is_waited_for_and_its_end_is_seen_at_once(
     wait: Callable[..., Waiter], tmp_path: Path
 ) -> None:
-    slow = replace(TERMS, look=1000.0, longest_look=1000.0)
+    slow = replace(TERMS, poll=1000.0, max_poll=1000.0)
     path = file_lock.lock_path(tmp_path / "home-a", ArtifactRef("sft", FINGERPRINT))
-    with file_lock.try_hold(path):
+    with file_lock.try_hold(path), built_elsewhere(tmp_path):
         waiter = wait(terms=slow)
         wait_until(waiter.is_waiting)
-        assert waiter.told[0].startswith("waiting: built by process ")
+        assert waiter.told[0].startswith("waiting: built by run run-other on host ")
     assert isinstance(waiter.wait_for_result(), HeldLease)
 
 
@@ -286,7 +279,7 @@ def test_a_store_that_is_away_for_a_while_is_waited_for_but_not_at_the_start(
         waiter = wait()
         wait_until(waiter.is_waiting)
         (tmp_path / "disk").rename(tmp_path / "away")
-        time.sleep(5 * TERMS.longest_look)
+        time.sleep(5 * TERMS.max_poll)
         assert waiter.result is None
         late = wait("b")
         assert isinstance(late.wait_for_result(), StoreError)

@@ -11,8 +11,8 @@ import pytest
 
 from flows.identity.ref import ArtifactRef
 from flows.leases import held_lease
-from flows.leases.held_lease import HeldLease, LeaseTimings, hold_lease
-from flows.leases.lease import LeaseHolder, LeaseLost, find_holder, try_acquire
+from flows.leases.held_lease import HeldLease, LeaseLost, LeaseTimings, try_acquire
+from flows.leases.lease import LeaseHolder, find_holder
 from infra.storage.base import VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
@@ -42,14 +42,9 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def held_by_us(
     store: Any, *, terms: LeaseTimings = QUICK, stop: threading.Event | None = None
 ) -> Generator[HeldLease]:
-    with hold_lease(
-        store,
-        ArtifactRef("sft", FINGERPRINT),
-        claim("a"),
-        stop=stop or threading.Event(),
-        terms=terms,
-    ) as lease:
-        assert isinstance(lease, HeldLease)
+    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("a"), ttl=terms.ttl)
+    assert isinstance(lease, HeldLease)
+    with lease.keep(stop or threading.Event(), beat=terms.beat):
         yield lease
 
 
@@ -83,14 +78,14 @@ def test_a_held_lease_is_renewed_and_reports_how_far_the_job_is(store: LocalStor
         holder = find_holder(store, ArtifactRef("sft", FINGERPRINT))
         assert holder is not None
         assert (holder.record.step, holder.record.total) == (3, 9)
-        assert (lease.owner, lease.fencing_token) == ("owner-a", 1)
+        assert (lease.record.owner, lease.record.epoch) == ("owner-a", 1)
         assert not lease.ending.is_set()
         lease.check()
         lease.raise_if_lost()
 
 
 @pytest.mark.parametrize("how", ["well", "badly"])
-def test_the_threads_end_with_the_block_and_the_lease_is_given_back(
+def test_the_threads_end_with_the_block_and_the_lease_is_released(
     store: LocalStore, how: str
 ) -> None:
     before = threading.active_count()
@@ -103,15 +98,10 @@ def test_the_threads_end_with_the_block_and_the_lease_is_given_back(
 
 
 def test_a_refused_claim_names_the_holder(store: LocalStore) -> None:
-    before = threading.active_count()
     with held_by_us(store):
-        found = hold_lease(
-            store, ArtifactRef("sft", FINGERPRINT), claim("b"), stop=threading.Event(), terms=QUICK
-        )
-        with found as holder:
-            assert isinstance(holder, LeaseHolder)
-            assert holder.record.run == "run-a"
-            assert threading.active_count() == before + 2
+        holder = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("b"))
+        assert isinstance(holder, LeaseHolder)
+        assert holder.record.run == "run-a"
     assert b'"released": true' in store.get(KEY)
 
 
@@ -163,7 +153,7 @@ def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_con
             lease.raise_if_lost()
         with pytest.raises(LeaseLost):
             lease.check()
-    assert b'"released": false' in store.get(KEY)  # it is not ours to give back
+    assert b'"released": false' in store.get(KEY)  # it is not ours to release
 
 
 def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(

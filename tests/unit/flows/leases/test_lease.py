@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,12 @@ import pytest
 from flows.identity.records import encode_record
 from flows.identity.ref import ArtifactRef
 from flows.leases import lease
-from flows.leases.lease import (
-    TTL,
-    Claimant,
-    LeaseGrant,
-    LeaseHolder,
-    LeaseLost,
-    check,
-    find_holder,
-    release,
-    renew,
-    try_acquire,
-)
+from flows.leases.held_lease import HeldLease, LeaseLost, try_acquire
+from flows.leases.lease import TTL, Lease, LeaseHolder, find_holder
+from flows.leases.process import Process
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ArtifactError, StoreError
-from tests.support.flows.claims import claim
+from tests.support.flows.claims import claim, dead_here
 
 REF = ArtifactRef("pretrain", "ab" * 32)
 
@@ -47,14 +39,19 @@ def set_age(store: LocalStore, tmp_path: Path) -> Callable[[float], None]:
     return set_age
 
 
-def ask(store: Any, me: Claimant) -> LeaseGrant | LeaseHolder:
+def ask(store: Any, me: Lease) -> HeldLease | LeaseHolder:
     return try_acquire(store, REF, me, ttl=TTL)
 
 
-def take(store: Any, me: Claimant) -> LeaseGrant:
+def take(store: Any, me: Lease) -> HeldLease:
     held = ask(store, me)
-    assert isinstance(held, LeaseGrant)
+    assert isinstance(held, HeldLease)
     return held
+
+
+def renew(held: HeldLease, *, step: int, total: int) -> None:
+    held.note(step=step, total=total)
+    held.renew()
 
 
 def record(store: LocalStore) -> dict[str, Any]:
@@ -64,14 +61,17 @@ def record(store: LocalStore) -> dict[str, Any]:
 def test_the_first_owner_has_fencing_token_one_and_says_who_it_is(store: LocalStore) -> None:
     held = take(store, claim("a"))
 
-    assert (held.record.owner, held.record.epoch, held.ref) == ("owner-a", 1, REF)
+    assert (held.record.owner, held.record.epoch) == ("owner-a", 1)
     written = record(store)
-    assert {name: written[name] for name in ("run", "host", "pid", "home", "since")} == {
+    names = ("run", "host", "machine", "boot", "namespace", "pid", "start")
+    assert {name: written[name] for name in names} == {
         "run": "run-a",
         "host": "host-a",
+        "machine": "machine-a",
+        "boot": "boot-a",
+        "namespace": "pid:[4026531836]",
         "pid": 7,
-        "home": "home-a",
-        "since": "2026-11-21T05:53:38Z",
+        "start": 1,
     }
     assert not written["released"]
 
@@ -81,7 +81,7 @@ def test_a_lease_that_lives_is_left_to_its_owner_who_is_named(
 ) -> None:
     held = take(store, claim("a"))
     assert str(ask(store, claim("b"))) == "run run-a on host host-a, heartbeat 0 s ago"
-    renew(store, held, step=310, total=900)
+    renew(held, step=310, total=900)
     before = store.get(REF.lease_key)
     set_age(4)
 
@@ -112,14 +112,14 @@ def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_befo
     clock = Clock()
     observer = lease.Observer(clock)
 
-    def ask_again() -> LeaseGrant | LeaseHolder:
+    def ask_again() -> HeldLease | LeaseHolder:
         return try_acquire(store, REF, claim("b"), ttl=TTL, observer=observer)
 
     held = take(store, claim("a"))
     set_age(age)
     assert isinstance(ask_again(), LeaseHolder)
     clock.now += TTL - 1
-    renew(store, held, step=1, total=2)
+    renew(held, step=1, total=2)
     set_age(age)
     holder = ask_again()
     assert isinstance(holder, LeaseHolder)
@@ -132,10 +132,10 @@ def test_a_lease_is_taken_over_when_one_saw_no_renewal_for_its_time_and_not_befo
 
     taken = ask_again()
 
-    assert isinstance(taken, LeaseGrant)
+    assert isinstance(taken, HeldLease)
     assert taken.record.epoch == 2
     with pytest.raises(LeaseLost):
-        renew(store, held, step=2, total=2)
+        renew(held, step=2, total=2)
 
 
 def test_a_new_owner_is_observed_anew(store: LocalStore) -> None:
@@ -144,7 +144,7 @@ def test_a_new_owner_is_observed_anew(store: LocalStore) -> None:
     held = take(store, claim("a"))
     try_acquire(store, REF, claim("c"), ttl=TTL, observer=observer)
     clock.now += TTL - 1
-    release(store, held)
+    held.release()
     take(store, claim("b"))
     clock.now += 2
 
@@ -178,63 +178,57 @@ def test_a_slow_answer_does_not_make_a_lease_older(store: LocalStore) -> None:
         assert found.silence == 0
 
 
-def test_an_abandoned_lease_is_ended_and_one_that_changed_is_not(store: LocalStore) -> None:
-    held = take(store, claim("a"))
-    lease.end_abandoned(store, REF, held.record)
-    assert take(store, claim("b")).record.epoch == 2
-    with pytest.raises(LeaseLost, match="to run run-b"):
-        check(store, held)
-
-    lease.end_abandoned(store, REF, held.record)
-    assert isinstance(ask(store, claim("c")), LeaseHolder)
-
-
 def test_garbage_collection_takes_a_lease_that_is_hours_old(
     store: LocalStore, set_age: Callable[[float], None]
 ) -> None:
     take(store, claim("a"))
-    for age, kind in ((TTL + 1, LeaseHolder), (3000.0, LeaseHolder), (3601.0, LeaseGrant)):
+    for age, kind in ((TTL + 1, LeaseHolder), (3000.0, LeaseHolder), (3601.0, HeldLease)):
         set_age(age)
         found = try_acquire(store, REF, claim("gc"), ttl=TTL, forgotten=3600.0)
         assert isinstance(found, kind), age
 
 
-def test_the_lease_of_a_dead_process_of_our_home_is_taken_at_once(store: LocalStore) -> None:
-    take(store, claim("a", home="ours"))
-    assert isinstance(ask(store, claim("b", home="another")), LeaseHolder)
+def test_the_lease_of_a_dead_process_is_taken_at_once(store: LocalStore) -> None:
+    take(store, claim("a", **vars(Process.this())))
+    assert isinstance(ask(store, claim("b")), LeaseHolder)
+    assert find_holder(store, REF) is not None
 
-    assert take(store, claim("b", home="ours")).record.epoch == 2
+    store.delete(REF.lease_key)
+    take(store, claim("a", **dead_here()))
+
+    assert find_holder(store, REF) is None
+    assert take(store, claim("b")).record.epoch == 2
 
 
 def test_the_same_owner_in_another_epoch_has_lost_it_too(store: LocalStore) -> None:
     old = take(store, claim("a"))
-    release(store, old)
-    release(store, take(store, claim("b")))
+    old.release()
+    take(store, claim("b")).release()
     again = take(store, claim("a"))
 
     assert (again.record.owner, again.record.epoch) == (old.record.owner, 3)
     with pytest.raises(LeaseLost, match="lost its lease to run run-a"):
-        renew(store, old, step=1, total=2)
-    check(store, again)
+        renew(old, step=1, total=2)
+    again.check()
 
 
 def test_a_record_that_was_removed_or_given_back_is_a_lost_lease(store: LocalStore) -> None:
     held = take(store, claim("a"))
-    release(store, held)
-    with pytest.raises(LeaseLost, match="it was given back"):
-        renew(store, held, step=1, total=2)
+    held.release()
+    with pytest.raises(LeaseLost, match="it was released"):
+        renew(held, step=1, total=2)
     assert record(store)["released"]
 
     store.delete(REF.lease_key)
-    for use in (lambda: renew(store, held, step=1, total=2), lambda: check(store, held)):
+    for use in (lambda: renew(held, step=1, total=2), lambda: held.check()):
         with pytest.raises(LeaseLost, match="its record was removed"):
             use()
-    release(store, held)
+    held.release()
     assert find_holder(store, REF) is None
 
     assert take(store, claim("b")).record.epoch == 1  # the record is gone, and with it the token
     with pytest.raises(LeaseLost, match="to run run-b"):
-        check(store, held)
+        held.check()
 
 
 class Losing:
@@ -265,7 +259,7 @@ def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
     store: LocalStore, earlier: bool
 ) -> None:
     if earlier:
-        release(store, take(store, claim("a")))
+        take(store, claim("a")).release()
     losing = Losing(store)
     losing.lost = 1
     with pytest.raises(StoreError):
@@ -274,8 +268,8 @@ def test_a_lease_that_is_ours_without_our_knowing_is_found_to_be(
 
     held = take(losing, claim("b"))
 
-    assert held.record.epoch == (2 if earlier else 1)
-    renew(store, held, step=1, total=2)
+    assert isinstance(ask(store, claim("c")), LeaseHolder)
+    renew(held, step=1, total=2)
 
 
 def test_a_renewal_whose_answer_was_lost_does_no_harm(store: LocalStore) -> None:
@@ -283,15 +277,15 @@ def test_a_renewal_whose_answer_was_lost_does_no_harm(store: LocalStore) -> None
     held = take(losing, claim("a"))
     losing.lost = 1
     with pytest.raises(StoreError):
-        renew(losing, held, step=1, total=9)
+        renew(held, step=1, total=9)
 
-    held = renew(losing, held, step=2, total=9)
+    renew(held, step=2, total=9)
 
     assert (record(store)["step"], record(store)["beat"]) == (2, 3)
     losing.lost = 1
     with pytest.raises(StoreError):
-        release(losing, held)
-    release(losing, held)
+        held.release()
+    held.release()
     assert record(store)["released"]
 
 
@@ -307,14 +301,14 @@ def test_a_record_that_cannot_be_read_is_an_error_and_not_free(
             "cut": data[:-20],
             "flipped": data.replace(b"run-a", b"run-b"),
             "other fields": encode_record({"owner": "a"}, format=lease.FORMAT),
-            "other format": encode_record(vars(held.record), format=lease.FORMAT + 1),
+            "other format": encode_record(asdict(held.record), format=lease.FORMAT + 1),
         }[ruin],
     )
 
     for use in (
         lambda: ask(store, claim("b")),
-        lambda: renew(store, held, step=1, total=2),
-        lambda: check(store, held),
+        lambda: renew(held, step=1, total=2),
+        lambda: held.check(),
         lambda: find_holder(store, REF),
     ):
         with pytest.raises(ArtifactError, match=r"lease\.json is ") as caught:
@@ -331,12 +325,10 @@ def test_only_a_lease_that_lives_has_a_holder(
     assert find() is None
     held = take(store, claim("a"))
     assert find() is not None
-    assert find(dead="home-b") is not None
-    assert find(dead="home-a") is None
     set_age(50)
     assert find() is not None
     assert find(ttl=40) is None
     set_age(TTL + 1)
     assert find() is None
-    release(store, renew(store, held, step=1, total=2))
+    held.release()
     assert find() is None

@@ -27,7 +27,7 @@ def test_the_time_that_an_action_worked_is_not_counted_as_waiting() -> None:
         name="sft",
         waiting=WaitLog(said.append, every=60),
         stop=threading.Event(),
-        terms=LeaseTimings(look=0.01, longest_look=0.01),
+        terms=LeaseTimings(poll=0.01, max_poll=0.01),
     )
     assert wait(fetch) == "fetched"
     assert said == ["waiting: store not reached for 0 s (lost)"]

@@ -14,12 +14,14 @@ from flows.identity.manifest import Manifest
 from flows.identity.redo import RedoCounter, raise_redo
 from flows.identity.ref import ArtifactRef
 from flows.leases import file_lock
-from flows.leases.lease import Claimant, LeaseGrant, release, renew, try_acquire
+from flows.leases.held_lease import HeldLease, try_acquire
+from flows.leases.lease import Lease
 from flows.plan.in_progress import Resume
 from flows.plan.render import render, to_json
 from flows.stages import STAGES
 from nanochat_core.errors import ArtifactError, ConfigError
 from nanochat_core.section import Tree
+from tests.support.flows.claims import claim, dead_here
 from tests.support.flows.house import (
     NAMES,
     PLACEMENT,
@@ -134,34 +136,31 @@ def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_exists(house
 
 def test_what_is_being_built_says_by_whom(house: House):
     house.build(until="rows")
-    path = file_lock.lock_path(house.work, ref_of(house, "pretrain"))
-    with file_lock.hold(path, lambda owner: None):
-        item = house.plan().of("pretrain")
-        assert item.state == "!"
-        assert item.reason.startswith("by process ")
-        checkpoint(house, "pretrain", 5, total=10)
-        assert house.plan().of("pretrain").reason.endswith("step 5/10")
-        assert house.plan().of("base_eval").after == ("pretrain",)
+    held = try_acquire(house.store, ref_of(house, "pretrain"), Lease.claim("d12-7"))
+    assert isinstance(held, HeldLease)
+    item = house.plan().of("pretrain")
+    assert item.state == "!"
+    assert item.reason.startswith("by run d12-7 on host ")
+    checkpoint(house, "pretrain", 5, total=10)
+    assert house.plan().of("pretrain").reason.endswith("step 5/10")
+    assert house.plan().of("base_eval").after == ("pretrain",)
+    held.release()
     assert house.plan().of("pretrain").state == ">"
-
-
-def claim(run: str, host: str, home: str) -> Claimant:
-    return Claimant(
-        owner="o" + run, run=run, host=host, pid=7, home=home, since="2026-11-21T07:00:00Z"
-    )
 
 
 def test_what_another_machine_builds_says_how_far_it_is(house: House):
     house.build(until="rows")
-    theirs = claim("d12-7", "far", "another home")
-    held = try_acquire(house.store, ref_of(house, "pretrain"), theirs, ttl=120)
-    assert isinstance(held, LeaseGrant)
-    held = renew(house.store, held, step=310, total=900)
+    held = try_acquire(house.store, ref_of(house, "pretrain"), claim("d12-7"))
+    assert isinstance(held, HeldLease)
+    held.note(step=310, total=900)
+    held.renew()
     item = house.plan().of("pretrain")
     assert item.state == "!"
     assert item.builder is not None
     assert item.fingerprint is not None
-    assert item.builder.startswith("run d12-7 on host far, step 310/900, heartbeat 0 s ago")
+    assert item.builder.startswith(
+        "run run-d12-7 on host host-d12-7, step 310/900, heartbeat 0 s ago"
+    )
     assert item.reason == f"by {item.builder}"
     lease = house.root.parent / "store" / "pretrain" / item.fingerprint / "lease.json"
     now = lease.stat().st_mtime
@@ -169,18 +168,15 @@ def test_what_another_machine_builds_says_how_far_it_is(house: House):
     assert house.plan().of("pretrain").state == "+"  # not renewed, it has expired
     os.utime(lease, (now, now))
     assert house.plan().of("pretrain").state == "!"
-    release(house.store, held)
+    held.release()
     assert house.plan().of("pretrain").state == "+"
 
 
 def test_a_lease_of_a_process_that_was_killed_here_is_free(house: House):
     house.build(until="rows")
     ref = ref_of(house, "pretrain")
-    ours = claim("d12-7", "here", file_lock.home_id(house.work.parent))
-    try_acquire(house.store, ref, ours, ttl=120)
+    try_acquire(house.store, ref, claim("d12-7", **dead_here()))
     assert house.plan().of("pretrain").state == "+"
-    with file_lock.hold(file_lock.lock_path(house.work, ref), lambda owner: None):
-        assert house.plan().of("pretrain").reason.startswith("by run d12-7 on host here")
 
 
 # Imported from elsewhere.

@@ -1,0 +1,173 @@
+"""One machine, one store: containers, users and homes leave each other's live builders alone.
+
+A container is a PID namespace, made by unshare as root. What the builders do is in
+tests/support/flows/builder_process.py.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.leases.process import Process
+from tests.support.flows.builder_process import read_until, start_builder
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+NOBODY = 65534
+is_root = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or shutil.which("unshare") is None,
+    reason="needs root and unshare, to make PID namespaces and processes of another user",
+)
+Builders = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def builders(toys: Any) -> Generator[Builders]:
+    """Starts builders in the home of that name; ends those that are left."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(name: str, **options: Any) -> "subprocess.Popen[str]":
+        home = toys.home.parent / name
+        home.mkdir(exist_ok=True)
+        started.append(start_builder(toys, home, toys.placement.store, **options))
+        return started[-1]
+
+    yield start
+    (toys.home.parent / "go").touch()
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def bodies(toys: Any) -> list[str]:
+    """Return the homes in which the stage's body ran."""
+    path = toys.home.parent / "bodies"
+    return path.read_text().split() if path.exists() else []
+
+
+def wait_and_finish(toys: Any, first: "subprocess.Popen[str]", waiter: Any) -> list[Any]:
+    """Have the second builder wait for the first for a while, then let both end."""
+    read_until(waiter, "waiting")
+    time.sleep(1.0)
+    assert waiter.poll() is None
+    (toys.home.parent / "go").touch()
+    return [read_until(process, "end")[-1] for process in (first, waiter)]
+
+
+@is_root
+@pytest.mark.parametrize(
+    ("first", "second"), [(CONTAINER, CONTAINER), (CONTAINER, ()), ((), CONTAINER)]
+)
+def test_a_live_builder_of_another_container_keeps_its_lease(
+    toys: Any, builders: Builders, first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    builder = builders("one", inside=first)
+    read_until(builder, "step")
+    waiter = builders("two", inside=second)
+
+    ends = wait_and_finish(toys, builder, waiter)
+
+    assert bodies(toys) == ["one"]
+    assert [(end["error"], end["cached"]) for end in ends] == [(None, False), (None, True)]
+
+
+@is_root
+def test_a_killed_builder_of_another_container_is_succeeded_when_its_lease_has_run_out(
+    toys: Any, builders: Builders
+) -> None:
+    killed = builders("one", beat=0.2, inside=CONTAINER)
+    read_until(killed, "step")
+    killed.send_signal(signal.SIGKILL)  # with all processes of its namespace
+    killed.wait()
+    (toys.home.parent / "go").touch()
+    began = time.monotonic()
+
+    events = read_until(builders("one", ttl=3.0, beat=0.2), "end")  # even in the same home
+
+    assert events[-1]["error"] is None
+    assert time.monotonic() - began > 3.0
+    assert bodies(toys) == ["one", "one"]
+
+
+def test_a_killed_builder_of_another_home_is_succeeded_at_once(
+    toys: Any, builders: Builders
+) -> None:
+    killed = builders("one")
+    read_until(killed, "step")
+    waiter = builders("two", ttl=1000.0)
+    read_until(waiter, "waiting")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (toys.home.parent / "go").touch()
+
+    assert read_until(waiter, "end")[-1]["error"] is None
+    assert bodies(toys) == ["one", "two"]
+
+
+def test_a_live_builder_of_another_home_keeps_its_lease(toys: Any, builders: Builders) -> None:
+    builder = builders("one")
+    read_until(builder, "step")
+    ends = wait_and_finish(toys, builder, builders("two"))
+    assert bodies(toys) == ["one"]
+    assert [end["error"] for end in ends] == [None, None]
+
+
+ASK = """
+import os, sys
+from flows.leases.process import Process
+Process.this()  # now: the other user may not read the interpreter's own modules
+if sys.argv[1] == "hidden":
+    os.system("mount -t proc -o hidepid=invisible proc /proc")
+os.setgid({nobody})
+os.setuid({nobody})
+other = eval(sys.argv[2])
+is_shown = os.path.exists(f"/proc/{{other.pid}}/stat")
+print(is_shown, other.is_dead(), flush=True)
+"""
+
+
+@is_root
+@pytest.mark.parametrize("proc", ["shown", "hidden"])
+def test_a_process_of_another_user_is_not_called_dead_while_it_lives(proc: str) -> None:
+    live = Process.this()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    code = ASK.format(nobody=NOBODY)
+
+    def ask(other: Process) -> list[str]:
+        asked = subprocess.run(
+            ["unshare", "--mount", sys.executable, "-c", code, proc, repr(other)],
+            cwd=Path(__file__).parents[4],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return asked.stdout.split()
+
+    assert ask(live) == [str(proc == "shown"), "False"]
+    gone = Process(**{**vars(live), "pid": ended.pid})
+    assert ask(gone) == ["False", "True"]
+
+
+def test_a_process_is_dead_once_it_has_ended() -> None:
+    code = "from flows.leases.process import Process; print(Process.this(), flush=True); input()"
+    words = [sys.executable, "-c", code]
+    root = Path(__file__).parents[4]
+    with subprocess.Popen(
+        words, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout
+        named = eval(other.stdout.readline())
+        assert named.pid == other.pid
+        assert not named.is_dead()
+        other.kill()
+        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+        assert named.is_dead()  # a zombie
+    assert named.is_dead()
