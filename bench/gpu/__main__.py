@@ -15,9 +15,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SLOW = 4  # times a GPU's hard ends, on a CPU
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 sys.path[0] = str(ROOT)  # the directory is started by its path, and its modules are bench.gpu's
 
@@ -35,8 +37,10 @@ def main() -> None:
         sys.exit("error: NVIDIA's driver finds no GPU here\nhint: --dry runs the steps on a CPU")
     seconds = 60 * options.minutes
     steps = find_steps(options.only)
-    if options.dry:  # there all that fits by its hard ends runs, however fast a CPU is
+    if options.dry:  # what fits on a GPU, however busy this machine's CPU is
         steps = fitting(((step, step.seconds) for step in steps), seconds)
+        steps = [replace(s, seconds=SLOW * s.seconds, ready=SLOW * s.ready) for s in steps]
+        seconds *= SLOW
     entries = [Entry(step=step) for step in steps]
     machine = "a CPU, dry" if gpu is None else f"{gpu.name}, driver {gpu.driver}"
     results = Results(

@@ -48,7 +48,8 @@ BROUGHT = (
 )  # a text for `training`, in any format of `shards.source=local`
 CHARACTERS = 150_000_000  # else of the sources of installed packages, beside their documentation
 DATA = ("shards", "task_data", "tokenizer", "tokens", "rows")
-AFTER = ("base_eval", "midtrain", "sft", "chat_eval_sft", "rl", "chat_eval_rl")
+# In order of value: what the hard end cuts off is worth the least.
+TRAINING = ("pretrain", "midtrain", "sft", "chat_eval_sft", "rl", "chat_eval_rl", "base_eval")
 TALK = (
     "Hello! Who are you?",
     "How do you spell the word garden?",
@@ -96,7 +97,7 @@ def training(work: Path, options: argparse.Namespace) -> None:
             stages.make(name)
         compiled.result()
     wait_turn()
-    for name in ("pretrain", *AFTER):
+    for name in TRAINING:
         job = stages.job(name)
         if name == KILLED:
             interrupt(job, signal.SIGKILL, at=SAVES_SMALL if options.small else SAVES)
@@ -202,7 +203,7 @@ class Stages:
         stage, on_gpu = stage_named(name), self.options.device == "cuda"
         sections = {section: getattr(self.run, section) for section in stage.config}
         pace = Pace(
-            device_batch_size=1 if self.options.small else 32 if name == "pretrain" else 16,
+            device_batch_size=1 if self.options.small else 16,
             save_every_seconds=10.0,
             eval_every_steps=0,
             max_gpus=1,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.nvml import find_gpu
-from bench.gpu.report import needs_gpu, result, say
+from bench.gpu.report import needs_gpu, result, say, wait_turn
 from nanochat_core.model.attention_backends import BACKENDS
 from nanochat_core.model.fp8 import E4M3
 from nanochat_core.scaling import model_for_depth
@@ -33,6 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     report_machine(device)
+    wait_turn()
     on_gpu = device.type == "cuda"
     bandwidths(COPIED if on_gpu else 2**18, device)
     square = SQUARE if on_gpu else 64

@@ -15,7 +15,7 @@ from typing import IO, Any
 from bench.gpu.report import TURN
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS_TO_READ = 10.0  # what a program wrote before it ended
+SECONDS_TO_END = SECONDS_TO_READ = 5.0  # a killed program, and what it wrote
 PEERS = ("NANOCHAT_DIR", "NANOCHAT_JAN_DIR")
 
 
@@ -85,9 +85,10 @@ class Program:
     def close(self) -> None:
         """Kill what still runs, and read the rest of its output."""
         # Also what a program has left behind: it would take the next one's time and memory.
-        self._send(signal.SIGKILL)
-        self._process.wait()
-        self._send(signal.SIGKILL)  # what was forked while the first was sent
+        for _ in range(2):  # again, for what was forked meanwhile
+            self._send(signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver's call may not return
+                self._process.wait(SECONDS_TO_END)
         for reader in self._readers:
             reader.join(SECONDS_TO_READ)
         with contextlib.suppress(OSError):

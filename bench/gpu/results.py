@@ -4,6 +4,7 @@ The first two are written again after every result and every change of a step, e
 session that dies at any second leaves all that was found.
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -66,6 +67,11 @@ class Results:
         with self._lock, self._log.open("a", encoding="utf-8") as log:
             if self._log.stat().st_size < LOG_BYTES:
                 log.write(f"{self.elapsed:6.1f} {name}: {line}\n")
+
+    def announce(self, name: str, line: str) -> None:
+        """Print a line of a step for who watches; a closed stdout loses no result."""
+        with contextlib.suppress(OSError):
+            print(f"{self.elapsed:6.1f} {name}: {line}", flush=True)
 
     def write(self) -> None:
         """Write what is known now."""

@@ -43,7 +43,7 @@ class Scheduler:
         for entry in self._entries:
             if (why := entry.step.missing()) is not None:
                 self._end(entry, "skipped", why)
-        last = time.monotonic()
+        last, why = time.monotonic(), "the scheduler failed"
         try:
             while any(not entry.is_over for entry in self._entries):
                 now = time.monotonic()
@@ -55,8 +55,9 @@ class Scheduler:
                 self._give_turn(fits)
                 time.sleep(POLL)
         except KeyboardInterrupt:
-            self._stop("stopped by a signal")
-        finally:
+            why = "stopped by a signal"
+        finally:  # nothing is left unless this was ended early
+            self._stop(why)
             self._results.write()
 
     def _watch(self, passed: float) -> None:
@@ -73,6 +74,7 @@ class Scheduler:
                 self._set(entry, "ready")
             code, step = program.ended(), entry.step
             if code is not None:
+                self._close(entry)  # reads what it has written
                 needs = [row["name"] for row in entry.results if row.get("needs") == "a GPU"]
                 if code:
                     self._end(entry, "failed", f"ended with {code}", errors=True)
@@ -166,7 +168,7 @@ class Scheduler:
 
     def _start(self, entry: Entry, status: Any) -> None:
         """Start a step's program."""
-        name = entry.step.name
+        name, entry.prepared = entry.step.name, 0.0
 
         def keep(row: dict[str, Any]) -> None:
             entry.results.append(row)
@@ -174,7 +176,7 @@ class Scheduler:
 
         def show(line: str) -> None:
             entry.lines.append(line)
-            print(f"{self._results.elapsed:6.1f} {name}: {line}", flush=True)
+            self._results.announce(name, line)
 
         def error(line: str) -> None:
             self._results.log(name, line)
@@ -212,9 +214,5 @@ class Scheduler:
 
     def _set(self, entry: Entry, status: Any) -> None:
         entry.status = status
-        print(
-            f"{self._results.elapsed:6.1f} {entry.step.name}: {status}"
-            + (f", {entry.why[0]}" if entry.why else ""),
-            flush=True,
-        )
+        self._results.announce(entry.step.name, ", ".join([status, *entry.why[:1]]))
         self._results.write()

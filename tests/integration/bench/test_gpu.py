@@ -90,8 +90,8 @@ def test_the_training_makes_a_chat_model_by_every_stage_with_a_kill_in_it(dry: D
     found = dry.results("training")
     stages = [name.removeprefix("stage ") for name in found if name.startswith("stage ")]
     assert stages == [
-        *("shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "base_eval"),
-        *("midtrain", "sft", "chat_eval_sft", "rl", "chat_eval_rl"),
+        *("shards", "task_data", "tokenizer", "tokens", "rows", "pretrain", "midtrain", "sft"),
+        *("chat_eval_sft", "rl", "chat_eval_rl", "base_eval"),
     ]
     assert found["stage rl"]["answers"]
     assert len(found["conversation"]["turns"]) == 5
