@@ -11,7 +11,7 @@ from flows.cli.app import main
 from flows.cli.output import print_lines, print_note, screen
 from flows.identity.fingerprint import REPOSITORY, Code, identify
 from flows.identity.ref import ArtifactRef
-from flows.leases.lease import try_acquire
+from flows.leases.held_lease import try_acquire
 from flows.profiles import open_profile
 from flows.render.terminal import Display
 from flows.stages import SHARDS
