@@ -1,6 +1,7 @@
 """A step's program as processes: started, read, stopped for a while, ended with all it began."""
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -17,6 +18,14 @@ from bench.gpu.report import TURN
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_TO_END = SECONDS_TO_READ = 5.0  # a killed program, and what it wrote
 PEERS = ("NANOCHAT_DIR", "NANOCHAT_JAN_DIR")
+
+_LIBC = ctypes.CDLL(None)  # loaded before a fork, after which little is safe
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """Let Linux end this process with the one that started it, also if that is killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Program:
@@ -48,6 +57,7 @@ class Program:
             cwd=ROOT,
             env=environment(self._scratch.name, dry=dry) | ({TURN: "1"} if prepares else {}),
             start_new_session=True,
+            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
         )
         assert self._process.stdout
         assert self._process.stderr

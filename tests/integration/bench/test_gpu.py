@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from bench.gpu.results import NEEDS_GPU, Entry, Results
@@ -293,6 +294,13 @@ main.main()
 """
 
 
+def _argv_of(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_ended_by_a_signal_it_leaves_the_results_so_far_and_no_child(
     number: signal.Signals, tmp_path: Path
@@ -318,12 +326,12 @@ def test_ended_by_a_signal_it_leaves_the_results_so_far_and_no_child(
     code = program.wait(60)
     kept = stored(tmp_path)
     assert (kept[0]["status"], kept[0]["results"]) == ("ok", [{"name": "done"}])
-    if number == signal.SIGKILL:  # whoever kills it so ends its children
-        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pid)
+    assert not [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_argv_of(p))]
+    if number == signal.SIGKILL:
         assert [step["status"] for step in kept[1:]] == ["running", "preparing", "waiting"]
         return
     assert code == 1
-    wait_until_gone(pid)
     assert [step["status"] for step in kept[1:]] == ["failed", "failed", "skipped"]
     assert {step["why"][0] for step in kept[1:]} == {"stopped by a signal"}
     assert printed.rstrip().endswith("1 ok, 2 failed, 1 skipped")
