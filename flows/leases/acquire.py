@@ -22,6 +22,7 @@ from flows.leases.outage import StoreWait
 from flows.render.text import duration
 from infra.launch.torchrun import StageInterrupted
 from infra.polling import POLL_SECONDS
+from nanochat_core.errors import StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,8 @@ def acquire(claim: BuildClaim) -> Generator[HeldLease | Manifest]:
 
     A caller that gets the lease must look for the artifact again: the owner before may have
     published it. Raises StageInterrupted if the run is stopped meanwhile, and StoreError if the
-    store refuses. While the store does not answer, this waits without a limit.
+    store refuses at the first contact, or for longer than a lease lives. While the store does not
+    answer, this waits without a limit.
     """
     with contextlib.ExitStack() as held:
         yield _wait(claim, held)
@@ -52,6 +54,7 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
     observer, wait = Observer(time.monotonic), claim.wait
     pause = wait.terms.poll
     next_poll = time.monotonic()
+    reached: float | None = None  # when the store last answered
     while True:
         if wait.stop.is_set():
             raise StageInterrupted(f"{claim.ref.stage} was not started: the run is being stopped")
@@ -61,7 +64,14 @@ def _wait(claim: BuildClaim, held: contextlib.ExitStack) -> HeldLease | Manifest
             # _take_here has slept: a local lock is polled often, the store seldom.
             if not is_free_here and time.monotonic() < next_poll:
                 continue
-            found = wait(partial(_ask_store, claim, observer, is_free_here=is_free_here))
+            try:
+                found = wait(partial(_ask_store, claim, observer, is_free_here=is_free_here))
+                reached = time.monotonic()
+            except StoreError:
+                # A refusal at the first contact is a wrong setting; a later one may pass.
+                if reached is None or time.monotonic() - reached > wait.terms.ttl:
+                    raise
+                found = None
             if isinstance(found, HeldLease):
                 mine.enter_context(found.keep(wait.stop, beat=wait.terms.beat))
                 # Hand everything to the caller's stack: `mine` releases nothing any more.

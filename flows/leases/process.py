@@ -7,6 +7,8 @@ from pathlib import Path
 
 from nanochat_core.runtime.process_start import ENDED, boot_id, pid_namespace, read_stat
 
+FIRST_NAMESPACE = "pid:[4026531836]"  # of the kernel itself, the same on all machines
+
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
@@ -39,8 +41,11 @@ class Process:
         if self.boot is None or me.boot is None:
             return False
         if self.boot != me.boot:  # of this machine before it was started again, or of another
+            # Not in a container: images may have one machine id, and machines give their containers
+            # one host name.
             is_here = (self.host, self.machine) == (me.host, me.machine)
-            return is_here and me.machine is not None
+            is_bare = self.namespace == me.namespace == FIRST_NAMESPACE
+            return is_here and is_bare and me.machine is not None
         return me.namespace is not None and self.namespace == me.namespace and self._has_ended()
 
     def _has_ended(self) -> bool:

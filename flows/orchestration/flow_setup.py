@@ -1,4 +1,4 @@
-"""What every flow of whole runs begins with: its name, store, earlier starts and build context."""
+"""What every flow of whole runs begins with: its name, store and build context."""
 
 import contextlib
 import functools

@@ -6,10 +6,11 @@ running for ever, with the progress bars that it had.
 
 import urllib.error
 from collections.abc import Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from infra.prefect.access import ask, configured_api_url, may_pass
+from infra.prefect.access import ask, configured_api_url
 from infra.prefect.flow_runs import LIVE, MOST, NO_ANSWER, FlowRun, find_api
 
 
@@ -64,21 +65,30 @@ def set_state(
     name: str | None = None,
     *,
     force: bool = False,
+    once: str | None = None,
     of: str = "flow_runs",
 ) -> bool:
     """Set the state of a run; return whether it has it: without `force` Prefect's rules apply.
 
-    False also if the run was deleted. Raises OSError, ValueError if Prefect cannot answer.
+    False also if the run was deleted. Of several transitions for the sake of `once`, an id, only
+    the first counts. Raises OSError, ValueError if Prefect cannot answer.
     """
-    state = {"type": state_type, "name": name, "message": why}
+    state: dict[str, Any] = {"type": state_type, "name": name, "message": why}
+    if once is not None:
+        state["state_details"] = {"transition_id": once}
     answer = _ask(api_url, f"/{of}/{run}/set_state", {"state": state, "force": force})
     return bool(answer) and answer["status"] == "ACCEPT"
+
+
+def find_run(api_url: str, flow_run: str) -> dict[str, Any] | None:
+    """Return a flow run as the server has it; None if it was deleted. Raises as `set_state`."""
+    return _ask(api_url, f"/flow_runs/{flow_run}", None)
 
 
 def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> Any:
     try:
         return ask(api_url, path, body=body, method=method)
     except urllib.error.HTTPError as error:
-        if may_pass(error):
+        if error.code != HTTPStatus.NOT_FOUND:
             raise
-        return None  # it was deleted meanwhile, or we lack the right: no retry helps
+        return None  # it was deleted meanwhile

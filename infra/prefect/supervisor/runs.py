@@ -19,11 +19,11 @@ from urllib.parse import quote
 
 from infra.polling import SLOW_SECONDS
 from infra.prefect.access import ask, configured_api_url, may_pass
-from infra.prefect.ended_runs import end_task_runs, set_state
+from infra.prefect.ended_runs import end_task_runs, find_run, set_state
 from infra.prefect.flow_runs import AUTO_RESUME, MOST, NO_ANSWER, RESUMES
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 
-# The flows whose deployed runs are watched: only these are sure to send heartbeats often enough.
+# The flows whose deployed runs are watched: their workers let them send heartbeats often enough.
 FLOWS = ("nanochat", "nanochat-eval", "sweep", "one-stage")
 SILENT_SECONDS = 3.0 * HEARTBEAT_SECONDS
 PENDING_SECONDS = 300.0  # from a worker's taking a run to its start; on a busy machine a minute
@@ -39,24 +39,37 @@ class RunWatch:
 
     def __init__(self, log: Callable[[str], object]) -> None:
         self._log = log
-        # Flow run id -> its state and last heartbeat, and since when they are these: monotonic
-        # seconds of this process, so that no clock of another machine counts.
+        # Flow run id -> its state and heartbeats, and since when they are these: monotonic seconds
+        # of this process, so that no clock of another machine counts.
         self._seen: dict[str, tuple[str, float]] = {}
+        # From here on heartbeats are counted: so a count only grows, whatever the clocks say.
+        self._began = datetime.now(UTC) - timedelta(hours=1)
+        self._problem = ""  # the last one that was logged
 
     def poll(self, api_url: str) -> None:
-        """Crash silent runs and resume crashed ones."""
+        """Crash silent runs and resume crashed ones. An answer that is not Prefect's is logged."""
+        problem = ""
         try:
             self._poll(api_url)
         except NO_ANSWER as error:
             # While the server is away heartbeats get lost, and all runs seem silent: each has the
             # whole time again.
-            self._seen.clear()
-            if isinstance(error, urllib.error.HTTPError) and not may_pass(error):
-                self._log(f"crashed runs are not resumed: the Prefect server refuses ({error})")
+            done = {run: mark for run, mark in self._seen.items() if mark[1] == math.inf}
+            self._seen = done
+            is_refused = isinstance(error, urllib.error.HTTPError) and not may_pass(error)
+            if is_refused or not isinstance(error, OSError):
+                problem = f"crashed runs are not resumed: {type(error).__name__}: {error}"
+        self._complain(problem)
+
+    def _complain(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            self._log(problem)
+        self._problem = problem
 
     def _poll(self, api_url: str) -> None:
         runs = [*_find(api_url, "PENDING", "RUNNING"), *_find(api_url, "CRASHED")]
-        beats = _last_heartbeats(api_url, [r["id"] for r in runs if r["state_type"] == "RUNNING"])
+        running = [run["id"] for run in runs if run["state_type"] == "RUNNING"]
+        beats = _heartbeats(api_url, running, since=self._began)
         now, before = time.monotonic(), self._seen
         self._seen = {}
         for run in runs:
@@ -64,13 +77,21 @@ class RunWatch:
             known, since = before.get(run["id"], ("", now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
+            if run["state_type"] == "RUNNING" and run["id"] not in beats:
+                continue  # it sends none, or they do not arrive: silence says nothing
             mark, since = self._seen[run["id"]]
-            if now - since >= _limit(api_url, run, now - since):
-                self._settle(api_url, run)
+            if now - since >= _limit(api_url, run, now - since) and self._settle(api_url, run):
                 self._seen[run["id"]] = (mark, math.inf)
 
-    def _settle(self, api_url: str, run: dict[str, Any]) -> None:
-        """Set a dead run to Crashed, show what a crashed one began as ended, and resume it."""
+    def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
+        """Set a dead run to Crashed, show what a crashed one began as ended, and resume it.
+
+        Returns whether that is done, by this process or another one.
+        """
+        found = find_run(api_url, run["id"])
+        # Another supervisor may have resumed it since it was listed.
+        if found is None or found["state"]["id"] != run["state"]["id"]:
+            return True
         if run["state_type"] != "CRASHED":
             why = (
                 f"no heartbeat for {SILENT_SECONDS:g} s"
@@ -79,32 +100,36 @@ class RunWatch:
             )
             # Never forced: Prefect refuses it for a run that ended meanwhile.
             if not set_state(api_url, run["id"], "CRASHED", why):
-                return
+                return False
             self._log(f"run {run['name']}: {why}")
         end_task_runs(api_url, run["id"], "its process ended")
-        if AUTO_RESUME in run["tags"]:
-            self._resume(api_url, run)
+        return AUTO_RESUME not in run["tags"] or self._resume(api_url, run)
 
-    def _resume(self, api_url: str, run: dict[str, Any]) -> None:
+    def _resume(self, api_url: str, run: dict[str, Any]) -> bool:
         found = ask(api_url, f"/flow_run_states/?flow_run_id={run['id']}")
         states = [each["type"] for each in found][::-1]  # the present one first
         if states[0] != "CRASHED":  # resumed or cancelled meanwhile
-            return
+            return True
+        attempt = itertools.takewhile(lambda each: each not in ("RUNNING", "SCHEDULED"), states)
         labels: dict[str, int] = run["labels"] or {}
         resumes = labels.get(RESUMES, 0)
-        if "CANCELLING" in itertools.takewhile(lambda each: each != "RUNNING", states):
-            set_state(api_url, run["id"], "CANCELLED", "cancelled by the user", force=True)
-        elif resumes >= MAX_RESUMES:
+        if "CANCELLING" in attempt:
+            return set_state(api_url, run["id"], "CANCELLED", "cancelled by the user", force=True)
+        if resumes >= MAX_RESUMES:
             why = f"it was resumed {resumes} times and got no further"
             hint = "find in its logs what ended it; a new run resumes from what is stored"
-            set_state(api_url, run["id"], "FAILED", f"{why}\nhint: {hint}", force=True)
             self._log(f"run {run['name']}: {why}")
-        else:
-            # Before the run is scheduled: from then on its process may reset the number.
-            path = f"/flow_runs/{run['id']}/labels"
-            ask(api_url, path, body={RESUMES: resumes + 1}, method="PATCH")
-            set_state(api_url, run["id"], "SCHEDULED", "resumed after a crash", "AwaitingRetry")
-            self._log(f"run {run['name']}: resumed after a crash")
+            return set_state(api_url, run["id"], "FAILED", f"{why}\nhint: {hint}", force=True)
+        # Before the run is scheduled: from then on its process may reset the number.
+        path = f"/flow_runs/{run['id']}/labels"
+        ask(api_url, path, body={RESUMES: resumes + 1}, method="PATCH")
+        # Prefect refuses a second transition of one id, as another supervisor would send it.
+        crash = found[-1]["id"]
+        why = "resumed after a crash"
+        is_done = set_state(api_url, run["id"], "SCHEDULED", why, "AwaitingRetry", once=crash)
+        if is_done:
+            self._log(f"run {run['name']}: {why}")
+        return is_done
 
 
 def _find(api_url: str, *states: str) -> list[dict[str, Any]]:
@@ -114,18 +139,23 @@ def _find(api_url: str, *states: str) -> list[dict[str, Any]]:
     return ask(api_url, "/flow_runs/filter", body={**body, "sort": "END_TIME_DESC", "limit": MOST})
 
 
-def _last_heartbeats(api_url: str, runs: list[str]) -> dict[str, str]:
-    """Return when each of these runs sent its last heartbeat, as far as it sent one lately."""
+def _heartbeats(api_url: str, runs: list[str], *, since: datetime) -> dict[str, str]:
+    """Return how many heartbeats each of these runs sent, and when the last; without those of none.
+
+    The text changes with each heartbeat, also if the clock of the run's machine was set back.
+    """
     if not runs:
         return {}
-    now, hour = datetime.now(UTC), timedelta(hours=1)  # more than clocks differ
+    until = datetime.now(UTC) + timedelta(days=1)  # more than clocks differ
     chosen = {
         "event": {"name": ["prefect.flow-run.heartbeat"]},
         "resource": {"id": [f"prefect.flow-run.{run}" for run in runs]},
-        "occurred": {"since": (now - hour).isoformat(), "until": (now + hour).isoformat()},
+        "occurred": {"since": since.isoformat(), "until": until.isoformat()},
     }
     found = ask(api_url, "/events/count-by/resource", body={"filter": chosen})
-    return {each["value"].rpartition(".")[2]: each["end_time"] for each in found}
+    return {
+        each["value"].rpartition(".")[2]: f"{each['count']} {each['end_time']}" for each in found
+    }
 
 
 def _limit(api_url: str, run: dict[str, Any], seconds: float) -> float:

@@ -20,7 +20,7 @@ from types import FrameType
 import psutil
 
 from infra.prefect.access import configured_api_url
-from infra.prefect.records import read_stack
+from infra.prefect.records import read_stack, stack_path
 from infra.prefect.server import client_environment, own_environment
 from infra.prefect.supervisor.processes import ManagedProcess
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
@@ -30,6 +30,7 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 HEARTBEAT_SECONDS = 30
 QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
 _MODULE = "infra.prefect.supervisor.workers"
+_CLOCK_ERROR = 1.0  # seconds, of the start that the system shows
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
 
 
@@ -77,10 +78,14 @@ def managed_worker(pool: str, home: Path, *, log: Callable[[str], None]) -> Mana
 def recorded_workers(home: Path) -> list[psutil.Process]:
     """Return the live workers of the last supervisor of `home`, whether that lives or not."""
     found: list[psutil.Process] = []
-    for pid in stack.workers.values() if (stack := read_stack(home)) else ():
+    if (stack := read_stack(home)) is None:
+        return found
+    written = stack_path(home).stat().st_mtime
+    for pid in stack.workers.values():
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if _MODULE in process.cmdline():  # else another process has the number by now
+            # Else another process has the number by now, which may be another home's worker.
+            if _MODULE in process.cmdline() and process.create_time() <= written + _CLOCK_ERROR:
                 found.append(process)
     return found
 

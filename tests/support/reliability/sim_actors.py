@@ -309,6 +309,7 @@ def simulated(world: World) -> Generator[None]:
         (flows.leases.process, "_read", system.read_file),
         (flows.leases.process, "boot_id", system.boot_id),
         (flows.leases.process, "pid_namespace", system.pid_namespace),
+        (flows.leases.process, "FIRST_NAMESPACE", "0"),
         (flows.leases.process, "read_stat", system.read_stat),
         (flows.building.build, "time", time),
         (flows.building.build, "Code", lambda root, cache: None),

@@ -33,12 +33,17 @@ GONE = {"pid": 2**22 + 1}
         (GONE | {"boot": "before", "host": "far"}, False),
         (GONE | {"boot": "before", "machine": "far"}, False),  # another one with this host name
         (GONE | {"boot": "before", "machine": None}, False),
+        (
+            GONE | {"boot": "before", "namespace": "pid:[1]"},
+            False,
+        ),  # a container's host and machine
     ],
 )
 def test_what_is_known_of_a_process_by_its_name(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, str | int | None], is_dead: bool
 ) -> None:
     monkeypatch.setattr(process, "_read", lambda path: "machine")
+    monkeypatch.setattr(process, "FIRST_NAMESPACE", Process.this().namespace)
     assert replace(Process.this(), **fields).is_dead() == is_dead  # type: ignore[arg-type]
 
 

@@ -12,38 +12,136 @@ BEGAN = 1_800_000_000.0
 SHOWN = "2027-01-15T08:00:00+00:00"  # the same
 
 
-def test_after_an_outage_of_the_server_each_run_has_the_whole_time_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seconds = [0.0]
-    crashed: list[str] = []
-    is_away = [False]
-    running = {
-        "id": "run",
-        "name": "toy",
-        "tags": [],
-        "state_type": "RUNNING",
-        "state": {"id": "1"},
-    }
+class Server:
+    """A Prefect server with one flow run, whose state and heartbeats the test sets."""
 
-    def ask(api_url: str, path: str, *, body: Any = None, method: Any = None) -> Any:
-        if is_away[0]:
-            raise ConnectionRefusedError
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.0
+        self.error: Exception | None = None
+        self.beats: tuple[int, str] | None = (1, SHOWN)  # how many, and when the last
+        self.lines: list[str] = []
+        self.sent: list[str] = []  # states that were asked for
+        self.accepts = True
+        self.history = ["RUNNING"]
+        self.labels: dict[str, int] = {}
+        monkeypatch.setattr(runs, "ask", self.ask)
+        monkeypatch.setattr(runs, "find_run", lambda url, run: self.run)
+        monkeypatch.setattr(runs, "end_task_runs", lambda url, run, why: None)
+        monkeypatch.setattr(runs, "set_state", self.set_state)
+        monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: self.seconds))
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The flow run, as it is now."""
+        state = {"id": f"state-{len(self.history)}"}
+        tree = {"id": "run", "name": "toy", "tags": [runs.AUTO_RESUME], "labels": self.labels}
+        return {**tree, "state_type": self.history[-1], "state": state}
+
+    def ask(self, api_url: str, path: str, *, body: Any = None, method: Any = None) -> Any:
+        if self.error is not None:
+            raise self.error
         if path == "/flow_runs/filter":
-            return [running] if "RUNNING" in body["flow_runs"]["state"]["type"]["any_"] else []
-        return []
+            is_asked = self.history[-1] in body["flow_runs"]["state"]["type"]["any_"]
+            return [self.run] if is_asked else []
+        if path.startswith("/flow_run_states/"):
+            return [{"id": f"state-{n + 1}", "type": kind} for n, kind in enumerate(self.history)]
+        if path.startswith("/events/"):
+            value = {"value": "prefect.flow-run.run"}
+            return (
+                [value | dict(zip(("count", "end_time"), self.beats, strict=True))]
+                if self.beats
+                else []
+            )
+        assert method == "PATCH", path
+        self.labels |= body
+        return None
 
-    monkeypatch.setattr(runs, "ask", ask)
-    monkeypatch.setattr(runs, "set_state", lambda url, run, kind, why: bool(crashed.append(kind)))
-    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
-    watch = runs.RunWatch(lambda line: None)
-    for second, away in ((0, False), (80, False), (85, True), (200, False), (285, False)):
-        seconds[0], is_away[0] = second, away
+    def set_state(self, url: str, run: str, kind: str, *why: Any, **options: Any) -> bool:
+        self.sent.append(kind)
+        if self.accepts:
+            self.history.append(kind)
+        return self.accepts
+
+    def watch(self) -> runs.RunWatch:
+        """A supervisor's look at it."""
+        return runs.RunWatch(self.lines.append)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    return Server(monkeypatch)
+
+
+def poll(server: Server, watch: runs.RunWatch, *seconds: float) -> list[str]:
+    """Poll at these times; return the states that were asked for."""
+    for second in seconds:
+        server.seconds = second
         watch.poll("api")
-        assert crashed == []
-    seconds[0] = 291
-    watch.poll("api")
-    assert crashed == ["CRASHED"]
+    return server.sent
+
+
+def test_a_silent_run_is_crashed_and_resumed(server: Server) -> None:
+    assert poll(server, watch := server.watch(), 0, 85) == []
+    assert poll(server, watch, 91) == ["CRASHED", "SCHEDULED"]
+    assert server.labels == {runs.RESUMES: 1}
+
+
+def test_after_an_outage_of_the_server_each_run_has_the_whole_time_again(server: Server) -> None:
+    watch = server.watch()
+    poll(server, watch, 0, 80)
+    server.error = ConnectionRefusedError()
+    poll(server, watch, 85)
+    server.error = None
+    assert poll(server, watch, 200, 285) == []
+    assert poll(server, watch, 291) == ["CRASHED", "SCHEDULED"]
+
+
+def test_a_heartbeat_counts_also_from_a_clock_that_was_set_back(server: Server) -> None:
+    watch = server.watch()
+    for number in range(1, 20):
+        server.beats = (number, SHOWN)  # the latest of all times stands still
+        assert poll(server, watch, 30.0 * number) == []
+
+
+def test_a_run_that_never_sent_a_heartbeat_is_left_alone(server: Server) -> None:
+    server.beats = None
+    assert poll(server, server.watch(), 0, 100, 1000) == []
+
+
+def test_a_refused_transition_is_asked_for_again(server: Server) -> None:
+    watch = server.watch()
+    server.accepts = False
+    poll(server, watch, 0, 91, 96)
+    assert server.sent == ["CRASHED", "CRASHED"]
+    assert server.lines == []
+
+
+def test_of_two_supervisors_one_resumes(server: Server) -> None:
+    server.history.append("CRASHED")
+    first, second = server.watch(), server.watch()
+    poll(server, first, 0)
+    poll(server, second, 0)
+    listed = server.run
+    assert poll(server, first, 11) == ["SCHEDULED"]
+    server.history.append("RUNNING")
+    assert second._settle("api", listed)  # it listed the run before
+    assert server.sent == ["SCHEDULED"]
+
+
+def test_a_retry_that_dies_before_it_runs_was_not_cancelled(server: Server) -> None:
+    server.history += ["CANCELLING", "CANCELLED", "SCHEDULED", "PENDING", "CRASHED"]
+    assert poll(server, server.watch(), 0, 11) == ["SCHEDULED"]
+
+
+def test_a_run_that_dies_while_it_is_cancelled_is_cancelled(server: Server) -> None:
+    server.history += ["CANCELLING", "CRASHED"]
+    assert poll(server, server.watch(), 0, 11) == ["CANCELLED"]
+
+
+def test_an_answer_that_is_not_prefects_is_logged_once(server: Server) -> None:
+    server.error = KeyError("state")
+    poll(server, server.watch(), 0, 5, 10)
+    assert server.lines == ["crashed runs are not resumed: KeyError: 'state'"]
 
 
 @pytest.mark.parametrize("pool", ["gpu", "gpu#1", "größe", "gpu?a"])
