@@ -153,7 +153,7 @@ class FlowSetup:
 
     def known_pins(self, run: str) -> Pins:
         """Return the upstream names that an earlier start of the run with this id resolved."""
-        found = self.wait(lambda: _find_record(self.store, run, log=self.warn))
+        found = self.wait(lambda: find_record(self.store, run, log=self.warn))
         return found.upstream if found else {}
 
     def open_context(self, run: RunConfig, placement: Placement, *, strict: bool) -> BuildContext:
@@ -191,7 +191,7 @@ class FlowSetup:
 
     def continued(self, run: Run) -> Run:
         """Return the record of a run, begun when an earlier start of the flow run began it."""
-        found = self.wait(lambda: _find_record(self.store, run.run, log=self.warn))
+        found = self.wait(lambda: find_record(self.store, run.run, log=self.warn))
         return replace(run, started=found.started) if found else run
 
 
@@ -269,7 +269,7 @@ def own_page() -> str | None:
     return page_of(root, run) if root and run else None
 
 
-def _find_record(store: Store, run: str, *, log: Log) -> Run | None:
+def find_record(store: Store, run: str, *, log: Log) -> Run | None:
     """Return the record of a run. A damaged one is reported and counts as none."""
     try:
         return find_run(store, run)

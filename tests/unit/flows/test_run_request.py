@@ -20,7 +20,7 @@ NAMES = {
     SweepRequest: "profile depth overrides vary seeds stage reduction run_name store gpus place "
     "nodes pool retries strict",
     EvalRequest: "model profile overrides metric drop against store gpus place pool retries strict",
-    StageRequest: "stage fingerprint inputs profile run store depth overrides force gpus nodes "
+    StageRequest: "stage fingerprint redo inputs profile run store depth overrides gpus nodes "
     "place strict",
 }
 

@@ -13,7 +13,7 @@ from huggingface_hub import constants
 
 from flows.artifacts.runs import find_run, write_run
 from flows.identity.fingerprint import REPOSITORY, Code, identify
-from flows.orchestration.flow_setup import known_pins
+from flows.orchestration.flow_setup import find_record
 from flows.plan.upstream import FILE, SECTIONS, Pins, moving_names, pin, recorded_pins
 from flows.profiles import open_profile
 from flows.stages import SHARDS, STAGES, TASK_DATA, Stage
@@ -283,7 +283,8 @@ def test_a_run_that_resumes_keeps_what_its_record_has_pinned(
     store = LocalStore(tmp_path / "store")
 
     def pins_of(run_id: str) -> Pins:
-        return home.pins_of(d12(), known_pins(store, run_id, log=home.said.append))
+        record = find_record(store, run_id, log=home.said.append)
+        return home.pins_of(d12(), record.upstream if record else {})
 
     first = pins_of("d12-1")
     write_run(store, dataclasses.replace(RUN, upstream=first))
@@ -297,7 +298,8 @@ def test_a_damaged_record_of_a_run_is_reported_and_names_are_resolved_again(
 ) -> None:
     store = LocalStore(tmp_path / "store")
     store.put("runs/d12-1.json", b"half of a rec")
-    pins = home.pins_of(d12(), known_pins(store, "d12-1", log=home.said.append))
+    assert find_record(store, "d12-1", log=home.said.append) is None
+    pins = home.pins_of(d12(), {})
     assert pins.keys() == {f"{TEXT}@main", f"{TALKS}@main"}
     (said,) = home.said
     assert "runs/d12-1.json is damaged" in said

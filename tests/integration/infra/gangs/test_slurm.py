@@ -8,7 +8,6 @@ import pytest
 
 from infra.gangs.base import GangError, GangSpec, SchedulerUnavailable
 from infra.gangs.slurm import SCRIPT, Slurm
-from infra.prefect.supervisor.processes import STACK
 
 Play = Callable[..., Slurm]
 
@@ -50,17 +49,14 @@ def test_a_job_has_the_name_nodes_and_gpus_of_the_gang_and_runs_alone(
     )
 
 
-def test_a_job_is_no_process_of_this_machines_supervisor(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(STACK, "/home/x")
+def test_a_job_is_no_flow_run(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT__FLOW_RUN_ID", "1")
     monkeypatch.setenv("SBATCH_PARTITION", "h100")
     slurm = play(sbatch=f"env > {tmp_path}/environment; echo 12")
     slurm.submit(GangSpec(name="sft-1a2b", nodes=1, gpus=None, words=("stage",), store="s3://b/p"))
     lines = (tmp_path / "environment").read_text().splitlines()
     names = {line.partition("=")[0] for line in lines}
-    assert not names & {STACK, "PREFECT__FLOW_RUN_ID"}
+    assert "PREFECT__FLOW_RUN_ID" not in names
     assert "SBATCH_PARTITION=h100" in lines
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -173,7 +174,7 @@ def test_what_the_dead_process_began_ends_on_the_pages(
 def beat(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Have a run's process send another heartbeat."""
     beats: dict[str, str] = {}
-    monkeypatch.setattr(runs, "_last_heartbeats", lambda url, ids: beats)
+    monkeypatch.setattr(runs, "_heartbeats", lambda url, ids, since: beats)
 
     def send(run: str) -> None:
         beats[run] = uuid4().hex
@@ -185,14 +186,16 @@ def test_a_run_without_heartbeats_is_crashed_and_one_that_sends_them_is_not(
     watched: Watched, beat: Callable[[str], None]
 ) -> None:
     dead, alive = watched.run("running", tags=()), watched.run("running")
-    resumed = watched.run("running")
+    resumed, mute = watched.run("running"), watched.run("running")
     beat(dead)
+    beat(resumed)
     for _ in range(5):
         beat(alive)
         watched.poll(after=29)
     assert [watched.state(dead), watched.state(alive)] == ["Crashed", "Running"]
     assert watched.api.state(dead)["message"] == "no heartbeat for 90 s"
     assert watched.state(resumed) == "AwaitingRetry"  # at once: no worker reports it again
+    assert watched.state(mute) == "Running"  # of one that never sent any, silence says nothing
 
 
 def test_a_run_that_is_not_started_is_crashed_sooner_in_a_pool_of_processes(
@@ -213,9 +216,10 @@ def test_a_run_that_is_not_started_is_crashed_sooner_in_a_pool_of_processes(
 
 
 def test_a_silent_run_that_ends_while_the_watch_looks_at_it_is_left_alone(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, beat: Callable[[str], None]
 ) -> None:
     run = watched.run("running")
+    beat(run)
     watched.poll()
     is_set = runs.set_state
 
@@ -252,7 +256,23 @@ def test_heartbeats_are_read_from_prefects_events(watched: Watched, server: Serv
         event="prefect.flow-run.heartbeat",
         resource={"prefect.resource.id": f"prefect.flow-run.{run}"},
     )
-    [(found, when)] = wait_until(
-        lambda: list(runs._last_heartbeats(server.api_url, [run, str(uuid4())]).items())
-    )
-    assert (found, when[:2]) == (run, "20")
+    since = datetime.now(UTC) - timedelta(hours=1)
+
+    def beats() -> dict[str, str]:
+        return runs._heartbeats(server.api_url, [run, str(uuid4())], since=since)
+
+    [(found, text)] = wait_until(lambda: list(beats().items()))
+    assert (found, text[:4]) == (run, "1 20")
+
+
+def test_prefect_refuses_a_second_resume_of_one_crash(watched: Watched, server: Server) -> None:
+    run = watched.run("running", "crashed")
+    crash = runs.find_run(server.api_url, run)
+    assert crash is not None
+
+    def resume() -> bool:
+        scheduled = ("SCHEDULED", "resumed", "AwaitingRetry")
+        return runs.set_state(server.api_url, run, *scheduled, once=crash["state"]["id"])
+
+    assert [resume(), resume()] == [True, False]
+    assert watched.state(run) == "AwaitingRetry"
