@@ -1,7 +1,6 @@
 """A step's program as processes: started, read, stopped for a while, ended with all it began."""
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -10,22 +9,16 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from bench.gpu.report import TURN
+from nanochat_core.worker import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_TO_END = SECONDS_TO_READ = 5.0  # a killed program, and what it wrote
 PEERS = ("NANOCHAT_DIR", "NANOCHAT_JAN_DIR")
-
-_LIBC = ctypes.CDLL(None)  # loaded before a fork, after which little is safe
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """Let Linux end this process with the one that started it, also if that is killed."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Program:
@@ -57,7 +50,7 @@ class Program:
             cwd=ROOT,
             env=environment(self._scratch.name, dry=dry) | ({TURN: "1"} if prepares else {}),
             start_new_session=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            preexec_fn=partial(die_with_parent, signal.SIGKILL),
         )
         assert self._process.stdout
         assert self._process.stderr
