@@ -81,6 +81,12 @@ def start_builder(
     )
 
 
+def bodies(toys: Toys) -> list[str]:
+    """Return the homes in which the stage's body ran."""
+    path = toys.home.parent / "bodies"
+    return path.read_text().split() if path.exists() else []
+
+
 def read_until(process: "subprocess.Popen[str]", kind: str) -> list[dict[str, Any]]:
     """Its events up to the next one of this kind."""
     events: list[dict[str, Any]] = []

@@ -3,9 +3,7 @@
 import json
 import re
 import signal
-import subprocess
 import threading
-from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from flows.leases.held_lease import LeaseLost, LeaseTimings, try_acquire
 from flows.leases.lease import LeaseHolder
 from infra.launch.torchrun import StageInterrupted
 from infra.storage.open import open_store
-from tests.support.flows.builder_process import SLOW, read_until, slow, start_builder
+from tests.support.flows.builder_process import SLOW, bodies, read_until, slow
 from tests.support.flows.claims import claim
 from tests.support.flows.waiting import wait_until
 
@@ -206,30 +204,6 @@ def test_an_artifact_that_appears_while_one_waits_is_used(toys: Any, tmp_path: P
     (built,) = results
     assert built.cached
     assert built.manifest.provenance.run == "run-9"
-
-
-@pytest.fixture
-def builders(toys: Any) -> Generator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts builders in the home of that name; ends those that are left."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(name: str, **options: Any) -> "subprocess.Popen[str]":
-        home = toys.home.parent / name
-        home.mkdir(exist_ok=True)
-        started.append(start_builder(toys, home, toys.placement.store, **options))
-        return started[-1]
-
-    yield start
-    (toys.home.parent / "go").touch()
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def bodies(toys: Any) -> list[str]:
-    """The homes in which the stage's body ran."""
-    path = toys.home.parent / "bodies"
-    return path.read_text().split() if path.exists() else []
 
 
 def test_two_machines_that_want_one_artifact_do_the_work_once(toys: Any, builders: Any) -> None:

@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows.leases.process import Process
-from tests.support.flows.builder_process import read_until, start_builder
+from tests.support.flows.builder_process import bodies, read_until
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 NOBODY = 65534
@@ -26,30 +26,6 @@ is_root = pytest.mark.skipif(
     reason="needs root and unshare, to make PID namespaces and processes of another user",
 )
 Builders = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def builders(toys: Any) -> Generator[Builders]:
-    """Starts builders in the home of that name; ends those that are left."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(name: str, **options: Any) -> "subprocess.Popen[str]":
-        home = toys.home.parent / name
-        home.mkdir(exist_ok=True)
-        started.append(start_builder(toys, home, toys.placement.store, **options))
-        return started[-1]
-
-    yield start
-    (toys.home.parent / "go").touch()
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def bodies(toys: Any) -> list[str]:
-    """Return the homes in which the stage's body ran."""
-    path = toys.home.parent / "bodies"
-    return path.read_text().split() if path.exists() else []
 
 
 def wait_and_finish(toys: Any, first: "subprocess.Popen[str]", waiter: Any) -> list[Any]:
