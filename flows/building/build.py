@@ -132,8 +132,8 @@ def _choose(
 ) -> tuple[Identity, Manifest | None]:
     """Return the artifact of a recipe to use, and its manifest if it exists.
 
-    Asks for another one if it was revoked, and once per run with `force` if the recipe was built
-    before, or begun.
+    Asks for another one if it was revoked, and once per run with `force`, which counts as asked
+    where nothing was begun.
     """
     store, run = context.store, context.run_id
     while True:
@@ -146,12 +146,15 @@ def _choose(
         else:  # a revocation may have come without its artifact, from another store
             is_revoked = find_revocation(store, identity.ref) is not None
             is_old = any(True for _ in store.list(f"{identity.ref.prefix}/"))
-        if not is_revoked and not (force and is_old and run not in redo.runs):
+        if not is_revoked and (run in redo.runs or not force):
             return identity, found
-        before = redo.before if found is None else redo.number
-        asked = RedoCounter(number=redo.number + 1, before=before, runs=(*redo.runs, run))
+        asked = RedoCounter(
+            number=redo.number + (is_old or is_revoked),
+            before=redo.before if found is None else redo.number,
+            runs=(*redo.runs, run),
+        )
         # Read again afterwards: another run may have asked at the same moment.
-        raise_redo(store, recipe.ref, asked)
+        raise_redo(store, recipe.ref, redo, asked)
 
 
 def _reuse_or_build(

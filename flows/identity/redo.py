@@ -13,7 +13,7 @@ from typing import Any
 from flows.identity.record_types import Count, read_record
 from flows.identity.records import encode_record, find_document, find_stored, repair_hint
 from flows.identity.ref import ArtifactRef
-from infra.storage.base import Store, swap_until_won
+from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
 FORMAT = 1
@@ -39,23 +39,17 @@ def find_redo(store: Store, recipe: ArtifactRef) -> RedoCounter:
     return RedoCounter() if tree is None else _read(store, recipe, tree)
 
 
-def raise_redo(store: Store, recipe: ArtifactRef, wanted: RedoCounter) -> None:
-    """Write a recipe's counter, unless its number is as high already. Raises as `find_redo` does.
+def raise_redo(store: Store, recipe: ArtifactRef, known: RedoCounter, wanted: RedoCounter) -> None:
+    """Write a recipe's counter if it is still `known`. Raises as `find_redo` does.
 
-    Of two that write the same number the first wins: the other one reads and asks again.
+    Else another process was quicker: the caller reads the counter again and decides anew.
     """
     key, data = recipe.redo_key, encode_record(asdict(wanted), format=FORMAT)
-
-    def swap() -> bool | None:
-        found = find_stored(store, key, format=FORMAT)
-        if found is None:
-            return store.put_if_absent(key, data) or None
-        tree, stored = found
-        if _read(store, recipe, tree).number >= wanted.number:
-            return True
-        return store.put_if_same(key, data, version=stored.version) or None
-
-    swap_until_won(f"the redo counter of {recipe.name}", swap)
+    found = find_stored(store, key, format=FORMAT)
+    if found is None and known == RedoCounter():
+        store.put_if_absent(key, data)
+    elif found is not None and _read(store, recipe, found[0]) == known:
+        store.put_if_same(key, data, version=found[1].version)
 
 
 def _read(store: Store, recipe: ArtifactRef, tree: dict[str, Any]) -> RedoCounter:

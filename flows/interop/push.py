@@ -304,10 +304,9 @@ def _put_revocation(source: Store, target: Store, revoked: Revoked) -> None:
 
 def _put_redo(source: Store, target: Store, manifest: Manifest) -> None:
     """Let plans of the target find an artifact that was asked for again."""
-    if manifest.identity.redo:
-        recipe = manifest.identity.redone(0).ref
-        counter = find_redo(source, recipe)
-        raise_redo(target, recipe, replace(counter, number=manifest.identity.redo))
+    number, recipe = manifest.identity.redo, manifest.identity.redone(0).ref
+    while (known := find_redo(target, recipe)).number < number:
+        raise_redo(target, recipe, known, replace(find_redo(source, recipe), number=number))
 
 
 def _put_run(target: Store, run: Run) -> None:

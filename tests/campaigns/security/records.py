@@ -95,7 +95,7 @@ def make_store(directory: Path) -> LocalStore:
     revoke(store, older, why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     revoke(store, made["midtrain"], why="wrong data", who="me", when="2026-11-21T06:00:00Z")
     place = made["midtrain"].ref
-    raise_redo(store, place, RedoCounter(number=0, runs=("r",)))
+    raise_redo(store, place, RedoCounter(), RedoCounter(number=0, runs=("r",)))
     held_lease.try_acquire(store, place, lease.Lease(owner="o", run="r", host="h", pid=1))
     _put_checkpoint(store, *place)
     artifacts = [[older.stage, older.fingerprint]]

@@ -1,7 +1,7 @@
 """What must hold in every history: checked at every effect on the store, and at the end.
 
 One judge watches one recipe. It knows more than any process: what is stored at each moment, and
-what each process was told.
+which answers each process got.
 """
 
 import hashlib
@@ -124,19 +124,20 @@ class Judge:
             self._files[file["key"]] = stored.data
 
     def _judge_redo(self, process: Process, old: Object | None, new: Object | None) -> None:
-        """The number grows by one, for a run that asks or for an artifact that was revoked."""
+        """A run asks, with reason; the number grows by one at most."""
         if new is None:
             raise Broken(f"{process.name} removed the redo counter")
         before = json.loads(old.data)["number"] if old else 0
         after = json.loads(new.data)
         if old is not None and old.data == new.data:  # a request that came twice
             return
-        if after["number"] != before + 1:
+        runs = json.loads(old.data)["runs"] if old else []
+        if after["number"] not in (before, before + 1) or after["runs"][:-1] != runs:
             raise Broken(f"{process.name} set the redo counter from {before} to {after['number']}")
         revoked = f"{self.recipe.redone(before).ref.prefix}/revoked.json" in self.objects.stored
         if after["runs"][-1] not in self.forced and not revoked:
             raise Broken(f"{process.name} asked again for an artifact that no run is to redo")
-        if len(set(after["runs"])) < len(after["runs"]) and not revoked:
+        if after["runs"][-1] in runs and not revoked:
             raise Broken(f"{process.name} asked twice for the same run")
         self.met["redone"] += 1
 

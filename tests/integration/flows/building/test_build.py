@@ -177,11 +177,24 @@ def test_each_of_two_forced_runs_asks_once(toys: Any) -> None:
     def number(run: str) -> int:
         return look_up(first, toys.context(run), {}, force=True).identity.redo
 
-    assert [number(run) for run in ("run-2", "run-3")] == [1, 1]  # nobody has begun it
+    assert [number(run) for run in ("run-2", "run-3")] == [1, 1]  # no run has begun it
     again = build(first, toys.context("run-2"), {}, force=True).manifest
     assert again.identity.redo == 1
-    assert [number(run) for run in ("run-3", "run-2", "run-3")] == [2, 2, 2]
+    # Run 3 asked before that was begun, and takes it; run 4 asks after it.
+    assert [number(run) for run in ("run-3", "run-4", "run-2")] == [1, 2, 2]
     assert find_redo(toys.context().store, old.ref).before == 1
+
+
+def test_a_forced_run_that_begins_a_stage_resumes_what_it_saved(toys: Any) -> None:
+    first = toys.stage("first")
+    toys.set_broken("first")
+    for _ in range(2):
+        with pytest.raises(JobFailed):
+            build(first, toys.context("run-1"), {}, force=True)
+    assert len(list((toys.home / "work" / "first").glob("*/job.json"))) == 1
+    toys.set_broken("first", False)
+    made = build(first, toys.context("run-1"), {}, force=True).manifest
+    assert (made.identity.redo, len(made.provenance.segments)) == (0, 3)
 
 
 def test_force_asks_for_nothing_where_nothing_was_begun(toys: Any) -> None:

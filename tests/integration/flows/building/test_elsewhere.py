@@ -209,7 +209,9 @@ def test_a_checkpoint_that_an_older_job_sends_late_is_not_resumed(
         build(stage, one, {}, force=False)
     kept = {e.key: one.store.get(e.key) for e in one.store.list("train/") if "/step-" in e.key}
     assert kept
-    raise_redo(two.store, identity_in(two, stage).ref, RedoCounter(number=1, runs=("run",)))
+    raise_redo(
+        two.store, identity_in(two, stage).ref, RedoCounter(), RedoCounter(number=1, runs=("run",))
+    )
     for key, data in kept.items():
         one.store.put(key, data)
 

@@ -80,7 +80,7 @@ def test_a_machine_that_would_build_something_else_refuses(toys: Any) -> None:
 def test_an_order_is_for_its_number_whatever_was_asked_for_meanwhile(toys: Any) -> None:
     asked, second, inputs = order_of(toys)
     context = toys.context()
-    raise_redo(context.store, asked.ref, RedoCounter(number=1, runs=("toy-9",)))
+    raise_redo(context.store, asked.ref, RedoCounter(), RedoCounter(number=1, runs=("toy-9",)))
     assert check_same(asked, second, context, inputs).fingerprint == asked.fingerprint
     built = build_share(second, context, inputs, node=0, force=False, redo=asked.redo)
     assert built.manifest.ref == asked.ref

@@ -133,7 +133,7 @@ def test_checkpoints_go_when_the_stage_has_an_artifact(store: MemoryStore):
 def test_a_redo_counter_stays_for_ever(store: MemoryStore):
     """Without it plans would find the first artifact of the recipe again."""
     old = make(store)
-    raise_redo(store, old.ref, RedoCounter(number=1, runs=("tiny-2",)))
+    raise_redo(store, old.ref, RedoCounter(), RedoCounter(number=1, runs=("tiny-2",)))
     store.now += 400 * DAY
     gc_until_clean(store)
     gc_until_clean(store)

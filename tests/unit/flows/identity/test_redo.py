@@ -19,12 +19,21 @@ def test_without_a_number_an_identity_is_the_recipes():
     assert again.redone(0) == RECIPE
 
 
-def test_a_number_grows_and_never_falls():
+def test_a_counter_is_written_if_it_is_the_one_that_was_read():
     store = MemoryStore()
-    assert find_redo(store, RECIPE.ref) == RedoCounter()
-    for number, run in ((1, "a"), (2, "b"), (2, "c"), (1, "d")):
-        raise_redo(store, RECIPE.ref, RedoCounter(number=number, runs=(run,)))
-    assert find_redo(store, RECIPE.ref) == RedoCounter(number=2, runs=("b",))
+    none = RedoCounter()
+    assert find_redo(store, RECIPE.ref) == none
+    first = RedoCounter(number=1, runs=("a",))
+    second = RedoCounter(number=2, before=1, runs=("a", "b"))
+    late = RedoCounter(number=1, runs=("c",))
+    for known, wanted, stored in (
+        (none, first, first),
+        (none, late, first),
+        (first, second, second),
+        (first, late, second),
+    ):
+        raise_redo(store, RECIPE.ref, known, wanted)
+        assert find_redo(store, RECIPE.ref) == stored
 
 
 def test_of_two_that_raise_it_at_once_one_is_first():
@@ -36,14 +45,12 @@ def test_of_two_that_raise_it_at_once_one_is_first():
         def put_if_absent(self, key: str, data: bytes) -> bool:
             if self.is_late:
                 self.is_late = False
-                raise_redo(self, RECIPE.ref, RedoCounter(number=1, runs=("other",)))
+                raise_redo(self, RECIPE.ref, RedoCounter(), other)
             return super().put_if_absent(key, data)
 
-    store = Late()
-    raise_redo(store, RECIPE.ref, RedoCounter(number=1, runs=("mine",)))
-    assert find_redo(store, RECIPE.ref) == RedoCounter(number=1, runs=("other",))
-    raise_redo(store, RECIPE.ref, RedoCounter(number=2, runs=("mine",)))
-    assert find_redo(store, RECIPE.ref) == RedoCounter(number=2, runs=("mine",))
+    store, other = Late(), RedoCounter(number=1, runs=("other",))
+    raise_redo(store, RECIPE.ref, RedoCounter(), RedoCounter(number=1, runs=("mine",)))
+    assert find_redo(store, RECIPE.ref) == other
 
 
 def test_a_damaged_number_is_never_none():

@@ -118,7 +118,7 @@ def test_a_rebuild_that_began_is_unfinished_work_until_its_artifact_exists(house
     house.build()
     pretrain = house.plan().of("pretrain").manifest
     assert pretrain
-    raise_redo(house.store, pretrain.ref, RedoCounter(number=1, runs=("r",)))
+    raise_redo(house.store, pretrain.ref, RedoCounter(), RedoCounter(number=1, runs=("r",)))
     item = house.plan().of("pretrain")
     again = pretrain.identity.redone(1)
     assert (item.state, item.reason) == ("~", "rebuild has begun")
@@ -286,7 +286,7 @@ def test_the_json_says_the_same(built: House):
 
 def test_what_is_asked_for_again_before_a_stage_leaves_its_reason_alone(house: House):
     made = house.build()
-    raise_redo(house.store, made["sft"].ref, RedoCounter(number=1, runs=("r",)))
+    raise_redo(house.store, made["sft"].ref, RedoCounter(), RedoCounter(number=1, runs=("r",)))
     again = made["sft"].identity.redone(1)
     new = dataclasses.replace(
         made["sft"], fingerprint=again.fingerprint, preimage=again.preimage, accepted=None
