@@ -180,6 +180,8 @@ def _environment(
         **{name: value for name, value in os.environ.items() if not name.startswith("PET_")},
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
+        # Of the processes in which torch compiles kernels: by default each of 8 ranks starts 32.
+        "TORCHINDUCTOR_COMPILE_THREADS": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", threads),
         # A waiting OpenMP thread spins this often before it sleeps. By default it spins for long,
         # which beside another busy program costs up to nine tenths of the speed; never spinning
         # costs a sixth on an idle machine (docs/LOG.md, 2026-11-21).

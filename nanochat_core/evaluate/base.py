@@ -68,8 +68,8 @@ LOSSES = pa.schema(
 def run(job: Job) -> dict[str, Any]:
     """Evaluate the base model. Raises ModelError or DataError if an input is unusable."""
     config = BaseEvalConfig.from_tree(job.config["base_eval"])
-    world = open_world(job.resources.device)
-    device = open_device(job.resources, local_rank=world.local_rank)
+    device = open_device(job.resources)
+    world = open_world(device)
     progress = Progress(job.events, active=world.is_first)
     model = load_model(job.model_input, device)
     choose(

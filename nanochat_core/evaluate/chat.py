@@ -69,8 +69,8 @@ def run(job: Job) -> dict[str, Any]:
     """Evaluate the chat model; the ranks share the questions. Raises DataError if every task fails,
     StageError if this machine cannot grade one, and ModelError if the model cannot be loaded."""
     config = ChatEvalConfig.from_tree(job.config["chat_eval"])
-    world = open_world(job.resources.device)
-    device = open_device(job.resources, local_rank=world.local_rank)
+    device = open_device(job.resources)
+    world = open_world(device)
     progress = Progress(job.events, active=world.is_first)
     tasks, failed = open_tasks(job, config)
     engine = Engine(

@@ -121,9 +121,8 @@ def copy_model(job: Job) -> dict[str, Any]:
 
     So a recipe can leave out midtraining: SFT then starts from the base model.
     """
-    world = open_world(job.resources.device)
     # Nothing is computed; a placement whose GPU is missing fails here as it would in training.
-    open_device(job.resources, local_rank=world.local_rank)
+    world = open_world(open_device(job.resources))
     progress = Progress(job.events, active=world.is_first)
     progress.message("the mixture is empty: the model is passed on as it is")
     if world.is_first:

@@ -71,7 +71,9 @@ def run(job: Job) -> dict[str, Any]:
             done = step + 1
             # Forward, loss and backward in micro-steps; again in smaller ones if memory runs out.
             loss = oom_retry.gradients(
-                accumulate_gradients(model, optimizer, tokens, None, world=world)
+                accumulate_gradients(
+                    model, optimizer, tokens, None, world=world, num_targets=tokens_per_step
+                )
             )
             # Before the update: a loss that is not finite ends the run before it spoils the model.
             metrics.record(done, loss)

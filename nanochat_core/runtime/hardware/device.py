@@ -1,6 +1,7 @@
 """The device of a job, and the dtype its arithmetic runs in."""
 
 import ctypes
+import os
 import sys
 from functools import lru_cache
 
@@ -21,8 +22,11 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
 VML = (torch.cos, torch.exp, torch.expm1, torch.log, torch.sin, torch.sqrt, torch.tanh)
 
 
-def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
+def open_device(resources: Resources) -> torch.device:
     """Configure torch for the job's resources and return the device that this process uses.
+
+    A rank of torchrun uses the GPU of its number on this machine. Call it before `open_world`: what
+    joins the ranks would else make a context of 0.5 GB on the first GPU for each of them.
 
     Under `determinism` "strict", torch's operations are deterministic from here on or raise.
     """
@@ -40,8 +44,9 @@ def open_device(resources: Resources, *, local_rank: int = 0) -> torch.device:
             "the placement asks for a GPU and torch sees none",
             hint="run `nanochat doctor`, or give --gpus 0",
         )
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
 
 
 @lru_cache(maxsize=1)

@@ -112,8 +112,10 @@ class World:
 ALONE = World(rank=0, local_rank=0, size=1)
 
 
-def open_world(device: str) -> World:
+def open_world(device: torch.device) -> World:
     """Join the process group that the environment describes; without it, a world of one.
+
+    `device` is this rank's own (`open_device`).
 
     Raises torch's DistError if ranks that no torchrun started have not met in time.
     """
@@ -125,7 +127,7 @@ def open_world(device: str) -> World:
     if world.size == 1:
         return world
     if not dist.is_initialized():
-        on_gpu = device == "cuda" and torch.cuda.is_available()
+        on_gpu = device.type == "cuda"
         dist.init_process_group(
             "cuda:nccl,cpu:gloo" if on_gpu else "gloo",
             store=_meet(world),
@@ -133,7 +135,7 @@ def open_world(device: str) -> World:
             world_size=world.size,
             timeout=PATIENCE,
             # Connects eagerly: the first collective would otherwise wait for all ranks to connect.
-            device_id=torch.device("cuda", world.local_rank) if on_gpu else None,
+            device_id=device if on_gpu else None,
         )
         # Without this, gloo's threads crashed at interpreter exit in 3 of 6 runs of two ranks.
         atexit.register(close_world)

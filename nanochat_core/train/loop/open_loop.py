@@ -83,8 +83,8 @@ def open_loop(
     throughput is reported, no level of the loss is watched and nothing is compiled. On leaving
     without an error, waits until the last checkpoint is committed. Collective.
     """
-    world = open_world(job.resources.device)
-    device = open_device(job.resources, local_rank=world.local_rank)
+    device = open_device(job.resources)
+    world = open_world(device)
     progress = Progress(job.events, active=world.is_first)
     model = make_model(job, device) if init_from is None else load_model(init_from, device).train()
     # Collective: all ranks use the first backend that runs on every one of them.

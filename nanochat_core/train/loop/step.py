@@ -25,6 +25,7 @@ def accumulate_gradients(
     mask: torch.Tensor | None,  # (B, T+1), 1 where the token is learnt from; None: everywhere
     *,
     world: World,
+    num_targets: int | None = None,
 ) -> Callable[..., torch.Tensor]:
     """Return a function that gives the optimizer the gradients of the mean loss over all ranks.
 
@@ -32,16 +33,20 @@ def accumulate_gradients(
     smaller one if memory runs out. It returns this rank's share of the mean, in nats, a scalar on
     the device: the sum over ranks is the loss. It waits neither for the device nor for other ranks.
 
-    `tokens` are this rank's rows of the step.
+    `tokens` are this rank's rows of the step. `num_targets`: the step's targets on all ranks, where
+    the caller knows them; None means that the ranks count them together.
     """
     # Position t predicts token t+1.
     # Contiguous like a padded micro-step: kernels are compiled for strides too.
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:]
     if mask is not None:
         targets = targets.masked_fill(mask[:, 1:] == 0, IGNORE)
-    # Ranks count their targets together here, before the first try: later one may be out of memory.
-    # They have unequal numbers of targets, so the mean of their means would not be the mean.
-    count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
+    # Ranks have unequal numbers of targets, so the mean of their means would not be the mean.
+    if num_targets is None:
+        # Together here, before the first try: later one may be out of memory.
+        count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
+    else:
+        count = torch.full((), float(num_targets), device=tokens.device)
     return partial(_add_gradients, model, optimizer, inputs, targets, count)
 
 

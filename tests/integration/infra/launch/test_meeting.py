@@ -29,11 +29,12 @@ def run(job):
 """
 
 ALONE_ENTRY = """
+import torch
 from nanochat_core.runtime.hardware.distributed import open_world
 
 
 def run(job):
-    world = open_world("cpu")
+    world = open_world(torch.device("cpu"))
     return {f"rank_{number}": number for number in world.gather(world.rank)}
 """
 

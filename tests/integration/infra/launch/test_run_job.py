@@ -126,13 +126,18 @@ def test_the_code_of_plugins_is_recorded_also_of_processes_that_the_stage_starts
 def test_the_worker_gets_its_threads_and_a_fixed_hash_seed(make_job: Any) -> None:
     job = make_job(
         "    import os\n"
-        "    return {n: os.environ[n] for n in ('OMP_NUM_THREADS', 'PYTHONHASHSEED')}"
+        "    return {n: os.environ[n] for n in ('OMP_NUM_THREADS', 'PYTHONHASHSEED',"
+        "                                  'TORCHINDUCTOR_COMPILE_THREADS')}"
     )
     job = replace(job, resources=replace(RESOURCES, threads=3))
 
     metrics = run_job(job, processes=1, on_event=ignore).metrics
 
-    assert metrics == {"OMP_NUM_THREADS": "3", "PYTHONHASHSEED": "0"}
+    assert metrics == {
+        "OMP_NUM_THREADS": "3",
+        "PYTHONHASHSEED": "0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "3",
+    }
 
 
 def test_a_job_gets_no_option_that_is_meant_for_a_torchrun_around_it(

@@ -71,10 +71,11 @@ def test_ranks_of_one_machine_meet_where_no_other_host_can_reach_them(make_job: 
     job = make_job("""
 import os
 import psutil
+import torch
 from nanochat_core.runtime.hardware.distributed import open_world
 
 def run(job):
-    world = open_world("cpu")
+    world = open_world(torch.device("cpu"))
     agent = psutil.Process(os.getppid())
     heard = [c.laddr.ip for c in agent.net_connections() if c.status == psutil.CONN_LISTEN]
     found = world.gather({"port": int(os.environ["MASTER_PORT"]), "heard": heard})

@@ -89,6 +89,19 @@ def test_a_gpu_that_is_not_there_is_a_persons_mistake(monkeypatch: pytest.Monkey
         open_device(resources("default"))
 
 
+def test_a_rank_makes_its_own_gpu_current_before_it_meets_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.set_device", used.append)
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, **__: pytest.fail("met"))
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    assert open_device(resources("default")) == torch.device("cuda", 3)
+    assert used == [torch.device("cuda", 3)]
+
+
 def test_a_thread_takes_its_gpu_and_a_cpu_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[torch.device] = []
     monkeypatch.setattr("torch.cuda.set_device", used.append)

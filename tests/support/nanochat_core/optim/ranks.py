@@ -257,8 +257,9 @@ def run_gpu_rank(rank: int, root: Path, port: int) -> None:
     """What each process does on a GPU of its own."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.cuda.set_device(rank)
-    world = open_world("cuda")
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    world = open_world(device)
     check_questions(world)
     check_gathering(world)
-    check_training(world, root, torch.device("cuda", rank))
+    check_training(world, root, device)
