@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nanochat_core.config import NumericsConfig
 from nanochat_core.model.fp8 import Quantised, is_eligible
 from nanochat_core.model.fp8 import linears as fp8_linears
+from nanochat_core.model.gradient_sum import Weighted
 from nanochat_core.model.native import kernels, rows
 from nanochat_core.runtime.hardware.device import compute_dtype
 
@@ -30,7 +31,7 @@ class LateModule(nn.Module):
         return self._apply(lambda t: torch.empty(t.shape, dtype=t.dtype, device=device), recurse)
 
 
-class Linear(nn.Module):
+class Linear(Weighted):
     """A linear map without bias: an fp32 matrix, cast to the dtype of its input.
 
     Training in precision fp8 sets `quantised`; evaluation uses the matrix itself.
@@ -66,7 +67,7 @@ def project(x: Tensor, maps: Sequence[Linear], bound: float | None) -> Sequence[
     return fp8_linears(x, [linear.weight for linear in maps], quantised, bound)
 
 
-class Embedding(nn.Module):
+class Embedding(Weighted):
     """A table of vectors, stored in the compute dtype."""
 
     def __init__(self, num_rows: int, width: int, dtype: torch.dtype) -> None:

@@ -30,11 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from nanochat_core.config import OptimizerConfig
+from nanochat_core.model.gradient_sum import GradientSum, Weighted
 from nanochat_core.optim.adamw import adamw_
 from nanochat_core.optim.january import clip_factor, newton_schulz_muon_, squared_norm
 from nanochat_core.optim.muon import muon_
 from nanochat_core.optim.partition import ParamGroup, make_units
-from nanochat_core.optim.sharded_params import ParamSlice
+from nanochat_core.optim.sharded_params import ParamSlice, ShardedParams
 from nanochat_core.runtime.hardware.device import compute_dtype
 from nanochat_core.runtime.hardware.distributed import World
 
@@ -68,12 +69,16 @@ class Optimizer:
         self._started = 0  # units whose reduce-scatter has started
         self._has_gradients = False
         self._collecting = False  # True while a backward pass of `backward` runs
-        self._missing: list[int] | None = None  # in the last pass: gradients to come, by unit
+        # In the last pass: the parameters whose gradients are to come, by unit.
+        self._missing: list[set[str]] | None = None
+        modules = {id(m.weight): m for m in model.modules() if isinstance(m, Weighted)}
         for index, unit in enumerate(self._units):
             for part in unit.stack.parts:
-                part.parameter.register_post_accumulate_grad_hook(
-                    _collector(weakref.ref(self), index, part)
-                )
+                hook = _collector(weakref.ref(self), index, part)
+                part.parameter.register_post_accumulate_grad_hook(hook)
+                if (module := modules.get(id(part.parameter))) is not None:
+                    take = _taker(weakref.ref(unit.stack), part)
+                    module.gradient_sum = GradientSum(part.parameter.device, take, hook)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradients of `loss` to the step's. `last`: this rank's last for this step.
@@ -81,7 +86,8 @@ class Optimizer:
         Does not wait for other ranks.
         """
         self._collecting = True
-        self._missing = [len(unit.stack.parts) for unit in self._units] if last else None
+        names = [{part.name for part in unit.stack.parts} for unit in self._units]
+        self._missing = names if last else None
         try:
             loss.backward()
         finally:
@@ -170,13 +176,17 @@ class Optimizer:
         return result
 
     def collect(self, index: int, part: ParamSlice) -> None:
-        """Take a parameter's gradient during `backward`; start every reduction that is complete."""
-        if not self._collecting:
-            return
-        self._take(self._units[index], part)
+        """Take a parameter's gradient during `backward`; start every reduction that is complete.
+
+        The backward pass may have added it to the sum itself: see model/gradient_sum.py.
+        """
+        if part.parameter.grad is None:
+            self._has_gradients = True
+        elif self._collecting:
+            self._take(self._units[index], part)
         if self._missing is None:
             return
-        self._missing[index] -= 1
+        self._missing[index].discard(part.name)
         # Always in the units' order: collectives match by order, and ranks may lack gradients.
         while self._started < len(self._units) and not self._missing[self._started]:
             self._units[self._started].stack.start_sum()
@@ -241,3 +251,16 @@ def _collector(
             found.collect(index, part)
 
     return collect
+
+
+def _taker(
+    stack: "weakref.ref[ShardedParams]", part: ParamSlice
+) -> Callable[[], tuple[Tensor, bool]]:
+    """Return the function that takes a parameter's sum from its stack."""
+
+    def take() -> tuple[Tensor, bool]:
+        found = stack()
+        assert found is not None, f"{part.name}: the optimizer of its gradient is gone"
+        return found.take_sum(part)
+
+    return take

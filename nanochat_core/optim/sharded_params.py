@@ -94,12 +94,19 @@ class ShardedParams:
             # `_in_fp32` moves the sum to the buffer.
             self._gradients = grad.contiguous().view(self._weights.shape)
         else:
-            into = self._of(part, self._in_fp32())
-            if part.name in self._taken:
-                into.add_(grad)
-            else:
-                into.copy_(grad)
+            into, holds = self.take_sum(part)
+            (into.add_ if holds else into.copy_)(grad)
         self._taken.add(part.name)
+
+    def take_sum(self, part: ParamSlice) -> tuple[Tensor, bool]:
+        """Return the fp32 sum of the parameter's gradients, and whether it holds any of this step.
+
+        The caller must add a gradient to it; where it holds none, all of it must be overwritten.
+        """
+        assert self._pending is None, f"{part.name}: a gradient after its reduction has started"
+        holds = part.name in self._taken
+        self._taken.add(part.name)
+        return self._of(part, self._in_fp32()), holds
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's gradients of the step so far, by parameter."""

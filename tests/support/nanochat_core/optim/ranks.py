@@ -17,6 +17,7 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
 from nanochat_core.scaling import numerics, run_for_depth
+from tests.support.nanochat_core.optim.adding_lookups import adding_lookups
 
 CONFIG = ModelConfig(
     depth=3, width=32, num_heads=2, num_kv_heads=2, sequence_len=16, vocab_size=60,
@@ -241,6 +242,9 @@ def run(job: Job) -> dict[str, Any]:
         check_gathering(world)
         if size == 2:
             check_training(world, root)
+            with adding_lookups():
+                check_training(world, root)
+                check_dropping(world, "bf16")
             check_forgetting(world, root)
             check_dropping(world, "fp32")
             check_dropping(world, "bf16")

@@ -1,0 +1,71 @@
+"""A parameter's gradient that a backward pass adds to the optimizer's fp32 sum by itself.
+
+Autograd otherwise hands the gradient over in the parameter's dtype, and the optimizer adds it: the
+gradient is rounded, and written and read once more. For a table it is dense besides, although a
+batch reads few of the table's rows.
+
+An autograd function that adds takes `proxy` as an input, and the parameter detached. Its backward
+pass adds the gradient to `take()`, and returns any scalar as the gradient of `proxy`. When the
+backward pass has nothing more to add, autograd calls the optimizer's hook, as for a parameter.
+
+Without an optimizer a module has no sum, and its gradient is autograd's.
+"""
+
+import itertools
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+_NUMBERS = itertools.count()
+_SUMS: "WeakValueDictionary[int, GradientSum]" = WeakValueDictionary()
+
+
+class GradientSum:
+    """The sum of a parameter's gradients over the micro-steps of a step; the optimizer owns it.
+
+    `number`: see `take_by_number`.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        take: Callable[[], tuple[Tensor, bool]],
+        added: Callable[[Tensor], None],
+    ) -> None:
+        """`added` is called when a backward pass has added all that it has to add."""
+        self.number = next(_NUMBERS)
+        self.proxy = torch.zeros((), device=device, requires_grad=True)
+        self._take, self._added = take, added
+        self.proxy.register_post_accumulate_grad_hook(self._after)
+        _SUMS[self.number] = self
+
+    def take(self) -> tuple[Tensor, bool]:
+        """Return the sum, fp32 and shaped like the parameter, and whether it holds gradients.
+
+        The caller must add to it, or overwrite all of it where it holds none of this step.
+        """
+        return self._take()
+
+    def _after(self, proxy: Tensor) -> None:
+        proxy.grad = None
+        self._added(proxy)
+
+    def __deepcopy__(self, memo: object) -> None:
+        """Return None: the optimizer of a model is not that of its copy."""
+
+
+class Weighted(nn.Module):
+    """A module with one matrix. While a model has an optimizer, `gradient_sum` is the matrix's."""
+
+    weight: nn.Parameter
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradient_sum: GradientSum | None = None
+
+
+def take_by_number(number: int) -> tuple[Tensor, bool]:
+    """Return what `take` of a GradientSum does: for operators, whose arguments are no objects."""
+    return _SUMS[number].take()

@@ -1,0 +1,158 @@
+"""A backward pass that adds a parameter's gradient to the optimizer's sum by itself."""
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat_core.config import OptimizerConfig
+from nanochat_core.model.gpt import GPT
+from nanochat_core.optim.sharded import Optimizer
+from nanochat_core.optim.sharded_params import ShardedParams
+from nanochat_core.runtime.hardware.distributed import ALONE, World
+from tests.support.nanochat_core.optim.adding_lookups import adding_lookups
+from tests.support.nanochat_core.optim.ranks import CLIPPED, RATES, make_model, train
+
+pytestmark = pytest.mark.torch
+
+TABLES = "transformer.wte.weight", "value_embeds.0.weight", "value_embeds.2.weight"
+
+
+def loss_of(model: GPT, seed: int) -> Tensor:
+    tokens = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(seed))
+    return model.token_losses(tokens[:, :-1], tokens[:, 1:]).sum()
+
+
+def summed(precision: str, seeds: tuple[int, ...]) -> tuple[Optimizer, dict[str, Tensor]]:
+    """The optimizer, and its gradients after a micro-step for each seed."""
+    model = make_model(precision)
+    optimizer = Optimizer(model, RATES, precision=precision, world=ALONE)
+    for seed in seeds:
+        optimizer.backward(loss_of(model, seed), last=seed == seeds[-1])
+        assert all(parameter.grad is None for parameter in model.parameters())
+    return optimizer, {name: g.clone() for name, g in optimizer.gradients().items()}
+
+
+@pytest.mark.parametrize("rates", [RATES, CLIPPED], ids=["plain", "clipped"])
+def test_training_is_that_of_autograds_gradients(rates: OptimizerConfig) -> None:
+    states = []
+    for adding in (False, True):
+        model = make_model()
+        optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
+        if adding:
+            with adding_lookups():
+                train(optimizer, model, ALONE, range(3))
+        else:
+            train(optimizer, model, ALONE, range(3))
+        states.append(optimizer.gather())
+    assert states[0].keys() == states[1].keys()
+    for key in states[0]:
+        torch.testing.assert_close(states[1][key], states[0][key], rtol=1e-4, atol=1e-5, msg=key)
+
+
+def test_the_first_addition_of_a_step_starts_from_zero() -> None:
+    with adding_lookups():
+        optimizer, before = summed("fp32", (1, 2))
+        _, expected = summed("fp32", (3,))
+        assert all(before[name].any() for name in TABLES)
+        for end in (
+            lambda: optimizer.step(lr_multiplier=0.0, momentum=0.9, weight_decay=0.0),
+            optimizer.drop_gradients,
+        ):
+            end()
+            assert not optimizer.gradients()
+            model = make_model()
+            second = Optimizer(model, RATES, precision="fp32", world=ALONE)
+            for seeds in ((1, 2), (3,)):
+                second.drop_gradients()
+                for seed in seeds:
+                    second.backward(loss_of(model, seed), last=False)
+            found = second.gradients()
+            assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_in_bf16_a_tables_sum_is_not_rounded() -> None:
+    tables = {}
+    for adding in (False, True):
+        if adding:
+            with adding_lookups():
+                tables[adding] = summed("bf16", (1,))[1]
+        else:
+            tables[adding] = summed("bf16", (1,))[1]
+    for name in TABLES:
+        plain, exact = tables[False][name], tables[True][name]
+        assert exact.dtype == torch.float32
+        assert (exact != exact.bfloat16().float()).any()
+        torch.testing.assert_close(plain.float(), exact, rtol=2**-6, atol=1e-3)
+
+
+def test_a_backward_pass_of_the_callers_own_counts() -> None:
+    with adding_lookups():
+        model = make_model()
+        optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+        loss_of(model, 1).backward()
+        optimizer.start_reduce_scatter()
+        found = optimizer.gradients()
+        _, expected = summed("fp32", (1,))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_parameter_used_twice_in_a_pass_is_reduced_after_both(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its hook runs once, after all of the pass's additions."""
+    calls: list[str] = []
+    start, take = ShardedParams.start_sum, ShardedParams.take_sum
+    monkeypatch.setattr(
+        ShardedParams, "start_sum", lambda s: (calls.append(f"sum {s.parts[0].name}"), start(s))
+    )
+    monkeypatch.setattr(
+        ShardedParams, "take_sum", lambda s, p: (calls.append(f"take {p.name}"), take(s, p))[1]
+    )
+    with adding_lookups():
+        model = make_model()
+        optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+        optimizer.backward(loss_of(model, 1) + loss_of(model, 2), last=True)
+    for name in TABLES:
+        assert [call for call in calls if call.endswith(name)] == [
+            f"take {name}",
+            f"take {name}",
+            f"sum {name}",
+        ]
+
+
+def test_an_addition_after_the_reduction_has_started_is_refused() -> None:
+    class Started(World):
+        def start_sum(self, tensor: Tensor) -> Any:
+            return torch.futures.Future()
+
+        start_sum_to_owners = start_sum
+
+    world = Started(rank=0, local_rank=0, size=2)
+    model = make_model()
+    optimizer = Optimizer(model, RATES, precision="fp32", world=world)
+    assert model.transformer.wte.gradient_sum is not None
+    optimizer.start_reduce_scatter()
+    with pytest.raises(AssertionError, match="after its reduction has started"):
+        model.transformer.wte.gradient_sum.take()
+
+
+def test_a_sum_belongs_to_one_model_and_one_optimizer() -> None:
+    model = make_model()
+    assert model.lm_head.gradient_sum is None
+    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    assert copy.deepcopy(model).lm_head.gradient_sum is None
+    table = model.transformer.wte
+    assert table.gradient_sum is not None
+    total, holds = table.gradient_sum.take()
+    assert total.shape == table.weight.shape
+    assert not holds
+    assert table.gradient_sum.take()[1]
+    del optimizer, total
+    gc.collect()
+    with pytest.raises(AssertionError, match="optimizer of its gradient is gone"):
+        table.gradient_sum.take()
