@@ -62,6 +62,6 @@ class Process:
 
 def _read(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="ascii").strip() or None
+        return path.read_text(encoding="utf-8").strip() or None
     except (OSError, ValueError):
         return None
