@@ -73,8 +73,9 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
     def step(done: int) -> float:
         began = time.perf_counter()
-        compute = accumulate_gradients(model, optimizer, tokens, None, world=ALONE)
-        loss = compute(device_batch_size=options.rows)
+        loss = accumulate_gradients(
+            model, optimizer, tokens, None, device_batch_size=options.rows, world=ALONE
+        )
         metrics.record(done, loss)
         optimizer.step(lr_multiplier=1e-3, momentum=0.9, weight_decay=0.0)
         metrics.flush()

@@ -7,6 +7,7 @@
     |-- StoreError      the artifact store cannot be reached or refuses
     |-- ArtifactError   an artifact is missing, damaged or not what its manifest says
     `-- StageError      a stage's job failed or was interrupted
+        `-- OutOfMemory half the device batch size may fit
 
 The message is one line: lower case, what is wrong, with both values. `hint` is one line on what to
 do. The user sees both and no traceback; bugs are ordinary exceptions with a traceback.
@@ -43,6 +44,10 @@ class ArtifactError(NanochatError):
 
 class StageError(NanochatError):
     """A stage's job failed or was interrupted."""
+
+
+class OutOfMemory(StageError):
+    """A job ran out of memory; with half its device batch size it may fit."""
 
 
 def reason_of(error: OSError) -> str:

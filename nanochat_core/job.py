@@ -50,7 +50,7 @@ class Resources:
     keep_checkpoints: int = 2  # the newest ones to keep on this machine, besides the best
     hang_seconds: float = 600.0  # end the job after this long without a heartbeat of any rank
     grace_seconds: float = 25.0  # from a stop signal until the ranks are killed
-    retry_smaller_batch: bool = True  # out of memory: halve the device batch and redo the step
+    retry_smaller_batch: bool = True  # out of memory: start again with half the device batch
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
     compile: bool = False  # compile the model with torch.compile
     autotune: bool = False  # `compile` times each product, also fused with what follows; untried

@@ -34,7 +34,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import run_for_depth
 from nanochat_core.train import pretrain
-from nanochat_core.train.policy import Rollout, policy_gradients_of
+from nanochat_core.train.policy import Rollout, accumulate_policy_gradients
 
 BACKENDS, PRECISIONS = ("flex", "cudnn", "varlen", "sdpa"), ("bf16", "fp8")
 FOR_GPUS = ("flex", "cudnn", "varlen")
@@ -148,8 +148,10 @@ def reinforcing(device: str) -> Values:
             )
             for length, sign in zip(lengths, (0.5, -0.5), strict=True)
         ]
-        compute = policy_gradients_of(model, optimizer, rollouts, ref_log_probs=None, world=ALONE)
-        losses.append(float(compute(device_batch_size=1)))
+        loss = accumulate_policy_gradients(
+            model, optimizer, rollouts, ref_log_probs=None, device_batch_size=1, world=ALONE
+        )
+        losses.append(float(loss))
         optimizer.step(**SCHEDULE)
     assert all(abs(loss) < 100 for loss in losses), losses
     return {"losses": [round(loss, 4) for loss in losses], "attention": attention_backend()}

@@ -66,8 +66,9 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
         return (rows.take(range(step * count, (step + 1) * count), axis=0, mode="wrap"),)
 
     for _, (tokens,) in prefetch(take, start=0, stop=sys.maxsize, device=device):
-        compute = accumulate_gradients(model, optimizer, tokens, None, world=ALONE)
-        loss = compute(device_batch_size=case["rows"])
+        loss = accumulate_gradients(
+            model, optimizer, tokens, None, device_batch_size=case["rows"], world=ALONE
+        )
         optimizer.step(**SCHEDULE)
         yield loss
 

@@ -22,9 +22,10 @@ from flows.leases import file_lock
 from flows.leases.held_lease import HeldLease
 from flows.leases.outage import WaitLog
 from flows.stages import Stage
+from infra.launch.fitting import fitting
 from infra.launch.mirror import mirror
 from infra.launch.torchrun import StageInterrupted, run_job
-from nanochat_core.errors import ConfigError, StageError, StoreError
+from nanochat_core.errors import ConfigError, OutOfMemory, StageError, StoreError
 from nanochat_core.job import Job, Result, digests_of
 from nanochat_core.section import Section
 
@@ -75,9 +76,9 @@ def fetch_inputs(
 def make_job(
     stage: Stage, context: BuildContext, identity: Identity, inputs: dict[str, Path]
 ) -> Job:
-    """Make the job that builds the stage's artifact on this machine."""
+    """Make the job that builds the stage's artifact on this machine, with what fits its memory."""
     sections = {name: getattr(context.run, name) for name in stage.config}
-    return Job(
+    job = Job(
         directory=work_of(context, identity),
         stage=stage.name,
         entry=stage.entry,
@@ -87,6 +88,7 @@ def make_job(
         resources=context.placement.resources,
         plugins=plugins_of(stage, context.run),
     )
+    return fitting(job)
 
 
 def report_building(stage: Stage, context: BuildContext, job: Job) -> None:
@@ -144,18 +146,28 @@ def run_stage(
             )
         if context.placement.mirrors_checkpoints:
             stack.enter_context(_mirror(context, job, lease, coordinator, check, stopping))
-        append_segment(job, processes=nodes * processes, nodes=nodes)
         try:
-            return run_job(
-                job,
-                processes=processes,
-                on_event=_follow(context, stage, lease, stopping),
-                stop=coordinator.ending if coordinator else lease.ending,
-                lost=coordinator.lost if coordinator else None,
-                check=check,
-                root=context.root,
-                rendezvous=coordinator.rendezvous if coordinator else None,
-            )
+            while True:
+                append_segment(job, processes=nodes * processes, nodes=nodes)
+                try:
+                    return run_job(
+                        job,
+                        processes=processes,
+                        on_event=_follow(context, stage, lease, stopping),
+                        stop=coordinator.ending if coordinator else lease.ending,
+                        lost=coordinator.lost if coordinator else None,
+                        check=check,
+                        root=context.root,
+                        rendezvous=coordinator.rendezvous if coordinator else None,
+                    )
+                except OutOfMemory as error:
+                    if coordinator is not None:  # several nodes start again together, as a retry
+                        raise
+                    job = fitting(job)
+                    size = job.resources.device_batch_size
+                    # The rows of a step are the same; only the order differs in which they are
+                    # summed.
+                    log(f"{error}; it starts again with {size} rows, from what it saved")
         except StageError as error:
             if (cause := _cause(error, context, lease, coordinator)) is error:
                 raise

@@ -1,8 +1,9 @@
 """Retry policy of stages: which errors are retryable, the pauses, and the retry budget.
 
-Retryable is what the machine did: a killed process, a hang, a preempted node, a store that did not
-respond. The stage is retried after a pause and resumes from the last checkpoint. Errors that a
-person must fix, and errors of the code, would only be raised again.
+Retryable is what the machine did: a killed process, a hang, a preempted node, a lack of memory that
+a smaller device batch may end, a store that did not respond. The stage is retried after a pause and
+resumes from the last checkpoint. Errors that a person must fix, and errors of the code, would only
+be raised again.
 """
 
 import re
@@ -13,7 +14,7 @@ from flows.leases.held_lease import LeaseLost
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.retry import after_failure
 from infra.storage.base import StoreUnavailable
-from nanochat_core.errors import StageError
+from nanochat_core.errors import OutOfMemory, StageError
 
 PATIENCE = 3600.0  # seconds without an answer of Prefect or a scheduler; they build meanwhile
 MAX_RETRIES = 1000  # retries of one stage in one run, however far it gets
@@ -44,7 +45,8 @@ def is_retryable(error: object) -> bool:
     """Return whether another attempt may succeed without a change to code or settings."""
     if isinstance(error, JobFailed):
         return _is_of_machine(error)
-    return isinstance(error, TransientStageError | LeaseLost | StageInterrupted | StoreUnavailable)
+    transient = (TransientStageError, LeaseLost, OutOfMemory, StageInterrupted, StoreUnavailable)
+    return isinstance(error, transient)
 
 
 class RetryBudget:

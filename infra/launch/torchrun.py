@@ -23,10 +23,11 @@ from typing import IO, Any, TypeAlias, cast
 
 from infra.launch.compile_cache import compile_cache
 from infra.launch.earlier import earlier_workers_ended
+from infra.launch.fitting import note_too_large
 from infra.launch.rendezvous import Rendezvous
 from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
 from infra.polling import POLL_SECONDS
-from nanochat_core.errors import StageError
+from nanochat_core.errors import OutOfMemory, StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_heartbeats
 from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
@@ -85,8 +86,8 @@ def run_job(
     reason.
 
     Raises StageInterrupted if the job saved and stopped, JobFailed if it broke or made no progress
-    for the resources' `hang_seconds`, and StageError with the worker's own message and hint for an
-    error that a person can repair.
+    for the resources' `hang_seconds`, OutOfMemory if half the device batch may fit, and StageError
+    with the worker's own message and hint for an error that a person can repair.
     """
     assert processes >= 1, processes
     stop, lost = stop or threading.Event(), lost or threading.Event()
@@ -337,6 +338,9 @@ def disk_full(stage: str, path: object) -> StageError:
 
 
 def _failure(job: Job, error: dict[str, Any], *, first_rank: int | None) -> StageError:
+    if error["type"] == OutOfMemory.__name__:
+        note_too_large(job)
+        return OutOfMemory(f"{job.stage}: {error['message']}", hint=error["hint"])
     if error["expected"]:
         return StageError(f"{job.stage}: {error['message']}", hint=error["hint"])
     first_line = (error["message"].splitlines() or [""])[0]

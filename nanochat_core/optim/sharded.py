@@ -107,14 +107,6 @@ class Optimizer:
             unit.stack.start_sum()
         self._started = len(self._units)
 
-    def drop_gradients(self) -> None:
-        """Discard the gradients of a step that failed on some rank. All ranks must call this."""
-        # Other ranks may have started collectives that this rank has not: each needs all ranks.
-        self.start_reduce_scatter()
-        for unit in self._units:
-            unit.stack.drop_gradients()
-        self._started, self._has_gradients = 0, False
-
     @torch.no_grad()
     def step(self, *, lr_multiplier: float, momentum: float, weight_decay: float) -> None:
         """Update the weights from the gradients of all ranks, then discard the gradients.

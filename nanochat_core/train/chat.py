@@ -53,7 +53,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         tokens_per_step=config.total_batch_size,
     ) as loop:
         model, optimizer, world = loop.model, loop.optimizer, loop.world
-        metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
+        metrics, checkpointer = loop.metrics, loop.checkpointer
 
         # Data: conversations packed into rows, each epoch in its own order.
         tokenizer = open_chat_tokenizer(job.model_input, model)
@@ -69,7 +69,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             return train.take(share_of(ids, world).numpy())
 
         def evaluate(done: int) -> float:
-            loss = mean_loss(model, held_out, oom_retry.size, world)
+            loss = mean_loss(model, held_out, job.resources.device_batch_size, world)
             loop.progress.eval(done, val_loss=loss)
             checkpointer.record_validation(done, loss)
             return loss
@@ -86,9 +86,14 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         feed = prefetch(take_step, start=start, stop=num_steps, device=loop.device)
         for step, (tokens, mask) in feed:
             done = step + 1
-            # Forward, loss and backward in micro-steps; again in smaller ones if memory runs out.
-            loss = oom_retry.gradients(
-                accumulate_gradients(model, optimizer, tokens, mask, world=world)
+            # Forward, loss and backward in micro-steps.
+            loss = accumulate_gradients(
+                model,
+                optimizer,
+                tokens,
+                mask,
+                device_batch_size=job.resources.device_batch_size,
+                world=world,
             )
             # Before the update: a loss that is not finite ends the run before it spoils the model.
             metrics.record(done, loss)
@@ -98,8 +103,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 weight_decay=0.0,  # only pretraining decays weights
             )
             metrics.flush()
-            state = {"first_loss": first_loss, **oom_retry.state()}
-            if checkpointer.maybe_save(done, num_steps, state):
+            if checkpointer.maybe_save(done, num_steps, {"first_loss": first_loss}):
                 evaluate(done)
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_loss = evaluate(num_steps)
@@ -112,7 +116,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
         "steps": num_steps,
         "rows": len(train.tokens),
         "seconds": time.monotonic() - started,
-        **run_environment(job, loop.device, world, device_batch_size=oom_retry.size),
+        **run_environment(job, loop.device, world),
     }
 
 

@@ -13,9 +13,8 @@ ratio is 1 and its gradient that of A * log p(token): without clip and KL that i
 Shapes: R rows, one per answer, T tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -78,39 +77,24 @@ def drop_equal_groups(rollouts: Sequence[Rollout], group_size: int) -> list[Roll
     return kept
 
 
-def policy_gradients_of(
+def accumulate_policy_gradients(
     model: GPT,
     optimizer: Optimizer,
     rollouts: Sequence[Rollout],
-    *,
-    ref_log_probs: ReferenceLogProbs | None,
-    world: World,
-) -> Callable[..., Tensor]:
-    """Return a function that gives the optimizer the gradients of the objective.
-
-    It takes `device_batch_size`, returns this rank's share of the objective's value, and waits for
-    no other rank. Without `ref_log_probs` the value is that of -A * log p(token), which has the
-    same gradient. An answer whose advantage is 0 is computed only for a KL term; its tokens count.
-    """
-    device = next(model.parameters()).device
-    # All ranks' sampled tokens, counted before the first try: later one may be out of memory.
-    sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
-    count = world.sum(sampled).clamp(min=1)
-    return partial(
-        _add_policy_gradients, model, optimizer, rollouts, count, ref_log_probs=ref_log_probs
-    )
-
-
-def _add_policy_gradients(
-    model: GPT,
-    optimizer: Optimizer,
-    rollouts: Sequence[Rollout],
-    count: Tensor,  # scalar fp32: sampled tokens on all ranks
     *,
     ref_log_probs: ReferenceLogProbs | None,
     device_batch_size: int,
+    world: World,
 ) -> Tensor:
-    device = count.device
+    """Give the optimizer the gradients of the objective; return the objective's value. Collective.
+
+    `device_batch_size`: answers of a micro-step. Without `ref_log_probs` the value is that of
+    -A * log p(token), which has the same gradient. An answer whose advantage is 0 is computed only
+    for a KL term; its tokens count.
+    """
+    device = next(model.parameters()).device
+    sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
+    count = world.sum(sampled).clamp(min=1)  # of all ranks
     total = torch.zeros((), device=device)
     pulled = ref_log_probs is not None and ref_log_probs.reference is not None
     useful = [i for i, r in enumerate(rollouts) if any(r.mask) and (pulled or r.advantage)]
@@ -143,7 +127,7 @@ def _add_policy_gradients(
         total += loss.detach()
     optimizer.start_reduce_scatter()
     model.eval()
-    return total
+    return world.sum(total)
 
 
 def anchored_terms(

@@ -30,7 +30,7 @@ def run(job: Job) -> dict[str, Any]:
     num_steps, tokens_per_step = config.num_steps, config.total_batch_size
     with open_loop(job, optimizer_config, init_from=None, tokens_per_step=tokens_per_step) as loop:
         model, optimizer, world = loop.model, loop.optimizer, loop.world
-        metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
+        metrics, checkpointer = loop.metrics, loop.checkpointer
 
         # Data. Rows of another tokenizer would train without an error, and a useless model.
         train, validation = (Rows.open(job.inputs["rows"], split) for split in ("train", "val"))
@@ -53,7 +53,7 @@ def run(job: Job) -> dict[str, Any]:
                 validation,
                 token_bytes,
                 num_tokens=config.eval_tokens,
-                batch_size=oom_retry.size,
+                batch_size=job.resources.device_batch_size,
                 world=world,
             )
             loop.progress.eval(done, val_bpb=bpb)
@@ -69,11 +69,15 @@ def run(job: Job) -> dict[str, Any]:
         loop.start_steps()
         for step, (tokens,) in prefetch(take, start=start, stop=num_steps, device=loop.device):
             done = step + 1
-            # Forward, loss and backward in micro-steps; again in smaller ones if memory runs out.
-            loss = oom_retry.gradients(
-                accumulate_gradients(
-                    model, optimizer, tokens, None, world=world, num_targets=tokens_per_step
-                )
+            # Forward, loss and backward in micro-steps.
+            loss = accumulate_gradients(
+                model,
+                optimizer,
+                tokens,
+                None,
+                device_batch_size=job.resources.device_batch_size,
+                world=world,
+                num_targets=tokens_per_step,
             )
             # Before the update: a loss that is not finite ends the run before it spoils the model.
             metrics.record(done, loss)
@@ -83,8 +87,7 @@ def run(job: Job) -> dict[str, Any]:
                 weight_decay=muon_weight_decay(step, num_steps, optimizer_config.muon_weight_decay),
             )
             metrics.flush()
-            state = {"first_bpb": first_bpb, **oom_retry.state()}
-            if checkpointer.maybe_save(done, num_steps, state):
+            if checkpointer.maybe_save(done, num_steps, {"first_bpb": first_bpb}):
                 evaluate(done)
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         last_bpb = evaluate(num_steps)
@@ -100,5 +103,5 @@ def run(job: Job) -> dict[str, Any]:
         "flops": num_steps * tokens_per_step * flops_per_token(model.config, model.numerics),
         # Of this execution alone: `started` is not saved.
         "tokens_per_second": (num_steps - start) * tokens_per_step / (time.monotonic() - started),
-        **run_environment(job, loop.device, world, device_batch_size=oom_retry.size),
+        **run_environment(job, loop.device, world),
     }

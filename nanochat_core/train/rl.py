@@ -32,7 +32,6 @@ from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.chat import epoch_order, scaled
-from nanochat_core.train.loop.oom import OomRetry
 from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
@@ -45,10 +44,10 @@ from nanochat_core.train.loop.sanity_checks import (
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
     Rollout,
+    accumulate_policy_gradients,
     advantages_of,
     drop_equal_groups,
     log_probs,
-    policy_gradients_of,
 )
 from tasks.base import Conversation, Task, prompt_of, text_of
 from tasks.registry import are_correct
@@ -74,7 +73,7 @@ def run(job: Job) -> dict[str, Any]:
     ) as loop:
         # Answers are sampled in evaluation mode; the gradients' passes switch to training mode.
         model, optimizer, world = loop.model.eval(), loop.optimizer, loop.world
-        metrics, checkpointer, oom_retry = loop.metrics, loop.checkpointer, loop.oom_retry
+        metrics, checkpointer = loop.metrics, loop.checkpointer
         tokenizer = open_chat_tokenizer(job.model_input, model)
         engine = Engine(
             model,
@@ -116,7 +115,7 @@ def run(job: Job) -> dict[str, Any]:
                 optimizer,
                 rollouts,
                 config,
-                oom_retry=oom_retry,
+                device_batch_size=job.resources.device_batch_size,
                 world=world,
                 has_tokens=values["answer_tokens"] > 0,
                 learns=values["useful_share"] > 0,
@@ -127,7 +126,7 @@ def run(job: Job) -> dict[str, Any]:
             engine.refresh()
             metrics.flush()
             state["rewards"] = track_reward(state["rewards"], values["reward"], loop.progress)
-            if checkpointer.maybe_save(done, num_steps, {**state, **oom_retry.state()}):
+            if checkpointer.maybe_save(done, num_steps, state):
                 evaluate(done)
                 metrics.start_timer()  # or the next step would seem to take the evaluation's time
         scores = evaluate(num_steps)
@@ -139,7 +138,7 @@ def run(job: Job) -> dict[str, Any]:
         "pass_at_1_first": state["first_score"],
         **scores,
         "steps": num_steps,
-        **run_environment(job, loop.device, world, device_batch_size=oom_retry.size),
+        **run_environment(job, loop.device, world),
     }
 
 
@@ -233,7 +232,7 @@ def update(
     rollouts: Sequence[Rollout],
     config: RLConfig,
     *,
-    oom_retry: OomRetry,
+    device_batch_size: int,
     world: World,
     has_tokens: bool,
     learns: bool,
@@ -255,14 +254,18 @@ def update(
     # One update without clip and KL needs no other log-probabilities: the ratio is 1.
     ref_log_probs = None
     if config.clip is not None or reference is not None:
-        ref_log_probs = oom_retry.values(
-            partial(make_ref_log_probs, model, reference, rollouts, config)
+        ref_log_probs = make_ref_log_probs(
+            model, reference, rollouts, config, device_batch_size=device_batch_size
         )
-    compute = policy_gradients_of(
-        model, optimizer, rollouts, ref_log_probs=ref_log_probs, world=world
-    )
     for number in range(config.updates_per_batch):
-        objective = oom_retry.gradients(compute)
+        objective = accumulate_policy_gradients(
+            model,
+            optimizer,
+            rollouts,
+            ref_log_probs=ref_log_probs,
+            device_batch_size=device_batch_size,
+            world=world,
+        )
         if number == 0:  # a later one is of weights that have moved, on answers they did not sample
             record(objective)
         optimizer.step(lr_multiplier=lr_multiplier, momentum=MOMENTUM, weight_decay=0.0)

@@ -37,8 +37,10 @@ MAX_RESUMES = 10  # in a row without progress
 class RunWatch:
     """Looks for dead runs of one server, again and again."""
 
-    def __init__(self, log: Callable[[str], object]) -> None:
+    def __init__(self, log: Callable[[str], object], *, is_own: bool) -> None:
+        """`is_own`: the server is that of a home, for this machine alone."""
         self._log = log
+        self._is_own = is_own
         # Flow run id -> its state and heartbeats, and since when they are these: monotonic seconds
         # of this process, so that no clock of another machine counts.
         self._seen: dict[str, tuple[str, float]] = {}
@@ -77,8 +79,10 @@ class RunWatch:
             known, since = before.get(run["id"], ("", now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
-            if run["state_type"] == "RUNNING" and run["id"] not in beats:
-                continue  # it sends none, or they do not arrive: silence says nothing
+            # On a shared server it may send none, or they do not arrive: silence says nothing. Our
+            # own server lost those of its last seconds if it was killed together with the run.
+            if run["state_type"] == "RUNNING" and run["id"] not in beats and not self._is_own:
+                continue
             mark, since = self._seen[run["id"]]
             if now - since >= _limit(api_url, run, now - since) and self._settle(api_url, run):
                 self._seen[run["id"]] = (mark, math.inf)
@@ -184,7 +188,7 @@ def main() -> int:
     if api_url is None:
         sys.stderr.write("error: PREFECT_API_URL is not set\nhint: `nanochat up` needs none\n")
         return 1
-    watch = RunWatch(lambda line: sys.stdout.write(f"{line}\n"))
+    watch = RunWatch(lambda line: sys.stdout.write(f"{line}\n"), is_own=False)
     while True:
         watch.poll(api_url)
         sys.stdout.flush()

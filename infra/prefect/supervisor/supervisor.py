@@ -79,7 +79,7 @@ class Supervisor:
         )
         self._registrations_left = TRIES if register else 0
         self._workers = {pool: managed_worker(pool, home, log=log) for pool in pools}
-        self._runs = RunWatch(log)
+        self._runs = RunWatch(log, is_own=self._shared is None)
         self._chores = Interval(SLOW_SECONDS)
 
     def run(self) -> None:

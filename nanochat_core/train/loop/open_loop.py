@@ -22,11 +22,11 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import World, open_world
 from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
+from nanochat_core.runtime.hardware.oom import oom_explained
 from nanochat_core.runtime.interrupt import STOP
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.train.loop.checkpointer import Checkpointer
 from nanochat_core.train.loop.metrics import TrainMetrics, pace_of
-from nanochat_core.train.loop.oom import OomRetry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,6 @@ class Loop:
     progress: Progress  # the job's events; rank 0 writes them
     metrics: TrainMetrics
     checkpointer: Checkpointer
-    oom_retry: OomRetry
     fixed_shape: bool  # steps compute on tensors of few shapes, which can be compiled for
     stack: contextlib.ExitStack  # what `start_steps` enters, left at the end of `open_loop`
 
@@ -51,20 +50,18 @@ class Loop:
         without a checkpoint.
         """
         start, state = self.checkpointer.resume()
-        self.oom_retry.resume(state)
         self.progress.start(num_steps, step=start)
         return start, state
 
     def start_steps(self) -> None:
         """Prepare for the first step. Call it after everything that a signal may end at once.
 
-        From here to the end of `open_loop` a signal waits until the step is done and saved, garbage
-        is collected only between steps, and running out of memory becomes a StageError.
+        From here to the end of `open_loop` a signal waits until the step is done and saved, and
+        garbage is collected only between steps.
         """
         self.stack.enter_context(STOP.deferred())
         if self.fixed_shape:
             self.stack.enter_context(gc_disabled())
-        self.stack.enter_context(self.oom_retry.explain_oom())
         self.metrics.start_timer()
 
 
@@ -81,7 +78,8 @@ def open_loop(
     `init_from`: directory of the model to continue from, with its optimizer state; None means a
     fresh model of the job's config. `tokens_per_step`: None means that steps differ in shape, so no
     throughput is reported, no level of the loss is watched and nothing is compiled. On leaving
-    without an error, waits until the last checkpoint is committed. Collective.
+    without an error, waits until the last checkpoint is committed. A lack of memory inside the
+    block becomes OutOfMemory. Collective.
     """
     device = open_device(job.resources)
     world = open_world(device)
@@ -106,8 +104,7 @@ def open_loop(
         pace = pace_of(job, model, tokens_per_step=tokens_per_step, device=device, world=world)
     metrics = TrainMetrics(progress, pace, late=fixed_shape and device.type == "cuda")
     checkpointer = Checkpointer(job, optimizer, world, progress, metrics)
-    oom_retry = OomRetry(job, optimizer, world, progress)
-    with contextlib.ExitStack() as stack:
+    with oom_explained(job.resources), contextlib.ExitStack() as stack:
         yield Loop(
             world=world,
             device=device,
@@ -116,7 +113,6 @@ def open_loop(
             progress=progress,
             metrics=metrics,
             checkpointer=checkpointer,
-            oom_retry=oom_retry,
             fixed_shape=fixed_shape,
             stack=stack,
         )

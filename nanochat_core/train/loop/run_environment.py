@@ -7,21 +7,17 @@ import torch
 from nanochat_core.job import Job
 from nanochat_core.model.attention import attention_backend
 from nanochat_core.runtime.hardware.distributed import World
-from nanochat_core.train.loop.oom import peak_gigabytes
+from nanochat_core.runtime.hardware.oom import peak_gigabytes
 
 
-def run_environment(
-    job: Job, device: torch.device, world: World, *, device_batch_size: int
-) -> dict[str, Any]:
-    """Return numbers and short strings for a stage's metrics.
-
-    `device_batch_size` is what was used in the end: less than what was asked for if memory ran out.
-    """
+def run_environment(job: Job, device: torch.device, world: World) -> dict[str, Any]:
+    """Return numbers and short strings for a stage's metrics."""
     found: dict[str, Any] = {
         "device": device_name(device),
         "torch": torch.__version__,
         "world_size": world.size,
-        "device_batch_size": device_batch_size,
+        # Less than what was asked for if memory ran out.
+        "device_batch_size": job.resources.device_batch_size,
         "attention": attention_backend(),
         "compile": job.resources.compile,
         "determinism": job.resources.determinism,

@@ -4,9 +4,6 @@ The loss of a step is the mean over all its targets on all ranks, so neither the
 device batch size changes it (beyond the order of a sum).
 """
 
-from collections.abc import Callable
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
@@ -24,17 +21,16 @@ def accumulate_gradients(
     tokens: torch.Tensor,  # (B, T+1) int64
     mask: torch.Tensor | None,  # (B, T+1), 1 where the token is learnt from; None: everywhere
     *,
+    device_batch_size: int,
     world: World,
     num_targets: int | None = None,
-) -> Callable[..., torch.Tensor]:
-    """Return a function that gives the optimizer the gradients of the mean loss over all ranks.
+) -> torch.Tensor:
+    """Give the optimizer the gradients of the mean loss over all ranks; return the loss.
 
-    It takes `device_batch_size`, the number of rows of a micro-step, and is called again with a
-    smaller one if memory runs out. It returns this rank's share of the mean, in nats, a scalar on
-    the device: the sum over ranks is the loss. It waits neither for the device nor for other ranks.
-
-    `tokens` are this rank's rows of the step. `num_targets`: the step's targets on all ranks, where
-    the caller knows them; None means that the ranks count them together.
+    `tokens` are this rank's rows of the step, of which a micro-step takes `device_batch_size`. The
+    loss is in nats, a scalar on the device, which is not waited for. `num_targets`: the step's
+    targets on all ranks, where the caller knows them; None means that the ranks count them.
+    Collective.
     """
     # Position t predicts token t+1.
     # Contiguous like a padded micro-step: kernels are compiled for strides too.
@@ -43,22 +39,9 @@ def accumulate_gradients(
         targets = targets.masked_fill(mask[:, 1:] == 0, IGNORE)
     # Ranks have unequal numbers of targets, so the mean of their means would not be the mean.
     if num_targets is None:
-        # Together here, before the first try: later one may be out of memory.
         count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
     else:
         count = torch.full((), float(num_targets), device=tokens.device)
-    return partial(_add_gradients, model, optimizer, inputs, targets, count)
-
-
-def _add_gradients(
-    model: GPT,
-    optimizer: Optimizer,
-    inputs: torch.Tensor,  # (B, T) int64
-    targets: torch.Tensor,  # (B, T) int64
-    count: torch.Tensor,  # scalar fp32: targets on all ranks
-    *,
-    device_batch_size: int,
-) -> torch.Tensor:
     total = torch.zeros((), device=inputs.device)
     for first in range(0, len(inputs), device_batch_size):
         HEARTBEAT.beat("gradients")  # a whole step may take longer than a rank may be silent
@@ -74,4 +57,4 @@ def _add_gradients(
         optimizer.backward(loss, last=first + device_batch_size >= len(inputs))
         total += loss.detach()
     optimizer.start_reduce_scatter()
-    return total
+    return world.sum(total)

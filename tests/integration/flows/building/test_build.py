@@ -3,6 +3,7 @@
 import os
 import platform
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,45 @@ def run(job):
     (job.output / "a").write_text("a")
     return {}
 """
+
+# Has memory for two rows, and is broken as other toys are.
+NARROW = """
+from nanochat_core.errors import OutOfMemory
+
+
+def run(job):
+    rows = job.resources.device_batch_size
+    with (job.checkpoints / "tries").open("a") as file:
+        file.write(f"{rows} ")
+    if rows > 2:
+        raise OutOfMemory(f"out of memory with {rows} rows")
+    if (job.directory.parents[2] / "broken" / "first").exists():
+        raise ValueError("broken")
+    (job.output / "a").write_text((job.checkpoints / "tries").read_text())
+    return {}
+"""
+
+
+def test_a_stage_without_memory_starts_again_with_half_the_rows_and_remembers_them(
+    toys: Any,
+) -> None:
+    stage, context = toys.stage("first", source=NARROW), toys.context()
+    resources = replace(context.placement.resources, device_batch_size=8)
+    context = replace(context, placement=replace(context.placement, resources=resources))
+    toys.set_broken("first")
+    with pytest.raises(JobFailed, match="ValueError: broken"):
+        build(stage, context, {}, force=False)
+    logged = [event["text"] for _, event in toys.told if event["kind"] == "message"]
+    toys.set_broken("first", False)
+    manifest = build(stage, context, {}, force=False).manifest
+
+    assert [text.partition(";")[2] for text in logged if "out of memory" in text] == [
+        " it starts again with 4 rows, from what it saved",
+        " it starts again with 2 rows, from what it saved",
+    ]
+    segments = [segment["device_batch_size"] for segment in manifest.provenance.segments]
+    assert segments == [8, 4, 2, 2]
+    assert open_store(toys.placement.store).get(manifest.files[0].key) == b"8 4 2 2 "
 
 
 def test_a_stage_is_built_once_and_reused_afterwards(toys: Any) -> None:

@@ -13,7 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
+from flows.building.retry import is_retryable
+from infra.launch.fitting import fitting
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
+from nanochat_core.errors import OutOfMemory
 from nanochat_core.job import Job, Resources, Result
 
 pytestmark = pytest.mark.torch
@@ -103,6 +106,28 @@ def run(job):
         run_job(job, processes=2, on_event=lambda event: None)
 
     assert "ValueError: no good" in caught.value.log_tail
+
+
+def test_one_rank_without_memory_ends_the_job_and_its_size_is_remembered(make_job: Any) -> None:
+    job = make_job("""
+import os
+import time
+from nanochat_core.errors import OutOfMemory
+
+def run(job):
+    if os.environ["RANK"] == "1":
+        raise OutOfMemory("out of memory", hint="give less")
+    time.sleep(60)
+""")
+    job = replace(job, resources=replace(job.resources, device_batch_size=12))
+
+    with pytest.raises(OutOfMemory, match="toy: out of memory") as caught:
+        run_job(job, processes=2, on_event=lambda event: None)
+
+    assert (caught.value.hint, is_retryable(caught.value)) == ("give less", True)
+    for size, fits in ((12, 6), (6, 6), (24, 24)):
+        given = replace(job, resources=replace(job.resources, device_batch_size=size))
+        assert fitting(given).resources.device_batch_size == fits
 
 
 def test_kill_9_of_the_launcher_lets_every_rank_save_and_leaves_none(make_job: Any) -> None:

@@ -27,7 +27,7 @@ class Watched:
         self.said: list[str] = []
         self.seconds = 1000.0
         self._url = server.api_url
-        self._watch = RunWatch(self.said.append)
+        self._watch = RunWatch(self.said.append, is_own=True)
         self._flow = api.post("/flows/", {"name": f"watched-{uuid4().hex}"})
         self._names = itertools.count()
         patch.setattr(runs, "FLOWS", (self._flow["name"],))

@@ -112,7 +112,7 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         torch._dynamo.reset()
         counters = torch._dynamo.utils.counters
         counters.clear()
-        accumulate_gradients(model, optimizer, tokens, mask, world=ALONE)(device_batch_size=2)
+        accumulate_gradients(model, optimizer, tokens, mask, device_batch_size=2, world=ALONE)
         assert counters["stats"]["unique_graphs"] == int(is_compiled)
         found.append({name: g.clone() for name, g in optimizer.gradients().items()})
     assert found[0].keys() == dict(model.named_parameters()).keys()

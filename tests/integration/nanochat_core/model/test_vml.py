@@ -52,7 +52,7 @@ def test_a_training_step_calls_no_vector_function_that_the_model_did_not_call_fi
         model.init_weights(1)
         optimizer = Optimizer(model, OPTIMIZER, precision="fp32", world=ALONE)
         tokens = torch.arange(2 * 129).view(2, 129) % 256
-        accumulate_gradients(model, optimizer, tokens, None, world=ALONE)(device_batch_size=2)
+        accumulate_gradients(model, optimizer, tokens, None, device_batch_size=2, world=ALONE)
         optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
     assert sorted(first) == sorted((function.__name__, 1) for function in VML for _ in "fp")
     of_step = {name for name, elements in calls.found[len(first) :] if elements > 1}

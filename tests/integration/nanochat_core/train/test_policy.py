@@ -17,11 +17,11 @@ from nanochat_core.train import policy
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
     Rollout,
+    accumulate_policy_gradients,
     advantages_of,
     drop_equal_groups,
     log_probs,
     pad,
-    policy_gradients_of,
 )
 from tests.support.nanochat_core.train import recipe_reference
 
@@ -66,10 +66,14 @@ def gradients_of(
 ) -> tuple[dict[str, torch.Tensor], float]:
     rates = open_profile("tiny").run.optimizer
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
-    compute = policy_gradients_of(
-        model, optimizer, ROLLOUTS, ref_log_probs=ref_log_probs, world=ALONE
+    value = accumulate_policy_gradients(
+        model,
+        optimizer,
+        ROLLOUTS,
+        ref_log_probs=ref_log_probs,
+        device_batch_size=device_batch_size,
+        world=ALONE,
     )
-    value = compute(device_batch_size=device_batch_size)
     return {name: g.clone() for name, g in optimizer.gradients().items()}, float(value)
 
 

@@ -230,20 +230,15 @@ def test_a_second_update_is_compared_with_the_weights_before_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved: list[float] = []  # how far an update's weights are from those that it is compared with
-    gradients_of = rl.policy_gradients_of
+    gradients_of = rl.accumulate_policy_gradients
 
     def measure(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> Any:
-        compute = gradients_of(model, optimizer, rollouts, **named)
+        now = log_probs(model, rollouts, device_batch_size=named["device_batch_size"])
         old = torch.cat(named["ref_log_probs"].old)
+        moved.append(float((torch.cat(now) - old).abs().max()))
+        return gradients_of(model, optimizer, rollouts, **named)
 
-        def computed(*, device_batch_size: int) -> Any:
-            now = log_probs(model, rollouts, device_batch_size=device_batch_size)
-            moved.append(float((torch.cat(now) - old).abs().max()))
-            return compute(device_batch_size=device_batch_size)
-
-        return computed
-
-    monkeypatch.setattr(rl, "policy_gradients_of", measure)
+    monkeypatch.setattr(rl, "accumulate_policy_gradients", measure)
     section: dict[str, Any] = {"clip": 0.2, "updates_per_batch": 2, "num_steps": 2}
     run_rl(make_job, run_stage, models, tmp_path, **section)
     assert len(moved) == 4
@@ -326,14 +321,14 @@ def test_dropped_groups_do_not_count_and_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: list[tuple[int, int]] = []
-    gradients_of = rl.policy_gradients_of
+    gradients_of = rl.accumulate_policy_gradients
 
     def count(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> Any:
         useless = sum(not r.advantage for r in rollouts)
         counts.append((len(rollouts), useless))
         return gradients_of(model, optimizer, rollouts, **named)
 
-    monkeypatch.setattr(rl, "policy_gradients_of", count)
+    monkeypatch.setattr(rl, "accumulate_policy_gradients", count)
 
     def paid(task: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
         """Half of the questions are too easy."""

@@ -20,15 +20,24 @@ def test_ranks_do_not_count_targets_that_are_known(monkeypatch: pytest.MonkeyPat
         model = GPT(CONFIG, numerics("fp32"))
         model.init_weights(1)
         optimizer = Optimizer(model, run_for_depth(2).optimizer, precision="fp32", world=ALONE)
-        compute = accumulate_gradients(
-            model, optimizer, tokens, None, world=ALONE, num_targets=num_targets
+        loss = accumulate_gradients(
+            model,
+            optimizer,
+            tokens,
+            None,
+            device_batch_size=2,
+            world=ALONE,
+            num_targets=num_targets,
         )
-        return compute(device_batch_size=2), optimizer.gradients()
+        return loss, optimizer.gradients()
 
+    sums: list[torch.Tensor] = []
+    real = World.sum
+    monkeypatch.setattr(World, "sum", lambda world, x: sums.append(x) or real(world, x))
     counted = step(None)
-    monkeypatch.setattr(World, "sum", lambda *_: pytest.fail("the ranks counted"))
     known = step(48)
 
+    assert len(sums) == 2 + 1  # the count and the loss, then the loss
     assert torch.equal(known[0], counted[0])
     assert known[1].keys() == counted[1].keys()
     assert all(torch.equal(gradient, counted[1][name]) for name, gradient in known[1].items())

@@ -62,9 +62,9 @@ class Server:
             self.history.append(kind)
         return self.accepts
 
-    def watch(self) -> runs.RunWatch:
+    def watch(self, *, is_own: bool = False) -> runs.RunWatch:
         """A supervisor's look at it."""
-        return runs.RunWatch(self.lines.append)
+        return runs.RunWatch(self.lines.append, is_own=is_own)
 
 
 @pytest.fixture
@@ -103,9 +103,16 @@ def test_a_heartbeat_counts_also_from_a_clock_that_was_set_back(server: Server) 
         assert poll(server, watch, 30.0 * number) == []
 
 
-def test_a_run_that_never_sent_a_heartbeat_is_left_alone(server: Server) -> None:
+def test_a_run_that_never_sent_a_heartbeat_is_left_alone_on_a_shared_server(
+    server: Server,
+) -> None:
     server.beats = None
     assert poll(server, server.watch(), 0, 100, 1000) == []
+
+
+def test_on_an_own_server_which_may_have_lost_them_it_is_resumed(server: Server) -> None:
+    server.beats = None
+    assert poll(server, server.watch(is_own=True), 0, 85, 91) == ["CRASHED", "SCHEDULED"]
 
 
 def test_a_refused_transition_is_asked_for_again(server: Server) -> None:

@@ -1,0 +1,58 @@
+"""A lack of memory ends a job with an error that says what may fit.
+
+`OutOfMemory` tells whoever launched the job to start it again with half the device batch size, from
+its last checkpoint. The rows of a step and its loss do not depend on the device batch size, beyond
+the order of a sum.
+"""
+
+import contextlib
+from collections.abc import Generator
+
+import torch
+
+from nanochat_core.errors import OutOfMemory, StageError
+from nanochat_core.job import Resources
+
+
+@contextlib.contextmanager
+def oom_explained(resources: Resources) -> Generator[None]:
+    """Raise a lack of memory as OutOfMemory; as StageError if no smaller size may be tried."""
+    try:
+        yield
+    except RuntimeError as error:  # torch's OutOfMemoryError is one
+        if not is_out_of_memory(error):
+            raise
+        raise _explained(resources, str(error).splitlines()[0]) from error
+
+
+def _explained(resources: Resources, why: str) -> StageError:
+    size, peak = resources.device_batch_size, peak_gigabytes()
+    rows = "one row" if size == 1 else f"{size} rows"
+    memory = "" if peak is None else f", at a peak of {peak:.1f} GB"
+    what = f"out of memory with {rows} per device{memory}: {why}"
+    if size == 1:
+        return StageError(
+            what,
+            hint="a row of rows.sequence_len tokens does not fit: use more GPUs, or bigger "
+            "ones, or a smaller --depth",
+        )
+    kind = OutOfMemory if resources.retry_smaller_batch else StageError
+    return kind(
+        what,
+        hint=f"give --device-batch-size {size // 2}: the result is the same, and the same "
+        "command resumes from the last checkpoint",
+    )
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """True if torch had no memory left. On a GPU the error has a class, on the CPU only a text."""
+    return isinstance(error, torch.OutOfMemoryError) or (
+        "DefaultCPUAllocator: can't allocate memory" in str(error)
+    )
+
+
+def peak_gigabytes() -> float | None:
+    """Return the most GPU memory that this process has had in use, in GB; None on the CPU."""
+    if not torch.cuda.is_initialized():
+        return None
+    return torch.cuda.max_memory_allocated() / 1e9
