@@ -1,7 +1,6 @@
 """The device of a job, and the dtype its arithmetic runs in."""
 
 import ctypes
-import os
 import sys
 from functools import lru_cache
 
@@ -9,6 +8,7 @@ import torch
 
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import Resources
+from nanochat_core.runtime.hardware.distributed import local_rank
 
 # glibc's malloc.h
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -44,7 +44,7 @@ def open_device(resources: Resources) -> torch.device:
             "the placement asks for a GPU and torch sees none",
             hint="run `nanochat doctor`, or give --gpus 0",
         )
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", local_rank())
     torch.cuda.set_device(device)
     return device
 

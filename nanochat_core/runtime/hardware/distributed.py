@@ -112,6 +112,11 @@ class World:
 ALONE = World(rank=0, local_rank=0, size=1)
 
 
+def local_rank() -> int:
+    """Return the number of this process among those of its machine; 0 without torchrun."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def open_world(device: torch.device) -> World:
     """Join the process group that the environment describes; without it, a world of one.
 
@@ -121,7 +126,7 @@ def open_world(device: torch.device) -> World:
     """
     world = World(
         rank=int(os.environ.get("RANK", "0")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        local_rank=local_rank(),
         size=int(os.environ.get("WORLD_SIZE", "1")),
     )
     if world.size == 1:
