@@ -1,7 +1,7 @@
 """A lack of memory ends a job with an error that says what may fit.
 
-`OutOfMemory` tells whoever launched the job to start it again with half the device batch size, from
-its last checkpoint. The rows of a step and its loss do not depend on the device batch size, beyond
+After `OutOfMemory` the launcher starts the job again with half the device batch size, from its last
+checkpoint. The rows of a step and its loss do not depend on the device batch size, beyond
 the order of a sum.
 """
 

@@ -224,7 +224,6 @@ def run(job: Job) -> dict[str, Any]:
             check_training(world, root)
             with adding_lookups():
                 check_training(world, root)
-                check_dropping(world, "bf16")
             check_forgetting(world, root)
         for precision in ("fp32", "bf16"):
             if size == 2:
