@@ -4,16 +4,19 @@
 
 Builds the launches of a decode step on torch's meta device, compiles each kernel for sm_90 with
 Triton's own compiler and prints, for each: launches in a step, programs, warps, registers a thread,
-bytes spilled, bytes of local memory, shared memory, loads and stores before the wait for the
-previous kernel, and bytes that the launches read of matrices or keys and values. It needs `pip
-install triton` and no GPU; nothing is run.
+bytes spilled, bytes of local memory, shared memory, loads or prefetches and stores before the wait
+for the previous kernel; instructions that a warp issues, of them barriers and products of tensor
+cores; and bytes that the launches read of matrices or keys and values. It needs `pip install
+triton` and no GPU; nothing is run.
 
-The last lines estimate the share of memory bandwidth of a step: its bytes over the bandwidth of the
-data sheet, plus what each boundary between dependent kernels in a CUDA graph takes, about 1.3 us
-(an assumption: see --boundary).
+The last lines predict a step's time: for each kernel the greater of its bytes over the bandwidth
+that was measured by reading and of its instructions at a share of the issue rate, and a boundary
+between dependent kernels. Share and boundary were fitted to an H100's 690 us a step at one row of
+544 tokens and 1,970 us at eight (2026-11-27); of the kernels of then they make 690 and 2,120.
 """
 
 import argparse
+import math
 import re
 import subprocess
 import tempfile
@@ -32,7 +35,6 @@ from nanochat_core.engine.kv_cache.page_pool import PagePool
 from nanochat_core.engine.runner import Capacity
 from nanochat_core.engine.runners.choose import PAGE_SIZE, page_groups
 from nanochat_core.engine.runners.decode_kernels import (
-    MOST_ROWS,
     DecodeKernels,
     Launch,
     Target,
@@ -47,12 +49,15 @@ from nanochat_core.scaling import model_for_depth, numerics
 
 SM_90 = GPUTarget("cuda", 90, 32)
 MULTIPROCESSORS = 132  # of an H100 SXM and an H200
-BANDWIDTH = {"H100 SXM": 3.35e12, "H200": 4.8e12}  # bytes per second, of the data sheets
-BOUNDARY = 1.3e-6  # seconds
+BANDWIDTH = {"H100 SXM": 3.05e12, "H200": 4.3e12}  # bytes per second, read; the H200's assumed
+MAX_ROWS = 32
+BOUNDARY = 2.7e-6  # seconds
+CLOCK = 1.755e9  # instructions a second of each of a multiprocessor's four schedulers
+STALLED = 2.5  # of a kernel's time over that of issuing its instructions, where few warps are there
 META = torch.device("meta")
 COLUMNS = (
     *("kernel", "launches", "programs", "warps", "registers", "spilled B", "local B", "shared B"),
-    *("early loads", "early stores", "MB"),
+    *("early loads", "early stores", "instructions", "barriers", "tensor", "MB"),
 )
 
 
@@ -76,7 +81,7 @@ def main() -> None:
     """Compile all, print a table and the estimates."""
     parser = argparse.ArgumentParser(description="Decode kernels, compiled for sm_90.")
     parser.add_argument("--depth", type=int, default=20)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, MOST_ROWS])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--length", type=int, default=1024, help="tokens of each row so far")
     parser.add_argument("--boundary", type=float, default=BOUNDARY, help="seconds")
     options = parser.parse_args()
@@ -95,18 +100,24 @@ def make_kernels(depth: int) -> DecodeKernels:
     config, bf16 = model.config, torch.bfloat16
     size, longest = PAGE_SIZE["cuda"], config.sequence_len
     capacity = Capacity(
-        groups=page_groups(config, num_pages=64), page_size=size, num_slots=8, max_len=longest
+        groups=page_groups(config, num_pages=64),
+        page_size=size,
+        num_slots=MAX_ROWS,
+        max_len=longest,
     )
     shape = {"num_kv_heads": config.num_kv_heads, "head_dim": head_dim(config)}
     return DecodeKernels(
         Weights(model, dtype=bf16, stream_dtype=bf16, max_len=longest, plain=True),
         [PagePool(g, capacity, **shape, dtype=bf16, device=META) for g in capacity.groups],
-        [torch.zeros(9, longest // size, dtype=torch.int32, device=META) for _ in capacity.groups],
-        State(8, config.vocab_size, META),
+        [
+            torch.zeros(MAX_ROWS + 1, longest // size, dtype=torch.int32, device=META)
+            for _ in capacity.groups
+        ],
+        State(MAX_ROWS, config.vocab_size, META),
         stop_tokens=torch.zeros(2, dtype=torch.int64, device=META),
         num_candidates=MOST_CANDIDATES,
         max_len=longest,
-        most_rows=MOST_ROWS,
+        most_rows=MAX_ROWS,
         target=Target(MULTIPROCESSORS, pdl=True),
     )
 
@@ -121,30 +132,41 @@ def show(kernels: DecodeKernels, rows: int, length: int, boundary: float) -> Non
         alike[name_of(launch)].append(launch)
     say(f"rows {rows}, {length} tokens each: {len(launches)} kernels")
     say(" | ".join(COLUMNS))
-    total = 0
+    total, times = 0, dict.fromkeys(BANDWIDTH, len(launches) * boundary)
     for name, of in alike.items():
         read = sum(bytes_read(kernels, launch, rows, length) for launch in of)
         total += read
-        used = resources_of(of[0].kernel.warmup(*of[0].args, grid=of[0].grid, **of[0].options))
+        made = of[0].kernel.warmup(*of[0].args, grid=of[0].grid, **of[0].options)
+        used = resources_of(made, of[0])
         programs = "x".join(map(str, of[0].grid))
         numbers = (len(of), programs, of[0].num_warps, *used.values(), f"{read / 1e6:.1f}")
         say(" | ".join((name, *map(str, numbers))))
         result("decode kernel", kernel=name, rows=rows, launches=len(of), bytes=read, **used)
-    for gpu, bandwidth in BANDWIDTH.items():
-        seconds = total / bandwidth + len(launches) * boundary
-        share = total / bandwidth / seconds
+        issue = len(of) * issue_seconds(of[0], used["instructions"])
+        for gpu, bandwidth in BANDWIDTH.items():
+            times[gpu] += max(read / bandwidth, issue)
+    for gpu, seconds in times.items():
+        share = total / BANDWIDTH[gpu] / seconds
         result("decode estimate", gpu=gpu, rows=rows, bytes=total, seconds=seconds, share=share)
         say(
-            f"estimate for {gpu}: {total / 1e6:.0f} MB in {1e6 * seconds:.0f} us a step, "
+            f"predicted for {gpu}: {total / 1e6:.0f} MB in {1e6 * seconds:.0f} us a step, "
             f"{rows / seconds:.0f} tokens/s, {100 * share:.0f} % of the bandwidth"
         )
+
+
+def issue_seconds(launch: Launch, instructions: int) -> float:
+    """Return the time that a launch takes by its instructions, on the busiest multiprocessor."""
+    programs = -(-math.prod(launch.grid) // MULTIPROCESSORS)
+    # The 32 warps of `sample` hide each other's waits.
+    stalled = 1 if launch.num_warps == 32 else STALLED
+    return stalled * programs * launch.num_warps / 4 * instructions / CLOCK
 
 
 def name_of(launch: Launch) -> str:
     """Return the kernel's name, with what makes it another program than its namesakes."""
     c, name = launch.constants, launch.kernel.fn.__name__
     if name == "add":
-        return "add (MLP)" if c["KP"] > 4096 else "add (attention)"
+        return "add (MLP)" if c["MIX"] else "add (attention)"
     return f"{name} ({'gated, ' if c['GATED'] else ''}{c['S']} parts)" if name == "attend" else name
 
 
@@ -178,19 +200,21 @@ def show_training() -> None:
         result("training kernel", kernel=name, bytes=moved, **used)
 
 
-def resources_of(made: Any) -> dict[str, int]:
+def resources_of(made: Any, launch: Launch | None = None) -> dict[str, int]:
     """Return what a compiled kernel uses: registers, bytes spilled, of local and of shared memory,
-    and its global loads and stores before it waits for the previous kernel."""
-    assembler = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    its global loads and stores before it waits for the previous kernel, and its instructions."""
+    tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
+
+    def output(*words: str | Path) -> str:
+        ended = subprocess.run(words, check=True, capture_output=True, text=True)
+        return ended.stdout + ended.stderr
+
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "kernel.ptx"
         source.write_text(made.asm["ptx"])
-        report = subprocess.run(
-            [assembler, "-v", "--gpu-name=sm_90a", source, "-o", source.with_suffix(".cubin")],
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stderr
+        binary = source.with_suffix(".cubin")
+        report = output(tools / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", binary)
+        code = output(tools / "nvdisasm", "-c", binary)
 
     early = made.asm["ptx"].partition("griddepcontrol.wait")[0]
 
@@ -203,9 +227,45 @@ def resources_of(made: Any) -> dict[str, int]:
         "spilled": number(r"(\d+) bytes spill stores"),
         "local": number(r"(\d+) bytes stack frame"),
         "shared": made.metadata.shared,
-        "early_loads": len(re.findall(r"\bld\.(?:volatile\.)?global", early)),
+        "early_loads": len(re.findall(r"\bld\.(?:volatile\.)?global|prefetch\.L2", early)),
         "early_stores": len(re.findall(r"\bst\.(?:volatile\.)?global", early)),
+        **instructions_of(code, launch),
     }
+
+
+def instructions_of(code: str, launch: Launch | None) -> dict[str, int]:
+    """Return the instructions that a warp issues, of them barriers and tensor cores' products.
+
+    The loop over a matrix's inputs counts as often as it is run, other loops once.
+    """
+    lines: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[list[str]] = []
+    for line in code.splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label[1]] = len(lines)
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(?:@\S+\s+)?(.*?);", line):
+            lines.append(found[1])
+            jump = re.match(r"BRA.*`\((\.L\w+)\)", found[1])
+            if jump and jump[1] in labels:
+                loops.append(lines[labels[jump[1]] :])
+
+    def count(lines: list[str], pattern: str) -> int:
+        return sum(bool(re.match(pattern, line)) for line in lines)
+
+    patterns = {"instructions": "", "barriers": "BAR", "tensor": "[HQ]G?MMA"}
+    found = {name: count(lines, pattern) for name, pattern in patterns.items()}
+    if launch is None or not (tensor := found["tensor"]):
+        return found
+    c = launch.constants
+    # A product has 16 inputs, 16 outputs and 8 rows.
+    products = -(-c["K"] // c["KP"]) * c["KP"] // launch.num_warps // 16
+    products *= c["BN"] // 16 * c["RB"] // 8
+    for body in loops:
+        if inside := count(body, patterns["tensor"]):
+            for name, pattern in patterns.items():
+                found[name] += (products - tensor) // inside * count(body, pattern)
+    return found
 
 
 if __name__ == "__main__":

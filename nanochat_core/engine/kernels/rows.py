@@ -29,7 +29,7 @@ TILE = tl.constexpr(4096)  # logits of one pass over the whole vocabulary
 LEAST = tl.constexpr(-3.4028234663852886e38)  # of fp32; stands for NaN
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["B"])
 def embed(
     rows_ptr,
     token_ptr,
@@ -39,17 +39,27 @@ def embed(
     stopped_ptr,
     embed_ptr,
     smear_ptr,
+    resid_ptr,
+    first_ptr,
     position_ptr,
+    x0_ptr,
     x_ptr,
+    stream_ptr,
+    squares_ptr,
+    B,
     C: tl.constexpr,
     CP: tl.constexpr,
+    PARTS: tl.constexpr,
+    PP: tl.constexpr,
     SMEAR: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program b: x[b] = the token's embedding, plus smear's share of its predecessor's.
+    """Program b: x0[b] = the token's embedding, plus smear's share of its predecessor's.
 
     rows (B,): each row's slot. embed (V, C), normalised; smear (V, 1): gates, read if SMEAR.
-    position (B,) int32: the token's; -1 if the slot is stopped or at its limit. x (B, C) fp32.
+    position (B,) int32: the token's; -1 if the slot is stopped or at its limit. x0 (B, C) fp32.
+    x (B, C) fp32: the first layer's input, resid[0] * x0 + first[0] * x0. stream and squares, as
+    `add` of products.py writes them, unless PARTS is 0.
     """
     b = tl.program_id(0)
     k = tl.arange(0, CP)
@@ -67,7 +77,14 @@ def embed(
         gate = tl.load(smear_ptr + token).to(tl.float32)
         prev = tl.load(embed_ptr + prev_token * C + k, mask=k < C, other=0.0)
         x += gate * prev.to(tl.float32)
+    tl.store(x0_ptr + b * C + k, x, mask=k < C)
+    x = tl.load(resid_ptr) * x + tl.load(first_ptr) * x
     tl.store(x_ptr + b * C + k, x, mask=k < C)
+    if PARTS > 0:
+        tl.store(stream_ptr + b * C + k, x.to(stream_ptr.dtype.element_ty), mask=k < C)
+        part = tl.arange(0, PP)
+        squares = tl.where(part == 0, tl.sum(x * x, axis=0), 0.0)
+        tl.store(squares_ptr + part * B + b, squares, mask=part < PARTS)
 
 
 @triton.jit

@@ -2,8 +2,6 @@
 
     embed, then for every layer: qkv, attend, add, up, add; then head, sample
 
-Above MOST_ROWS rows the products are torch's; `embed`, `attend` and `sample` are the same.
-
 The kernels read and write the runner's own weights, pages and slots, and buffers made here, all at
 fixed addresses: a CUDA graph can hold a step. On a CPU they run in Triton's interpreter, which
 tests use.
@@ -16,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.config import ModelConfig
@@ -24,11 +21,13 @@ from nanochat_core.engine.kernels import attention, products, rows
 from nanochat_core.engine.kv_cache.page_pool import PagePool
 from nanochat_core.engine.runners.device_state import State
 from nanochat_core.engine.runners.weights import Matrix, Weights
-from nanochat_core.engine.sampling import cap
 from nanochat_core.model.shape import head_dim
 
-MOST_ROWS = 8  # by estimate: from how many rows torch's are faster has not been measured
-TILE_BYTES = 32 << 10  # of a matrix, that a program holds in registers
+TILE_BYTES = 32 << 10  # of a matrix, that a program with one row holds in registers
+# Of a program with more rows: fewest and most rows and outputs, and bytes that it reads of each at
+# once. So many rows and outputs fit into registers, with what is under way into shared memory.
+FEWEST, MOST = (8, 16), (32, 32)
+STEP_BYTES = 512
 MOST_SPLITS = 16  # programs for a row and head
 MOST_TOKENS = 1 << 16  # of a vocabulary that one program can hold
 LEAST_CAPABILITY = (8, 0)  # bf16
@@ -98,17 +97,17 @@ class DecodeKernels:
         self.stops = stop_tokens.new_full((_power_of_2(len(stop_tokens)),), -2)
         self.stops[: len(stop_tokens)] = stop_tokens
         self._ranked = _power_of_2(num_candidates)
-        heads, width, most = weights.num_heads, config.width, max(most_rows, MOST_ROWS)
+        heads, width = weights.num_heads, config.width
 
-        def stream(*shape: int, dtype: torch.dtype = torch.float32, rows: int = most) -> Tensor:
-            return torch.zeros((rows, *shape), dtype=dtype, device=device)
+        def stream(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros((most_rows, *shape), dtype=dtype, device=device)
 
-        self.x, self.mixed, self.middle = (stream(width, rows=MOST_ROWS) for _ in range(3))
-        self.x0 = stream(width)
-        self.raw = stream(max(layer.qkv.num_out for layer in weights.layers), rows=MOST_ROWS)
-        self.attended = stream(width, dtype=weights.dtype)
-        self.inner = stream(weights.layers[0].up.num_out, dtype=weights.dtype, rows=MOST_ROWS)
-        self.logits = stream(config.vocab_size, rows=MOST_ROWS)
+        self.x0, self.x, self.middle = (stream(width) for _ in range(3))
+        self.stream, self.attended = (stream(width, dtype=weights.dtype) for _ in range(2))
+        self.squares = stream(width)
+        self.raw = stream(max(layer.qkv.num_out for layer in weights.layers))
+        self.inner = stream(weights.layers[0].up.num_out, dtype=weights.dtype)
+        self.logits = stream(config.vocab_size)
         self.position = stream(dtype=torch.int32)
         self.sums = stream(heads, MOST_SPLITS, weights.head_dim)
         self.stats = stream(heads, MOST_SPLITS, 2)
@@ -116,6 +115,7 @@ class DecodeKernels:
         self.scratch = stream(self._ranked, dtype=torch.int64)
         # What a model without these parts would have.
         ones = torch.ones(config.depth, device=device)
+        self.ones = ones
         self.resid = ones if weights.resid is None else weights.resid
         self.first = torch.zeros_like(ones) if weights.first is None else weights.first
         self.backout = torch.zeros_like(ones) if weights.backout is None else weights.backout
@@ -125,9 +125,6 @@ class DecodeKernels:
 
         They are overwritten by the next step.
         """
-        assert len(slots) <= len(self.x0), f"{len(slots)} rows"
-        if len(slots) > MOST_ROWS:
-            return self._forward_many(slots)
         run(self.forward_launches(slots))
         return self.logits[: len(slots)]
 
@@ -139,13 +136,11 @@ class DecodeKernels:
         return tokens
 
     def forward_launches(self, slots: Tensor) -> list[Launch]:
-        """Return the launches from tokens to logits, of at most MOST_ROWS slots."""
-        assert len(slots) <= MOST_ROWS, f"{len(slots)} rows"
+        """Return the launches from tokens to logits."""
+        assert len(slots) <= len(self.x0), f"{len(slots)} rows"
         found = [self._embed(slots)]
-        depth, x = self.weights.config.depth, self.x0
-        for layer in range(depth):
-            found += self._layer(layer, slots, x, copies=layer == depth // 2)
-            x = self.x
+        for layer in range(self.weights.config.depth):
+            found += self._layer(layer, slots)
         return [*found, self._head(len(slots))]
 
     def sample_launch(self, slots: Tensor, logits: Tensor, tokens: Tensor) -> Launch:
@@ -168,84 +163,47 @@ class DecodeKernels:
             num_stops=len(self.stops),
         )
 
-    def _forward_many(self, slots: Tensor) -> Tensor:
-        """Return the logits of any number of slots, by torch's products."""
-        weights = self.weights
-        depth, eps = weights.config.depth, weights.numerics.norm_eps
-
-        def norm(x: Tensor) -> Tensor:
-            return F.rms_norm(x, (x.size(-1),), eps=eps)
-
-        run([self._embed(slots)])
-        x = x0 = middle = self.x0[: len(slots)]
-        for layer, block in enumerate(weights.layers):
-            x = self.resid[layer] * x + self.first[layer].view(1) * x0
-            run([self._attend(layer, slots, block.qkv(norm(x)))])
-            x = x + block.out(self.attended[: len(slots)])
-            x = x + block.down(F.relu(block.up(norm(x))).square_())
-            if layer == depth // 2:
-                middle = x
-        x = x + self.backout[0] * middle
-        return cap(weights.head(norm(x)), weights.numerics.softcap)
-
     def _embed(self, slots: Tensor) -> Launch:
         weights, state = self.weights, self.state
         smear = weights.embed if weights.smear is None else weights.smear
         args = (
             *(slots, state.token, state.prev_token, state.length, state.limit, state.stopped),
-            *(weights.embed, smear, self.position, self.x0),
+            *(weights.embed, smear, self.resid, self.first),
+            *(self.position, self.x0, self.x, self.stream, self.squares, len(slots)),
         )
         width = weights.config.width
         return self._launch(
             rows.embed,
             (len(slots),),
             args,
-            num_warps=4,
+            num_warps=8,
             C=width,
             CP=_power_of_2(width),
             SMEAR=weights.smear is not None,
+            **self._parts(weights.layers[0].down, len(slots)),
         )
 
-    def _layer(self, layer: int, slots: Tensor, x: Tensor, *, copies: bool) -> list[Launch]:
-        weights, width = self.weights, self.weights.config.width
-        block, count, eps = weights.layers[layer], len(slots), weights.numerics.norm_eps
-        qkv = self._product(
-            products.qkv,
-            block.qkv,
-            count,
-            (x, self.x0, self.resid, self.first, block.qkv.values, self.mixed, self.raw, layer),
-            (block.qkv.num_out, eps),
-            C=width,
-        )
-        out = self._product(
-            products.add,
-            block.out,
-            count,
-            (self.mixed, self.attended, block.out.values, self.x, self.middle),
-            (width,),
-            num_in=width,
-            COPY=False,
-        )
-        up = self._product(
-            products.up,
-            block.up,
-            count,
-            (self.x, block.up.values, self.inner),
-            (block.up.num_out, eps),
-            C=width,
-        )
-        down = self._product(
-            products.add,
-            block.down,
-            count,
-            (self.x, self.inner, block.down.values, self.x, self.middle),
-            (width,),
-            num_in=block.down.num_in,
-            COPY=copies,
-        )
-        return [qkv, self._attend(layer, slots, self.raw), out, up, down]
+    def _layer(self, layer: int, slots: Tensor) -> list[Launch]:
+        weights, block, count = self.weights, self.weights.layers[layer], len(slots)
+        eps, depth = weights.numerics.norm_eps, weights.config.depth
+        # What the next layer's input, or lm_head's, is mixed with.
+        mix = (self.resid, self.first, self.x0, layer + 1)
+        if layer == depth - 1:
+            mix = (self.ones, self.backout, self.middle, 0)
 
-    def _attend(self, layer: int, slots: Tensor, raw: Tensor) -> Launch:
+        def add(y: Tensor, matrix: Matrix, **constants: bool) -> Launch:
+            tensors = (self.x, y, matrix.values, self.stream, self.squares, self.middle, *mix)
+            return self._product(products.add, matrix, count, tensors, (), **constants)
+
+        return [
+            self._normed(products.qkv, block.qkv, count, self.raw, (eps,), block.down),
+            self._attend(layer, slots),
+            add(self.attended, block.out, COPY=False, MIX=False),
+            self._normed(products.up, block.up, count, self.inner, (eps,), block.out),
+            add(self.inner, block.down, COPY=layer == depth // 2, MIX=True),
+        ]
+
+    def _attend(self, layer: int, slots: Tensor) -> Launch:
         weights, block = self.weights, self.weights.layers[layer]
         group = self._pool_of[layer]
         pool, table = self.pools[group], self.tables[group]
@@ -253,7 +211,7 @@ class DecodeKernels:
         splits = min(_power_of_2(_divide_up(window, self._target.keys)), MOST_SPLITS)
         embed = weights.embed if block.value_embed is None else block.value_embed
         args = (
-            *(slots, self.position, self.state.token, raw),
+            *(slots, self.position, self.state.token, self.raw),
             *(torch.view_as_real(weights.rotary), embed, pool.keys[at], pool.values[at]),
             *(table, table.size(1), self.sums, self.stats, self.arrived, self.attended),
             *(block.qkv.num_out, window, weights.softmax_scale),
@@ -275,14 +233,23 @@ class DecodeKernels:
 
     def _head(self, count: int) -> Launch:
         weights, matrix = self.weights, self.weights.head
-        return self._product(
-            products.head,
-            matrix,
-            count,
-            (self.x, self.middle, self.backout, matrix.values, self.logits),
-            (matrix.num_out, weights.numerics.norm_eps, weights.numerics.softcap),
-            C=matrix.num_in,
-        )
+        numbers = (weights.numerics.norm_eps, weights.numerics.softcap)
+        before = weights.layers[-1].down
+        return self._normed(products.head, matrix, count, self.logits, numbers, before)
+
+    def _normed(
+        self,
+        kernel: Any,
+        matrix: Matrix,
+        count: int,
+        out: Tensor,
+        numbers: tuple[float, ...],
+        before: Matrix,
+    ) -> Launch:
+        """Return a product of the normalised stream, which `add` of the matrix `before` wrote."""
+        tensors = (self.x if count == 1 else self.stream, self.squares, matrix.values, out)
+        parts = self._parts(before, count)
+        return self._product(kernel, matrix, count, tensors, numbers, **parts)
 
     def _product(
         self,
@@ -293,25 +260,39 @@ class DecodeKernels:
         numbers: tuple[Any, ...],
         **constants: int,
     ) -> Launch:
-        """Divide a matrix's outputs among programs: as many each as fit in registers, fewer where
-        multiprocessors would have no program."""
-        padded = _power_of_2(matrix.num_in)
-        most = max(TILE_BYTES // (padded * matrix.values.itemsize), 1)
-        outputs = most
-        while (
-            outputs > 1 and _divide_up(matrix.num_out, outputs) < self._target.num_multiprocessors
-        ):
-            outputs //= 2
+        step, rows, outputs = self._tile(matrix, count)
         return self._launch(
             kernel,
-            (_divide_up(matrix.num_out, outputs),),
-            (*tensors, *numbers),
-            num_warps=8 if padded > 4096 else 4,
-            B=count,
-            KP=padded,
+            (_divide_up(matrix.num_out, outputs), _divide_up(count, rows)),
+            (*tensors, count, matrix.num_out, *numbers),
+            num_warps=8 if count == 1 and step > 4096 else 4,
+            K=matrix.num_in,
+            KP=step,
+            RB=rows,
             BN=outputs,
             **constants,
         )
+
+    def _tile(self, matrix: Matrix, count: int) -> tuple[int, int, int]:
+        """Return the inputs that a program reads at once, its rows and its outputs: as many as
+        fit, fewer outputs where multiprocessors would have no program."""
+        itemsize = matrix.values.itemsize
+        if count == 1:
+            rows, step = 1, _power_of_2(matrix.num_in)
+            fewest, outputs = 1, max(TILE_BYTES // (step * itemsize), 1)
+        else:
+            rows, step = min(max(_power_of_2(count), FEWEST[0]), MOST[0]), STEP_BYTES // itemsize
+            fewest, outputs = FEWEST[1], MOST[1]
+        while outputs > fewest:
+            if _divide_up(matrix.num_out, outputs) >= self._target.num_multiprocessors:
+                break
+            outputs //= 2
+        return step, rows, outputs
+
+    def _parts(self, matrix: Matrix, count: int) -> dict[str, int]:
+        """Return constants: the programs of `add` of this matrix that write sums of squares."""
+        parts = 0 if count == 1 else _divide_up(matrix.num_out, self._tile(matrix, count)[2])
+        return {"PARTS": parts, "PP": _power_of_2(parts)}
 
     def _launch(
         self,

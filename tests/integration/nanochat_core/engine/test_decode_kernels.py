@@ -53,14 +53,19 @@ def test_the_interpreted_kernels_compute_what_torch_computes(part):
 
 @needs_triton
 def test_every_kernel_compiles_for_sm_90_and_keeps_its_values_in_registers():
-    ended = run_python("-m", "bench.gpu.decode_kernels", "--depth", "12", "--rows", "8")
+    ended = run_python("-m", "bench.gpu.decode_kernels", "--depth", "12", "--rows", "1", "32")
     assert ended.returncode == 0, ended.stderr
     rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    predicted = [row["seconds"] for row in rows if row["name"] == "decode estimate"]
+    assert 0 < predicted[0] < predicted[2]  # of one row and of 32
     rows = [row for row in rows if row["name"] == "decode kernel"]
     # Before the previous kernel has ended weights may be read, and nothing else, and none written.
     early = {row["kernel"].partition(" ")[0] for row in rows if row["early_loads"]}
     assert early == {"qkv", "add", "up", "head"}
     assert not any(row["early_stores"] for row in rows)
+    for row in rows:
+        on_tensor_cores = row["rows"] > 1 and row["kernel"].startswith(("qkv", "add", "up", "head"))
+        assert (row["tensor"] > 0) == on_tensor_cores, row
     spilled = {row["kernel"]: row["spilled"] for row in rows}
     assert {name.partition(" ")[0] for name in spilled} == {
         *("embed", "qkv", "attend", "add", "up", "head", "sample")

@@ -17,6 +17,7 @@ from nanochat_core.engine.runners.prefill_attention import varlen
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key
 from tests.support.nanochat_core.engine.torch_slots import (
+    begin,
     give_pages,
     open_small,
     prompts_of,
@@ -155,6 +156,46 @@ def test_steps_of_kernels_sample_what_those_of_torch_sample(make_model, same, gr
     all_params = ALL_PARAMS if same is None else [same] * SLOTS
     kernels = partial(DeviceRunner, graphs=graphs, kernels=True)
     assert answers(kernels, model, all_params) == answers(DeviceRunner, model, all_params)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)], ids=["fp32", "bf16"]
+)
+@pytest.mark.parametrize("count", [1, 2, 12, 40])  # alone; 8, 16 and 32 rows in a program
+@torch.inference_mode()
+def test_kernels_compute_the_logits_of_torch_for_any_number_of_rows(
+    make_model, count, dtype, error
+):
+    model = make_model(windows=(6, 64), num_kv_heads=1).to("cuda")
+    prompts, logits = prompts_of(count, seed=6), []
+    for kernels in (True, False):
+        runner = DeviceRunner(
+            model,
+            dtype=dtype,
+            capacity=Capacity(
+                groups=page_groups(model.config, num_pages=1 + count * PAGES),
+                page_size=PAGE,
+                num_slots=count,
+                max_len=LONGEST,
+            ),
+            stop_tokens=STOPS,
+            kernels=kernels,
+        )
+        begin(runner, prompts, SamplingParams(temperature=0.0))
+        read_in_pieces(runner, prompts, random.Random(4))
+        rows = torch.arange(count, device="cuda")
+        runner.state.length[rows] = torch.tensor([len(p) for p in prompts], device="cuda")
+        runner.state.prev_token[rows] = torch.tensor([p[-1] for p in prompts], device="cuda")
+        runner.state.token[rows] = rows + 1
+        runner.state.stopped[rows], runner.state.limit[rows] = False, LONGEST
+        kind = runner.kind_of(range(count), [LONGEST] * count, num_rows=count)
+        step = (
+            partial(runner._step_logits, kind) if runner.kernels is None else runner.kernels.forward
+        )
+        logits.append(step(rows))
+    assert (logits[0] - logits[1]).abs().max() < error * logits[1].abs().max()
 
 
 @pytest.mark.gpu

@@ -4,11 +4,13 @@ The interpreter has to be chosen before the kernels are imported: test_decode_ke
 file in processes of its own, with TRITON_INTERPRET=1. Beside the kernels stands the torch runner.
 """
 
+import importlib
 import random
 from functools import partial
 
 import pytest
 import torch
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.engine import Engine
@@ -31,6 +33,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 4
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {"residual_scalars": False, "value_embeds": False, "smear": False, "backout": False}
+
+
+@pytest.fixture(autouse=True)
+def _products_of_bf16(monkeypatch):
+    """The interpreter multiplies the bits of bf16 numbers, as if they were integers."""
+    builder = importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+    plain = builder.create_dot
+
+    def create_dot(self, a, b, *rest):
+        bf16 = self.get_bf16_ty()
+        a, b = (self.cast_impl(x, tl.float32) if x.dtype == bf16 else x for x in (a, b))
+        return plain(self, a, b, *rest)
+
+    monkeypatch.setattr(builder, "create_dot", create_dot)
 
 
 def make_random(seed: int = 0, **changes) -> GPT:
@@ -82,24 +98,23 @@ def open_runner(
 
 
 @pytest.mark.parametrize(
-    ("changes", "most_rows", "dtype", "error"),
+    ("changes", "dtype", "error"),
     [
-        ({}, 8, torch.float32, 1e-5),
-        ({}, 2, torch.float32, 1e-5),
-        ({"num_kv_heads": 1, "windows": (0, 20, 6)}, 8, torch.float32, 1e-5),
-        (PLAIN, 8, torch.float32, 1e-5),
-        (PLAIN, 2, torch.float32, 1e-5),
+        ({}, torch.float32, 1e-5),
+        ({"num_kv_heads": 1, "windows": (0, 20, 6)}, torch.float32, 1e-5),
+        (PLAIN, torch.float32, 1e-5),
         # The interpreter cuts bf16 off where a GPU rounds, and torch's activations are fp32 here.
-        ({}, 8, torch.bfloat16, 0.03),
+        ({}, torch.bfloat16, 0.03),
     ],
-    ids=[
-        *("all parts", "all parts, many rows", "shared keys"),
-        *("no parts", "no parts, many rows", "bf16"),
-    ],
+    ids=["all parts", "shared keys", "no parts", "bf16"],
 )
+# All slots at once, the spare one among them; one after the other; more than a program's rows.
+@pytest.mark.parametrize("way", [(4, 32), (1, 32), (4, 2)], ids=["together", "alone", "in blocks"])
 @torch.inference_mode()
-def test_logits_keys_and_values_are_those_of_torch(changes, most_rows, dtype, error, monkeypatch):
-    monkeypatch.setattr(decode_kernels, "MOST_ROWS", most_rows)
+def test_logits_keys_and_values_are_those_of_torch(changes, dtype, error, way, monkeypatch):
+    at_once, most_rows = way
+    monkeypatch.setattr(decode_kernels, "FEWEST", (2, 16))
+    monkeypatch.setattr(decode_kernels, "MOST", (most_rows, 32))
     model = make_random(**changes)
     ours, torchs = (
         open_runner(model, [GREEDY] * SLOTS, kernels=kernels, dtype=dtype)
@@ -111,7 +126,7 @@ def test_logits_keys_and_values_are_those_of_torch(changes, most_rows, dtype, er
     before = [(pool.keys.clone(), pool.values.clone()) for pool in ours.pools]
     slots = [2, SLOTS, 0, 1]  # the spare one among them
     rows = torch.tensor(slots)
-    found = ours.kernels.forward(rows).clone()
+    found = torch.cat([ours.kernels.forward(some).clone() for some in rows.split(at_once)])
     kind = torchs.kind_of(range(SLOTS), [LONGEST] * SLOTS, num_rows=len(slots))
     expected = torchs._step_logits(kind, rows)
     goes = [0, 2]
@@ -128,10 +143,8 @@ def test_logits_keys_and_values_are_those_of_torch(changes, most_rows, dtype, er
     assert not ours.kernels.arrived.any()
 
 
-@pytest.mark.parametrize("most_rows", [8, 2])
 @torch.inference_mode()
-def test_steps_sample_stop_and_advance_as_torchs(most_rows, monkeypatch):
-    monkeypatch.setattr(decode_kernels, "MOST_ROWS", most_rows)
+def test_steps_sample_stop_and_advance_as_torchs():
     all_params = [
         GREEDY,
         SamplingParams(min_p=0.02),
