@@ -67,13 +67,13 @@ def losses(tokens: int, width: int, vocab: int, softcap: float, device: torch.de
     def ours(h: Tensor, w: Tensor, t: Tensor, fp8: Quantised | None = None) -> Tensor:
         return softcap_loss(h, w, t, ones[: len(t)], softcap=softcap, quantised=fp8)
 
-    def in_one_block(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
-        with mock.patch.object(loss, "GPU_ELEMENTS", tokens * vocab):
+    def in_blocks(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+        with mock.patch.object(loss, "GPU_SHARE", 0):
             return ours(h, w, t)
 
     ways: dict[str, Callable[..., Tensor]] = {
         "loss bf16": ours,
-        "loss bf16, in one block": in_one_block,
+        "loss bf16, in blocks": in_blocks,
         "loss fp8": lambda h, w, t: ours(h, w, t, quantised),
         "F.cross_entropy": lambda h, w, t: plain(h, w, t, softcap),
     }

@@ -70,6 +70,15 @@ def quantise(
     return values, scale.reciprocal()
 
 
+@fused
+def quantise_both(
+    x: Tensor, dtype: torch.dtype, bound: Tensor | float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return x (M, K) as fp8 values by rows, the same by columns, and their unit: `quantise`."""
+    values, unit = quantise(x, dtype, bound)
+    return values, values.T.contiguous().T, unit
+
+
 class Quantised:
     """The fp8 values of one weight. Call `refresh` before a forward pass to keep them current."""
 
@@ -116,7 +125,10 @@ class Quantised:
 
 
 def weight_gradient(grad: Tensor, grad_unit: Tensor, x: Tensor, x_unit: Tensor) -> Tensor:
-    """Return grad.T @ x: grad (M, O) e5m2, x (M, I) e4m3 -> (O, I) bf16. M: a multiple of 16."""
+    """Return grad.T @ x: grad (M, O) e5m2, x (M, I) e4m3 -> (O, I) bf16. M: a multiple of 16.
+
+    Copies a factor that is not column-major.
+    """
     columns = x.T.contiguous().T  # torch._scaled_mm takes its second factor column-major
     return _product(grad.T.contiguous(), columns, grad_unit, x_unit, fast=False)
 

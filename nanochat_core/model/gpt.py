@@ -266,14 +266,13 @@ class GPT(LateModule):
         scale = scale.flatten() if len(classes) == target_mask.numel() else scale[target_mask]
         # The fp8 copy includes the padding rows, which must not enter the softmax.
         whole = len(self.lm_head.weight) == self.config.vocab_size
+        inputs = hidden, self._head(hidden.dtype), classes, scale
         return softcap_loss(
-            hidden,
-            self._head(hidden.dtype),
-            classes,
-            scale,
+            *inputs,
             softcap=self.numerics.softcap,
             quantised=self.lm_head.in_training() if whole else None,
             bounded=self.numerics.fp8_scales == "bound",
+            gradient_sum=self.lm_head.gradient_sum if whole and hidden.is_cuda else None,
         )
 
     def _targeted(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:

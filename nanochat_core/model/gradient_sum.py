@@ -13,6 +13,7 @@ Without an optimizer a module has no sum, and its gradient is autograd's.
 
 import itertools
 from collections.abc import Callable
+from functools import lru_cache
 from weakref import WeakValueDictionary
 
 import torch
@@ -64,6 +65,15 @@ class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gradient_sum: GradientSum | None = None
+
+
+@lru_cache
+def unit_gradient(device: torch.device) -> Tensor:
+    """Return the 1 with which the optimizer begins a backward pass.
+
+    An autograd function that gets this very tensor need not multiply by it. Do not write to it.
+    """
+    return torch.ones((), device=device)
 
 
 def take_by_number(number: int) -> tuple[Tensor, bool]:

@@ -1,9 +1,10 @@
-"""Cross-entropy of soft-capped logits, computed one block of rows at a time to save memory.
+"""Cross-entropy of soft-capped logits, computed a block of rows at a time to save memory.
 
 The logits of a micro-step are its largest tensor by far (N x V), so only a block of them exists at
-a time. If the weight of every token in the loss is known beforehand (`softcap_loss`), the forward
-pass computes the gradients too, and the backward pass only scales them. If not (`softcap_losses`),
-the backward pass computes the logits a second time.
+a time: on a GPU as many as a fixed share of its memory holds, often all; on a CPU as many as its
+cache holds. If the weight of every token in the loss is known beforehand (`softcap_loss`), the
+forward pass computes the gradients too. If not (`softcap_losses`), the backward pass computes the
+logits a second time.
 
 With s = sigmoid(2 z / softcap), a logit is softcap * (2 s - 1) and its slope in z is 4 s (1 - s).
 
@@ -19,15 +20,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat_core.model.fp8 import E4M3, E5M2, MULTIPLE, Quantised, quantise, weight_gradient
+from nanochat_core.model.fp8 import (
+    E4M3,
+    E5M2,
+    MULTIPLE,
+    Quantised,
+    quantise_both,
+    weight_gradient,
+)
+from nanochat_core.model.gradient_sum import GradientSum, unit_gradient
 from nanochat_core.model.native import kernels
 from nanochat_core.runtime.hardware.compile import fused
 
 # A CPU processes a block of rows in chunks of columns that fit its cache, as several operations
-# follow one another on each; with fewer rows the matrix products are slow. On a GPU the operations
-# are one fused kernel, and a block is one chunk, large enough to keep the GPU busy.
+# follow one another on each; with fewer rows the matrix products are slow.
 CPU_ROWS, CPU_COLUMNS = 512, 1024
-GPU_ELEMENTS = 2**28
+# On a GPU the operations are one fused kernel, and a block has whole rows: a multiple of GPU_ROWS,
+# with which the product for the hidden states fills 132 processors with two full waves at width
+# 768, and as many as GPU_SHARE of the memory holds.
+GPU_ROWS, GPU_SHARE = 11264, 1 / 16
 # As in NumericsConfig. exp(2 * 30) * V is far inside fp32, so the softmax needs no maximum.
 SOFTCAP_LIMIT = 30.0
 
@@ -41,16 +52,21 @@ def softcap_loss(
     softcap: float,
     quantised: Quantised | None = None,
     bounded: bool = False,
+    gradient_sum: GradientSum | None = None,
 ) -> Tensor:
     """Return the sum of `scale` times each token's loss in nats: a scalar, fp32.
 
     The logits are softcap * tanh(hidden @ weight.T / softcap): hidden (N, C) and weight (V, C) of
     one dtype. targets (N,) int64, each a class; scale (N,) fp32, which gets no gradient. With
     `quantised`, of the same weight, the products are fp8. `bounded`: their scales come from bounds,
-    and no row of hidden has a norm above sqrt(C).
+    and no row of hidden has a norm above sqrt(C). With `gradient_sum`, of the same weight, the
+    backward pass adds the weight's gradient to it.
     """
     assert softcap <= SOFTCAP_LIMIT
-    return _Loss.apply(hidden, weight, targets, scale, softcap, quantised, bounded)
+    proxy = None if gradient_sum is None else gradient_sum.proxy
+    weight = weight if gradient_sum is None else weight.detach()
+    others = softcap, quantised, bounded, gradient_sum
+    return _Loss.apply(hidden, weight, proxy, targets, scale, *others)
 
 
 def softcap_losses(hidden: Tensor, weight: Tensor, targets: Tensor, *, softcap: float) -> Tensor:
@@ -65,11 +81,13 @@ class _Loss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
+        proxy: Tensor | None,
         targets: Tensor,
         scale: Tensor,
         softcap: float,
         quantised: Quantised | None,
         bounded: bool,
+        gradient_sum: GradientSum | None,
     ) -> Tensor:
         # A logit's gradient is scale * (p - 1 or p) * slope, and neither factor exceeds 1.
         largest = scale.abs().amax() if bounded else None
@@ -77,13 +95,22 @@ class _Loss(torch.autograd.Function):
         wanted = any(ctx.needs_input_grad)
         losses, *gradients = _walk(hidden, head, targets, scale if wanted else None)
         ctx.save_for_backward(*gradients)
+        ctx.dtype, ctx.gradient_sum = weight.dtype, gradient_sum
         return losses.dot(scale)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
         factor = grad_outputs[0]  # 0-dimensional, so it does not promote their dtype
-        return grad_hidden * factor, grad_weight * factor, None, None, None, None, None
+        of_hidden, *of_weight = ctx.saved_tensors
+        if factor is not unit_gradient(factor.device):
+            of_hidden, of_weight[0] = of_hidden * factor, of_weight[0] * factor
+        if ctx.gradient_sum is None:
+            gradients = of_hidden, _whole(*of_weight).to(ctx.dtype), None
+        else:
+            into, holds = ctx.gradient_sum.take()
+            _add_whole(into if holds else into.zero_(), *of_weight)
+            gradients = of_hidden, None, factor
+        return *gradients, None, None, None, None, None, None
 
 
 class _Losses(torch.autograd.Function):
@@ -99,155 +126,216 @@ class _Losses(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets = ctx.saved_tensors
         head = _Head(weight=weight, softcap=ctx.softcap)
-        _, *gradients = _walk(hidden, head, targets, grad_outputs[0])
-        return *gradients, None, None
+        _, of_hidden, *of_weight = _walk(hidden, head, targets, grad_outputs[0])
+        return of_hidden, _whole(*of_weight).to(weight.dtype), None, None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Head:
-    """The matrix that maps hidden states to logits, and its products."""
+    """The matrix that maps hidden states to logits."""
 
     weight: Tensor
     softcap: float
     quantised: Quantised | None = None
     largest: Tensor | None = None  # of a logit's gradient; None: fp8 scales come from amax
 
-    def blocks(self, num_tokens: int) -> list[slice]:
-        """Return the slices that divide the tokens into blocks."""
-        rows = CPU_ROWS
-        if self.weight.device.type != "cpu":
-            rows = max(16, GPU_ELEMENTS // len(self.weight) // 16 * 16)  # 16: see fp8.MULTIPLE
-        return [slice(first, first + rows) for first in range(0, num_tokens, rows)]
 
-    def chunks(self) -> list[slice]:
-        """Return the slices that divide the vocabulary into chunks."""
-        # fp8 weights are one tensor with one scale, so they are not chunked.
-        size = len(self.weight)
-        columns = CPU_COLUMNS if self.weight.device.type == "cpu" and not self.quantised else size
-        return [slice(first, min(first + columns, size)) for first in range(0, size, columns)]
+def _walk(hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
+    """Return losses (N,) fp32 and, with `scale`, the gradients of hidden and weight.
 
-    def logits(self, rows: Tensor, chunk: slice) -> Tensor:
-        """Compute the logits before the soft cap: (R, C) -> (R, S)."""
-        if self.quantised is None:
-            return F.linear(rows, self.weight[chunk])
-        return self.quantised.output(*self._quantise_rows(rows))
+    The weight's is one tensor, or the two of which `_whole` makes it.
+    """
+    if head.quantised or hidden.device.type != "cpu":
+        return _walk_rows(hidden, head, targets, scale)
+    if kernels.usable(hidden, head.weight):
+        return kernels.loss(hidden, head.weight, targets, scale, head.softcap)
+    return _walk_chunks(hidden, head, targets, scale)
 
-    def add_gradients(
-        self, grad: Tensor, rows: Tensor, chunk: slice, into_rows: Tensor, into_weight: Tensor
-    ) -> None:
-        """Accumulate the gradients of rows (R, C) and of the weight's chunk (S, C)."""
-        if self.quantised is None:
-            _add_product(into_rows, grad, self.weight[chunk])
-            _add_product(into_weight, grad.T, rows)
-            return
-        values, unit = quantise(grad, E5M2, self.largest)
-        into_rows.add_(self.quantised.input_gradient(values, unit))
-        if len(rows) % MULTIPLE:  # the weight's gradient is a sum over the rows
-            _add_product(into_weight, grad.T, rows)
-        else:
-            into_weight.add_(weight_gradient(values, unit, *self._quantise_rows(rows)))
 
-    def _quantise_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return quantise(rows, E4M3, None if self.largest is None else math.sqrt(rows.size(-1)))
+def _whole(gradient: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Return the weight's gradient (V, C); with `rows` (N, C) it is gradient (N, V).T @ rows."""
+    return gradient if rows is None else gradient.T @ rows
+
+
+def _add_whole(into: Tensor, gradient: Tensor, rows: Tensor | None = None) -> None:
+    """Add what `_whole` returns to a tensor whose dtype may be wider."""
+    if rows is None:
+        into.add_(gradient)
+    else:
+        _add_product(into, gradient.T, rows)
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
     """Add left @ right, of one dtype, to a tensor whose dtype may be wider."""
     if left.dtype == into.dtype:
         into.addmm_(left, right)
+    elif into.device.type == "cuda":  # one product that adds to fp32; a CPU has none
+        torch.addmm(into, left, right, out_dtype=into.dtype, out=into)
     else:
         into.add_(left @ right)
 
 
-def _walk(
+def _walk_rows(
     hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return losses (N,) fp32, and the gradients of hidden and weight, empty without `scale`."""
-    if head.quantised is None and kernels.usable(hidden, head.weight):
-        return kernels.loss(hidden, head.weight, targets, scale, head.softcap)
+) -> tuple[Tensor, ...]:
+    """`_walk` on a GPU, and in fp8: blocks of whole rows, few and large operations."""
+    size = gpu_rows(head.weight, in_fp8=head.quantised is not None)
+    blocks = [slice(first, first + size) for first in range(0, len(hidden), size)]
+    losses: list[Tensor] = []
+    of_hidden: list[Tensor] = []
+    of_weight: list[Tensor] = []
+    if len(blocks) != 1:  # else the only block's
+        of_weight.append(torch.zeros_like(head.weight, dtype=torch.float32))
+    for block in blocks:
+        rows, target = hidden[block], targets[block].unsqueeze(1)
+        z, *narrow = _logits(rows, head)
+        some = scale[block].unsqueeze(1) if scale is not None else None
+        loss, *factors = _read_rows(z, target, some, head.softcap)
+        losses.append(loss)
+        if not factors:
+            continue
+        factor, of_target = factors
+        grad = _gradient_rows(z, factor, head.softcap).scatter_(1, target, of_target)
+        of_rows, *whole = _gradients(grad, rows, head, *narrow)
+        of_hidden.append(of_rows)
+        if len(blocks) == 1:
+            of_weight = whole
+        else:
+            _add_whole(of_weight[0], *whole)
+        del z, grad, whole  # freed before the next block's are allocated
+    if scale is None:
+        return (_joined(losses),)
+    return _joined(losses), _joined(of_hidden), *of_weight
+
+
+def gpu_rows(weight: Tensor, *, in_fp8: bool) -> int:
+    """Return the number of rows of a block on a GPU."""
+    memory = 0
+    if weight.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(weight.device).total_memory
+    # The gradient takes the logits' place. In fp8 it is in bf16, and in two layouts.
+    row = len(weight) * (4 if in_fp8 else weight.element_size())
+    return GPU_ROWS * max(1, int(memory * GPU_SHARE / row / GPU_ROWS))
+
+
+def _joined(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def _logits(rows: Tensor, head: _Head) -> tuple[Tensor, ...]:
+    """Return logits (R, V) before the soft cap; in fp8 also the rows by columns and their unit."""
+    if head.quantised is None:
+        return (F.linear(rows, head.weight),)
+    bound = None if head.largest is None else math.sqrt(rows.size(-1))
+    values, columns, unit = quantise_both(rows, E4M3, bound)
+    return head.quantised.output(values, unit), columns, unit
+
+
+def _gradients(grad: Tensor, rows: Tensor, head: _Head, *narrow: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of rows (R, C) and, as `_walk` does, of the weight."""
+    if head.quantised is None:
+        return grad @ head.weight, grad, rows
+    values, columns, unit = quantise_both(grad, E5M2, head.largest)
+    of_rows = head.quantised.input_gradient(values, unit)
+    if len(rows) % MULTIPLE:  # the weight's gradient is a sum over the rows
+        return of_rows, grad, rows
+    return of_rows, weight_gradient(columns, unit, *narrow)
+
+
+@fused
+def _read_rows(
+    z: Tensor, target: Tensor, scale: Tensor | None, softcap: float
+) -> tuple[Tensor, ...]:
+    """Return the losses (R,) of uncapped logits (R, V); target and scale are (R, 1).
+
+    With `scale` also the factor of `_gradient_rows`, and the gradient of the target's logit.
+    """
+    # exp(softcap * (2 s - 1)), with the constant factor exp(-softcap) taken out of the sum.
+    exp = (_sigmoid(z, softcap) * (2 * softcap)).exp_()
+    total = exp.sum(-1, keepdim=True) * math.exp(-softcap)
+    picked = torch.tanh(z.gather(1, target).float() / softcap)
+    loss = total.log() - softcap * picked
+    if scale is None:
+        return (loss.squeeze(1),)
+    return loss.squeeze(1), scale / total, _of_target(loss, picked, scale).to(z.dtype)
+
+
+@fused
+def _gradient_rows(z: Tensor, factor: Tensor, softcap: float) -> Tensor:
+    """Overwrite uncapped logits (R, V) with exp(logit) * slope * factor (R, 1); return them."""
+    s = _sigmoid(z, softcap)
+    exp = (s * (2 * softcap)).exp_()
+    slope = s.addcmul_(s, s, value=-1)
+    return z.copy_(exp.mul_(slope).mul_(factor * (4 * math.exp(-softcap))))
+
+
+def _of_target(loss: Tensor, picked: Tensor, scale: Tensor) -> Tensor:
+    """Return the gradient of the target's logit before the cap; `picked` is its tanh."""
+    # The target's logit has gradient p - 1, and p = exp(-loss): expm1 avoids cancellation.
+    # Times its slope, 1 - tanh^2.
+    return scale * torch.expm1(-loss) * (1 - picked.square())
+
+
+def _sigmoid(z: Tensor, softcap: float) -> Tensor:
+    return (z.float() * (2 / softcap)).sigmoid_()
+
+
+def _walk_chunks(
+    hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
+) -> tuple[Tensor, ...]:
+    """`_walk` on a CPU: blocks of rows in chunks of columns that fit its cache."""
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     grad_hidden = torch.zeros_like(hidden) if scale is not None else hidden.new_empty(0)
     shape = head.weight.shape if scale is not None else (0,)
     grad_weight = head.weight.new_zeros(shape, dtype=torch.float32)
-    chunks = head.chunks()
+    size = len(head.weight)
+    chunks = [slice(at, min(at + CPU_COLUMNS, size)) for at in range(0, size, CPU_COLUMNS)]
     # A narrow dtype would round the sum after each chunk.
     wide = hidden.dtype if len(chunks) == 1 else torch.float32
-    for block in head.blocks(len(hidden)):
+    for first in range(0, len(hidden), CPU_ROWS):
+        block = slice(first, first + CPU_ROWS)
         rows, target = hidden[block], targets[block].unsqueeze(1)
-        logits, total, picked = _read(rows, head, target, keep_slopes=scale is not None)
+        slopes, total, picked = _read_chunks(rows, head, target, chunks)
         loss = total.log() - head.softcap * picked  # (R, 1)
         losses[block] = loss.squeeze(1)
-        if scale is not None:
-            factor = scale[block].unsqueeze(1)
-            # The target's logit has gradient p - 1, and p = exp(-loss): expm1 avoids cancellation.
-            # Times its slope, 1 - tanh^2.
-            of_target = factor * torch.expm1(-loss) * (1 - picked.square())
-            grad_rows = grad_hidden[block]
-            into_rows = grad_rows.to(wide)  # zeros; the same tensor where the dtype is
-            for chunk in chunks:
-                grad = _gradient(logits.popleft(), head.softcap, factor / total, rows.dtype)
-                at, inside = _place(target, chunk)
-                value = torch.where(inside, of_target.to(grad.dtype), grad.gather(1, at))
-                grad.scatter_(1, at, value)
-                head.add_gradients(grad, rows, chunk, into_rows, grad_weight[chunk])
-            if into_rows is not grad_rows:
-                grad_rows.copy_(into_rows)
-        del logits  # freed before the next block's are allocated
+        if scale is None:
+            continue
+        factor = scale[block].unsqueeze(1)
+        of_target = _of_target(loss, picked, factor).to(rows.dtype)
+        factor = factor / total * (4 * math.exp(-head.softcap))
+        grad_rows = grad_hidden[block]
+        into_rows = grad_rows.to(wide)  # zeros; the same tensor where the dtype is
+        for chunk in chunks:
+            grad = slopes.popleft().mul_(factor).to(rows.dtype)
+            at, inside = _place(target, chunk)
+            grad.scatter_(1, at, torch.where(inside, of_target, grad.gather(1, at)))
+            _add_product(into_rows, grad, head.weight[chunk])
+            _add_product(grad_weight[chunk], grad.T, rows)
+        if into_rows is not grad_rows:
+            grad_rows.copy_(into_rows)
     return losses, grad_hidden, grad_weight.to(head.weight.dtype)
 
 
-def _read(
-    rows: Tensor, head: _Head, target: Tensor, *, keep_slopes: bool
+def _read_chunks(
+    rows: Tensor, head: _Head, target: Tensor, chunks: list[slice]
 ) -> tuple[deque[Tensor], Tensor, Tensor]:
-    """Return for rows (R, C): logits by chunk, the sum of exp(logit), the tanh of the target's.
-
-    On a CPU no logits are returned, but with `keep_slopes` exp(logit) * s * (1 - s).
-    """
-    logits: deque[Tensor] = deque()
+    """Return for rows (R, C): exp(logit) * s * (1 - s) by chunk, the sum of exp(logit), the tanh of
+    the target's logit."""
+    slopes: deque[Tensor] = deque()
     total, picked = rows.new_zeros((2, len(rows), 1), dtype=torch.float32)
-    for chunk in head.chunks():
-        z = head.logits(rows, chunk)
+    for chunk in chunks:
+        z = F.linear(rows, head.weight[chunk])
         at, inside = _place(target, chunk)
         picked += torch.where(inside, torch.tanh(z.gather(1, at).float() / head.softcap), 0.0)
-        # On a CPU the gradient's exponentials are those of the sum, as computing them is slow; a
-        # GPU's fused kernel computes them again and reads a narrower tensor.
-        if z.device.type == "cpu":
-            s = z.float().mul_(2 / head.softcap).sigmoid_()
-            exp = (s * (2 * head.softcap)).exp_()
-            total += exp.sum(-1, keepdim=True) * math.exp(-head.softcap)
-            if keep_slopes:
-                logits.append(s.addcmul_(s, s, value=-1).mul_(exp))
-            continue
-        total += _sum_exp(z, head.softcap)
-        logits.append(z)
-    return logits, total, picked
+        s = z.float().mul_(2 / head.softcap).sigmoid_()
+        exp = (s * (2 * head.softcap)).exp_()
+        total += exp.sum(-1, keepdim=True) * math.exp(-head.softcap)
+        # The gradient's exponentials are those of the sum: computing them again would be slow.
+        slopes.append(s.addcmul_(s, s, value=-1).mul_(exp))
+    return slopes, total, picked
 
 
 def _place(target: Tensor, chunk: slice) -> tuple[Tensor, Tensor]:
     """Return the target's column in a chunk (any one if outside), and whether it is inside."""
     inside = (target >= chunk.start) & (target < chunk.stop)
     return (target - chunk.start).clamp(0, chunk.stop - chunk.start - 1), inside
-
-
-@fused
-def _sum_exp(z: Tensor, softcap: float) -> Tensor:
-    """Return the sum of exp(logit) per row of uncapped logits: (R, S) -> (R, 1) fp32."""
-    # exp(softcap * (2 s - 1)), with the constant factor exp(-softcap) taken out of the sum.
-    exp = (_sigmoid(z, softcap) * (2 * softcap)).exp_()
-    return exp.sum(-1, keepdim=True) * math.exp(-softcap)
-
-
-@fused
-def _gradient(z: Tensor, softcap: float, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return exp(logit) * slope * factor (R, 1) for what `_read` returned: (R, S)."""
-    factor = factor * (4 * math.exp(-softcap))
-    if z.device.type == "cpu":
-        return z.mul_(factor).to(dtype)
-    s = _sigmoid(z, softcap)
-    exp = (s * (2 * softcap)).exp_()
-    slope = s.addcmul_(s, s, value=-1)
-    return exp.mul_(slope).mul_(factor).to(dtype)
-
-
-def _sigmoid(z: Tensor, softcap: float) -> Tensor:
-    return (z.float() * (2 / softcap)).sigmoid_()

@@ -14,6 +14,8 @@ import math
 import torch
 from torch import Tensor
 
+from nanochat_core.runtime.hardware.compile import fused, scalars
+
 BETA2 = 0.9  # of NorMuon's second moment
 # a, b, c of each iteration Y <- a Y + (b A + c A^2) Y with A = Y Y^T. Each triple is optimal for
 # the range of singular values that the one before leaves.
@@ -37,28 +39,56 @@ def muon_(
     weight_decay: float,
     dtype: torch.dtype,
 ) -> None:
-    """Update weights, momentum and second moment in place; overwrites grads. All fp32 stacks.
+    """Update weights, momentum and second moment in place. All fp32 stacks.
 
     second_moment is (N, R, 1), or (N, 1, C) for matrices wider than tall. `dtype` is that of the
     matrix products. lr is before the shape factor: tall matrices step sqrt(R / C) times further.
     """
     lr *= math.sqrt(max(1.0, weights.size(-2) / weights.size(-1)))
-    # M <- mu M + (1 - mu) G, then Nesterov's look-ahead U = (1 - mu) G + mu M, both as lerps.
-    momentum.lerp_(grads, 1.0 - mu)
-    nesterov = grads.lerp_(momentum, mu)
-    # Rows are equalised first (MuonEq): a few iterations come closer to the orthogonal factor if
-    # no row dominates the norm by which they normalise.
-    update = orthogonalise(equalise_rows(nesterov.to(dtype))).float()
-    update = equalise_neurons(_with_norm_of_orthogonal(update), second_moment)
-    # Cautious decay: only where the update moves a weight towards zero as well, so that decay never
-    # works against the gradient. W <- W - lr (U + decay * W [U W >= 0]).
-    decayed = torch.where(update * weights >= 0, weights, 0.0)
-    weights.sub_(update.add_(decayed, alpha=weight_decay), alpha=lr)
+    mu_, lr_, decay = scalars(weights.device, mu, lr, weight_decay)
+    update = orthogonalise(_first_iterate(momentum, grads, mu_, dtype))
+    _update(weights, update, second_moment, lr_, decay)
 
 
 def second_moment_shape(rows: int, cols: int) -> tuple[int, int]:
     """Return the shape of one matrix's second moment: a value per index of its longer side."""
     return (rows, 1) if rows >= cols else (1, cols)
+
+
+@fused
+def _first_iterate(
+    momentum: Tensor, grads: Tensor, mu: float | Tensor, dtype: torch.dtype
+) -> Tensor:
+    """Update the momentum; return what `orthogonalise` starts from."""
+    # M <- mu M + (1 - mu) G, then Nesterov's look-ahead U = (1 - mu) G + mu M, both as lerps.
+    momentum.lerp_(grads, 1.0 - mu)
+    # Rows are equalised first (MuonEq): a few iterations come closer to the orthogonal factor if
+    # no row dominates the norm by which they normalise.
+    x = equalise_rows(grads.lerp(momentum, mu).to(dtype))
+    # All singular values must be at most 1 at the start; 1.01 leaves room for bf16's rounding.
+    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
+    return x / (norm * 1.01 + 1e-6)
+
+
+@fused
+def _update(
+    weights: Tensor,
+    update: Tensor,
+    second_moment: Tensor,
+    lr: float | Tensor,
+    weight_decay: float | Tensor,
+) -> None:
+    """Update weights and second moment in place by an orthogonalised momentum."""
+    update = equalise_neurons(_with_norm_of_orthogonal(update.float()), second_moment)
+    # Cautious decay: only where the update moves a weight towards zero as well, so that decay never
+    # works against the gradient. W <- W - lr (U + decay * W [U W >= 0]).
+    decayed = torch.where(update * weights >= 0, weights, 0.0)
+    _add_multiple(weights, _add_multiple(update, decayed, weight_decay), -lr)
+
+
+def _add_multiple(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
+    """Add factor * y to x in place."""
+    return x.add_(y * factor) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
 
 
 def equalise_rows(x: Tensor) -> Tensor:
@@ -69,12 +99,12 @@ def equalise_rows(x: Tensor) -> Tensor:
     return x * (mean / norms.clamp(min=1e-6)).to(x.dtype)
 
 
-def orthogonalise(x: Tensor) -> Tensor:
-    """Return nearly the orthogonal factor of each matrix (singular values near 1), in x's dtype."""
-    # All singular values must be at most 1 at the start; 1.01 leaves room for bf16's rounding.
-    norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-    y = x / (norm * 1.01 + 1e-6)
-    tall = x.size(-2) > x.size(-1)
+def orthogonalise(y: Tensor) -> Tensor:
+    """Return nearly the orthogonal factor of each matrix (singular values near 1), in its dtype.
+
+    No singular value of `y` exceeds 1.
+    """
+    tall = y.size(-2) > y.size(-1)
     for a, b, c in POLAR_EXPRESS:
         # The smaller Gram matrix: Y (a + b A + c A^2) with A = Y^T Y if tall, else from the left.
         gram = y.mT @ y if tall else y @ y.mT

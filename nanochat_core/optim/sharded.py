@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from nanochat_core.config import OptimizerConfig
-from nanochat_core.model.gradient_sum import GradientSum, Weighted
+from nanochat_core.model.gradient_sum import GradientSum, Weighted, unit_gradient
 from nanochat_core.optim.adamw import adamw_
 from nanochat_core.optim.january import clip_factor, newton_schulz_muon_, squared_norm
 from nanochat_core.optim.muon import muon_
@@ -89,7 +89,7 @@ class Optimizer:
         names = [{part.name for part in unit.stack.parts} for unit in self._units]
         self._missing = names if last else None
         try:
-            loss.backward()
+            loss.backward(unit_gradient(loss.device))
         finally:
             self._collecting, self._missing = False, None
 

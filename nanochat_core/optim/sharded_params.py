@@ -132,11 +132,13 @@ class ShardedParams:
     def summed_gradients(self) -> Tensor:
         """Wait for the sum over ranks; return it for the owned items (n, ...).
 
-        In the masters' dtype. The caller may overwrite it.
+        In fp32, but on a CPU in the masters' dtype. The caller may overwrite it.
         """
         self._wait()
         assert self._gradients is not None
-        return self._gradients[self._owned].to(self.masters.dtype)
+        gradients = self._gradients[self._owned]
+        # torch's AdamW takes gradients in its parameters' dtype. On a GPU it need not be torch's.
+        return gradients if gradients.is_cuda else gradients.to(self.masters.dtype)
 
     def drop_gradients(self) -> None:
         """Discard this step's gradients, after waiting for a reduction that is in progress."""

@@ -108,7 +108,7 @@ def accumulate_policy_gradients(
         tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
         advantage_R1 = torch.tensor([[r.advantage] for r in batch], device=device)
         if ref_log_probs is None:
-            value = model.summed_loss(tokens_RT, targets_RT, advantage_R1)
+            loss = model.summed_loss(tokens_RT, targets_RT, advantage_R1 / count)
         else:
             old_RT, reference_RT = (
                 place(of, ids, rollouts, tokens_RT)
@@ -121,8 +121,7 @@ def accumulate_policy_gradients(
                 reference=reference_RT,
                 ref_log_probs=ref_log_probs,
             )
-            value = terms_RT.masked_fill(targets_RT == IGNORE, 0.0).sum()
-        loss = value / count
+            loss = terms_RT.masked_fill(targets_RT == IGNORE, 0.0).sum() / count
         optimizer.backward(loss, last=first + device_batch_size >= len(useful))
         total += loss.detach()
     optimizer.start_reduce_scatter()

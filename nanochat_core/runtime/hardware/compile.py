@@ -29,6 +29,16 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def scalars(device: torch.device, *values: float) -> tuple[float | torch.Tensor, ...]:
+    """Return numbers that change from call to call in the form that `fused` functions take them.
+
+    On a GPU as tensors: with `determinism=strict` a function would be compiled for each number.
+    """
+    if device.type != "cuda":
+        return values
+    return tuple(torch.full((), value, device=device) for value in values)
+
+
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function compiled by torch; under `determinism=strict` for each shape by itself.
 

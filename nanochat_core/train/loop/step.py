@@ -42,6 +42,7 @@ def accumulate_gradients(
         count = world.sum((targets != IGNORE).sum().float()).clamp(min=1)
     else:
         count = torch.full((), float(num_targets), device=tokens.device)
+    share = count.reciprocal()  # of each target in the mean
     total = torch.zeros((), device=inputs.device)
     for first in range(0, len(inputs), device_batch_size):
         HEARTBEAT.beat("gradients")  # a whole step may take longer than a rank may be silent
@@ -51,8 +52,8 @@ def accumulate_gradients(
         if missing and model.is_compiled:  # kernels for another shape would take minutes to compile
             tokens = F.pad(tokens, (0, 0, 0, missing))
             wanted = F.pad(wanted, (0, 0, 0, missing), value=IGNORE)
-        # Divided by all targets of the step, so that gradients of micro-steps and ranks just add.
-        loss = model.summed_loss(tokens, wanted) / count
+        # A share of all targets of the step, so that gradients of micro-steps and ranks just add.
+        loss = model.summed_loss(tokens, wanted, share)
         # At the last one the optimizer starts to sum a layer's gradients while others are computed.
         optimizer.backward(loss, last=first + device_batch_size >= len(inputs))
         total += loss.detach()

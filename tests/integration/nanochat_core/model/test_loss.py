@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat_core.model import loss as module
+from nanochat_core.model.gradient_sum import GradientSum, unit_gradient
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 
 pytestmark = pytest.mark.torch
@@ -135,6 +136,120 @@ def test_no_more_than_a_block_of_logits_is_alive() -> None:
     with Watch():
         softcap_loss(*leaves(hidden, weight), targets, scale, softcap=SOFTCAP).backward()
     assert max(sizes) <= max(module.CPU_ROWS * module.CPU_COLUMNS, weight.numel())
+
+
+@pytest.fixture
+def by_rows(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Compute on this CPU as on a GPU."""
+    monkeypatch.setattr(module, "_walk", module._walk_rows)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("rows", [N, 99], ids=["one block", "blocks"])
+@pytest.mark.parametrize(
+    ("dtype", "error"), [(torch.float32, 3e-6), (torch.bfloat16, 0.01)], ids=["fp32", "bf16"]
+)
+def test_blocks_of_whole_rows_give_the_losses_and_gradients_of_float64(
+    rows: int, dtype: torch.dtype, error: float, by_rows: pytest.MonkeyPatch
+) -> None:
+    by_rows.setattr(module, "GPU_ROWS", rows)
+    hidden, weight, targets, scale = inputs(0.1)
+    hidden, weight = hidden.to(dtype), weight.to(dtype)
+    expected_leaves = leaves(hidden.double(), weight.double())
+    losses = reference(*expected_leaves, targets)
+    (losses * scale).sum().backward()
+    found = leaves(hidden, weight)
+    total = softcap_loss(*found, targets, scale, softcap=SOFTCAP)
+    total.backward()
+    assert total.item() == pytest.approx((losses * scale).sum().item(), abs=300 * error)
+    for got, leaf in zip(found, expected_leaves, strict=True):
+        assert got.grad is not None
+        assert leaf.grad is not None
+        assert got.grad.dtype == dtype
+        assert (got.grad.double() - leaf.grad).norm() < error * leaf.grad.norm()
+    again = leaves(hidden, weight)
+    (softcap_losses(*again, targets, softcap=SOFTCAP) * scale).sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(again, found, strict=True))
+
+
+def test_a_backward_pass_that_begins_with_the_optimizers_1_multiplies_nothing() -> None:
+    hidden, weight, targets, scale = inputs()
+    results, products = [], []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.mul.Tensor:
+                products.append(args[0].shape)
+            return function(*args, **(kwargs or {}))
+
+    one = unit_gradient(hidden.device)
+    for gradient in (one, one.clone()):
+        found = leaves(hidden, weight)
+        loss = softcap_loss(*found, targets, scale, softcap=SOFTCAP)
+        with Watch():
+            loss.backward(gradient)
+        results.append([leaf.grad for leaf in found])
+        assert len(products) == (0 if gradient is one else 2)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("rows", [N, 99], ids=["one block", "blocks"])
+def test_the_weights_gradient_is_added_to_the_optimizers_sum_without_rounding(
+    rows: int, by_rows: pytest.MonkeyPatch
+) -> None:
+    by_rows.setattr(module, "GPU_ROWS", rows)
+    hidden, weight, targets, scale = inputs(0.1)
+    hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    (plain,) = leaves(weight)
+    softcap_loss(hidden, plain, targets, scale, softcap=SOFTCAP).backward()
+    total, holds, added = torch.full((V, C), torch.nan), [False, True, True], []
+    adding = GradientSum(hidden.device, lambda: (total, holds[len(added)]), added.append)
+    for factor in (1, 2):  # a multiple of the loss adds as much more
+        (h,) = leaves(hidden)
+        loss = softcap_loss(h, plain, targets, scale, softcap=SOFTCAP, gradient_sum=adding)
+        gradient = unit_gradient(h.device) if factor == 1 else None
+        (loss if factor == 1 else factor * loss).backward(gradient)
+        assert h.grad is not None
+        assert len(added) == factor
+    torch.testing.assert_close(total, 3 * plain.grad.float(), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [256, 768])
+def test_on_a_gpu_one_block_and_several_agree_and_add_to_a_sum_in_fp32(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU here")
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(4096, width, generator=generator).to("cuda", torch.bfloat16)
+    weight = (0.05 * torch.randn(8192, width, generator=generator)).to("cuda", torch.bfloat16)
+    targets = torch.randint(8192, (4096,), generator=generator).cuda()
+    scale = torch.full((4096,), 1 / 4096, device="cuda")
+    exact = leaves(hidden.double(), weight.double())
+    (reference(*exact, targets) * scale).sum().backward()
+    total = torch.zeros(8192, width, device="cuda")
+    found: list[tuple[Tensor, Tensor]] = []
+    monkeypatch.setattr(module, "GPU_SHARE", 0)
+    for rows in (4096, 1024):
+        monkeypatch.setattr(module, "GPU_ROWS", rows)
+        one = leaves(hidden, weight)
+        softcap_loss(*one, targets, scale, softcap=SOFTCAP).backward()
+        adding = GradientSum(hidden.device, lambda: (total, True), lambda _: None)
+        (h,) = leaves(hidden)
+        total.zero_()
+        loss = softcap_loss(h, weight, targets, scale, softcap=SOFTCAP, gradient_sum=adding)
+        loss.backward(unit_gradient(h.device))
+        assert torch.equal(h.grad, one[0].grad)
+        for got, want in zip(
+            (one[0].grad, one[1].grad, total), (exact[0], exact[1], exact[1]), strict=True
+        ):
+            assert (got.double() - want.grad).norm() < 0.01 * want.grad.norm()
+        # The sum was not rounded to bf16: its error is no larger.
+        assert (total - exact[1].grad).norm() <= 1.02 * (one[1].grad - exact[1].grad).norm()
+        found.append((one[0].grad, total.clone()))
+    for a, b in zip(*found, strict=True):
+        assert (a - b).float().norm() < 0.004 * b.float().norm()
 
 
 def test_a_softcap_that_could_overflow_is_our_bug() -> None:

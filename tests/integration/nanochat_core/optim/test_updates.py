@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanochat_core.optim.adamw import adamw_
-from nanochat_core.optim.groups import adamw_groups
+from nanochat_core.optim.groups import AdamWGroup, adamw_groups
 from nanochat_core.optim.muon import muon_, second_moment_shape
 from nanochat_core.scaling import run_for_depth
 
@@ -169,12 +169,15 @@ def test_adamw_is_its_formula_over_several_steps(group) -> None:
             torch.testing.assert_close(actual.double(), wanted, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["torch's", "ours"])
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.prefixes[0])
-def test_adamw_of_a_bf16_table_is_its_formula_in_fp32_rounded_when_stored(group) -> None:
+def test_adamw_of_a_bf16_table_is_its_formula_in_fp32_rounded_when_stored(
+    group: AdamWGroup, dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(6)
     shape, lr, step = (64, 16), 0.3, 3
     p, g, m, v = (torch.randn(shape, generator=generator).bfloat16() for _ in "pgmv")
-    v = v.square()
+    g, v = torch.randn(shape, generator=generator).to(dtype), v.square()
     moved = [t.clone() for t in (p, g, m, v)]
     adamw_(*([t] for t in moved), step=step, lr=lr, group=group)
     p, g, m, v = (t.float() for t in (p, g, m, v))
