@@ -45,6 +45,7 @@ from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.model import qk_kernel
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
+from nanochat_core.model.tables import kernel as table_kernel
 from nanochat_core.scaling import model_for_depth, numerics
 
 SM_90 = GPUTarget("cuda", 90, 32)
@@ -198,6 +199,29 @@ def show_training() -> None:
         numbers_shown = ("2 a layer", *qk_kernel.grid(x), qk_kernel.WARPS, *used.values())
         say(" | ".join((name, *map(str, numbers_shown), f"{moved / 1e6:.1f}")))
         result("training kernel", kernel=name, bytes=moved, **used)
+    table_kernels(x.size(0) * x.size(1), 32768, 768)
+
+
+def table_kernels(tokens: int, vocab: int, width: int) -> None:
+    """Print what the gradient of a table at depth 12 uses, of tokens that are uniform."""
+    rows, total = (
+        torch.empty(n, width, dtype=dtype, device=META)
+        for n, dtype in ((tokens, torch.bfloat16), (vocab, torch.float32))
+    )
+    ordered, order, starts = (
+        torch.empty(n, dtype=dtype, device=META)
+        for n, dtype in ((tokens, torch.int16), (tokens, torch.int64), (vocab + 1, torch.int32))
+    )
+    distinct = vocab * (1 - (1 - 1 / vocab) ** tokens)
+    pieces = tokens / table_kernel.BLOCK * (1 - distinct / tokens) * width * 4
+    moved = 2 * pieces, rows.nbytes + pieces + 2 * distinct * width * 4
+    launches = table_kernel.launches(rows, ordered, order, starts, total, holds=True)
+    for (kernel, grid, args, options), size in zip(launches, moved, strict=True):
+        name = f"table {kernel.fn.__name__}"
+        used = resources_of(kernel.warmup(*args, grid=grid, **options))
+        shown = ("1 a table", "x".join(map(str, grid)), table_kernel.WARPS, *used.values())
+        say(" | ".join((name, *map(str, shown), f"{size / 1e6:.1f}")))
+        result("training kernel", kernel=name, bytes=size, **used)
 
 
 def resources_of(made: Any, launch: Launch | None = None) -> dict[str, int]:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -281,11 +282,10 @@ def count_kernels(scheduler: Any, case: Any) -> dict[str, Any]:
             moved[kind] += sum(size_of(V.graph.try_get_buffer(name)) for name in read)
             if not isinstance(operation.layout, ir.MultiOutputLayout | ir.NoneLayout):
                 moved[kind] += size_of(operation)
-        else:
-            kind = "triton"
-            moved[kind] += node.get_read_write_buffers_sizes()
-        if node.is_extern() or node.get_read_write_buffers_sizes():
             kernels[kind] += 1
+        elif size := node.get_read_write_buffers_sizes():
+            moved["triton"] += size
+            kernels["triton"] += 1
     row = case.rows * 2048 * case.width_depth * 64 * 2
     return {"kernels": {k: kernels[k] for k in KINDS}, "bytes": {k: moved[k] for k in KINDS},
             "row": row}  # fmt: skip
@@ -311,26 +311,26 @@ def size_of(buffer: Any) -> int:
 
 def our_pass(case: Any) -> None:
     """Compile our model's pass."""
-    import dataclasses
-
     from nanochat_core.model import attention, fp8
     from nanochat_core.model.attention_cudnn import attention as cudnn
     from nanochat_core.model.gpt import GPT
-    from nanochat_core.model.layers import refresh_fp8
+    from nanochat_core.model.gradient_sum import GradientSum
+    from nanochat_core.model.layers import Embedding, refresh_fp8
+    from nanochat_core.model.qk_kernel import rotate_normalise
     from nanochat_core.scaling import run_for_depth, windows_for
 
     run = run_for_depth(case.width_depth, precision=case.precision)
     length = run.model.sequence_len
     shape = {"depth": case.depth, "windows": windows_for(case.depth, length)}
     with torch.device("meta"):
-        numerics = dataclasses.replace(run.numerics, fp8_scales=case.fp8_scales)
-        model = GPT(dataclasses.replace(run.model, **shape), numerics)
+        model = GPT(replace(run.model, **shape), replace(run.numerics, fp8_scales=case.fp8_scales))
     allocate(model, lambda p: torch.bfloat16 if p.numel() >= 1024 else p.dtype)
+    for module in model.modules():
+        if isinstance(module, Embedding):
+            module.gradient_sum = GradientSum(torch.device("cuda"), mock.Mock(), mock.Mock())
     attention._call = cudnn  # pyright: ignore[reportPrivateUsage] - `choose` would try it
     if case.qk_kernel:
-        from nanochat_core.model.qk_kernel import rotate_normalise as kernel
-
-        attention._qk_kernel = kernel  # pyright: ignore[reportPrivateUsage]
+        attention._qk_kernel = rotate_normalise  # pyright: ignore[reportPrivateUsage]
     tokens = torch.zeros(case.rows, length, dtype=torch.int64, device="cuda")
     if case.precision == "fp8":
         with mock.patch.object(fp8.Quantised, "refresh"):

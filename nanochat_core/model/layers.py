@@ -4,7 +4,7 @@ Shapes: B rows, T tokens, P positions, D head dim.
 """
 
 from collections.abc import Sequence
-from typing import Any, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -15,9 +15,8 @@ from nanochat_core.model.fp8 import Quantised, is_eligible
 from nanochat_core.model.fp8 import linears as fp8_linears
 from nanochat_core.model.gradient_sum import Weighted
 from nanochat_core.model.native import kernels, rows
+from nanochat_core.model.tables import gradient
 from nanochat_core.runtime.hardware.device import compute_dtype
-
-SORTED_TABLE_GRADIENT = True  # on GPUs; no gain on a CPU (bench of 2048 tokens: 2 ms of 2 s)
 
 Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: (B or 1, T, 1, D/2)
 
@@ -76,41 +75,10 @@ class Embedding(Weighted):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Look up int64 (...) -> (..., width)."""
-        if tokens.device.type == "cuda" and SORTED_TABLE_GRADIENT:
-            return SortedLookup.apply(tokens, self.weight)
+        into = self.gradient_sum
+        if into and torch.is_grad_enabled() and tokens.device.type in gradient.DEVICES:
+            return gradient.lookup(tokens, self.weight, into)
         return F.embedding(tokens, self.weight)
-
-
-class SortedLookup(torch.autograd.Function):
-    """F.embedding whose gradient sums the tokens of each table row in sorted order.
-
-    torch.compile would otherwise lower the gradient to atomic additions. Bitwise reproducible under
-    `determinism=strict`: without it torch 2.11 adds atomically where few rows have many tokens.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, tokens: Tensor, table: Tensor) -> Tensor:
-        """Look up tokens int64 (...) in table (V, C) -> (..., C)."""
-        ctx.save_for_backward(tokens)
-        ctx.num_rows = len(table)
-        return F.embedding(tokens, table)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, Tensor]:
-        """Return the table's gradient."""
-        return None, table_gradient(grad_outputs[0], ctx.saved_tensors[0], ctx.num_rows)
-
-
-@torch.library.custom_op("nanochat_flows::table_gradient", mutates_args=())
-def table_gradient(grad: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
-    """Sum grad (..., C) into the rows (num_rows, C) of its tokens; opaque to torch's compiler."""
-    # -1: no padding index. False: gradients are not divided by the frequency of their token.
-    return torch.ops.aten.embedding_dense_backward(grad, tokens, num_rows, -1, False)
-
-
-@table_gradient.register_fake
-def _(grad: Tensor, tokens: Tensor, num_rows: int) -> Tensor:
-    return grad.new_empty(num_rows, grad.size(-1))
 
 
 def refresh_fp8(model: nn.Module, *, fast_gradients: bool = False) -> None:

@@ -58,6 +58,9 @@ def test_every_kernel_compiles_for_sm_90_and_keeps_its_values_in_registers():
     rows = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     predicted = [row["seconds"] for row in rows if row["name"] == "decode estimate"]
     assert 0 < predicted[0] < predicted[2]  # of one row and of 32
+    training = {row["kernel"]: row["spilled"] for row in rows if row["name"] == "training kernel"}
+    assert training.keys() >= {"table sum_pieces", "table add_rows"}
+    assert not any(training.values())
     rows = [row for row in rows if row["name"] == "decode kernel"]
     # Before the previous kernel has ended weights may be read, and nothing else, and none written.
     early = {row["kernel"].partition(" ")[0] for row in rows if row["early_loads"]}

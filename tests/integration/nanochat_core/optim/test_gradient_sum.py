@@ -13,8 +13,13 @@ from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import ALONE, World
-from tests.support.nanochat_core.optim.adding_lookups import adding_lookups
-from tests.support.nanochat_core.optim.ranks import CLIPPED, RATES, make_model, train
+from tests.support.nanochat_core.optim.ranks import (
+    CLIPPED,
+    RATES,
+    adding_lookups,
+    make_model,
+    train,
+)
 
 pytestmark = pytest.mark.torch
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -14,10 +15,10 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.tables import gradient
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
 from nanochat_core.scaling import numerics, run_for_depth
-from tests.support.nanochat_core.optim.adding_lookups import adding_lookups
 
 CONFIG = ModelConfig(
     depth=3, width=32, num_heads=2, num_kv_heads=2, sequence_len=16, vocab_size=60,
@@ -28,6 +29,11 @@ CLIPPED = dataclasses.replace(RATES, muon="newton_schulz", muon_weight_decay=0.0
 CPU = torch.device("cpu")
 STEPS = 3
 ROWS = 6  # of a step, over all ranks
+
+
+def adding_lookups() -> Any:
+    """A context in which a CPU adds the gradients of tables to their sums, as a GPU does."""
+    return mock.patch.object(gradient, "DEVICES", {"cpu", "cuda"})
 
 
 def make_model(precision: str = "fp32", device: torch.device = CPU) -> GPT:
