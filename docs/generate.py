@@ -109,7 +109,7 @@ _FOUND = {
     "device_batch_size": "the profile's",
     "save_every_seconds": "the profile's",
     "eval_every_steps": "the profile's",
-    "compile": "`true` but for `tiny`; always `false` on a CPU",
+    "compile": "`auto` but for `tiny`; always `false` on a CPU",
     "sinks": "`NANOCHAT_SINKS`, else none",
 }
 
@@ -145,7 +145,7 @@ def placement() -> str:
 
 def _kind_of_setting(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
-        return " or ".join(f"`{value}`" for value in typing.get_args(kind))
+        return " or ".join(f"`{value}`".lower() for value in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
         return "names with commas between them"
     return kind.__name__

@@ -43,7 +43,7 @@ from nanochat_core.config import (
 )
 from nanochat_core.data.text.pydocs import python_snapshot
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Resources
+from nanochat_core.job import Compile, Resources
 from nanochat_core.section import Section, types_of
 
 _SUGGESTED = 5  # settings in a hint
@@ -57,7 +57,7 @@ class Pace:
     save_every_seconds: float
     eval_every_steps: int
     max_gpus: int
-    compile: bool = True  # with torch.compile on GPUs: not worth minutes for a small model
+    compile: Compile = "auto"  # on GPUs: not worth a minute for a small model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -159,9 +159,10 @@ def missing_packages(names: Iterable[str]) -> list[tuple[str, str]]:
 def read_value(expected: Any, text: str, *, where: str) -> Any:
     """Return the value of a setting of this type. Raises ConfigError if the text has another."""
     if typing.get_origin(expected) is typing.Literal:
-        if text not in (allowed := typing.get_args(expected)):
+        allowed = {_shown(value): value for value in typing.get_args(expected)}
+        if text not in allowed:
             raise ConfigError(f"{where} is '{text}'", hint=f"one of: {', '.join(allowed)}")
-        return text
+        return allowed[text]
     try:
         return from_json(expected, parse_value(expected, text), where=where)
     except ConfigError as error:

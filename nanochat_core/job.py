@@ -30,6 +30,8 @@ CHECKPOINT_FORMAT = 2  # of what lies in checkpoints/, see nanochat_core/train/l
 
 Status: TypeAlias = Literal["finished", "interrupted"]
 Determinism: TypeAlias = Literal["default", "strict"]
+# "auto": as flows/building/job.py chooses for the stage; true: the whole pass in one graph.
+Compile: TypeAlias = Literal["auto", True, False, "blocks"]
 # The names in nanochat_core/model/attention_backends.py, for callers that do not load torch.
 Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]
 
@@ -52,7 +54,7 @@ class Resources:
     grace_seconds: float = 25.0  # from a stop signal until the ranks are killed
     retry_smaller_batch: bool = True  # out of memory: start again with half the device batch
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
-    compile: bool = False  # compile the model with torch.compile
+    compile: Compile = False  # torch.compile's: true: whole passes; "blocks": kinds of blocks
     autotune: bool = False  # `compile` times each product, also fused with what follows; untried
     qk_kernel: bool = False  # on GPUs: rotary positions and QK norm in a kernel of ours; untried
     determinism: Determinism = "default"  # "strict": only deterministic kernels

@@ -261,7 +261,9 @@ class PlacementOptions(StoreOptions):
     ] = None
     compile: Annotated[
         bool | None,
-        Parameter(group=WHERE, help="Compile kernels for a GPU; default except for tiny."),
+        Parameter(
+            group=WHERE, help="Compile for a GPU, whole passes; default by profile and stage."
+        ),
     ] = None
 
     @property
@@ -297,9 +299,10 @@ class PlacementOptions(StoreOptions):
         wanted = (*placement.resources.sinks, placement.resources.attention)
         for line, remedy in missing_packages(wanted):
             print_warning(f"{line}: {remedy}")
-        if "compile=true" in self.place_settings and not placement.resources.compile:
+        asked = {"compile=true", "compile=blocks"} & {*self.place_settings}
+        if asked and not placement.resources.compile:
             print_warning(
-                "compile=true counts on a GPU only: on this machine's CPU compiled kernels train "
+                f"{min(asked)} counts on a GPU only: on this machine's CPU compiled kernels train "
                 "no faster and take minutes to make"
             )
 

@@ -80,7 +80,9 @@ def run(job: Job) -> dict[str, Any]:
         world=world,
     )
     if job.resources.compile:
-        model.compile_passes(autotune=job.resources.autotune)
+        model.compile_passes(
+            by_block=job.resources.compile == "blocks", autotune=job.resources.autotune
+        )
     tokenizer = Tokenizer.load(job.model_input / "tokenizer")
     _check_length(job, model, progress)
     failed: Mapping[str, str] = {}

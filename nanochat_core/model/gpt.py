@@ -13,8 +13,9 @@ where it is used, which costs nothing when both are fp32.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -29,6 +30,7 @@ from nanochat_core.model.layers import (
     LateModule,
     Linear,
     Rotary,
+    initial_value,
     mix_residual,
     project,
     refresh_fp8,
@@ -38,14 +40,14 @@ from nanochat_core.model.layers import (
 )
 from nanochat_core.model.loss import softcap_loss, softcap_losses
 from nanochat_core.model.shape import head_dim, padded_vocab_size, value_embed_layers
+from nanochat_core.runtime.hardware.compile import compiled_by_shape
 from nanochat_core.runtime.hardware.device import choose_vml_kernels, compute_dtype
-from nanochat_core.runtime.seeding import seed_for
 
 IGNORED = -1  # a target without a loss
 ROTARY_ROWS = 10  # the rotary table covers this many times sequence_len before it has to grow
 
-# (layer, q, k, v) -> attention's output in q's shape
-Attend: TypeAlias = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]  # (q, k, v) -> like q
+Attends: TypeAlias = Sequence[Attend]  # of each layer
 
 
 class Attention(nn.Module):
@@ -69,7 +71,7 @@ class Attention(nn.Module):
         h: Tensor,
         value_embed: Tensor | None,
         rotary: Rotary,
-        mix: Attend,
+        attend: Attend,
         rows: Tensor | None = None,
     ) -> Tensor:
         """Attend from h (B, T, C), normalised; value_embed (B, T, K*D) on layers that have one.
@@ -92,11 +94,9 @@ class Attention(nn.Module):
             v = v + gate * value_embed.view_as(v)
         # qk_scale (1.2 today) sharpens attention: both factors multiply the softmax's 1/sqrt(D).
         eps, scale = self.numerics.norm_eps, self.numerics.qk_scale
-        q, k = (
-            rotate_normalise(q, query_rotary, eps, scale),
-            rotate_normalise(k, rotary, eps, scale),
-        )
-        return self.c_proj(mix(self.layer, q, k, v).flatten(-2))
+        q = rotate_normalise(q, query_rotary, eps, scale)
+        k = rotate_normalise(k, rotary, eps, scale)
+        return self.c_proj(attend(q, k, v).flatten(-2))
 
 
 class MLP(nn.Module):
@@ -129,13 +129,18 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
+        first: tuple[Tensor, Tensor, Tensor] | None,
         value_embed: Tensor | None,
         rotary: Rotary,
-        mix: Attend,
+        attend: Attend,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Map (B, T, C) -> (B, T, C); with `rows` (R,) of T compute only those: (B, R, C)."""
-        mixed = self.attn(rms_norm(x, self.norm_eps), value_embed, rotary, mix, rows)
+        """Map (B, T, C) -> (B, T, C); with `rows` (R,) of T compute only those: (B, R, C).
+
+        `first`: the first block's input, and the scales of x and of it in what is read.
+        """
+        x = x if first is None else mix_residual(x, *first)
+        mixed = self.attn(rms_norm(x, self.norm_eps), value_embed, rotary, attend, rows)
         x = (x if rows is None else x[:, rows]) + mixed
         return x + self.mlp(rms_norm(x, self.norm_eps))
 
@@ -178,18 +183,28 @@ class GPT(LateModule):
             self.backout_lambda = nn.Parameter(torch.empty(1))
         self._rotary: Rotary | None = None
         self._compiled: Callable[[Tensor], Tensor] | None = None
+        self._block: Callable[..., Tensor] = Block.forward
 
-    def compile_passes(self, *, autotune: bool = False) -> None:
+    def compile_passes(self, *, by_block: bool = False, autotune: bool = False) -> None:
         """Compile training and evaluation passes with torch.compile, once per batch shape.
 
-        The first pass of a shape takes up to minutes; with `autotune`, where the compiler times
-        every product, more. Decoding is not compiled.
+        The first pass of a shape takes up to minutes; `by_block` less, with a graph for each kind
+        of block; with `autotune`, where the compiler times every product, more. Not for decoding.
         """
-        # The table first: one made while the pass is traced would be a change of what was traced,
-        # and the second pass would compile again.
+        # A table made while a pass is traced would have the second pass compiled again.
         self._rotary_table(self.config.sequence_len, self.lm_head.weight.device)
         mode = "max-autotune-no-cudagraphs" if autotune else None
-        self._compiled = torch.compile(self._trunk, dynamic=False, mode=mode)
+
+        def compiled(part: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            return compiled_by_shape(part, mode)
+
+        if not by_block:
+            self._compiled = compiled(self._trunk)
+            return
+        self._compiled, block = self._trunk, compiled(Block.forward)
+        self._smeared, self._backed_out = compiled(self._smeared), compiled(self._backed_out)
+        # x as a view: block 0, given one tensor twice, would be a kind of its own.
+        self._block = lambda module, x, *rest: block(module, x.view_as(x), *rest)
 
     @property
     def is_compiled(self) -> bool:
@@ -204,40 +219,15 @@ class GPT(LateModule):
         # Like sizes in a row, since each row of threads waits for its slowest.
         named = sorted(self.named_parameters(), key=lambda item: -item[1].numel())
         count = torch.get_num_threads()
+
+        def draw(item: tuple[str, Tensor]) -> Tensor:
+            return initial_value(seed, item[0], item[1].shape, self.config, self.numerics)
+
         with ThreadPoolExecutor(count) as pool:
             for first in range(0, len(named), count):  # not all at once: they are a second model
                 some = named[first : first + count]
-                drawn = pool.map(lambda item: self._initial(seed, item[0], item[1].shape), some)
-                for (_, parameter), value in zip(some, drawn, strict=True):
+                for (_, parameter), value in zip(some, pool.map(draw, some), strict=True):
                     parameter.copy_(value)
-
-    def _initial(self, seed: int, name: str, shape: torch.Size) -> Tensor:
-        """Draw a parameter's initial value, on the CPU in fp32."""
-        n, depth = self.numerics, self.config.depth
-        bound = math.sqrt(3 / self.config.width)  # uniform with standard deviation 1/sqrt(width)
-        generator = torch.Generator().manual_seed(seed_for(seed, "init", name))
-        value = torch.empty(shape)
-        match name.removesuffix(".weight").rpartition(".")[2]:
-            case "wte":
-                value.normal_(std=n.init_embedding_std, generator=generator)
-            case "lm_head":
-                value.normal_(std=0.001, generator=generator)
-            case "c_fc":
-                edge = n.init_c_fc_bound * bound
-                value.uniform_(-edge, edge, generator=generator)
-            case "c_proj" | "smear_lambda":
-                value.zero_()
-            case "ve_gate" | "smear_gate":
-                value.uniform_(0.0, 0.02, generator=generator)
-            case "resid_lambdas":
-                value.copy_(torch.linspace(n.init_resid_first, n.init_resid_last, depth))
-            case "x0_lambdas":
-                value.copy_(torch.linspace(n.init_x0_first, n.init_x0_last, depth))
-            case "backout_lambda":
-                value.fill_(0.2)
-            case _:  # c_q, c_k, c_v and the value embeddings
-                value.uniform_(-bound, bound, generator=generator)
-        return value
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits (B, T, V) fp32 of tokens (B, T) int64."""
@@ -249,9 +239,8 @@ class GPT(LateModule):
         Train with `summed_loss`: the gradient of these computes the logits a second time.
         """
         hidden, classes, target_mask = self._targeted(tokens, targets)
-        losses = softcap_losses(
-            hidden, self._head(hidden.dtype), classes, softcap=self.numerics.softcap
-        )
+        head = self._head(hidden.dtype)
+        losses = softcap_losses(hidden, head, classes, softcap=self.numerics.softcap)
         if len(losses) == target_mask.numel():
             return torch.where(target_mask, losses.view(target_mask.shape), 0.0)
         return losses.new_zeros(target_mask.shape).masked_scatter(target_mask, losses)
@@ -287,16 +276,13 @@ class GPT(LateModule):
 
     def _head(self, dtype: torch.dtype) -> Tensor:
         """Return lm_head's rows without the padding (V, C)."""
-        weight = self.lm_head.weight
+        weight, size = self.lm_head.weight, self.config.vocab_size
         # Slicing all rows would still copy the gradient in the backward pass.
-        weight = (
-            weight if len(weight) == self.config.vocab_size else weight[: self.config.vocab_size]
-        )
-        return weight.to(dtype)
+        return (weight if len(weight) == size else weight[:size]).to(dtype)
 
     @torch.no_grad()
     def forward_tree(
-        self, tokens: Tensor, parents: Tensor, positions: Tensor, rows: Tensor, mix: Attend
+        self, tokens: Tensor, parents: Tensor, positions: Tensor, rows: Tensor, mix: Attends
     ) -> Tensor:
         """Return lm_head's input (R, C) at `rows` (R,) of tokens arranged in trees.
 
@@ -309,8 +295,8 @@ class GPT(LateModule):
             # The smear of `_trunk` with parents for predecessors; at a root (-1) the gate is 0.
             gate = self._smear_gate(x) * (parents >= 0)[:, None]
             x = x + gate * x[:, parents.clamp(min=0)]
-        rotary = self._rotary_at(positions[None], int(positions.numel()) + 1)
-        x = self._blocks(tokens[None], x, rotary, mix, rows)
+        cos, sin = self._rotary_table(int(positions.numel()) + 1, positions.device)
+        x = self._blocks(tokens[None], x, (cos[positions[None]], sin[positions[None]]), mix, rows)
         return rms_norm(x[0], self.numerics.norm_eps)
 
     @torch.no_grad()
@@ -336,39 +322,43 @@ class GPT(LateModule):
 
     def _trunk(self, tokens: Tensor) -> Tensor:
         """Compute what `_hidden` returns; traceable by torch.compile."""
-        windows = self.config.windows
-
-        def mix(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend(q, k, v, window=windows[layer])
-
-        x = self._embed(tokens)
-        if self.config.smear:
-            # x_t += lambda * sigmoid(w x_t[:channels]) * x_(t-1), from the un-smeared embeddings:
-            # decoding must cache the previous one. Position 0 has none, and document boundaries
-            # inside a packed row are crossed, as in nanochat.
-            smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
-            x = torch.cat([x[:, :1], smeared], dim=1)
         cos, sin = self._rotary_table(tokens.size(1), tokens.device)
         rotary = (cos[None, : tokens.size(1)], sin[None, : tokens.size(1)])
-        return self._blocks(tokens, x, rotary, mix)
+        mix = [partial(attend, window=window) for window in self.config.windows]
+        return self._blocks(tokens, self._smeared(tokens), rotary, mix)
 
     def _blocks(
-        self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attend, rows: Tensor | None = None
+        self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attends, rows: Tensor | None = None
     ) -> Tensor:
         """Run the blocks: (B, T, C) -> (B, T, C); with `rows` (R,) only those, (B, R, C)."""
-        first, middle, last = x, x, self.config.depth - 1
+        embedded, first, middle, last = x, None, x, self.config.depth - 1
+        run: Callable[..., Tensor] = self._block if rows is None else Block.forward  # no trees
         for layer, block in enumerate(self.transformer.h):
             if self.config.residual_scalars:
-                x = mix_residual(x, first, self.resid_lambdas[layer], self.x0_lambdas[layer])
+                first = (embedded, self.resid_lambdas[layer], self.x0_lambdas[layer])
             name = str(layer)
             value_embed = self.value_embeds[name](tokens) if name in self.value_embeds else None
-            x = block(x, value_embed, rotary, mix, rows if layer == last else None)
+            at = rows if layer == last else None
+            x = run(block, x, first, value_embed, rotary, mix[layer], at)
             if layer == self.config.depth // 2:
                 middle = x
         # In a model of one layer the middle is the last layer, which has computed only `rows`.
         if rows is not None and last != self.config.depth // 2:
             middle = middle[:, rows]
-        return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
+        return self._backed_out(x, middle) if self.config.backout else x
+
+    def _backed_out(self, x: Tensor, middle: Tensor) -> Tensor:
+        return x - self.backout_lambda.to(x.dtype) * middle
+
+    def _smeared(self, tokens: Tensor) -> Tensor:
+        x = self._embed(tokens)
+        if not self.config.smear:
+            return x
+        # x_t += lambda * sigmoid(w x_t[:channels]) * x_(t-1), from the un-smeared embeddings:
+        # decoding must cache the previous one. Position 0 has none, and document boundaries
+        # inside a packed row are crossed, as in nanochat.
+        smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
+        return torch.cat([x[:, :1], smeared], dim=1)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return rms_norm(self.transformer.wte(tokens), self.numerics.norm_eps)
@@ -381,11 +371,6 @@ class GPT(LateModule):
         # Soft cap: softcap * tanh(z / softcap) in fp32, after the padding rows are cut off.
         z = self.lm_head(rms_norm(x, self.numerics.norm_eps))[..., : self.config.vocab_size]
         return self.numerics.softcap * torch.tanh(z.float() / self.numerics.softcap)
-
-    def _rotary_at(self, positions: Tensor, length: int) -> Rotary:
-        """Return the table's rows at positions (B, T), all below `length`."""
-        cos, sin = self._rotary_table(length, positions.device)
-        return cos[positions], sin[positions]
 
     def _rotary_table(self, length: int, device: torch.device) -> Rotary:
         """Return cos and sin (P, 1, D/2) for at least `length` positions; not in the state dict."""

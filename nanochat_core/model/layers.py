@@ -1,8 +1,9 @@
-"""The layers of the transformer: linear maps, embedding tables, norms and rotary positions.
+"""The layers of the transformer: linear maps, tables, norms, rotary positions, initial values.
 
 Shapes: B rows, T tokens, P positions, D head dim.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Self, TypeAlias
 
@@ -10,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanochat_core.config import NumericsConfig
+from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.model.fp8 import Quantised, is_eligible
 from nanochat_core.model.fp8 import linears as fp8_linears
 from nanochat_core.model.gradient_sum import Weighted
 from nanochat_core.model.native import kernels, rows
 from nanochat_core.model.tables import gradient
 from nanochat_core.runtime.hardware.device import compute_dtype
+from nanochat_core.runtime.seeding import seed_for
 
 Rotary: TypeAlias = tuple[Tensor, Tensor]  # cos, sin: (B or 1, T, 1, D/2)
 
@@ -132,3 +134,33 @@ def rotary_table(
     # nanochat's older models rounded the table to bf16 even in fp32 runs (see eras.py).
     rounded = torch.bfloat16 if numerics.rotary_precision == "bf16" else dtype
     return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)
+
+
+def initial_value(
+    seed: int, name: str, shape: torch.Size, config: ModelConfig, numerics: NumericsConfig
+) -> Tensor:
+    """Draw a parameter's initial value, on the CPU in fp32."""
+    n, bound = numerics, math.sqrt(3 / config.width)  # uniform with standard dev. 1/sqrt(width)
+    generator = torch.Generator().manual_seed(seed_for(seed, "init", name))
+    value = torch.empty(shape)
+    match name.removesuffix(".weight").rpartition(".")[2]:
+        case "wte":
+            value.normal_(std=n.init_embedding_std, generator=generator)
+        case "lm_head":
+            value.normal_(std=0.001, generator=generator)
+        case "c_fc":
+            edge = n.init_c_fc_bound * bound
+            value.uniform_(-edge, edge, generator=generator)
+        case "c_proj" | "smear_lambda":
+            value.zero_()
+        case "ve_gate" | "smear_gate":
+            value.uniform_(0.0, 0.02, generator=generator)
+        case "resid_lambdas":
+            value.copy_(torch.linspace(n.init_resid_first, n.init_resid_last, config.depth))
+        case "x0_lambdas":
+            value.copy_(torch.linspace(n.init_x0_first, n.init_x0_last, config.depth))
+        case "backout_lambda":
+            value.fill_(0.2)
+        case _:  # c_q, c_k, c_v and the value embeddings
+            value.uniform_(-bound, bound, generator=generator)
+    return value

@@ -13,7 +13,7 @@ Shapes: N tokens of a pack, R output rows, S keys, H query heads, K key/value he
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -74,11 +74,11 @@ class PackedTree:
 
     def read(self, model: GPT) -> Tensor:
         """Run the model; return lm_head's input (R, C) at every tree's rows, in their order."""
-        mix = self.attention(model.config.windows, whole=self._device.type != "cpu")
-        return model.forward_tree(self.tokens, self.parents, self.positions, self.rows, mix)
+        attends = self.attention(model.config.windows, whole=self._device.type != "cpu")
+        return model.forward_tree(self.tokens, self.parents, self.positions, self.rows, attends)
 
-    def attention(self, windows: Sequence[int], *, whole: bool) -> Attend:
-        """Return attention for `GPT.forward_tree`: under one mask if `whole`, else per tree."""
+    def attention(self, windows: Sequence[int], *, whole: bool) -> list[Attend]:
+        """Return each layer's attention, under one mask if `whole`, else per tree."""
         # Layers of one window share masks. The last layer has queries only at the output rows.
         last = len(windows) - 1
         layers = {(window, layer == last) for layer, window in enumerate(windows)}
@@ -99,7 +99,7 @@ class PackedTree:
                 out[:, block.queries] = result
             return out
 
-        return mix
+        return [partial(mix, layer) for layer in range(len(windows))]
 
     def _whole(self, window: int, rows_only: bool) -> Iterator[_Block]:
         tree = torch.from_numpy(np.repeat(np.arange(len(self._sizes)), self._sizes))

@@ -6,7 +6,8 @@ divided by rows. Every rank updates parameters of less than SMALL elements by it
 The stacks are in the order in which a backward pass finishes them, from the last layer to the
 first, so that the sum over ranks of one overlaps with computing the gradients of the next. The
 matrices of one shape therefore form several stacks where a single one would be needlessly large.
-A compiled backward pass gives all gradients at its end: with `compile=true` nothing overlaps it.
+A graph gives all its gradients at its end: with `compile=blocks` those of one block, with
+`compile=true` those of the whole pass, so that only lm_head's sum overlaps it.
 """
 
 import math

@@ -48,13 +48,18 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """
     if not torch.are_deterministic_algorithms_enabled():
         return torch.compile(function)
+    return compiled_by_shape(function)
+
+
+def compiled_by_shape(function: Callable[P, R], mode: str | None = None) -> Callable[P, R]:
+    """Return the function compiled by torch for each shape by itself. `mode`: torch.compile's."""
     # Beyond the limit nothing is compiled: which shapes that hits would depend on the past, too.
     limit: dict[str, Any] = {"recompile_limit": _SHAPES}
     if limit.keys() - signature(torch.compile).parameters.keys():
         from torch._dynamo import config
 
         config.recompile_limit, limit = _SHAPES, {}  # torch 2.11 has one limit for all functions
-    return torch.compile(function, dynamic=False, **limit)
+    return torch.compile(function, dynamic=False, mode=mode, **limit)
 
 
 @lru_cache(maxsize=64)

@@ -100,7 +100,9 @@ def open_loop(
     fixed_shape, pace = tokens_per_step is not None, None
     if tokens_per_step is not None:
         if job.resources.compile:
-            model.compile_passes(autotune=job.resources.autotune)
+            model.compile_passes(
+                by_block=job.resources.compile == "blocks", autotune=job.resources.autotune
+            )
         pace = pace_of(job, model, tokens_per_step=tokens_per_step, device=device, world=world)
     metrics = TrainMetrics(progress, pace, late=fixed_shape and device.type == "cuda")
     checkpointer = Checkpointer(job, optimizer, world, progress, metrics)

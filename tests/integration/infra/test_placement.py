@@ -20,7 +20,7 @@ from infra.placement import (
     with_settings,
 )
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import Attention, Job, Resources
+from nanochat_core.job import Attention, Compile, Job, Resources
 from tests.support.small_job import small_job
 
 
@@ -107,7 +107,8 @@ def test_a_placement_does_not_say_two_things_of_its_device():
         ("device_batch_size=2.5", "device_batch_size is 2.5, expected int", "a whole number"),
         ("hang_seconds=long", "hang_seconds is 'long', expected float", "a number, like 2.5"),
         ("hang_seconds=NaN", "hang_seconds is nan, expected a finite number", "a number"),
-        ("compile=maybe", "compile is 'maybe', expected bool", "true or false"),
+        ("compile=maybe", "compile is 'maybe'", "one of: auto, true, false, blocks"),
+        ("autotune=maybe", "autotune is 'maybe', expected bool", "true or false"),
         ("determinism=mostly", "determinism is 'mostly'", "one of: default, strict"),
         ("attention=nope", "attention is 'nope'", "one of: auto, fa3, "),
         (
@@ -128,7 +129,13 @@ def test_two_values_of_one_setting_are_a_contradiction():
         with_settings(RESOURCES, ["device_batch_size=4", "device_batch_size=8"])
     with pytest.raises(ConfigError, match=r"^sinks is set twice: to wandb and to none$"):
         with_settings(RESOURCES, ["sinks=wandb", "sinks="])
-    assert with_settings(RESOURCES, ["compile=true", "compile=true"]).compile
+    assert with_settings(RESOURCES, ["compile=true", "compile=true"]).compile is True
+
+
+@pytest.mark.parametrize("value", typing.get_args(Compile))
+def test_what_is_compiled_is_a_truth_or_a_word(value: Compile):
+    given = with_settings(RESOURCES, [f"compile={json.dumps(value)}".replace('"', "")])
+    assert given.compile is value
 
 
 def test_sinks_of_the_environment_stand_between_commas(monkeypatch: pytest.MonkeyPatch):
@@ -218,7 +225,7 @@ def test_the_processes_of_a_machine_share_its_cores(
     pace = Pace(device_batch_size=1, save_every_seconds=60, eval_every_steps=0, max_gpus=32)
     for gpus, threads in ((0, 16), (1, 16), (8, 2), (32, 1)):
         resources = make_placement(pace, home=tmp_path, gpus=gpus).resources
-        assert (resources.threads, resources.compile) == (threads, gpus > 0)
+        assert (resources.threads, resources.compile) == (threads, "auto" if gpus else False)
     small = make_placement(PROFILES["tiny"]().pace, home=tmp_path, gpus=1)
     assert not small.resources.compile  # it would take longer than the training
 

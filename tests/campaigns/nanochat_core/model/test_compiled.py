@@ -42,13 +42,14 @@ def model_of(precision: str) -> GPT:
     ("precision", "of_gradient", "of_logits"),
     [("fp32", 1e-5, 1e-5), ("bf16", 0.05, 0.02), ("fp8", 0.25, 0.02)],
 )
-def test_compiled_passes_are_eager_ones_in_one_graph(
-    precision: str, of_gradient: float, of_logits: float
+@pytest.mark.parametrize("by_block", [False, True], ids=["whole", "by block"])
+def test_compiled_passes_are_eager_ones_without_a_graph_break(
+    precision: str, of_gradient: float, of_logits: float, by_block: bool
 ) -> None:
     tokens = torch.randint(256, (2, 161), generator=torch.Generator().manual_seed(3))
     eager, compiled = model_of(precision), model_of(precision)
     torch._dynamo.utils.counters.clear()
-    compiled.compile_passes()
+    compiled.compile_passes(by_block=by_block)
     for model in (eager, compiled):
         model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
     for (name, a), b in zip(eager.named_parameters(), compiled.parameters(), strict=True):

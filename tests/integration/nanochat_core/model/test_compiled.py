@@ -21,7 +21,13 @@ from nanochat_core.train.chat import mean_loss
 from nanochat_core.train.loop.fixed_text import fixed_text_loss
 from nanochat_core.train.loop.step import accumulate_gradients
 
-pytestmark = pytest.mark.torch
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:Dynamo detected a call"),  # of a cached mask
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute"
+    ),  # dynamo's own look at a block's input
+]
 CONFIG = ModelConfig(
     depth=2,
     width=128,
@@ -33,13 +39,23 @@ CONFIG = ModelConfig(
 )
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call")  # of a cached mask
-def test_passes_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=[False, True], ids=["whole", "by block"])
+def by_block(request: pytest.FixtureRequest) -> bool:
+    """Return whether passes are compiled block by block."""
+    return request.param
+
+
+def test_passes_of_one_shape_are_compiled_once(
+    monkeypatch: pytest.MonkeyPatch, by_block: bool
+) -> None:
     # Tracing alone shows it: generating code would take most of the time.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    model = GPT(CONFIG, numerics("fp32"))
+    # Four blocks of two kinds, by window and value embeddings.
+    config = replace(CONFIG, depth=4, windows=(8, 32, 8, 32))
+    model = GPT(config, numerics("fp32"))
     model.init_weights(1)
-    model.compile_passes()
+    model.compile_passes(by_block=by_block)
+    graphs = 4 if by_block else 1  # two kinds, the beginning and the end
     tokens = torch.randint(CONFIG.vocab_size, (2, 17))
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
@@ -47,10 +63,11 @@ def test_passes_of_one_shape_are_compiled_once(monkeypatch: pytest.MonkeyPatch) 
     for _ in range(3):
         with torch.no_grad():
             model.summed_loss(tokens[:, :-1], tokens[:, 1:])
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == graphs
     for _ in range(3):
         model.summed_loss(tokens[:, :-1], tokens[:, 1:]).backward()
-    assert counters["stats"]["unique_graphs"] == 2
+    assert counters["stats"]["unique_graphs"] == 2 * graphs
+    assert not counters["graph_break"]
     torch._dynamo.reset()
 
 
@@ -65,9 +82,8 @@ def test_only_autotune_has_products_timed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("of_chat", [False, True])
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
 def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
-    monkeypatch: pytest.MonkeyPatch, of_chat: bool
+    monkeypatch: pytest.MonkeyPatch, of_chat: bool, by_block: bool
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     model = GPT(CONFIG, numerics("fp32"))
@@ -87,17 +103,16 @@ def test_a_smaller_last_batch_of_an_evaluation_is_not_compiled_for_itself(
         )
 
     expected = losses()
-    model.compile_passes()
+    model.compile_passes(by_block=by_block)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
     assert losses() == pytest.approx(expected, rel=1e-5)
-    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["stats"]["unique_graphs"] == (4 if by_block else 1)
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, by_block: bool) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(CONFIG.vocab_size, (5, 17), generator=generator)
@@ -108,12 +123,13 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         model.init_weights(1)
         optimizer = Optimizer(model, run_for_depth(2).optimizer, precision="fp32", world=ALONE)
         if is_compiled:
-            model.compile_passes()
+            model.compile_passes(by_block=by_block)
         torch._dynamo.reset()
         counters = torch._dynamo.utils.counters
         counters.clear()
         accumulate_gradients(model, optimizer, tokens, mask, device_batch_size=2, world=ALONE)
-        assert counters["stats"]["unique_graphs"] == int(is_compiled)
+        graphs = 4 if by_block else 1
+        assert counters["stats"]["unique_graphs"] == (graphs if is_compiled else 0)
         found.append({name: g.clone() for name, g in optimizer.gradients().items()})
     assert found[0].keys() == dict(model.named_parameters()).keys()
     for name, expected in found[0].items():
@@ -121,14 +137,15 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call")
-def test_the_loss_on_the_fixed_text_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_on_the_fixed_text_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, by_block: bool
+) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
     model = GPT(replace(CONFIG, vocab_size=tokenizer.vocab_size), numerics("fp32"))
     model.init_weights(1)
     plain = fixed_text_loss(model, tokenizer)
-    model.compile_passes()
+    model.compile_passes(by_block=by_block)
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
@@ -136,5 +153,6 @@ def test_the_loss_on_the_fixed_text_compiles_nothing(monkeypatch: pytest.MonkeyP
     assert not counters["stats"]
     tokens = torch.randint(CONFIG.vocab_size, (2, 17))
     model.summed_loss(tokens[:, :-1], tokens[:, 1:])
-    assert counters["stats"]["unique_graphs"] == 1  # passes after it are compiled
+    graphs = 4 if by_block else 1
+    assert counters["stats"]["unique_graphs"] == graphs  # passes after it are compiled
     torch._dynamo.reset()

@@ -64,8 +64,8 @@ def paths_of(tree: Tree) -> list[list[int]]:
 
 def logits_of(model: GPT, trees: list[Tree], *, whole: bool) -> torch.Tensor:
     pack = PackedTree(trees, CPU)
-    mix = pack.attention(model.config.windows, whole=whole)
-    hidden = model.forward_tree(pack.tokens, pack.parents, pack.positions, pack.rows, mix)
+    attends = pack.attention(model.config.windows, whole=whole)
+    hidden = model.forward_tree(pack.tokens, pack.parents, pack.positions, pack.rows, attends)
     softcap = model.numerics.softcap
     return softcap * torch.tanh(model.logits_at(hidden).float() / softcap)
 

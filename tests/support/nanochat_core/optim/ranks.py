@@ -3,8 +3,9 @@
 import dataclasses
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import torch
@@ -16,6 +17,7 @@ from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.tables import gradient
+from nanochat_core.optim import partition
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
 from nanochat_core.scaling import numerics, run_for_depth
@@ -36,9 +38,11 @@ def adding_lookups() -> Any:
     return mock.patch.object(gradient, "DEVICES", {"cpu", "cuda"})
 
 
-def make_model(precision: str = "fp32", device: torch.device = CPU) -> GPT:
+def make_model(
+    precision: str = "fp32", device: torch.device = CPU, config: ModelConfig = CONFIG
+) -> GPT:
     with torch.device(device):
-        model = GPT(CONFIG, numerics(precision))
+        model = GPT(config, numerics(precision))
     model.init_weights(1)
     with torch.no_grad():
         # Zero at first, these would leave the residual scalars gradients of rounding alone, of
@@ -113,6 +117,61 @@ def check_gathering(world: World) -> None:
     ]
     assert world.gather(items[world.rank]) == items
     assert world.gather({}) == [{}] * world.size
+
+
+class Noted(World):
+    """Ranks that note when a sum of matrices starts."""
+
+    events: ClassVar[list[str]] = []
+
+    def start_sum_to_owners(self, tensor: Tensor) -> dist.Work | None:
+        """Start it; tables have two dimensions."""
+        if tensor.dim() == 3:
+            self.events.append("sum")
+        return super().start_sum_to_owners(tensor)
+
+
+def noting_backward(graph: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+    """Return a graph of a backward pass that notes each of its calls."""
+
+    def call(*inputs: Any) -> Any:
+        Noted.events.append("backward")
+        return graph.forward(*inputs)
+
+    return call
+
+
+def check_overlap(world: World) -> None:
+    """Of passes compiled by block sums start while others compute, of whole ones after the pass."""
+    # Here: torch's compiler takes seconds to import.
+    from torch._dynamo.backends.common import aot_autograd
+
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, bw_compiler=noting_backward)
+    noted = Noted(**vars(world))
+    # One kind of block, for which tracing takes a second.
+    same = {"windows": (16, 16), "value_embeds": False, "smear": False, "backout": False}
+    config = dataclasses.replace(CONFIG, depth=2, **same)
+    found: dict[bool, Tensor] = {}
+    for by_block in (True, False):
+        Noted.events.clear()
+        model = make_model(config=config)
+        with (
+            mock.patch.dict(partition.STACK_ELEMENTS, cpu=1),  # each layer's matrices by themselves
+            mock.patch.object(torch, "compile", partial(torch.compile, backend=backend)),
+        ):
+            optimizer = Optimizer(model, RATES, precision="fp32", world=noted)
+            model.compile_passes(by_block=by_block)
+            rows = torch.randint(60, (1, 17), generator=torch.Generator().manual_seed(world.rank))
+            loss = model.summed_loss(rows[:, :-1], rows[:, 1:])
+            optimizer.backward(loss, last=True)
+        passes = [i for i, event in enumerate(Noted.events) if event == "backward"]
+        # By block the embedding's comes after block 0's.
+        assert len(passes) == (config.depth + 1 if by_block else 1)
+        of_block_0 = passes[-2] if by_block else passes[0]
+        assert (Noted.events.index("sum") < of_block_0) == by_block, Noted.events
+        optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.1)
+        found[by_block] = model.get_parameter("transformer.h.0.mlp.c_fc.weight").detach().clone()
+    torch.testing.assert_close(found[True], found[False], rtol=1e-4, atol=1e-6)
 
 
 class Unshared(World):
@@ -231,6 +290,7 @@ def run(job: Job) -> dict[str, Any]:
             with adding_lookups():
                 check_training(world, root)
             check_forgetting(world, root)
+            check_overlap(world)
         for precision in ("fp32", "bf16"):
             if size == 2:
                 save_two(world, root, precision)

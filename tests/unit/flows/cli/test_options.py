@@ -57,10 +57,14 @@ def test_kernels_are_compiled_on_a_gpu_only(
     where = PlacementOptions(home=tmp_path, gpus=1, compile=True)
     assert where.placement(open_profile("tiny")).resources.compile
     assert capsys.readouterr().err == ""
-    for asked in (PlacementOptions(compile=True), PlacementOptions(place=("compile=true",))):
+    for asked, setting in (
+        (PlacementOptions(compile=True), "compile=true"),
+        (PlacementOptions(place=("compile=true",)), "compile=true"),
+        (PlacementOptions(place=("compile=blocks",)), "compile=blocks"),
+    ):
         where = replace(asked, home=tmp_path, gpus=0)
         assert not where.placement(profile).resources.compile
-        assert capsys.readouterr().err.startswith("warning: compile=true counts on a GPU only: ")
+        assert capsys.readouterr().err.startswith(f"warning: {setting} counts on a GPU only: ")
 
 
 def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
