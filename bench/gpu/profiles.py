@@ -25,7 +25,7 @@ REST = "rest"  # outside of all sections
 CLASSES = {
     "attention": r"sdpa|flash|fmha|attention|flex|attend",
     "products": r"gemm|nvjet|cutlass|xmma|cublas|splitk|aten::(_scaled_)?(mm|addmm|bmm|baddbmm)",
-    "tables": r"embedding|compute_grad_weight|radix|sum_and_scatter|unique|scan|sort|krn_partial",
+    "tables": r"^(add_rows|sum_pieces)|embedding|radix|scan|sort",
     "loss": r"log_softmax|nll_loss|tanh",
     "compiled": r"^triton_",
     "copies": r"memcpy|memset|copy|fill|catarray",

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.torch
         ("nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT", "products"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_execute", "products"),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7", "attention"),
-        ("void at::native::(anonymous namespace)::compute_grad_weight<c10::BFloat16>", "tables"),
+        ("add_rows", "tables"),
         ("void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<>", "tables"),
         ("triton_red_fused__log_softmax_nll_loss_forward_3", "loss"),
         ("triton_poi_fused_add_mul_5", "compiled"),

@@ -144,6 +144,7 @@ def test_a_gpu_adds_what_float64_adds_and_the_same_bits_every_time(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # torch's compiler has some for what is as it should be
 def test_a_gpu_adds_the_same_gradients_compiled_and_not() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU here")
