@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nanochat_core.optim import adamw, muon
 from nanochat_core.optim.adamw import adamw_
 from nanochat_core.optim.groups import AdamWGroup, adamw_groups
 from nanochat_core.optim.muon import muon_, second_moment_shape
@@ -13,6 +14,16 @@ from nanochat_core.scaling import run_for_depth
 
 pytestmark = pytest.mark.torch
 GROUPS = adamw_groups(run_for_depth(12).optimizer)
+
+
+@pytest.fixture(params=["on a CPU", "on a GPU"])
+def scalars(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of a step are floats on a CPU, and tensors on a GPU."""
+    if request.param == "on a GPU":
+        for module in (adamw, muon):
+            tensors = lambda device, *values: torch.tensor(values, device=device).unbind()  # noqa: E731
+            monkeypatch.setattr(module, "scalars", tensors)
+
 
 COEFFICIENTS = [
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -52,6 +63,7 @@ def reference_muon(
 
 
 @pytest.mark.parametrize("shape", [(48, 16), (16, 48), (24, 24), (3, 12), (12, 3)])
+@pytest.mark.usefixtures("scalars")
 def test_muon_is_its_formula_over_several_steps(shape: tuple[int, int]) -> None:
     generator = torch.Generator().manual_seed(shape[0])
     weights = torch.randn(2, *shape, generator=generator)
@@ -171,6 +183,7 @@ def test_adamw_is_its_formula_over_several_steps(group) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["torch's", "ours"])
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.prefixes[0])
+@pytest.mark.usefixtures("scalars")
 def test_adamw_of_a_bf16_table_is_its_formula_in_fp32_rounded_when_stored(
     group: AdamWGroup, dtype: torch.dtype
 ) -> None:
