@@ -138,7 +138,7 @@ def show(kernels: DecodeKernels, rows: int, length: int, boundary: float) -> Non
         read = sum(bytes_read(kernels, launch, rows, length) for launch in of)
         total += read
         made = of[0].kernel.warmup(*of[0].args, grid=of[0].grid, **of[0].options)
-        used = resources_of(made, of[0])
+        used = resources_of(made, of[0], length)
         programs = "x".join(map(str, of[0].grid))
         numbers = (len(of), programs, of[0].num_warps, *used.values(), f"{read / 1e6:.1f}")
         say(" | ".join((name, *map(str, numbers))))
@@ -224,7 +224,7 @@ def table_kernels(tokens: int, vocab: int, width: int) -> None:
         result("training kernel", kernel=name, bytes=size, **used)
 
 
-def resources_of(made: Any, launch: Launch | None = None) -> dict[str, int]:
+def resources_of(made: Any, launch: Launch | None = None, length: int = 0) -> dict[str, int]:
     """Return what a compiled kernel uses: registers, bytes spilled, of local and of shared memory,
     its global loads and stores before it waits for the previous kernel, and its instructions."""
     tools = Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin"
@@ -253,14 +253,15 @@ def resources_of(made: Any, launch: Launch | None = None) -> dict[str, int]:
         "shared": made.metadata.shared,
         "early_loads": len(re.findall(r"\bld\.(?:volatile\.)?global|prefetch\.L2", early)),
         "early_stores": len(re.findall(r"\bst\.(?:volatile\.)?global", early)),
-        **instructions_of(code, launch),
+        **instructions_of(code, launch, length),
     }
 
 
-def instructions_of(code: str, launch: Launch | None) -> dict[str, int]:
+def instructions_of(code: str, launch: Launch | None, length: int) -> dict[str, int]:
     """Return the instructions that a warp issues, of them barriers and tensor cores' products.
 
-    The loop over a matrix's inputs counts as often as it is run, other loops once.
+    Loops over a matrix's inputs or over a row's keys count as often as they are run, other loops
+    and each branch once: also the attention's sum of all parts, which the last program adds up.
     """
     lines: list[str] = []
     labels: dict[str, int] = {}
@@ -281,15 +282,24 @@ def instructions_of(code: str, launch: Launch | None) -> dict[str, int]:
     found = {name: count(lines, pattern) for name, pattern in patterns.items()}
     if launch is None or not (tensor := found["tensor"]):
         return found
-    c = launch.constants
-    # A product has 16 inputs, 16 outputs and 8 rows.
-    products = -(-c["K"] // c["KP"]) * c["KP"] // launch.num_warps // 16
-    products *= c["BN"] // 16 * c["RB"] // 8
+    products = tensor_products(launch, tensor, length)
     for body in loops:
         if inside := count(body, patterns["tensor"]):
             for name, pattern in patterns.items():
                 found[name] += (products - tensor) // inside * count(body, pattern)
     return found
+
+
+def tensor_products(launch: Launch, in_code: int, length: int) -> int:
+    """Return how many products a warp has tensor cores do; in_code: those in its code."""
+    c = launch.constants
+    if launch.kernel is attention.attend:
+        window = dict(zip(launch.kernel.arg_names, launch.args, strict=False))["window"]
+        # The first keys are multiplied before the loop, in half of the code's products.
+        return -(-min(length, window) // (c["S"] * c["BK"])) * (in_code // 2)
+    # A product has 16 inputs, 16 outputs and 8 rows.
+    inputs = -(-c["K"] // c["KP"]) * c["KP"] // launch.num_warps
+    return inputs // 16 * (c["BN"] // 16) * (c["RB"] // 8)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,8 @@ class DecodeKernels:
         group = self._pool_of[layer]
         pool, table = self.pools[group], self.tables[group]
         at, window = pool.place[layer], min(pool.group.window, self._max_len)
-        splits = min(_power_of_2(_divide_up(window, self._target.keys)), MOST_SPLITS)
+        # One more, because programs begin at multiples of their keys and windows do not.
+        splits = min(_divide_up(window, self._target.keys) + 1, MOST_SPLITS)
         embed = weights.embed if block.value_embed is None else block.value_embed
         args = (
             *(slots, self.position, self.state.token, self.raw),
@@ -226,6 +227,7 @@ class DecodeKernels:
             K=weights.num_kv_heads,
             D=weights.head_dim,
             S=splits,
+            SP=_power_of_2(splits),
             BK=self._target.keys,
             P=pool.page_size,
             GATED=block.value_embed is not None,

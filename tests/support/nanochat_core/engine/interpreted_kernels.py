@@ -18,7 +18,7 @@ from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners import decode_kernels
 from nanochat_core.engine.runners.choose import page_groups
-from nanochat_core.engine.runners.decode_kernels import run
+from nanochat_core.engine.runners.decode_kernels import Target, run
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.sampling import SamplingRows, row_key, sample_rows
 from nanochat_core.model.gpt import GPT
@@ -30,7 +30,7 @@ __all__ = ["make_model", "tokenizer"]
 # Of numpy, in masked lanes.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
-PAGE, PAGES, LONGEST, SLOTS = 4, 16, 64, 4
+PAGE, PAGES, LONGEST, SLOTS = 8, 8, 64, 4
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {"residual_scalars": False, "value_embeds": False, "smear": False, "backout": False}
 
@@ -109,10 +109,15 @@ def open_runner(
     ids=["all parts", "shared keys", "no parts", "bf16"],
 )
 # All slots at once, the spare one among them; one after the other; more than a program's rows.
-@pytest.mark.parametrize("way", [(4, 32), (1, 32), (4, 2)], ids=["together", "alone", "in blocks"])
+# Keys of a program from two pages; from one.
+@pytest.mark.parametrize(
+    "way", [(4, 32, 16), (1, 32, 8), (4, 2, 16)], ids=["together", "alone", "in blocks"]
+)
 @torch.inference_mode()
 def test_logits_keys_and_values_are_those_of_torch(changes, dtype, error, way, monkeypatch):
-    at_once, most_rows = way
+    at_once, most_rows, keys = way
+    target = Target(num_multiprocessors=2, keys=keys)
+    monkeypatch.setattr(Target, "of", lambda device: target)
     monkeypatch.setattr(decode_kernels, "FEWEST", (2, 16))
     monkeypatch.setattr(decode_kernels, "MOST", (most_rows, 32))
     model = make_random(**changes)
