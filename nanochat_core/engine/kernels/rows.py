@@ -26,6 +26,9 @@ UNIFORM_MASK = tl.constexpr((1 << 23) - 1)
 WEIGHT_UNIT = tl.constexpr(2147483648.0)  # weights are summed as integers of 2^-31
 TINY = tl.constexpr(1e-30)  # stands for a temperature or a top_p of 0
 TILE = tl.constexpr(4096)  # logits of one pass over the whole vocabulary
+LINE = tl.constexpr(32)
+ABOVE_BITS = tl.constexpr(12)  # of a count: at most KP logits are above the threshold
+ABOVE_MASK = tl.constexpr((1 << 12) - 1)
 LEAST = tl.constexpr(-3.4028234663852886e38)  # of fp32; stands for NaN
 
 
@@ -184,20 +187,25 @@ def _sample_ranked(
         reach = tl.where(count >= top_k, count, reach)
         high = tl.where(count >= top_k, high, middle)
     room = KP - tl.sum(((bits > low) & (i < V)).to(tl.int32), axis=0)
-    placed = tl.full((), 0, tl.int32)
-    equals = tl.full((), 0, tl.int32)
+    # Those above first, then equals while there is room, each counted in a half of one number: one
+    # sum over lines of LINE logits, for which a few lanes add up their own.
+    counted = tl.full((), 0, tl.int32)
+    j = tl.arange(0, TILE // LINE)[:, None] * LINE + tl.arange(0, LINE)[None, :]
     for start in range(0, V, TILE):  # in tiles, or registers would spill
-        j = start + tl.arange(0, TILE)
-        tile = _ordered(_load_logits(logits_ptr, j, V).to(tl.int32, bitcast=True))
-        equal = ((tile == low) & (j < V)).to(tl.int32)
-        fits = equals + tl.cumsum(equal, axis=0) <= room
-        chosen = ((tile > low) & (j < V)) | ((equal > 0) & fits)
-        place = placed + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+        tile = _ordered(_load_logits(logits_ptr, start + j, V).to(tl.int32, bitcast=True))
+        above = (tile > low) & (start + j < V)
+        equal = (tile == low) & (start + j < V)
+        one = above.to(tl.int32) + (equal.to(tl.int32) << ABOVE_BITS)
+        of_line = tl.sum(one, axis=1)
+        before = counted + tl.cumsum(of_line, axis=0) - of_line
+        count = before[:, None] + tl.cumsum(one, axis=1)
+        rank = count >> ABOVE_BITS
+        place = tl.where(above, count & ABOVE_MASK, KP - room + rank) - 1
         # A logit above, its id below and negated: keys have the order of the candidates.
-        key = (tile.to(tl.int64) << 32) | (0x7FFFFFFF - j).to(tl.int64)
-        tl.store(scratch_ptr + place, key, mask=chosen)
-        placed += tl.sum(chosen.to(tl.int32), axis=0)
-        equals += tl.sum(equal, axis=0)
+        key = (tile.to(tl.int64) << 32) | (0x7FFFFFFF - start - j).to(tl.int64)
+        tl.store(scratch_ptr + place, key, mask=above | (equal & (rank <= room)))
+        counted += tl.sum(of_line, axis=0)
+    placed = KP - room + tl.minimum(counted >> ABOVE_BITS, room)
     tl.debug_barrier()  # other threads' stores are read next
     rank = tl.arange(0, KP)
     least = -0x7FFFFFFFFFFFFFFF

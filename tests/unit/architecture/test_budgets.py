@@ -17,7 +17,7 @@ LINES = {
     "infra": 6_282,
     "deployments": 791,
     "nanochat_flows": 224,
-    "nanochat_core": 27_423,
+    "nanochat_core": 27_431,
     "tasks": 3_592,
     "tests": 87_860,
 }
