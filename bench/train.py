@@ -27,6 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from nanochat_core.job import Compile
 from nanochat_core.runtime.versions import processor_name
 
 SIDES = ("ours", "peer")
@@ -52,7 +53,7 @@ class Case:
     # The peer's attention: as shipped, or our backend of that name in place of its own.
     peer_attention: str = "shipped"
     window_pattern: str | None = None  # the peer's option; None: its default
-    compile: bool = True  # our side, and the peer's unless `peer_compile` says otherwise
+    compile: Compile = True  # our side, and the peer's unless `peer_compile` says otherwise
     peer_compile: bool | None = None
     # Of our side where bench/gpu trains: numerics.fp8_scales and fp8_sums, and two placements.
     fp8_scales: str = "amax"
@@ -71,7 +72,7 @@ class Case:
     def is_compiled(self, side: str) -> bool:
         """Whether a side uses torch.compile."""
         is_ours = side == "ours" or self.peer_compile is None
-        return self.compile if is_ours else bool(self.peer_compile)
+        return bool(self.compile if is_ours else self.peer_compile)
 
     @property
     def tokens(self) -> int:

@@ -58,7 +58,7 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
     choose_qk_kernel(case["qk_kernel"], device, head_dim(run.model))
     optimizer = Optimizer(model, run.optimizer, precision=run.numerics.precision, world=ALONE)
     if case["compile"]:
-        model.compile_passes(autotune=case["autotune"])
+        model.compile_passes(by_block=case["compile"] == "blocks", autotune=case["autotune"])
     rows = random_rows(case["sequence_len"], case["vocab_size"])
     count = case["rows"] * case["accumulate"]
 
