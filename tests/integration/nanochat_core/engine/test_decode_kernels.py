@@ -98,6 +98,7 @@ def test_what_the_kernels_cannot_compute_is_refused_with_the_reason(make_model, 
     from nanochat_core.engine.runners import decode_kernels
 
     device, config = torch.device("cpu"), make_model().config
+    monkeypatch.setattr(torch.version, "cuda", None)
     assert decode_kernels.unable(config, device) == "torch is not built for CUDA"
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
