@@ -21,6 +21,7 @@ CONFIG = ModelConfig(
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning"),  # torch's own
 ]

@@ -12,6 +12,7 @@ from nanochat_core.runtime.progress import last_by_step, read_events
 
 pytestmark = [
     pytest.mark.torch,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler here"),
     pytest.mark.filterwarnings("ignore:Dynamo detected", "ignore:.*deprecated"),
     pytest.mark.filterwarnings("ignore:The .grad attribute"),
