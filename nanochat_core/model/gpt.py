@@ -333,11 +333,14 @@ class GPT(LateModule):
         """Run the blocks: (B, T, C) -> (B, T, C); with `rows` (R,) only those, (B, R, C)."""
         embedded, first, middle, last = x, None, x, self.config.depth - 1
         run: Callable[..., Tensor] = self._block if rows is None else Block.forward  # no trees
+        ordered = self.transformer.wte.sort(tokens)  # once for all tables
         for layer, block in enumerate(self.transformer.h):
             if self.config.residual_scalars:
                 first = (embedded, self.resid_lambdas[layer], self.x0_lambdas[layer])
             name = str(layer)
-            value_embed = self.value_embeds[name](tokens) if name in self.value_embeds else None
+            value_embed = None
+            if name in self.value_embeds:
+                value_embed = self.value_embeds[name](tokens, ordered)
             at = rows if layer == last else None
             x = run(block, x, first, value_embed, rotary, mix[layer], at)
             if layer == self.config.depth // 2:

@@ -75,12 +75,19 @@ class Embedding(Weighted):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(num_rows, width, dtype=dtype))
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Look up int64 (...) -> (..., width)."""
-        into = self.gradient_sum
-        if into and torch.is_grad_enabled() and tokens.device.type in gradient.DEVICES:
-            return gradient.lookup(tokens, self.weight, into)
+    def forward(self, tokens: Tensor, ordered: gradient.Ordered | None = None) -> Tensor:
+        """Look up int64 (...) -> (..., width). `ordered`: what `sort` returned of these tokens."""
+        if self.gradient_sum and self._adds(tokens):
+            return gradient.lookup(tokens, self.weight, self.gradient_sum, ordered)
         return F.embedding(tokens, self.weight)
+
+    def sort(self, tokens: Tensor) -> gradient.Ordered | None:
+        """Return the order of the tokens if the gradient will be added to a sum, else None."""
+        return gradient.sort(tokens, len(self.weight)) if self._adds(tokens) else None
+
+    def _adds(self, tokens: Tensor) -> bool:
+        on_device = tokens.device.type in gradient.DEVICES
+        return self.gradient_sum is not None and torch.is_grad_enabled() and on_device
 
 
 def refresh_fp8(model: nn.Module, *, fast_gradients: bool = False) -> None:

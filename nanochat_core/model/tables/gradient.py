@@ -4,7 +4,7 @@ autograd's own gradient of a table is dense and of the table's dtype; torch sums
 additions, whose order varies. Shapes: N tokens, V rows, C channels.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -12,29 +12,46 @@ from torch import Tensor
 
 from nanochat_core.model.gradient_sum import GradientSum, take_by_number
 
+Ordered: TypeAlias = tuple[Tensor, Tensor, Tensor]  # see `sort`
+
 DEVICES = {"cuda"}  # of tables whose gradient is added; a CPU gains 2 ms of 2 s
 
 
-def lookup(tokens: Tensor, table: Tensor, into: GradientSum) -> Tensor:
-    """Return the rows (..., C) of the table (V, C) at tokens int64 (...)."""
-    return _Lookup.apply(tokens, table.detach(), into.proxy, into.number)
+def lookup(
+    tokens: Tensor, table: Tensor, into: GradientSum, ordered: Ordered | None = None
+) -> Tensor:
+    """Return the rows (..., C) of the table (V, C) at tokens int64 (...).
+
+    `ordered`: what `sort` returns of them, so that tables that share tokens share one sort.
+    """
+    order = ordered or (None, None, None)
+    return _Lookup.apply(tokens, table.detach(), into.proxy, into.number, *order)
 
 
 class _Lookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, table: Tensor, proxy: Tensor, number: int) -> Tensor:
-        ctx.save_for_backward(tokens)
+    def forward(
+        ctx: Any,
+        tokens: Tensor,
+        table: Tensor,
+        proxy: Tensor,
+        number: int,
+        *ordered: Tensor | None,
+    ) -> Tensor:
+        ctx.save_for_backward(tokens, *ordered)
         ctx.num_rows, ctx.number = len(table), number
         return F.embedding(tokens, table)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, Tensor, None]:
-        # torch's compiler finds that all tables sort the same tokens, and sorts them once.
-        ordered = sort(ctx.saved_tensors[0], ctx.num_rows)
-        return None, None, add_lookup_gradient(grad_outputs[0], *ordered, ctx.number), None
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        tokens, *ordered = ctx.saved_tensors
+        # torch's compiler finds the same sort elsewhere in a graph, and sorts once.
+        ordered = sort(tokens, ctx.num_rows) if ordered[0] is None else ordered
+        added = add_lookup_gradient(grad_outputs[0], *ordered, ctx.number)
+        return None, None, added, None, None, None, None
 
 
-def sort(tokens: Tensor, num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+def sort(tokens: Tensor, num_rows: int) -> Ordered:
     """Return the sorted tokens (N,), the position of each (N,), and where rows begin (V + 1,)."""
     # A GPU sorts by digits of the numbers: the narrower, the fewer passes.
     narrow = tokens.flatten().to(torch.int16 if num_rows <= 2**15 else torch.int32)

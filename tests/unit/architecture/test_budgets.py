@@ -17,9 +17,9 @@ LINES = {
     "infra": 6_282,
     "deployments": 791,
     "nanochat_flows": 224,
-    "nanochat_core": 27_431,
+    "nanochat_core": 27_458,
     "tasks": 3_592,
-    "tests": 87_863,
+    "tests": 87_881,
 }
 MECHANISMS = {"classes": 229, "requests": 9, "times": 68, "retries": 8, "pools": 25}
 

@@ -103,6 +103,24 @@ def test_a_compiled_pass_is_one_graph_and_sorts_once() -> None:
         torch.testing.assert_close(total, 2 * once)
 
 
+def test_value_embeddings_share_a_sort_also_where_nothing_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The embedding of the tokens sorts by itself."""
+    calls: list[int] = []
+    sort = table_gradient.sort
+    monkeypatch.setattr(table_gradient, "sort", lambda *a: (calls.append(a[1]), sort(*a))[1])
+    tokens = torch.randint(60, (2, 16), generator=torch.Generator().manual_seed(1))
+    with adding_lookups():
+        model = make_model()
+        optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+        optimizer.backward(model.summed_loss(tokens, tokens.roll(1)), last=True)
+        assert calls == [64, 64]
+        with torch.no_grad():
+            model.summed_loss(tokens, tokens.roll(1))
+        assert len(calls) == 2
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_the_interpreted_kernels_add_what_float64_adds() -> None:
     file = "tests/support/nanochat_core/model/interpreted_table_kernel.py"
