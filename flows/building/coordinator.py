@@ -29,6 +29,7 @@ from flows.leases.held_lease import HeldLease, LeaseTimings
 from flows.leases.outage import WaitLog
 from flows.render.text import duration
 from infra.launch.background import run_in_background
+from infra.launch.fitting import note_too_large
 from infra.launch.link import Link, LinkLost, accept_links
 from infra.launch.rendezvous import (
     NODE,
@@ -42,7 +43,7 @@ from infra.launch.rendezvous import (
 from infra.launch.torchrun import JobFailed, StageInterrupted
 from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
-from nanochat_core.errors import ArtifactError, StageError
+from nanochat_core.errors import ArtifactError, OutOfMemory, StageError
 from nanochat_core.job import Job
 
 SECONDS_BETWEEN_BEATS = 2.0
@@ -302,6 +303,8 @@ class Coordinator:
         text = f"{status.text} (on node {status.node}, {status.host})"
         if status.cause == MISTAKE:
             return StageError(text, hint=status.hint)
+        if status.cause == OutOfMemory.__name__:
+            note_too_large(self._job)
         return NodeLost(text, hint=_AGAIN, log_tail="", cause=status.cause or None)
 
     def _node_lost(self, peer: _Peer, what: str) -> NodeLost:
@@ -340,6 +343,7 @@ def lead(
         processes=processes,
         step=checkpoints.step_of(newest) if newest else 0,
         commit=checkpoints.commit_of(newest) if newest else "",
+        device_batch_size=job.resources.device_batch_size,
     )
     address = own_address(toward=store_host(store.url))
     log = context.log(job.stage, "waiting")

@@ -107,7 +107,12 @@ def make_job(
         resources=resources_of(stage, context),
         plugins=plugins_of(stage, context.run),
     )
-    return fitting(job)
+    found, given = fitting(job), job.resources.device_batch_size
+    if (size := found.resources.device_batch_size) != given:
+        context.log(stage.name)(
+            f"{given} rows did not fit this machine's memory before: it takes {size}"
+        )
+    return found
 
 
 def report_building(stage: Stage, context: BuildContext, job: Job) -> None:
@@ -182,6 +187,11 @@ def run_stage(
                 except OutOfMemory as error:
                     if coordinator is not None:  # several nodes start again together, as a retry
                         raise
+                    size = job.resources.device_batch_size
+                    # The next execution writes another log.
+                    (job.directory / "worker.log").replace(
+                        job.directory / f"out-of-memory-{size}.log"
+                    )
                     job = fitting(job)
                     size = job.resources.device_batch_size
                     # The rows of a step are the same; only the order differs in which they are

@@ -34,6 +34,7 @@ class Start:
     processes: Count  # on each of them
     step: Count  # of the checkpoint; 0: from the beginning
     commit: str  # which checkpoint of that step (checkpoints.commit_of); empty: none
+    device_batch_size: Count
     endpoint: str | None = None  # host:port of torchrun's rendezvous; None until all are ready
     refused: str | None = None  # why the receiver cannot take part
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,14 @@ from infra.launch.link import Link, LinkLost, open_link
 from infra.launch.rendezvous import NODES
 from infra.launch.torchrun import JobFailed, StageInterrupted, run_job
 from infra.polling import POLL_SECONDS
-from nanochat_core.errors import ArtifactError, ConfigError, NanochatError, StageError, StoreError
+from nanochat_core.errors import (
+    ArtifactError,
+    ConfigError,
+    NanochatError,
+    OutOfMemory,
+    StageError,
+    StoreError,
+)
 from nanochat_core.job import Job
 
 _SECONDS_FOR_THE_LOCK = 15.0  # after its grace, in which an earlier attempt saves and ends
@@ -162,6 +169,8 @@ class _Follower:
                 hint=f"give all nodes the same {NODES} and --gpus",
             )
         job = make_job(self.stage, self.context, self.identity, self._fetch(cache))
+        resources = replace(job.resources, device_batch_size=start.device_batch_size)
+        job = replace(job, resources=resources)
         check = make_check(self.context, self.identity, job, self.lookup.code)
         check.discard_foreign_state()
         report_building(self.stage, self.context, job)
@@ -379,6 +388,8 @@ class _Attempt:
 
 
 def _cause_of(error: NanochatError) -> str:
+    if isinstance(error, OutOfMemory):
+        return OutOfMemory.__name__
     if isinstance(error, JobFailed):
         return error.cause or ""
     return "" if is_retryable(error) else MISTAKE

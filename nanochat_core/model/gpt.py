@@ -348,7 +348,10 @@ class GPT(LateModule):
         # In a model of one layer the middle is the last layer, which has computed only `rows`.
         if rows is not None and last != self.config.depth // 2:
             middle = middle[:, rows]
-        return self._backed_out(x, middle) if self.config.backout else x
+        if not self.config.backout:
+            return x
+        # Trees have another shape each time: for them nothing is compiled.
+        return self._backed_out(x, middle) if rows is None else GPT._backed_out(self, x, middle)
 
     def _backed_out(self, x: Tensor, middle: Tensor) -> Tensor:
         return x - self.backout_lambda.to(x.dtype) * middle

@@ -192,17 +192,17 @@ def _walk_rows(
         some = scale[block].unsqueeze(1) if scale is not None else None
         loss, *factors = _read_rows(z, target, some, head.softcap)
         losses.append(loss)
-        if not factors:
-            continue
-        factor, of_target = factors
-        grad = _gradient_rows(z, factor, head.softcap).scatter_(1, target, of_target)
-        of_rows, *whole = _gradients(grad, rows, head, *narrow)
-        of_hidden.append(of_rows)
-        if len(blocks) == 1:
-            of_weight = whole
-        else:
-            _add_whole(of_weight[0], *whole)
-        del z, grad, whole  # freed before the next block's are allocated
+        if factors:
+            factor, of_target = factors
+            grad = _gradient_rows(z, factor, head.softcap).scatter_(1, target, of_target)
+            of_rows, *whole = _gradients(grad, rows, head, *narrow)
+            of_hidden.append(of_rows)
+            if len(blocks) == 1:
+                of_weight = whole
+            else:
+                _add_whole(of_weight[0], *whole)
+            del grad, whole
+        del z  # freed before the next block's are allocated
     if scale is None:
         return (_joined(losses),)
     return _joined(losses), _joined(of_hidden), *of_weight

@@ -45,7 +45,8 @@ class RunWatch:
         # of this process, so that no clock of another machine counts.
         self._seen: dict[str, tuple[str, float]] = {}
         # From here on heartbeats are counted: so a count only grows, whatever the clocks say.
-        self._began = datetime.now(UTC) - timedelta(hours=1)
+        self._started = datetime.now(UTC)
+        self._began = self._started - timedelta(hours=1)
         self._problem = ""  # the last one that was logged
 
     def poll(self, api_url: str) -> None:
@@ -79,13 +80,20 @@ class RunWatch:
             known, since = before.get(run["id"], ("", now))
             self._seen[run["id"]] = (mark, since if known == mark else now)
         for run in runs:
-            # On a shared server it may send none, or they do not arrive: silence says nothing. Our
-            # own server lost those of its last seconds if it was killed together with the run.
-            if run["state_type"] == "RUNNING" and run["id"] not in beats and not self._is_own:
+            # It sends none, or they do not arrive: silence says nothing.
+            if run["state_type"] == "RUNNING" and run["id"] not in beats and self._may_live(run):
                 continue
             mark, since = self._seen[run["id"]]
             if now - since >= _limit(api_url, run, now - since) and self._settle(api_url, run):
                 self._seen[run["id"]] = (mark, math.inf)
+
+    def _may_live(self, run: dict[str, Any]) -> bool:
+        """Return False if the run, without a heartbeat so far, began under an earlier supervisor.
+
+        Its machine was ours. A server that is killed together with a run has lost the first ones.
+        """
+        since = datetime.fromisoformat(run["state"]["timestamp"])
+        return not self._is_own or since > self._started
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
         """Set a dead run to Crashed, show what a crashed one began as ended, and resume it.

@@ -187,7 +187,9 @@ class FakeLease:
 
 
 def make_coordinator(job: Job, *, processes: int = 1) -> Coordinator:
-    start = Start(epoch=1, host="a", nodes=2, processes=processes, step=0, commit="")
+    start = Start(
+        epoch=1, host="a", nodes=2, processes=processes, step=0, commit="", device_batch_size=1
+    )
     lease = cast("HeldLease", FakeLease())
     return Coordinator(job, start, lease, terms=LeaseTimings(), log=lambda text: None)
 

@@ -1,5 +1,6 @@
 """A supervisor's requests about runs and workers, to a server that answers as it is told."""
 
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +24,7 @@ class Server:
         self.sent: list[str] = []  # states that were asked for
         self.accepts = True
         self.history = ["RUNNING"]
+        self.since = datetime(2026, 1, 1, tzinfo=UTC)  # when it began
         self.labels: dict[str, int] = {}
         monkeypatch.setattr(runs, "ask", self.ask)
         monkeypatch.setattr(runs, "find_run", lambda url, run: self.run)
@@ -33,7 +35,7 @@ class Server:
     @property
     def run(self) -> dict[str, Any]:
         """The flow run, as it is now."""
-        state = {"id": f"state-{len(self.history)}"}
+        state = {"id": f"state-{len(self.history)}", "timestamp": self.since.isoformat()}
         tree = {"id": "run", "name": "toy", "tags": [runs.AUTO_RESUME], "labels": self.labels}
         return {**tree, "state_type": self.history[-1], "state": state}
 
@@ -110,9 +112,13 @@ def test_a_run_that_never_sent_a_heartbeat_is_left_alone_on_a_shared_server(
     assert poll(server, server.watch(), 0, 100, 1000) == []
 
 
-def test_on_an_own_server_which_may_have_lost_them_it_is_resumed(server: Server) -> None:
-    server.beats = None
-    assert poll(server, server.watch(is_own=True), 0, 85, 91) == ["CRASHED", "SCHEDULED"]
+def test_of_an_own_server_only_one_that_began_before_the_watch_is_resumed(server: Server) -> None:
+    server.beats, began_before = None, server.since
+    server.since = datetime.now(UTC) + timedelta(seconds=5)
+    watch = server.watch(is_own=True)
+    assert poll(server, watch, 0, 100) == []
+    server.since = began_before
+    assert poll(server, watch, 101, 186) == ["CRASHED", "SCHEDULED"]
 
 
 def test_a_refused_transition_is_asked_for_again(server: Server) -> None:
