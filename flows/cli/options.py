@@ -261,9 +261,7 @@ class PlacementOptions(StoreOptions):
     ] = None
     compile: Annotated[
         bool | None,
-        Parameter(
-            group=WHERE, help="Compile for a GPU, whole passes; default by profile and stage."
-        ),
+        Parameter(group=WHERE, help="Compile whole passes for a GPU; default by stage."),
     ] = None
 
     @property

@@ -72,7 +72,7 @@ def test_it_leaves_scores_samples_and_metrics(make, model, tokenizer, rows_dir):
 
 
 def test_bits_per_byte_use_the_attention_and_the_kernels_of_training(make, monkeypatch):
-    def compiled(model, *, autotune):
+    def compiled(model, *, by_block, autotune):
         chosen.append("compiled")
 
     chosen = []

@@ -22,7 +22,7 @@ from tests.support.flows.rows import PROVENANCE
 
 pytestmark = pytest.mark.torch
 Edit = tuple[str, str, str]  # module, old text, new text
-CLEARER: Edit = ("nanochat_core/optim/muon.py", "nesterov", "looked_ahead")
+CLEARER: Edit = ("nanochat_core/optim/muon.py", "polynomial", "of_gram")
 # Too little for the losses of three steps to show.
 OTHER: Edit = ("nanochat_core/optim/muon.py", "BETA2 = 0.9 ", "BETA2 = 0.9000001 ")
 
