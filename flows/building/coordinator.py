@@ -196,6 +196,8 @@ class Coordinator:
                 break
             if self._lease.ending.wait(POLL_SECONDS):
                 break
+        if any(isinstance(said, OutOfMemory) for said in self._said()):
+            note_too_large(self._job)  # the next attempt has a size that fits all nodes
         if reason is not error or not is_retryable(error):
             return reason
         log_tail = error.log_tail if isinstance(error, JobFailed) else ""
@@ -304,7 +306,7 @@ class Coordinator:
         if status.cause == MISTAKE:
             return StageError(text, hint=status.hint)
         if status.cause == OutOfMemory.__name__:
-            note_too_large(self._job)
+            return OutOfMemory(text, hint=status.hint)
         return NodeLost(text, hint=_AGAIN, log_tail="", cause=status.cause or None)
 
     def _node_lost(self, peer: _Peer, what: str) -> NodeLost:

@@ -102,6 +102,24 @@ def run(job):
         raise DataError("the text is empty", hint="fill it")
     time.sleep(600)
 """
+# Node 1 has memory for one row.
+NARROW = """
+import os
+import time
+
+from nanochat_core.errors import OutOfMemory
+
+
+def run(job):
+    rows = job.resources.device_batch_size
+    if rows > 1:
+        if os.environ["RANK"] == "1":
+            raise OutOfMemory(f"out of memory with {rows} rows")
+        time.sleep(600)
+    if os.environ["RANK"] == "0":
+        (job.output / "value.txt").write_text(str(rows))
+    return {}
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +189,24 @@ def test_a_store_that_is_away_for_a_while_ends_no_attempt(
     assert other.result().manifest == built.manifest
     assert len(refused) == 5
     assert len(built.manifest.provenance.segments) == 1  # one attempt
+
+
+@pytest.mark.torch
+def test_nodes_take_the_rows_that_fit_all_of_them(
+    toys: Any, contexts: list[BuildContext], pool: ThreadPoolExecutor
+) -> None:
+    stage = toys.stage("train", source=NARROW, compute="gpu")
+    for at, context in enumerate(contexts):
+        resources = replace(context.placement.resources, device_batch_size=4)
+        contexts[at] = replace(context, placement=replace(context.placement, resources=resources))
+    other = start(pool, stage, contexts[1], 1)
+    for rows in (4, 2):
+        with pytest.raises(StageError, match=f"out of memory with {rows} rows") as lost:
+            start(pool, stage, contexts[0], 0).result()
+        assert is_retryable(lost.value)
+    manifest = start(pool, stage, contexts[0], 0).result().manifest
+    assert other.result().manifest == manifest
+    assert contexts[0].store.get(manifest.files[0].key) == b"1"
 
 
 @pytest.mark.torch
