@@ -54,7 +54,7 @@ class Resources:
     grace_seconds: float = 25.0  # from a stop signal until the ranks are killed
     retry_smaller_batch: bool = True  # out of memory: start again with half the device batch
     attention: Attention = "auto"  # a backend; "auto": the first that this device can run
-    compile: Compile = False  # torch.compile's: true: whole passes; "blocks": kinds of blocks
+    compile: Compile = False  # by torch.compile: true: whole passes; "blocks": each kind of block
     autotune: bool = False  # `compile` times each product, also fused with what follows; untried
     qk_kernel: bool = False  # on GPUs: rotary positions and QK norm in a kernel of ours; untried
     determinism: Determinism = "default"  # "strict": only deterministic kernels

@@ -118,7 +118,7 @@ def make_kernels(depth: int) -> DecodeKernels:
         stop_tokens=torch.zeros(2, dtype=torch.int64, device=META),
         num_candidates=MOST_CANDIDATES,
         max_len=longest,
-        most_rows=MAX_ROWS,
+        max_rows=MAX_ROWS,
         target=Target(MULTIPROCESSORS, pdl=True),
     )
 

@@ -333,7 +333,7 @@ class GPT(LateModule):
         """Run the blocks: (B, T, C) -> (B, T, C); with `rows` (R,) only those, (B, R, C)."""
         embedded, first, middle, last = x, None, x, self.config.depth - 1
         run: Callable[..., Tensor] = self._block if rows is None else Block.forward  # no trees
-        ordered = self.transformer.wte.sort(tokens)  # once for all tables
+        ordered = self.transformer.wte.sort(tokens)  # once for all value embeddings
         for layer, block in enumerate(self.transformer.h):
             if self.config.residual_scalars:
                 first = (embedded, self.resid_lambdas[layer], self.x0_lambdas[layer])

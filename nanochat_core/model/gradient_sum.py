@@ -8,7 +8,8 @@ An autograd function that adds takes `proxy` as an input, and the parameter deta
 pass adds the gradient to `take()`, and returns any scalar as the gradient of `proxy`. When the
 backward pass has nothing more to add, autograd calls the optimizer's hook, as for a parameter.
 
-Without an optimizer a module has no sum, and its gradient is autograd's.
+A model that never had an optimizer has no sums, and its gradients are autograd's. After the end of
+its optimizer a module that adds raises.
 """
 
 import itertools
@@ -58,7 +59,7 @@ class GradientSum:
 
 
 class Weighted(nn.Module):
-    """A module with one matrix. While a model has an optimizer, `gradient_sum` is the matrix's."""
+    """A module with one matrix. An optimizer sets `gradient_sum` where the module adds to it."""
 
     weight: nn.Parameter
 

@@ -178,7 +178,7 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor) -> None:
 def _walk_rows(
     hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """`_walk` on a GPU, and in fp8: blocks of whole rows, few and large operations."""
+    """Do what `_walk` does on a GPU and in fp8: blocks of whole rows, few and large operations."""
     size = gpu_rows(head.weight, in_fp8=head.quantised is not None)
     blocks = [slice(first, first + size) for first in range(0, len(hidden), size)]
     losses: list[Tensor] = []
@@ -283,7 +283,7 @@ def _sigmoid(z: Tensor, softcap: float) -> Tensor:
 def _walk_chunks(
     hidden: Tensor, head: _Head, targets: Tensor, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """`_walk` on a CPU: blocks of rows in chunks of columns that fit its cache."""
+    """Do what `_walk` does on a CPU: blocks of rows in chunks of columns that fit its cache."""
     losses = hidden.new_empty(len(hidden), dtype=torch.float32)
     grad_hidden = torch.zeros_like(hidden) if scale is not None else hidden.new_empty(0)
     shape = head.weight.shape if scale is not None else (0,)

@@ -76,7 +76,9 @@ class Optimizer:
             for part in unit.stack.parts:
                 hook = _collector(weakref.ref(self), index, part)
                 part.parameter.register_post_accumulate_grad_hook(hook)
-                if (module := modules.get(id(part.parameter))) is not None:
+                module = modules.get(id(part.parameter))
+                # Matrices in blocks are Muon's, and add nothing by themselves.
+                if module is not None and unit.group is not None and not unit.stack.replicated:
                     take = _taker(weakref.ref(unit.stack), part)
                     module.gradient_sum = GradientSum(part.parameter.device, take, hook)
 

@@ -24,12 +24,13 @@ from nanochat_core.engine.runners.weights import Matrix, Weights
 from nanochat_core.model.shape import head_dim
 
 TILE_BYTES = 32 << 10  # of a matrix, that a program with one row holds in registers
-# Of a program with more rows: fewest and most rows and outputs, and bytes that it reads of each at
-# once. So many rows and outputs fit into registers, with what is under way into shared memory.
-FEWEST, MOST = (8, 16), (32, 32)
+# Of a program with more rows: rows, outputs, and bytes that it reads of each at once. So many rows
+# and outputs fit into registers, with what is under way into shared memory.
+MIN_ROWS, MAX_ROWS = 8, 32
+MIN_OUTPUTS, MAX_OUTPUTS = 16, 32
 STEP_BYTES = 512
-MOST_SPLITS = 16  # programs for a row and head
-MOST_TOKENS = 1 << 16  # of a vocabulary that one program can hold
+MAX_SPLITS = 16  # programs for a row and head
+MAX_TOKENS = 1 << 16  # of a vocabulary that one program can hold
 LEAST_CAPABILITY = (8, 0)  # bf16
 PDL_CAPABILITY = (9, 0)
 
@@ -83,12 +84,12 @@ class DecodeKernels:
         stop_tokens: Tensor,
         num_candidates: int,
         max_len: int,
-        most_rows: int,
+        max_rows: int,
         target: Target,
     ) -> None:
         """Allocate the buffers. tables: of each pool, (slots, pages) int32 on the device.
 
-        num_candidates: that are ranked at most, for a top_k. most_rows: of a step.
+        num_candidates: that are ranked at most, for a top_k. max_rows: of a step.
         """
         self.weights, self.pools, self.tables, self.state = weights, pools, tables, state
         self._pool_of = {layer: i for i, pool in enumerate(pools) for layer in pool.group.layers}
@@ -100,7 +101,7 @@ class DecodeKernels:
         heads, width = weights.num_heads, config.width
 
         def stream(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros((most_rows, *shape), dtype=dtype, device=device)
+            return torch.zeros((max_rows, *shape), dtype=dtype, device=device)
 
         self.x0, self.x, self.middle = (stream(width) for _ in range(3))
         self.stream, self.attended = (stream(width, dtype=weights.dtype) for _ in range(2))
@@ -109,8 +110,8 @@ class DecodeKernels:
         self.inner = stream(weights.layers[0].up.num_out, dtype=weights.dtype)
         self.logits = stream(config.vocab_size)
         self.position = stream(dtype=torch.int32)
-        self.sums = stream(heads, MOST_SPLITS, weights.head_dim)
-        self.stats = stream(heads, MOST_SPLITS, 2)
+        self.sums = stream(heads, MAX_SPLITS, weights.head_dim)
+        self.stats = stream(heads, MAX_SPLITS, 2)
         self.arrived = stream(heads, dtype=torch.int32)
         self.scratch = stream(self._ranked, dtype=torch.int64)
         # What a model without these parts would have.
@@ -209,7 +210,7 @@ class DecodeKernels:
         pool, table = self.pools[group], self.tables[group]
         at, window = pool.place[layer], min(pool.group.window, self._max_len)
         # One more, because programs begin at multiples of their keys and windows do not.
-        splits = min(_divide_up(window, self._target.keys) + 1, MOST_SPLITS)
+        splits = min(_divide_up(window, self._target.keys) + 1, MAX_SPLITS)
         embed = weights.embed if block.value_embed is None else block.value_embed
         args = (
             *(slots, self.position, self.state.token, self.raw),
@@ -283,8 +284,8 @@ class DecodeKernels:
             rows, step = 1, _power_of_2(matrix.num_in)
             fewest, outputs = 1, max(TILE_BYTES // (step * itemsize), 1)
         else:
-            rows, step = min(max(_power_of_2(count), FEWEST[0]), MOST[0]), STEP_BYTES // itemsize
-            fewest, outputs = FEWEST[1], MOST[1]
+            rows, step = min(max(_power_of_2(count), MIN_ROWS), MAX_ROWS), STEP_BYTES // itemsize
+            fewest, outputs = MIN_OUTPUTS, MAX_OUTPUTS
         while outputs > fewest:
             if _divide_up(matrix.num_out, outputs) >= self._target.num_multiprocessors:
                 break
@@ -316,8 +317,8 @@ def unable(config: ModelConfig, device: torch.device) -> str | None:
         return f"it needs compute capability {LEAST_CAPABILITY[0]}.{LEAST_CAPABILITY[1]}"
     if (dim := head_dim(config)) & (dim - 1):
         return f"its heads have {dim} channels, and a power of two is needed"
-    if config.vocab_size > MOST_TOKENS:
-        return f"its vocabulary has {config.vocab_size} tokens, {MOST_TOKENS} at most can be ranked"
+    if config.vocab_size > MAX_TOKENS:
+        return f"its vocabulary has {config.vocab_size} tokens, {MAX_TOKENS} at most can be ranked"
     return None
 
 

@@ -74,7 +74,7 @@ class DeviceRunner(TorchRunner):
                 stop_tokens=self._stops,
                 num_candidates=min(MOST_CANDIDATES, self.vocab_size),
                 max_len=self.max_len,
-                most_rows=self.num_slots,
+                max_rows=self.num_slots,
                 target=Target.of(self.device),
             )
         self.graphs: StepGraphs | None = None

@@ -33,8 +33,8 @@ def _explained(resources: Resources, why: str) -> StageError:
     if size == 1:
         return StageError(
             what,
-            hint="a row of rows.sequence_len tokens does not fit: use more GPUs, or bigger "
-            "ones, or a smaller --depth",
+            hint="no smaller device batch can help: use more GPUs, or bigger ones, or a smaller "
+            "--depth",
         )
     kind = OutOfMemory if resources.retry_smaller_batch else StageError
     return kind(

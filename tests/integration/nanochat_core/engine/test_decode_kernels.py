@@ -1,11 +1,6 @@
 """The decode kernels, in Triton's interpreter and in its compiler. Neither needs a GPU."""
 
 import json
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,24 +8,9 @@ import torch
 from nanochat_core.engine.runners import choose
 from nanochat_core.engine.runners.choose import choose_runner, open_runner
 from nanochat_core.errors import ConfigError
+from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton, run_python
 
 pytestmark = pytest.mark.torch
-
-ROOT = Path(__file__).resolve().parents[4]
-INTERPRETED = ROOT / "tests/support/nanochat_core/engine/interpreted_kernels.py"
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
-
-
-def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run Python in the repository's folder."""
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=os.environ | {"NO_COLOR": "1"} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @needs_triton
@@ -44,11 +24,7 @@ def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[s
     ],
 )
 def test_the_interpreted_kernels_compute_what_torch_computes(part):
-    ended = run_python(
-        *("-m", "pytest", "-q", "-p", "no:cacheprovider", str(INTERPRETED), "-k", part),
-        TRITON_INTERPRET="1",
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    check_interpreted("engine/interpreted_kernels.py", "-k", part)
 
 
 @needs_triton

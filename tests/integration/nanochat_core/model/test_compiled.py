@@ -13,6 +13,7 @@ import torch
 from nanochat_core.config import ModelConfig
 from nanochat_core.evaluate.bits_per_byte import row_losses
 from nanochat_core.model.gpt import GPT
+from nanochat_core.model.trees import PackedTree, Tree
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
@@ -28,6 +29,7 @@ pytestmark = [
         "ignore:The .grad attribute"
     ),  # dynamo's own look at a block's input
 ]
+CPU = torch.device("cpu")
 CONFIG = ModelConfig(
     depth=2,
     width=128,
@@ -137,11 +139,12 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, by_block: bool) 
     torch._dynamo.reset()
 
 
-def test_the_loss_on_the_fixed_text_compiles_nothing(
+def test_the_loss_on_the_fixed_text_and_trees_compile_nothing(
     monkeypatch: pytest.MonkeyPatch, by_block: bool
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     tokenizer = Tokenizer({bytes([i]): i for i in range(256)})
+    pack = PackedTree([Tree(trunk=[1, 2, 3], branches=((4,), (5, 6)), rows=[2, 5])], CPU)
     model = GPT(replace(CONFIG, vocab_size=tokenizer.vocab_size), numerics("fp32"))
     model.init_weights(1)
     plain = fixed_text_loss(model, tokenizer)
@@ -150,6 +153,7 @@ def test_the_loss_on_the_fixed_text_compiles_nothing(
     counters = torch._dynamo.utils.counters
     counters.clear()
     assert fixed_text_loss(model, tokenizer) == plain > 0
+    assert pack.read(model).shape == (2, CONFIG.width)
     assert not counters["stats"]
     tokens = torch.randint(CONFIG.vocab_size, (2, 17))
     model.summed_loss(tokens[:, :-1], tokens[:, 1:])

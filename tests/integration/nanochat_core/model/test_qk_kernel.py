@@ -1,9 +1,5 @@
 """The QK kernel: in Triton's interpreter, on a GPU, and refused where it cannot run."""
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,28 +9,19 @@ from bench.our_train import make_job
 from nanochat_core.errors import ConfigError
 from nanochat_core.model import attention
 from nanochat_core.train import pretrain
+from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).resolve().parents[4]
 CASE = {
     **{"depth": 1, "precision": "fp32", "sequence_len": 16, "vocab_size": 265, "threads": 1},
     **{"rows": 1, "accumulate": 1, "device": "cpu", "attention": "auto", "compile": False},
 }
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_the_interpreted_kernel_computes_what_torch_computes() -> None:
-    file = "tests/support/nanochat_core/model/interpreted_qk_kernel.py"
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
-        cwd=ROOT,
-        env={**os.environ, "NO_COLOR": "1", "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    check_interpreted("model/interpreted_qk_kernel.py")
 
 
 def test_without_a_gpu_training_with_it_ends_with_the_reason(tmp_path: Path) -> None:

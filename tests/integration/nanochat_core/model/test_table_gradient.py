@@ -1,11 +1,6 @@
 """The gradient of a table that a backward pass adds to its sum: on a CPU, interpreted, on a GPU."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +13,10 @@ from nanochat_core.model.layers import Embedding
 from nanochat_core.model.tables import gradient as table_gradient
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
+from tests.support.nanochat_core.interpreted import check_interpreted, needs_triton
 from tests.support.nanochat_core.optim.ranks import RATES, adding_lookups, make_model
 
 pytestmark = pytest.mark.torch
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_tokens_are_sorted_and_stay_in_order_within_a_row() -> None:
@@ -121,18 +115,9 @@ def test_value_embeddings_share_a_sort_also_where_nothing_is_compiled(
         assert len(calls) == 2
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+@needs_triton
 def test_the_interpreted_kernels_add_what_float64_adds() -> None:
-    file = "tests/support/nanochat_core/model/interpreted_table_kernel.py"
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file],
-        cwd=ROOT,
-        env={**os.environ, "NO_COLOR": "1", "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    check_interpreted("model/interpreted_table_kernel.py")
 
 
 @pytest.mark.gpu

@@ -41,6 +41,15 @@ def summed(precision: str, seeds: tuple[int, ...]) -> tuple[Optimizer, dict[str,
     return optimizer, {name: g.clone() for name, g in optimizer.gradients().items()}
 
 
+def test_tables_and_the_head_have_sums_and_matrices_in_blocks_none() -> None:
+    model = make_model()
+    optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    modules = model.named_modules()
+    summed = {f"{name}.weight" for name, m in modules if getattr(m, "gradient_sum", None)}
+    assert summed == {*TABLES, "lm_head.weight"}
+    del optimizer
+
+
 @pytest.mark.parametrize("rates", [RATES, CLIPPED], ids=["plain", "clipped"])
 def test_training_is_that_of_autograds_gradients(rates: OptimizerConfig) -> None:
     states = []

@@ -115,11 +115,11 @@ def open_runner(
 )
 @torch.inference_mode()
 def test_logits_keys_and_values_are_those_of_torch(changes, dtype, error, way, monkeypatch):
-    at_once, most_rows, keys = way
+    at_once, max_rows, keys = way
     target = Target(num_multiprocessors=2, keys=keys)
     monkeypatch.setattr(Target, "of", lambda device: target)
-    monkeypatch.setattr(decode_kernels, "FEWEST", (2, 16))
-    monkeypatch.setattr(decode_kernels, "MOST", (most_rows, 32))
+    monkeypatch.setattr(decode_kernels, "MIN_ROWS", 2)
+    monkeypatch.setattr(decode_kernels, "MAX_ROWS", max_rows)
     model = make_random(**changes)
     ours, torchs = (
         open_runner(model, [GREEDY] * SLOTS, kernels=kernels, dtype=dtype)
