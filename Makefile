@@ -15,7 +15,7 @@ TORCH_INDEX ?=
 # Where `make s3` listens.
 PORT ?= 4566
 
-.PHONY: help setup torch demo check fix test fast gpu campaigns s3 lock sbom clean
+.PHONY: help setup torch demo check fix test fast gpu campaign s3 lock sbom clean
 
 help:
 	@echo "make demo    train, evaluate and keep a tiny chat model: the whole pipeline, CPU, minutes"
@@ -25,7 +25,8 @@ help:
 	@echo "make test    all other tests but the campaigns"
 	@echo "make fast    unit tests but the policy tests, without torch and Prefect: a minute"
 	@echo "make gpu     the tests that need a GPU"
-	@echo "make campaigns   kills, power cuts, faults, attacks, with today's seed; a table; hours"
+	@echo "make campaign   kills, power cuts, faults or attacks, a quarter of an hour: the group that was"
+	@echo "             not run for longest, or CAMPAIGN=NAME; writes its row of docs/reliability.md"
 	@echo "make s3      an S3-compatible server on this machine, to try object storage with"
 	@echo "make fix     format, fix lint, regenerate docs/reference"
 	@echo "make lock    write requirements.lock again: every version's hashes, from constraints.txt"
@@ -90,8 +91,8 @@ test: setup
 gpu: setup
 	$(TEST_ENV) $(BIN)/pytest -q -m gpu $$(cat tests/gpu.txt)
 
-campaigns: setup
-	$(TEST_ENV) $(BIN)/pytest -q tests/campaigns
+campaign: setup
+	$(TEST_ENV) $(BIN)/python -m tests.campaigns $(if $(CAMPAIGN),"$(CAMPAIGN)")
 
 s3: setup
 	@$(BIN)/python -m tests.support.infra.storage.s3_server $(HOME)/.nanochat-flows/s3 $(PORT)

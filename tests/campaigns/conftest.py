@@ -18,7 +18,7 @@ def campaign(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table of docs/reliability.md: a row for each campaign, in the order they ran."""
+    """Print a table with a row for each campaign, in the order they ran."""
     reports = [
         report
         for outcome in ("passed", "failed")
@@ -32,5 +32,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         name = report.nodeid.removeprefix("tests/campaigns/")
         found = dict(report.user_properties).get("found", "")
         lines.append(f"| {name} | {report.outcome} | {found} | {report.duration:.0f} |")
-    for line in [*lines, f"again: NANOCHAT_SEED={todays_seed()} make campaigns"]:
+    for line in [*lines, f"again: NANOCHAT_SEED={todays_seed()} make campaign"]:
         terminalreporter.write_line(line)

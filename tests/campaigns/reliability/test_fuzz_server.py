@@ -1,4 +1,4 @@
-"""The chat server against 100,000 hostile requests, 500 clients that leave, and overload."""
+"""The chat server against thousands of hostile requests, 500 clients that leave, and overload."""
 
 import statistics
 
@@ -11,15 +11,15 @@ pytestmark = pytest.mark.timeout(7200)
 
 
 def test_no_request_breaks_the_server_or_sees_another(campaign: Campaign) -> None:
-    campaign.found(fuzz(campaign.seeds(100_000)))
+    campaign.found(fuzz(campaign.seeds(20_000)))
 
 
 def test_slots_are_free_within_a_second_of_the_last_disconnect(campaign: Campaign) -> None:
     disconnect(campaign.seeds(500), seconds=1.0)
 
 
-def test_ten_times_what_it_can_take_for_ten_minutes(campaign: Campaign) -> None:
-    counts, healths = overload(campaign.trials(600))
+def test_ten_times_what_it_can_take(campaign: Campaign) -> None:
+    counts, healths = overload(campaign.trials(120))
     middle, p99 = statistics.median(healths), healths[int(0.99 * len(healths))]
     campaign.found(f"{counts}, /health p50 {1e3 * middle:.1f} ms, p99 {1e3 * p99:.1f} ms")
     assert p99 < 0.1

@@ -49,7 +49,7 @@ def test_a_rebuild_that_is_ended_costs_no_tagged_model(tmp_path: Path, campaign:
     lasts["revoke"] = lasts["--force rl"]
     rng = random.Random(campaign.seed)
     met: Counter[str] = Counter()
-    for trial in range(campaign.trials(10)):
+    for trial in range(campaign.trials(6)):
         what = rng.choice(list(REBUILDS))
         home.is_revoked = what == "revoke"
         if home.is_revoked:

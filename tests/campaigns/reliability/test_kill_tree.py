@@ -29,7 +29,7 @@ BEFORE_CHAT = ("shards", "task_data", "tokenizer", "tokens", "rows", "pretrain",
 def test_a_run_killed_again_and_again_equals_an_undisturbed_one(
     tmp_path: Path, campaign: Campaign
 ) -> None:
-    kills = campaign.trials(10)
+    kills = campaign.trials(3)
     reports = kill_runs(tmp_path, kills=kills, seed=campaign.seed)
     campaign.found({part: report["kills_during"] for part, report in reports.items()})
     for part, report in reports.items():

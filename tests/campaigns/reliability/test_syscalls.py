@@ -1,4 +1,4 @@
-"""A commit is stopped at every one of its system calls."""
+"""A commit is stopped at any of its system calls: another sample each day."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ from tests.support.reliability.syscalls import (
 @needs_strace
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_a_commit_may_be_stopped_at_every_system_call(
+def test_a_commit_may_be_stopped_at_any_system_call(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest, campaign: Campaign
 ) -> None:
     with open_bench(tmp_path, server_of(kind, request)) as bench:
-        found = stop_commits(bench, count=None, seed=campaign.seed)
+        found = stop_commits(bench, count=campaign.trials(250), seed=campaign.seed)
     whole = sum(outcome.verdict.state == "whole" for outcome in found)
     faulty = sum(bool(outcome.faults) for outcome in found)
     campaign.found(f"{len(found):,} points: {whole:,} ended whole, {faulty} broke a promise")

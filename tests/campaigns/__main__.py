@@ -1,0 +1,47 @@
+"""`python -m tests.campaigns [GROUP]`: run a group of campaigns and record that it ran."""
+
+import os
+import sys
+import time
+from datetime import date
+
+from tests.support.campaign_groups import (
+    GROUPS,
+    ROOT,
+    TABLE,
+    Row,
+    by_urgency,
+    git,
+    read_rows,
+    run_tests,
+    with_row,
+)
+from tests.support.campaigns import todays_seed
+
+
+def main(group: str = "") -> int:
+    """Run the group, or the most urgent one whose tools are here; write its row; return 1 or 0."""
+    if group and group not in GROUPS:
+        print(f"error: no campaign is called {group!r}\nhint: one of {', '.join(GROUPS)}")
+        return 2
+    rows = read_rows(TABLE.read_text("utf-8"))
+    for name in [group] if group else by_urgency(rows, list(GROUPS)):
+        print(f"campaign {name!r}, seed {todays_seed()}; again: make campaign CAMPAIGN={name!r}")
+        started = time.monotonic()
+        result = run_tests([f"tests/campaigns/{path}" for path in GROUPS[name]])
+        if result is None:
+            print(f"{name}: its tools are not on this machine; not recorded")
+            continue
+        commit = git("rev-parse", "--short=8", "HEAD")
+        minutes = f"{(time.monotonic() - started) / 60:.0f}"
+        row = Row(name, date.today(), commit, str(todays_seed()), minutes, result)
+        if "NANOCHAT_TRIALS" in os.environ:
+            print(f"{row.render()}\nnot recorded: NANOCHAT_TRIALS is set")
+        else:
+            TABLE.write_text(with_row(TABLE.read_text("utf-8"), row), "utf-8")
+            print(f"{row.render()}\nwritten to {TABLE.relative_to(ROOT)}: commit it")
+        return int(row.failed)
+    return 1
+
+
+sys.exit(main(*sys.argv[1:2]))

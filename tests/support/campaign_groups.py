@@ -1,0 +1,167 @@
+"""Campaigns in groups of about a quarter of an hour, and the table that says when each ran last.
+
+`python -m tests.campaigns` runs a group and writes its row of docs/reliability.md. The group that
+failed, or else the one that was not run for longest, comes first.
+"""
+
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+TABLE = ROOT / "docs" / "reliability.md"
+HEADER = "| group | last run | commit | seed | minutes | result |"
+
+# Group -> test files or folders below tests/campaigns. At most 14, at most 15 minutes each on two
+# idle cores.
+GROUPS = {
+    "kill runs": ("reliability/test_kill_tree.py",),
+    "kill trainings": (
+        "reliability/test_kill_training.py",
+        "reliability/test_kill_chat.py",
+        "nanochat_core/train",
+    ),
+    "kill rebuilds": ("reliability/test_kill_rebuild.py", "reliability/test_kill_sweep.py"),
+    "kill stacks": ("reliability/test_kill_stack.py", "infra/stack/test_seconds.py"),
+    "stacks": (
+        "infra/stack/test_mending.py",
+        "infra/stack/test_postgres.py",
+        "infra/stack/test_shared.py",
+        "infra/test_shared_servers.py",
+        "reliability/test_prefect_outage.py",
+        "deployments",
+    ),
+    "stores": (
+        "reliability/test_damage.py",
+        "reliability/test_faults.py",
+        "reliability/test_races.py",
+        "infra/storage",
+    ),
+    "power": ("reliability/test_power_cut.py", "reliability/test_syscalls.py"),
+    "protocol": (
+        "reliability/test_simulation.py",
+        "reliability/test_fencing.py",
+        "reliability/test_gc_histories.py",
+    ),
+    "clusters": (
+        "infra/test_slurm_gangs.py",
+        "reliability/test_two_hosts.py",
+        "flows/orchestration",
+    ),
+    "core": (
+        "nanochat_core/engine",
+        "nanochat_core/model",
+        "nanochat_core/server",
+        "infra/launch",
+    ),
+    "attacks": (
+        "security",
+        "browser",
+        "reliability/test_fuzz_server.py",
+        "reliability/test_secrets.py",
+    ),
+    "mutants": ("mutation",),
+    "users": ("end_to_end", "flows/cli", "flows/evals", "flows/test_extend.py", "nanochat_flows"),
+    "speed": ("bench", "reliability/test_plan_speed.py", "reliability/test_first_calls.py"),
+}
+STOP_MINUTES = 30  # a busy machine takes twice as long; then the group has failed
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table: `result` is "12 passed, 1 skipped" or has "failed" or "stopped" in it."""
+
+    group: str
+    last_run: date
+    commit: str
+    seed: str
+    minutes: str
+    result: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether a campaign of the group failed or did not end."""
+        return "failed" in self.result or "stopped" in self.result
+
+    def render(self) -> str:
+        """Return the row in Markdown."""
+        cells = (self.group, self.last_run, self.commit, self.seed, self.minutes, self.result)
+        return f"| {' | '.join(map(str, cells))} |"
+
+
+def read_rows(text: str) -> dict[str, Row]:
+    """Return the rows of the table in a page, by group; raise ValueError if it has no table."""
+    lines = text.splitlines()
+    rows: dict[str, Row] = {}
+    for line in lines[lines.index(HEADER) + 2 :]:
+        if not line.startswith("|"):
+            break
+        group, last_run, *rest = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[group] = Row(group, date.fromisoformat(last_run), *rest)
+    return rows
+
+
+def with_row(text: str, row: Row) -> str:
+    """Return the page with the row in place of the group's former one, or below the others."""
+    rows = read_rows(text)
+    lines = text.splitlines()
+    first = lines.index(HEADER) + 2
+    rows[row.group] = row
+    lines[first : first + len(read_rows(text))] = [each.render() for each in rows.values()]
+    return "\n".join(lines) + "\n"
+
+
+def by_urgency(rows: dict[str, Row], groups: Sequence[str]) -> list[str]:
+    """Return the groups: never run, then failed, then the one not run for longest."""
+
+    def key(group: str) -> tuple[bool, bool, date]:
+        row = rows.get(group)
+        return (row is not None, row is None or not row.failed, row.last_run if row else date.min)
+
+    return sorted(groups, key=key)
+
+
+def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> str | None:
+    """Run test files and return the result, or None if all of them were skipped.
+
+    After `stop_minutes` pytest gets SIGINT, so that its fixtures end what they started.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-rfEs", *paths]
+        command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # with what it found
+        with subprocess.Popen(command, cwd=ROOT) as pytest:
+            stopped = []
+            try:
+                pytest.wait(60 * stop_minutes)
+            except subprocess.TimeoutExpired:
+                stopped = [f"stopped after {stop_minutes:g} min"]
+                pytest.send_signal(signal.SIGINT)
+        if not report.exists():
+            return ", ".join([f"failed: pytest ended with {pytest.returncode}", *stopped])
+        suite = ElementTree.parse(report).getroot()[0].attrib
+    skipped = int(suite["skipped"])
+    failed = int(suite["failures"]) + int(suite["errors"])
+    passed = int(suite["tests"]) - failed - skipped
+    if not (passed or failed or stopped):
+        return None
+    counts = {"passed": passed, "failed": failed, "skipped": skipped}
+    return ", ".join([f"{number} {kind}" for kind, number in counts.items() if number] + stopped)
+
+
+def head_date() -> date | None:
+    """Return the date of the newest commit, or None outside a git checkout."""
+    text = git("log", "-1", "--format=%cs")
+    return date.fromisoformat(text) if text else None
+
+
+def git(*words: str) -> str:
+    """Return what git prints in this checkout: nothing if it fails."""
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip()
