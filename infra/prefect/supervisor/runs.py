@@ -22,6 +22,7 @@ from infra.prefect.access import ask, configured_api_url, may_pass
 from infra.prefect.ended_runs import end_task_runs, find_run, set_state
 from infra.prefect.flow_runs import AUTO_RESUME, MOST, NO_ANSWER, RESUMES
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
+from nanochat_core.runtime.process_start import start_of
 
 # The flows whose deployed runs are watched: their workers let them send heartbeats often enough.
 FLOWS = ("nanochat", "nanochat-eval", "sweep", "one-stage")
@@ -88,12 +89,16 @@ class RunWatch:
                 self._seen[run["id"]] = (mark, math.inf)
 
     def _may_live(self, run: dict[str, Any]) -> bool:
-        """Return False if the run, without a heartbeat so far, began under an earlier supervisor.
+        """Return False if the process of a run without a heartbeat so far is known to have ended.
 
-        Its machine was ours. A server that is killed together with a run has lost the first ones.
+        A process that is killed in its first seconds, alone or with its server, has sent none. The
+        runs of an own server are processes of this machine. Another process may have the number of
+        one that began under an earlier supervisor.
         """
-        since = datetime.fromisoformat(run["state"]["timestamp"])
-        return not self._is_own or since > self._started
+        since, pid = datetime.fromisoformat(run["state"]["timestamp"]), run["infrastructure_pid"]
+        if not self._is_own:
+            return True
+        return since > self._started and pid is not None and start_of(int(pid)) is not None
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
         """Set a dead run to Crashed, show what a crashed one began as ended, and resume it.

@@ -14,12 +14,12 @@ from tests.unit.architecture.test_files import ROOT
 
 LINES = {
     "flows": 26_519,
-    "infra": 6_290,
+    "infra": 6_295,
     "deployments": 791,
     "nanochat_flows": 224,
     "nanochat_core": 27_465,
     "tasks": 3_592,
-    "tests": 87_921,
+    "tests": 88_234,
 }
 MECHANISMS = {"classes": 229, "requests": 9, "times": 68, "retries": 8, "pools": 25}
 

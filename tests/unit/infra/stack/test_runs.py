@@ -1,5 +1,6 @@
 """A supervisor's requests about runs and workers, to a server that answers as it is told."""
 
+import os
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ class Server:
         self.history = ["RUNNING"]
         self.since = datetime(2026, 1, 1, tzinfo=UTC)  # when it began
         self.labels: dict[str, int] = {}
+        self.pid: str | None = None  # of the process that a worker started for it
         monkeypatch.setattr(runs, "ask", self.ask)
         monkeypatch.setattr(runs, "find_run", lambda url, run: self.run)
         monkeypatch.setattr(runs, "end_task_runs", lambda url, run, why: None)
@@ -37,6 +39,7 @@ class Server:
         """The flow run, as it is now."""
         state = {"id": f"state-{len(self.history)}", "timestamp": self.since.isoformat()}
         tree = {"id": "run", "name": "toy", "tags": [runs.AUTO_RESUME], "labels": self.labels}
+        tree["infrastructure_pid"] = self.pid
         return {**tree, "state_type": self.history[-1], "state": state}
 
     def ask(self, api_url: str, path: str, *, body: Any = None, method: Any = None) -> Any:
@@ -112,13 +115,20 @@ def test_a_run_that_never_sent_a_heartbeat_is_left_alone_on_a_shared_server(
     assert poll(server, server.watch(), 0, 100, 1000) == []
 
 
-def test_of_an_own_server_only_one_that_began_before_the_watch_is_resumed(server: Server) -> None:
-    server.beats, began_before = None, server.since
-    server.since = datetime.now(UTC) + timedelta(seconds=5)
+def test_of_an_own_server_one_whose_process_ended_is_resumed(server: Server) -> None:
+    server.beats, server.since = None, datetime.now(UTC) + timedelta(seconds=5)
+    server.pid = str(os.getpid())
     watch = server.watch(is_own=True)
     assert poll(server, watch, 0, 100) == []
-    server.since = began_before
-    assert poll(server, watch, 101, 186) == ["CRASHED", "SCHEDULED"]
+    server.pid = str(2**22 + 1)  # more than Linux gives
+    assert poll(server, watch, 101) == ["CRASHED", "SCHEDULED"]
+
+
+def test_of_an_own_server_one_that_began_under_an_earlier_supervisor_is_resumed(
+    server: Server,
+) -> None:
+    server.beats, server.pid = None, str(os.getpid())
+    assert poll(server, server.watch(is_own=True), 0, 91) == ["CRASHED", "SCHEDULED"]
 
 
 def test_a_refused_transition_is_asked_for_again(server: Server) -> None:
