@@ -52,7 +52,7 @@ def apply(recurring: Recurring) -> None:
     wanted = deployment_of(recurring)
     with get_client(sync_client=True) as client:
         _find(client, recurring.model)  # raises for another model's
-        # The pool is missing where `nanochat deploy` has never run.
+        # The pool is missing where `nanochat up --register` has never run.
         for pool in POOLS:
             if pool.name == wanted.pool:
                 ensure_pool(client, pool)

@@ -92,7 +92,7 @@ def unknown_pool(pool: str) -> ConfigError:
     return ConfigError(
         f"no stage can be requested from the pool '{pool}': it has no deployment "
         f"{ONE_STAGE}/{pool}",
-        hint=f"register it with: nanochat deploy --pool {pool}",
+        hint=f"register it with: nanochat up --register --pool {pool}",
     )
 
 

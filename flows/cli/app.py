@@ -90,7 +90,6 @@ class _Command:
 _COMMANDS = (
     _Command(name="plan", folder=_TRAIN, usage="[OPTIONS] PROFILE [STAGE]"),
     _Command(name="run", folder=_TRAIN),
-    _Command(name="submit", folder=_TRAIN),
     _Command(name="stage", folder=_TRAIN, usage="[OPTIONS] PROFILE STAGE", everyday=False),
     _Command(name="miniseries", folder=_TRAIN),
     _Command(name="sweep", folder=_TRAIN),
@@ -102,7 +101,6 @@ _COMMANDS = (
     _Command(name="fetch", folder=_USE, aliases=("pull",), usage="[OPTIONS] REF [PATH]"),
     _Command(name="push", folder=_USE, usage="--to STR [OPTIONS] REF..."),
     _Command(name="import", folder=_USE, function="import_model"),
-    _Command(name="export", folder=_USE),
     _Command(name="report", folder=_USE),
     _Command(name="ls", folder=_ARTIFACTS, usage="[OPTIONS] [REF]"),
     _Command(name="tag", folder=_ARTIFACTS, usage="[OPTIONS] [NAME] [REF]"),
@@ -118,7 +116,6 @@ _COMMANDS = (
     ),
     _Command(name="doctor", folder=_MACHINE),
     _Command(name="up", folder=_MACHINE),
-    _Command(name="deploy", folder=_MACHINE),
     _Command(name="down", folder=_MACHINE),
     _Command(
         name="infra",

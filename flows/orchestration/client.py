@@ -57,7 +57,7 @@ def reporting_refusals() -> Generator[None]:
         hint = (
             f"set {AUTH} as it is set for the server"
             if status in (401, 403)
-            else "if its deployments are missing or of another version: `nanochat deploy`"
+            else "if its deployments are missing or of another version: `nanochat up --register`"
         )
         raise ConfigError(f"Prefect refuses ({status}): {_said(error)}", hint=hint) from error
 

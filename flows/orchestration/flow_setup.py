@@ -65,7 +65,7 @@ def _flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str
         except ConfigError:
             # The flow raises it again and so fails; raised here it would crash without a hint.
             found = parameters.get("run_name") or parameters.get("profile") or "refused"
-        # `nanochat submit` has given it an id already, by which its user finds it.
+        # `nanochat run --submit` has given it an id already, by which its user finds it.
         return given if name_in(given) == found else new_run_id(found, timestamp(time.time()))
 
     return name

@@ -125,7 +125,7 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
     if path is None:
         raise ConfigError(
             f"{api_url} has no deployment {deployment}",
-            hint="register it with: nanochat deploy",
+            hint="register it with: nanochat up --register",
         )
     body = {"name": name, "parameters": dict(parameters), "idempotency_key": name}
 
@@ -142,17 +142,6 @@ def submit(api_url: str, deployment: str, parameters: Mapping[str, Any], *, name
             ) from error
 
     return until_answered(create, NoAnswerError, policy=_SUBMISSION)
-
-
-def read_flow_run(api_url: str, flow_run: str, *, run: str) -> FlowRun:
-    """Return the flow run with this id, of the run with the id `run`.
-
-    Raises NoAnswerError if the server does not answer now, another NanochatError if it refuses.
-    """
-    try:
-        return _parse(ask(api_url, f"/flow_runs/{flow_run}"))
-    except NO_ANSWER as error:
-        raise _explain(api_url, error, hint=f"look with: nanochat status {run}") from error
 
 
 def find_api(home: Path) -> str | None:
@@ -230,5 +219,5 @@ def _explain(
     if error.code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return refused_password(api_url)
     if error.code in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
-        refused = "if the code is newer than the deployment, run: nanochat deploy"
+        refused = "if the code is newer than the deployment, run: nanochat up --register"
     return ConfigError(f"the Prefect server refuses the request: {detail}", hint=refused or hint)

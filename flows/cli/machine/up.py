@@ -8,7 +8,7 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -54,21 +54,39 @@ def up(
         bool,
         Parameter(negative="", help="Stay, and end with Ctrl-C or SIGTERM: for systemd and such."),
     ] = False,
+    register: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Only register deployments and these pools, also with a shared server; no worker.",
+        ),
+    ] = False,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Start the Prefect server, a worker for each pool, and register all deployments.
 
     They run in the background until `nanochat down`. With PREFECT_API_URL set, only the workers,
-    for the server there.
+    for the server there: register with it once, and after each upgrade, with --register. A pool
+    that exists is used, whatever its type: make it first for Kubernetes and the like.
+
+    Registered again, what is out of date changes; what a person set in Prefect's pages stays. With
+    NANOCHAT_WEBHOOK in the environment, alerts are posted to that address.
     """
     from infra.prefect.server import adopt_password
 
+    if register and (port is not None or no_password or foreground):
+        raise ConfigError(
+            "--register starts no server of its own and no worker",
+            hint="give --pool alone with it, or leave it out",
+        )
     if port is not None and not 0 < port < 1 << 16:
         raise ConfigError(f"--port is {port}", hint="from 1 to 65535")
     pools = pool or POOLS
     for name in pools:
         check_pool_name(name)
     place.open_home()
+    if register:
+        return _register(place, [name for name in pools if name not in POOLS])
     adopt_password(place.home_path)
     if foreground:
         return _supervise(place, port, pools, guarded=not no_password)
@@ -97,6 +115,22 @@ def up(
     return 1 if stack.problem else 0
 
 
+def _register(place: StoreOptions, pools: Sequence[str]) -> int:
+    """Register deployments, and these pools besides ours, with the server; return the exit code."""
+    from flows.orchestration.local_run import connect
+    from infra.prefect.access import configured_webhook
+
+    # Connect first: it sets PREFECT_API_URL, which Prefect reads when deployments import it.
+    api_url = connect(place.home_path, print_line)
+    from deployments.deploy import deploy_all, summary
+
+    print_lines(summary(deploy_all(webhook=configured_webhook(), pools=pools)))
+    # With the home, which has the password of its server.
+    up = shlex.join(["nanochat", "up", *place.argv])
+    print_line(f"next         PREFECT_API_URL={api_url} {up}, on each machine that works")
+    return 0
+
+
 def _what_is_missing(pools: tuple[str, ...]) -> str | None:
     """Return a warning if a shared server lacks our pools or deployments, else None."""
     from infra.prefect.access import configured_api_url
@@ -106,7 +140,8 @@ def _what_is_missing(pools: tuple[str, ...]) -> str | None:
     if shared is None or not (unknown := unknown_to(shared, pools)):
         return None
     others = [name for name in pools if name not in POOLS]
-    words = shlex.join(["nanochat", "deploy", *(w for name in others for w in ("--pool", name))])
+    pools_of = (word for name in others for word in ("--pool", name))
+    words = shlex.join(["nanochat", "up", "--register", *pools_of])
     return f"{shared} does not know {', '.join(unknown)}; register them with `{words}`"
 
 
@@ -143,7 +178,7 @@ def _supervise(
     check_adoptable(place.home_path)
     if missing := _what_is_missing(pools):  # into the log: systemd has no terminal to warn on
         _log(f"warning: {missing}")
-    # `nanochat deploy` registers with a shared server, once: a machine with an older version would
+    # `--register` registers with a shared server, once: a machine with an older version would
     # overwrite the deployments of a newer one.
     is_own = configured_api_url() is None
     Supervisor(

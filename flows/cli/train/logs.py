@@ -13,14 +13,14 @@ from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
 from flows.artifacts.transfer import read_file
 from flows.cli.options import StoreOptions
-from flows.cli.output import print_lines, print_note, print_warning, terminal_size
+from flows.cli.output import print_error, print_lines, print_note, print_warning, terminal_size
 from flows.cli.progress import count_of
 from flows.cli.train.recorded import find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
 from flows.plan.dead_runs import end_dead_runs, settle
-from flows.render.text import number
+from flows.render.text import number, one_line
 from flows.stages import STAGES
 from infra.polling import ASK_SECONDS
 from infra.storage.base import Store
@@ -50,11 +50,12 @@ def print_logs(
     *,
     follow: bool,
     tail: int | None,
-) -> None:
+) -> int:
     """Print what the stages of a run logged, or one of them, and what their processes printed.
 
     Logs of finished stages come from the store, those of unfinished stages from this machine. With
-    `follow` more is printed until the run has ended, or no process builds it any more.
+    `follow` more is printed until the run has ended, or no process builds it any more; returns the
+    exit code, 1 if it ended without being finished.
     """
     positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
     watch = _Watch(place)
@@ -81,6 +82,31 @@ def print_logs(
             refs = _refs(store, run, place.work, stage)
     if not any(position.offset for position in positions.values()):
         print_note(f"{run.run} has logged nothing that this machine can read")
+    if not follow or run.status in ("finished", "running"):
+        return 0
+    print_end(place.home_path, run.run, run.status)
+    return 1
+
+
+def wait_for_record(store: Store, run: str, home: Path) -> Run | None:
+    """Return the record of a submitted run once a worker has started it; None if none will."""
+    from infra.prefect.flow_runs import find_flow_runs
+
+    while (found := find_run(store, run)) is None:
+        known = find_flow_runs(home, run)  # None: the server does not answer now
+        if known is not None and not any(each.is_live for each in known):
+            return find_run(store, run)
+        time.sleep(ASK_SECONDS)
+    return found
+
+
+def print_end(home: Path, run: str, status: str) -> None:
+    """Print why a run did not finish, as far as Prefect knows it."""
+    from infra.prefect.flow_runs import find_flow_runs
+
+    known = [each.message for each in find_flow_runs(home, run) or () if each.name == run]
+    error, _, hint = "".join(known[:1]).partition("\nhint: ")
+    print_error(one_line(error) or f"run {run} ended as {status}", hint=hint or None)
 
 
 def _last(lines: list[str], tail: int | None) -> list[str]:

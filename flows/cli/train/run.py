@@ -8,7 +8,9 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from flows.artifacts.runs import newest_runs
 from flows.cli.options import (
@@ -40,6 +42,13 @@ def run(
     profile: ProfileName,
     /,
     *,
+    submit: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Have a worker run it, as the form in Prefect's pages does, and return at once.",
+        ),
+    ] = False,
     options: RunOptions = RunOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Run every stage that is not up to date, and store what each one makes.
@@ -49,12 +58,19 @@ def run(
 
     A run with the profile's own settings has the profile's name. With other settings it is called
     like tiny-d4 or tiny-1a2b3c, unless --name says otherwise.
+
+    With --submit, which needs `nanochat up`, what is not given is as in the form: the worker's own
+    store, and the pool gpu for GPU stages.
     """
     # The command finishes a rebuild that has begun; with --force it would begin anew.
     once = replace(options, force=(), from_stage=None, data=absolute_text(options.data))
     again = shlex.join(["nanochat", "run", profile, *once.argv])
     request = read_request(profile, options)
     check_workers(request)
+    if submit:
+        from flows.cli.train.submit import submit_run
+
+        return submit_run(request, options)
     if request.pool is None:
         check_gpus(request.gpus)
     home = options.home_path

@@ -13,7 +13,7 @@ from flows.artifacts.runs import Run, latest_runs
 from flows.cli.options import AsJson, PlacementOptions, Positive, StoreOptions
 from flows.cli.output import age, aligned, print_result, print_unread
 from flows.cli.requests import command_of_run
-from flows.cli.train.logs import print_logs
+from flows.cli.train.logs import print_end, print_logs, wait_for_record
 from flows.cli.train.recorded import pinned_of, plan_again, signs_of_life, uses
 from flows.evals.suite import evaluated_model
 from flows.identity.ref import ArtifactRef, name_in, short
@@ -64,7 +64,8 @@ def status(
     """List the latest runs, or show how far one of them is, or what it logged.
 
     Logs of finished stages come from the store, those of unfinished stages from this machine. A
-    stage that another machine is building is shown once it is finished.
+    stage that another machine is building is shown once it is finished. With --follow it exits with
+    1 if the run fails or is interrupted.
     """
     if stage is not None:
         check_stage(stage)
@@ -86,22 +87,33 @@ def status(
             for r in runs
         ]
         lines = aligned(rows) or ["no runs yet: nanochat run tiny"]
+    elif (recorded := _find(store, run, place.home_path, wait=follow)) is not None:
+        runs = [settle(store, place.home_path, recorded)]
+        if is_log:
+            return print_logs(runs[0], stage, store, place, follow=follow, tail=tail)
+        lines = list(_describe(runs[0], store, place))
+    elif follow:
+        print_end(place.home_path, run, "not started")
+        return 1
     else:
-        try:
-            runs = [settle(store, place.home_path, open_newest_run(store, run))]
-        except ConfigError:
-            # A worker writes the record of a submitted run when it starts it.
-            submitted = signs_of_life(store, run, None, place.home_path) if name_in(run) else []
-            if not submitted:
-                raise
-            runs, lines = [], [f"run {run}: not started by a worker", *submitted]
-        else:
-            if is_log:
-                print_logs(runs[0], stage, store, place, follow=follow, tail=tail)
-                return 0
-            lines = list(_describe(runs[0], store, place))
+        submitted = signs_of_life(store, run, None, place.home_path)
+        runs, lines = [], [f"run {run}: not started by a worker", *submitted]
     print_result(lambda: [asdict(found) for found in runs], lines, as_json=as_json)
     return 0
+
+
+def _find(store: Store, run: str, home: Path, *, wait: bool) -> Run | None:
+    """Return the newest run of a name or a tag, or the one with this id.
+
+    None means that it was submitted and no worker starts it; with `wait`, that none will.
+    """
+    try:
+        return open_newest_run(store, run)
+    except ConfigError:
+        # A worker writes the record of a submitted run when it starts it.
+        if not (name_in(run) and signs_of_life(store, run, None, home)):
+            raise
+    return wait_for_record(store, run, home) if wait else None
 
 
 def _describe(run: Run, store: Store, place: StoreOptions) -> Iterator[str]:

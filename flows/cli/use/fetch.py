@@ -1,5 +1,6 @@
-"""`nanochat fetch`: copy an artifact's files, or some of them, to a directory."""
+"""`nanochat fetch`: copy an artifact's files, or convert a model, to a directory."""
 
+import contextlib
 import time
 from functools import partial
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from flows.artifacts.download import choose_files, copy_files
-from flows.artifacts.names import open_usable
+from flows.artifacts.names import find_directory, open_model, open_usable
 from flows.cli.options import ArtifactName, StoreOptions
-from flows.cli.output import print_line, print_note, print_warning
+from flows.cli.output import print_line, print_lines, print_note, print_warning
 from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.identity.ref import short
+from flows.interop.export_model import Form, check_export, export_model, model_card
+from nanochat_core.errors import ConfigError
 
 
 def fetch(
@@ -30,12 +33,36 @@ def fetch(
         bool,
         Parameter(negative="", help="Leave out the optimizer's state, which only training needs."),
     ] = False,
+    form: Annotated[
+        Form | None,
+        Parameter(
+            name="--as",
+            help="Convert a model, also one in a directory. hf: for Hugging Face transformers. "
+            "nanochat: files that nanochat loads. safetensors: weights, settings and tokenizer in "
+            "our own format.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        Parameter(help="With --as hf: precision of the weights, bf16 (the default) or fp32."),
+    ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
     """Copy an artifact's files, or some of them, to a directory, every byte verified.
 
     Never overwrites a file that differs. After an interruption the same command resumes.
+
+    With --as it writes a model as files that other programs load, into a new directory: whole, or
+    not at all.
     """
+    if form is not None and path is None:
+        target = to or Path(f"{Path(reference).name.replace('@', '-')}-{form}")
+        return _convert(reference, target.expanduser(), form, dtype or "bf16", place)
+    if form is not None or dtype is not None:
+        raise ConfigError(
+            f"--as {form} is of a whole model" if form else "--dtype is given without --as hf",
+            hint=f"leave {path} or --as out" if form else "files are copied as they are",
+        )
     store = place.open_store()
     manifest = open_usable(store, reference, warn=print_warning)
     files = choose_files(manifest, path, model_only=model_only)
@@ -66,4 +93,26 @@ def fetch(
     there = f", {len(copied.kept)} of them there already" if copied.kept else ""
     took = describe_transfer(sent, time.monotonic() - began)
     print_line(f"{target}: {text}{there}{took}")
+    return 0
+
+
+def _convert(model: str, target: Path, form: Form, dtype: str, place: StoreOptions) -> int:
+    """Write a model as files that other programs load; return the exit code."""
+    # Before the model is fetched and loaded, which may take minutes.
+    check_export(target, dtype=dtype)
+    store = place.open_store()
+    # A directory has no manifest; its model card has no lineage.
+    manifest = None
+    if find_directory(model) is None:
+        manifest = open_usable(store, model, warn=print_warning)
+    with contextlib.closing(place.cache) as cache:
+        source = open_model(store, model, cache=cache, warn=print_warning)
+        done = export_model(
+            source,
+            target,
+            form=form,
+            dtype=dtype,
+            card=lambda own: model_card(store, manifest, name=model, is_own_code=own),
+        )
+    print_lines([f"{done.directory}: {', '.join(done.files)}", *done.notes])
     return 0

@@ -118,7 +118,7 @@ class Home:
         assert found == (None if self.is_revoked else self.model)
         code = 1 if self.is_revoked else 0
         exported = str(self.path.parent / "exported" / name)
-        self.run("export", "main", exported, "--to", "safetensors", code=code)
+        self.run("fetch", "main", "--to", exported, "--as", "safetensors", code=code)
         self.run("chat", "main", "--prompt", "1+1=", "--max-tokens", "4", code=code)
         assert "error" not in self.run("plan", *RECIPE, code=None)
 

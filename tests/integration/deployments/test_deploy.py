@@ -275,11 +275,11 @@ def test_the_command_registers_and_a_second_time_says_that_nothing_changed(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    lines = terminal.said("deploy", "--home", str(tmp_path))
+    lines = terminal.said("up", "--register", "--home", str(tmp_path))
     assert lines[0] == "work pools   cpu, gpu"
     assert all(name in lines[1] for name in DEPLOYMENTS)
     assert "changed      nothing" in lines
     up = f"PREFECT_API_URL={server.api_url} nanochat up --home {tmp_path}"
     assert lines[-1] == f"next         {up}, on each machine that works"
     monkeypatch.setenv("NANOCHAT_WEBHOOK", "chat")
-    assert terminal.fails("deploy")[0] == "the webhook is not an address"
+    assert terminal.fails("up", "--register")[0] == "the webhook is not an address"

@@ -1,4 +1,4 @@
-"""What `nanochat submit` asks for is taken by a real server, and the run keeps its id."""
+"""What `nanochat run --submit` asks for is taken by a real server, and the run keeps its id."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_submitted_run_keeps_the_name_that_was_printed(
     monkeypatch.delenv("NANOCHAT_STORE", raising=False)
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
     words = ["--set", "seed=7", "--use", "pretrain@unknown", "--name", "mine", "--force", "sft"]
-    assert main(["submit", "tiny", *words]) == 0
+    assert main(["run", "tiny", "--submit", *words]) == 0
     run, url = (line.split()[1] for line in capsys.readouterr().out.splitlines()[:2])
     assert name_in(run) == "mine"
     id_ = url.rpartition("/")[2]

@@ -9,19 +9,15 @@ class Api(BaseHTTPRequestHandler):
     """The paths of Prefect's API that create and show flow runs."""
 
     created: ClassVar[list[dict[str, Any]]] = []
-    states: ClassVar[list[tuple[str, str, str]]] = []  # that a flow run is in, one after the other
     live: ClassVar[list[dict[str, Any]]] = []
+    # What the server answers before `live`, once each: flow runs, a status or nothing.
+    lives: ClassVar[list[list[dict[str, Any]] | int | None]] = []
     set_states: ClassVar[list[tuple[str, str]]] = []  # path and type of each state that was set
     refuses: ClassVar[str | None] = None
     faults: ClassVar[list[tuple[str, int | None]]] = []  # prefixes of paths that fail so, once
 
     def do_GET(self) -> None:
         if self._fails():
-            return
-        if self.path.startswith("/api/flow_runs/"):
-            kind, name, message = Api.states.pop(0)
-            said = {"state_type": kind, "state_name": name, "state": {"message": message}}
-            self._answer(200, {"name": Api.created[-1]["name"], **said})
             return
         known = {
             "/api/health": True,
@@ -33,7 +29,11 @@ class Api(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/api/flow_runs/filter":
-            self._answer(200, Api.live)
+            found = Api.lives.pop(0) if Api.lives else Api.live
+            if isinstance(found, list):
+                self._answer(200, found)
+            else:
+                self._break(found)
         elif self.path in ("/api/task_runs/filter", "/api/artifacts/filter"):
             self._answer(200, [])
         elif self.path.endswith("/set_state"):
@@ -52,14 +52,17 @@ class Api(BaseHTTPRequestHandler):
         """Break the request if it is the next to fail: with a status, or without an answer."""
         if not Api.faults or not self.path.startswith(Api.faults[0][0]):
             return False
-        code = Api.faults.pop(0)[1]
+        self._break(Api.faults.pop(0)[1])
+        return True
+
+    def _break(self, code: int | None) -> None:
+        """Answer as a proxy with this status, or end the connection without an answer."""
         if code is None:
             self.close_connection = True
-            return True
+            return
         self.send_response(code)
         self.end_headers()
         self.wfile.write(b"<html>\n<title>Proxy</title></html>")
-        return True
 
     def _answer(self, code: int, tree: Any) -> None:
         self.send_response(code)

@@ -28,6 +28,14 @@ class Terminal:
         assert code == 0
         return lines
 
+    def follows(self, *words: str, status: str = "failed") -> list[str]:
+        """The lines of `status RUN --follow` of a run that ends with this status."""
+        code = main(["status", *words, "--follow"])
+        captured = self._capsys.readouterr()
+        assert (code, captured.err.count("\n")) == (1, 1)
+        assert captured.err.endswith(f" ended as {status}\n")
+        return captured.out.splitlines()
+
     def read(self, *words: str, warns: str = "") -> Any:
         """What a command prints for programs."""
         return json.loads("".join(self.run(*words, "--json", warns=warns)[1]))

@@ -19,7 +19,7 @@ def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Serv
         is_told = not unknown_to(server.api_url, ["cpu"])
         up = stack.nanochat("up", "--pool", "cpu")
         assert up.returncode == 0, up.stdout + up.stderr
-        assert ("`nanochat deploy`" not in up.stderr) == is_told
+        assert ("`nanochat up --register`" not in up.stderr) == is_told
         assert len(up.stderr.splitlines()) == (0 if is_told else 1)
         assert f"Prefect      {server.ui_url}" in up.stdout
         assert stack.server is None

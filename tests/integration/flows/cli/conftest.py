@@ -15,7 +15,7 @@ from tests.support.flows.prefect_api import Api
 def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The API of a small Prefect server, which is the one to use."""
     monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
-    for name in ("created", "states", "live", "faults", "set_states"):
+    for name in ("created", "live", "lives", "faults", "set_states"):
         monkeypatch.setattr(Api, name, [])
     monkeypatch.setattr(Api, "refuses", None)
     monkeypatch.setattr("infra.prefect.flow_runs._SUBMISSION", RetryPolicy(tries=3, first_wait=0))

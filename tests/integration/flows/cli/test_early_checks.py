@@ -65,7 +65,7 @@ def test_a_pool_that_the_server_does_not_know_is_refused(
     assert error == (
         "no stage can be requested from the pool 'nopool': it has no deployment one-stage/nopool"
     )
-    assert hint == "register it with: nanochat deploy --pool nopool"
+    assert hint == "register it with: nanochat up --register --pool nopool"
     assert not (tmp_path / PREFECT).exists()
 
 
@@ -96,13 +96,13 @@ def test_a_store_that_refuses_writes_is_refused(
     assert not (tmp_path / PREFECT).exists()
 
 
-@pytest.mark.parametrize("command", ["deploy", "up"])
+@pytest.mark.parametrize("command", ["up --register", "up"])
 @pytest.mark.usefixtures("store")
 def test_a_name_that_no_pool_can_have_is_refused(
     terminal: Terminal, command: str, tmp_path: Path
 ) -> None:
     for name in ("a b", "a/b", "a%", "x" * 101, ""):
-        error, hint = terminal.fails(command, "--pool", name)
+        error, hint = terminal.fails(*command.split(), "--pool", name)
         assert error == f"{name!a} cannot be the name of a work pool"
         assert "gpu-a100" in hint
     assert not (tmp_path / PREFECT).exists()

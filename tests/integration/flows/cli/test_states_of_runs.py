@@ -44,7 +44,7 @@ def test_status_says_that_a_run_waits_for_a_worker(terminal: Terminal, store: St
 
 @pytest.mark.usefixtures("api_url")
 def test_status_says_that_a_submitted_run_waits_for_its_first_worker(terminal: Terminal) -> None:
-    run = terminal.said("submit", "tiny")[0].split()[1]
+    run = terminal.said("run", "tiny", "--submit")[0].split()[1]
     assert "there is no run" in terminal.fails("status", run)[0]  # the server has none either
     Api.live = [
         {"name": run, "state_type": "SCHEDULED", "state_name": "Late", "work_pool_name": "cpu"}
@@ -150,7 +150,7 @@ def test_following_ends_when_prefect_knows_that_the_run_is_not_resumed(
 
     crashing = threading.Thread(target=crash, daemon=True)
     crashing.start()
-    assert main(["status", "tiny", "-f"]) == 0
+    assert main(["status", "tiny", "-f"]) == 1
     crashing.join()
     found = find_run(store, "tiny-1")
     assert found is not None

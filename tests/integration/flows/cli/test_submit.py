@@ -1,24 +1,26 @@
-"""`nanochat submit` asks a Prefect server for a run, and watches it."""
+"""`nanochat run --submit` asks a Prefect server for a run, and `status --follow` waits for it."""
 
+import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from flows.artifacts.runs import Status, write_run
 from flows.cli.app import main
 from flows.identity.ref import name_in
 from flows.overrides import default_name
-from infra.storage.base import Store
 from tests.support.flows.prefect_api import Api
-from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+from tests.support.flows.shelf import Counting, put_run
 from tests.support.flows.terminal import Terminal
+from tests.support.flows.waiting import wait_until
 
 
 def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(
     terminal: Terminal, api_url: str
 ) -> None:
     words = ("--depth", "4", "--set", "seed=7", "--from-stage", "sft", "--compile")
-    lines = terminal.said("submit", "tiny", *words, "--nodes", "2", "--pool", "gpu")
+    lines = terminal.said("run", "--submit", "tiny", *words, "--nodes", "2", "--pool", "gpu")
     (created,) = Api.created
     assert created["parameters"] == {
         "profile": "tiny",
@@ -41,7 +43,7 @@ def test_a_run_is_submitted_with_what_was_given_and_found_by_its_id(
 def test_a_file_is_submitted_as_the_settings_in_it(terminal: Terminal, tmp_path: Path) -> None:
     path = tmp_path / "my.toml"
     path.write_text('profile = "tiny"\nname = "mine"\nseed = 7\n', encoding="utf-8")
-    terminal.said("submit", str(path))
+    terminal.said("run", "--submit", str(path))
     (created,) = Api.created
     assert created["parameters"] == {"profile": "tiny", "overrides": ["seed=7"], "run_name": "mine"}
     assert name_in(created["name"]) == "mine"
@@ -50,45 +52,89 @@ def test_a_file_is_submitted_as_the_settings_in_it(terminal: Terminal, tmp_path:
 def test_what_is_refused_is_one_line(
     terminal: Terminal, api_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no setting" in terminal.fails("submit", "tiny", "--set", "sede=7")[0]
+    assert "there is no setting" in terminal.fails("run", "--submit", "tiny", "--set", "sede=7")[0]
     Api.refuses = "Validation failed for field 'depth'.\nFailure reason: too deep"
-    assert terminal.fails("submit", "tiny")[0] == (
+    assert terminal.fails("run", "--submit", "tiny")[0] == (
         "the Prefect server refuses the request: Validation failed for field 'depth'. Failure "
         "reason: too deep"
     )
     monkeypatch.setattr("flows.cli.train.submit.DEPLOYMENT", "nanochat/other")
-    assert terminal.fails("submit", "tiny") == (
+    assert terminal.fails("run", "--submit", "tiny") == (
         f"{api_url} has no deployment nanochat/other",
-        "register it with: nanochat deploy",
+        "register it with: nanochat up --register",
     )
     monkeypatch.delenv("PREFECT_API_URL")
-    error, hint = terminal.fails("submit", "tiny")
+    error, hint = terminal.fails("run", "--submit", "tiny")
     assert error == "no Prefect server is running, and so no worker"
     assert hint == "start both with: nanochat up"
     assert Api.created == []
 
 
-@pytest.mark.usefixtures("api_url")
-def test_a_run_can_be_watched_to_its_end(
-    terminal: Terminal, store: Store, monkeypatch: pytest.MonkeyPatch, capsys: Any
+@pytest.fixture
+def submitted(terminal: Terminal, api_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A submitted run that waits for a worker."""
+    monkeypatch.setattr("flows.cli.train.logs.ASK_SECONDS", 0.01)
+    run = terminal.said("run", "tiny", "--submit")[0].split()[1]
+    show(run, "SCHEDULED")
+    return run
+
+
+def show(run: str, kind: str, message: str = "") -> None:
+    """Have the server show the run in this state."""
+    Api.live = [{"name": run, "state_type": kind, "state_name": "", "state": {"message": message}}]
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "said"),
+    [
+        ("finished", "", []),
+        ("failed", "sft broke\nhint: mend it", ["error: sft broke", "hint: mend it"]),
+        ("interrupted", "", ["error: run {} ended as interrupted"]),
+    ],
+)
+def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
+    submitted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: Status,
+    message: str,
+    said: list[str],
 ) -> None:
-    monkeypatch.setattr("flows.cli.train.submit.ASK_SECONDS", 0.0)
-    monkeypatch.setattr("flows.cli.train.submit.new_run_id", lambda name, when: f"{name}-1")
-    put_run(store, "tiny-1", put_artifact(store, make_manifest("shards")), status="running")
-    Api.states = [("SCHEDULED", "Late", ""), ("RUNNING", "Running", ""), ("COMPLETED", "Done", "")]
-    assert [line.split()[0] for line in terminal.said("submit", "tiny", "--watch")[3:]] == [
-        "late",
-        "done",
-        "running",
-        "done",
-    ]
-    Api.states = [("FAILED", "Failed", "sft broke\nhint: mend it")]
-    assert main(["submit", "tiny", "--watch"]) == 1
-    assert capsys.readouterr().err.splitlines() == ["error: sft broke", "hint: mend it"]
+    store = Counting(tmp_path / "home" / "store")
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
+
+    def work() -> None:
+        looks = store.gets
+        wait_until(lambda: looks.count(f"runs/{submitted}.json") >= 5)
+        run = put_run(store, submitted, status="running", ended=None)
+        wait_until(lambda: looks.count(f"runs/{submitted}.json") >= 10)
+        show(submitted, "COMPLETED" if status == "finished" else "FAILED", message)
+        write_run(store, replace(run, status=status))
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    assert main(["status", submitted, "--follow"]) == (status != "finished")
+    worker.join()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == f"{submitted} has logged nothing that this machine can read"
+    assert lines[1:] == [line.format(submitted) for line in said]
+
+
+def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_reason(
+    submitted: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infra.prefect.flow_runs.ANSWER_SECONDS", 0.0)
+    show(submitted, "FAILED", "there is no sft@x\nhint: name another")
+    waiting = Api.live[0] | {"state_type": "SCHEDULED"}
+    Api.lives = [[waiting], [waiting], 200, 503, None, [waiting]]
+    assert main(["status", submitted, "--follow"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["error: there is no sft@x", "hint: name another"]
+    assert Api.lives == []
 
 
 CREATE = "/api/deployments/d-1/create_flow_run"
-READ = "/api/flow_runs/"
 
 
 @pytest.mark.parametrize("fault", [None, 200, 503, 429])
@@ -97,7 +143,7 @@ def test_a_request_whose_answer_is_lost_is_repeated_and_creates_one_run(
     terminal: Terminal, fault: int | None
 ) -> None:
     Api.faults = [(CREATE, fault), (CREATE, fault)]
-    lines = terminal.said("submit", "tiny")
+    lines = terminal.said("run", "--submit", "tiny")
     assert len(Api.created) == 3
     keys = {created["idempotency_key"] for created in Api.created}
     assert keys == {created["name"] for created in Api.created} == {lines[0].split()[1]}
@@ -109,7 +155,7 @@ def test_a_run_that_may_have_been_created_is_named_with_how_to_look(
     terminal: Terminal, fault: int | None
 ) -> None:
     Api.faults = [(CREATE, fault)] * 3
-    _, hint = terminal.fails("submit", "tiny")
+    _, hint = terminal.fails("run", "--submit", "tiny")
     run = Api.created[0]["name"]
     assert hint == (
         f"run {run} may have been created; before you submit again, look with: "
@@ -122,7 +168,7 @@ def test_a_run_that_may_have_been_created_is_named_with_how_to_look(
     [
         (CREATE, 401, "set NANOCHAT_PREFECT_AUTH to"),
         (CREATE, 400, "nothing was submitted; the log of the server"),
-        (CREATE, 422, "if the code is newer than the deployment, run: nanochat deploy"),
+        (CREATE, 422, "if the code is newer than the deployment, run: nanochat up --register"),
         ("/api/deployments/name/", 401, "set NANOCHAT_PREFECT_AUTH to"),
         ("/api/deployments/name/", 200, "nothing was submitted: run the same command again"),
         ("/api/deployments/name/", 502, "nothing was submitted: run the same command again"),
@@ -133,25 +179,7 @@ def test_a_refusal_has_the_hint_for_its_cause(
     terminal: Terminal, path: str, code: int, hint: str
 ) -> None:
     Api.faults = [(path, code)]
-    assert terminal.fails("submit", "tiny")[1].startswith(hint)
-
-
-@pytest.mark.usefixtures("api_url")
-def test_watching_continues_while_the_server_does_not_answer(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    monkeypatch.setattr("flows.cli.train.submit.ASK_SECONDS", 0.0)
-    monkeypatch.setattr("flows.cli.train.submit.new_run_id", lambda name, when: f"{name}-1")
-    Api.states = [("COMPLETED", "Done", "")]
-    Api.faults = [(READ, None), (READ, 503), (READ, 200)]
-    assert main(["submit", "tiny", "--watch"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.splitlines()[-1].split() == ["done", "tiny-1"]
-    assert printed.err.count("\n") == 1
-    assert "watching continues" in printed.err
-    Api.faults = [(READ, 404)]
-    assert main(["submit", "tiny", "--watch"]) == 1
-    assert "hint: look with: nanochat status tiny-1" in capsys.readouterr().err
+    assert terminal.fails("run", "--submit", "tiny")[1].startswith(hint)
 
 
 @pytest.mark.parametrize(
@@ -167,5 +195,5 @@ def test_watching_continues_while_the_server_does_not_answer(
 def test_a_mistake_is_found_before_a_run_is_created(
     terminal: Terminal, words: list[str], code: int, error: str
 ) -> None:
-    assert error in terminal.fails("submit", "tiny", *words, code=code)[0]
+    assert error in terminal.fails("run", "--submit", "tiny", *words, code=code)[0]
     assert Api.created == []

@@ -217,7 +217,7 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     }
     assert (parameters["drop"], parameters["metric"]) == (0.1, "spelling")
     assert parameters["store"] == store.url
-    assert parameters["pool"] == "none"  # or `nanochat deploy` would add the default of main
+    assert parameters["pool"] == "none"  # or `nanochat up --register` would add the default of main
     assert terminal.said("evals")[1].split()[-4:] == ["paused", "spelling", "0.1", "previous"]
 
     assert terminal.said("evals", "schedule", "main", "--remove") == [

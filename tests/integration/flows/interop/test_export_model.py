@@ -1,4 +1,4 @@
-"""`nanochat export`: files that other programs load, whole or not at all."""
+"""`nanochat fetch --as`: files that other programs load, whole or not at all."""
 
 import json
 import os
@@ -19,6 +19,11 @@ from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 pytestmark = pytest.mark.torch
 
 
+def export(model: str, to: str, *more: str) -> list[str]:
+    """The words that convert a model, as hf unless others say."""
+    return ["fetch", model, "--to", to, *([] if "--as" in more else ["--as", "hf"]), *more]
+
+
 @pytest.fixture(params=["2026-01-05", "2026-03-14"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A model directory."""
@@ -36,7 +41,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_as_transformers_load_it(model: Path, tmp_path: Path, terminal: Terminal) -> None:
-    first, note = terminal.said("export", str(model), str(tmp_path / "out"))
+    first, note = terminal.said(*export(str(model), str(tmp_path / "out")))
     is_own = "transformers_model.py" in first
     assert ("trust_remote_code=True" in note) == is_own
     files = {p.name for p in (tmp_path / "out").iterdir()}
@@ -55,7 +60,7 @@ def test_as_transformers_load_it(model: Path, tmp_path: Path, terminal: Terminal
     assert config["dtype"] == "bfloat16"
     weights = load_file(tmp_path / "out" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    terminal.said("export", str(model), str(tmp_path / "wide"), "--dtype", "fp32")
+    terminal.said(*export(str(model), str(tmp_path / "wide"), "--dtype", "fp32"))
     assert (
         load_file(tmp_path / "wide" / "model.safetensors")["lm_head.weight"].dtype == torch.float32
     )
@@ -68,7 +73,7 @@ def test_every_user_whom_the_umask_admits_may_read_it(
     (model / "model.safetensors").chmod(0o600)
     mask = os.umask(0o027)
     try:
-        terminal.said("export", str(model), str(tmp_path / "out"), "--to", form)
+        terminal.said(*export(str(model), str(tmp_path / "out"), "--as", form))
     finally:
         os.umask(mask)
     paths = [tmp_path / "out", *(tmp_path / "out").rglob("*")]
@@ -77,7 +82,7 @@ def test_every_user_whom_the_umask_admits_may_read_it(
 
 
 def test_as_nanochat_loads_it(model: Path, tmp_path: Path, terminal: Terminal) -> None:
-    _, note = terminal.said("export", str(model), str(tmp_path / "out"), "--to", "nanochat")
+    _, note = terminal.said(*export(str(model), str(tmp_path / "out"), "--as", "nanochat"))
     found = read_checkpoint(tmp_path / "out")
     assert note.startswith("nanochat's version ")
     state = load_model(model, torch.device("cpu")).state_dict()
@@ -85,7 +90,7 @@ def test_as_nanochat_loads_it(model: Path, tmp_path: Path, terminal: Terminal) -
 
 
 def test_as_plain_files(model: Path, tmp_path: Path, terminal: Terminal) -> None:
-    terminal.said("export", str(model), str(tmp_path / "out"), "--to", "safetensors")
+    terminal.said(*export(str(model), str(tmp_path / "out"), "--as", "safetensors"))
     left, right = (load_model(path, torch.device("cpu")) for path in (model, tmp_path / "out"))
     tokens = torch.arange(30)[None]
     with torch.no_grad():
@@ -97,20 +102,20 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
 ) -> None:
     out = tmp_path / "out"
     # Found before the model is looked up.
-    assert "fp16" in terminal.fails("export", "sft@unknown", str(out), "--dtype", "fp16")[0]
-    assert "exists already" in terminal.fails("export", "sft@unknown", str(tmp_path))[0]
+    assert "fp16" in terminal.fails(*export("sft@unknown", str(out), "--dtype", "fp16"))[0]
+    assert "exists already" in terminal.fails(*export("sft@unknown", str(tmp_path)))[0]
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "nothing")
-    assert "exists already" in terminal.fails("export", "sft@unknown", str(link))[0]
+    assert "exists already" in terminal.fails(*export("sft@unknown", str(link)))[0]
     below = model / "config.json" / "out"
-    assert "config.json is a file" in terminal.fails("export", "sft@unknown", str(below))[0]
+    assert "config.json is a file" in terminal.fails(*export("sft@unknown", str(below)))[0]
     assert (
-        "--dtype is 'int3'" in terminal.fails("export", str(model), str(out), "--dtype", "int3")[0]
+        "--dtype is 'int3'" in terminal.fails(*export(str(model), str(out), "--dtype", "int3"))[0]
     )
-    assert "/proc/x cannot be written" in terminal.fails("export", str(model), "/proc/x")[0]
+    assert "/proc/x cannot be written" in terminal.fails(*export(str(model), "/proc/x"))[0]
     assert not out.exists()
     out.mkdir()
-    assert "exists already" in terminal.fails("export", str(model), str(out))[0]
+    assert "exists already" in terminal.fails(*export(str(model), str(out)))[0]
     assert sorted(p.name for p in tmp_path.iterdir() if p.name.startswith(".")) == []
 
 

@@ -89,7 +89,8 @@ def test_a_server_that_stands_still_is_reported_too(
 
 
 @pytest.mark.parametrize(
-    ("status", "hint"), [(401, "NANOCHAT_PREFECT_AUTH"), (409, "nanochat deploy"), (422, "deploy")]
+    ("status", "hint"),
+    [(401, "NANOCHAT_PREFECT_AUTH"), (409, "up --register"), (422, "--register")],
 )
 def test_a_refusal_is_a_persons_to_mend(
     refuse: Callable[[int, bytes], str], status: int, hint: str

@@ -323,7 +323,7 @@ def test_a_pool_without_a_deployment_is_refused(server: Server) -> None:
         ConfigError, match="no stage can be requested from the pool 'absent'"
     ) as caught:
         check_pool("absent")
-    assert "nanochat deploy --pool absent" in (caught.value.hint or "")
+    assert "nanochat up --register --pool absent" in (caught.value.hint or "")
 
 
 def test_a_flow_does_not_order_of_the_pool_that_it_runs_in(

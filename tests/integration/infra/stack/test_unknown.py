@@ -59,7 +59,7 @@ def test_what_a_server_does_not_know_is_one_line_with_the_command(api_url: str) 
 
     assert _what_is_missing(("cpu", "gpu")) == (
         f"{api_url} does not know the pool gpu, our deployments; register them with "
-        "`nanochat deploy`"
+        "`nanochat up --register`"
     )
 
 
@@ -68,7 +68,7 @@ def test_the_command_names_pools_that_are_not_among_ours(api_url: str) -> None:
 
     assert said is not None
     assert "the pool h100;" in said
-    assert "`nanochat deploy --pool h100`" in said
+    assert "`nanochat up --register --pool h100`" in said
 
 
 @pytest.mark.parametrize("code", [401, 500])

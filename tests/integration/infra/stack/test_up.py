@@ -191,7 +191,15 @@ def test_the_password_is_in_no_command_line_and_no_other_file(live: LiveStack) -
 
 def test_only_a_terminal_gets_the_password(live: LiveStack) -> None:
     secret = live.password.partition(":")[2]
-    submit = ("submit", "tiny", "--set", "shards.source=local", "--set", "shards.path=/absent")
+    submit = (
+        "run",
+        "tiny",
+        "--submit",
+        "--set",
+        "shards.source=local",
+        "--set",
+        "shards.path=/absent",
+    )
     commands = (("up",), ("status",), ("doctor", "--json"), ("plan", "tiny", "--json"), submit)
 
     assert secret in live.show("up")

@@ -22,11 +22,11 @@ from infra.storage.base import Store
 from tests.support.flows.terminal import Terminal
 
 COMMANDS = [  # in the order of the help
-    *("plan", "run", "submit", "stage", "miniseries", "sweep", "status"),
+    *("plan", "run", "stage", "miniseries", "sweep", "status"),
     *("accept", "config"),
-    *("chat", "serve", "fetch", "pull", "push", "import", "export", "report"),
+    *("chat", "serve", "fetch", "pull", "push", "import", "report"),
     *("ls", "tag", "compare", "sql", "revoke", "gc", "data", "evals"),
-    *("doctor", "up", "deploy", "down", "infra", "bench", "completion"),
+    *("doctor", "up", "down", "infra", "bench", "completion"),
 ]
 NAMED_ONLY = ("stage", "accept", "revoke", "infra", "bench", "completion")
 

@@ -126,7 +126,7 @@ def test_an_unfinished_stage_is_read_from_this_machine(
     (work / "worker.log").write_text("it broke\n")
     lines = terminal.said("status", "tiny", "--tail", "99")
     assert [line.split()[0] for line in lines] == ["12:00:00", "12:00:01", f"{REF.name}:", "it"]
-    assert terminal.said("status", "tiny", "shards", "--follow") == lines
+    assert terminal.follows("tiny", "shards", status="interrupted") == lines
 
 
 def test_a_run_is_followed_until_it_has_ended(
@@ -150,7 +150,7 @@ def test_a_run_is_followed_until_it_has_ended(
 
     worker = threading.Thread(target=work)
     worker.start()
-    lines = terminal.said("status", "tiny", "-f")
+    lines = terminal.follows("tiny")
     worker.join()
     # Each event once, also those that were written right before the end.
     assert [line.split()[0] for line in lines] == [f"12:00:0{n}" for n in range(5)]
@@ -172,7 +172,7 @@ def test_logs_of_a_finished_stage_are_read_once_while_its_run_is_followed(
 
     ending = threading.Thread(target=end_after_some_looks, daemon=True)
     ending.start()
-    lines = terminal.said("status", "tiny", "sft", "-f")
+    lines = terminal.follows("tiny", "sft")
     ending.join()
     assert len(lines) == len(STEPS)
     assert counted.gets.count(made.logs[0].key) == 1
@@ -223,7 +223,7 @@ def test_following_continues_while_a_silent_run_is_alive(
     with held.keep(threading.Event(), beat=BEAT) if isinstance(held, HeldLease) else command:
         ending = threading.Thread(target=end_after_some_looks, daemon=True)
         ending.start()
-        lines = terminal.said("status", "tiny", "-f")  # without a note
+        lines = terminal.follows("tiny")  # without a note
         ending.join()
     assert len(lines) == 1
 
@@ -253,7 +253,7 @@ def test_following_ends_when_the_command_that_it_waits_for_dies(
     waiting = threading.Thread(target=wait_and_die, daemon=True)
     waiting.start()
     assert is_waiting.wait(100)
-    assert len(terminal.said("status", "tiny", "-f")) == 1  # without a note
+    assert len(terminal.follows("tiny", status="interrupted")) == 1  # without a note
     waiting.join()
     found = find_run(store, "tiny-1")
     assert found is not None

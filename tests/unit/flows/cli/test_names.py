@@ -83,7 +83,7 @@ def test_a_mistake_is_answered_in_two_lines(words: str, error: str, hint: str, t
     assert hint in found[1]
 
 
-@pytest.mark.parametrize("words", ["plan", "run", "submit", "sweep", "miniseries"])
+@pytest.mark.parametrize("words", ["plan", "run", "run --submit", "sweep", "miniseries"])
 def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
     words: str, store: Store, terminal: Terminal
 ):
@@ -94,9 +94,12 @@ def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
     rest += ["--depths", "1,2"] if words == "miniseries" else []
     recipe = "give its profile and settings: tiny --depth 2 --set seed=7 --name tiny2"
     for word, kind in (("tiny2", "a run"), ("best", "a tag"), ("sft@best", "an artifact")):
-        assert terminal.fails(words, word, *rest) == (f"'{word}' is {kind}, not a profile", recipe)
-    assert terminal.fails(words, "tinyy", *rest)[1] == "did you mean 'tiny'?"
-    assert terminal.fails(words, "bests", *rest)[1] == "did you mean the run 'best'?"
+        assert terminal.fails(*words.split(), word, *rest) == (
+            f"'{word}' is {kind}, not a profile",
+            recipe,
+        )
+    assert terminal.fails(*words.split(), "tinyy", *rest)[1] == "did you mean 'tiny'?"
+    assert terminal.fails(*words.split(), "bests", *rest)[1] == "did you mean the run 'best'?"
 
 
 @pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "compare sft@a sft@b", "tag main tiny"])
