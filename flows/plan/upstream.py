@@ -19,7 +19,9 @@ from flows.artifacts.runs import latest_runs, timestamp
 from flows.datasets import published_task
 from infra.storage.base import Store
 from nanochat_core.config import DatasetConfig, RunConfig
+from nanochat_core.data.hub.client import resolve
 from nanochat_core.data.hub.datasets import repository_of
+from nanochat_core.data.hub.errors import Unreachable
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import write_json
 
@@ -42,10 +44,6 @@ class Resolved:
     value: str
     when: str  # UTC, 2026-11-21T05:53:38Z
     validator: str | None = None  # of a URL: the same one means the same bytes; None: unknown
-
-
-class Unreachable(Exception):
-    """The server does not answer; the message says why."""
 
 
 def moving_names(run: RunConfig, sections: Collection[str] = SECTIONS) -> tuple[str, ...]:
@@ -181,19 +179,8 @@ def _is_recent(answer: Resolved) -> bool:
 
 
 def _ask_hub(name: str) -> Resolved:
-    # Imported here: huggingface_hub takes long to import, and most commands do not need it.
-    from huggingface_hub import HfApi
-
-    from nanochat_core.data.hub.errors import catchable, explain, is_unreachable
-
     repository, _, revision = name.rpartition("@")
-    try:
-        found = HfApi().dataset_info(repository, revision=revision, timeout=SECONDS).sha
-    except catchable() as error:
-        known = explain(error, repository=repository, what=f"revision {revision}")
-        if is_unreachable(error):
-            raise Unreachable(str(known)) from error
-        raise known from error
+    found = resolve(repository, revision, seconds=SECONDS)
     if found is None or not _COMMIT.fullmatch(found):
         raise Unreachable(f"the Hub names no commit of {name}")
     return Resolved(value=found, when=_now())
@@ -222,14 +209,9 @@ def _ask_web(url: str, last: Resolved | None, log: Log, *, plan: bool) -> Resolv
 
     A plan downloads nothing and returns None then.
     """
-    from nanochat_core.data.hub.core_bundle import fetch_archive
-    from nanochat_core.data.hub.web_file import ask_validator
-    from nanochat_core.errors import DataError
+    from nanochat_core.data.hub.core_bundle import ask_validator, fetch_archive
 
-    try:
-        validator = ask_validator(url, seconds=SECONDS)
-    except ConnectionError as error:
-        raise Unreachable(str(error)) from error
+    validator = ask_validator(url, seconds=SECONDS)
     # No answer stored, but an earlier job may have downloaded the archive: save the download.
     last = last or _find_archive(url)
     if last is not None and validator is not None and last.validator == validator:
@@ -237,25 +219,18 @@ def _ask_web(url: str, last: Resolved | None, log: Log, *, plan: bool) -> Resolv
     if plan:
         _report_unresolved(url, "its sha256 is computed when a run downloads it", log)
         return None
-    try:
-        digest = fetch_archive(url, validator=validator, log=log)
-    except DataError as error:
-        if last is None:
-            raise
-        raise Unreachable(str(error)) from error
+    digest = fetch_archive(url, validator=validator, log=log)
     return Resolved(value=digest, when=_now(), validator=validator)
 
 
 def _find_archive(url: str) -> Resolved | None:
     """Return the sha256 of an earlier download, which a job would use."""
-    from nanochat_core.data.hub.core_bundle import archive_path
-    from nanochat_core.data.hub.web_file import downloaded_validator, find_recorded
+    from nanochat_core.data.hub.core_bundle import find_archive
 
-    path = archive_path(url)
-    if (digest := find_recorded(path)) is None:
+    found = find_archive(url)
+    if found is None:
         return None
-    when, validator = timestamp(path.stat().st_mtime), downloaded_validator(path)
-    return Resolved(value=digest, when=when, validator=validator)
+    return Resolved(value=found.sha256, when=timestamp(found.when), validator=found.validator)
 
 
 # The answers that the home stores.

@@ -15,8 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat_core.data.conversations.disk_shuffle import Split, Spool
-from nanochat_core.data.hub.client import HubFile, download, list_files
-from nanochat_core.data.hub.transfers import OnBytes, run_transfers
+from nanochat_core.data.hub.client import download, list_files
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
 from tasks.base import TaskError
@@ -42,13 +41,10 @@ def download_dataset(
         f"{task.name}: {dataset.repository} at commit {commit[:12]}, "
         f"{len(files)} files, {size / 1e6:,.1f} MB"
     )
-
-    def fetch(file: HubFile, on_bytes: OnBytes) -> tuple[str, Path]:
-        return file.path, download(dataset.repository, commit, file, on_bytes=on_bytes)
-
-    places = dict(run_transfers(fetch, files, size=size, log=progress.message))
+    places = download(dataset.repository, commit, files, log=progress.message)
+    found = list(zip((file.path for file in files), places, strict=True))
     return commit, {
-        split: [(f.path, places[f.path]) for f in files if fnmatchcase(f.path, pattern)]
+        split: [(name, place) for name, place in found if fnmatchcase(name, pattern)]
         for split, pattern in patterns.items()
     }
 

@@ -7,26 +7,43 @@
 The zip file is cached beside the Hub client's cache, so that it is downloaded once.
 """
 
+import contextlib
 import hashlib
+import json
 import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import httpx
 from filelock import FileLock
 
-from nanochat_core.data.hub.web_file import download_file, downloaded_validator
-from nanochat_core.errors import DataError, NanochatError
+from nanochat_core.data.hub.errors import PROXY, TRANSIENT, Unreachable, with_retries
+from nanochat_core.data.hub.transfers import ByteProgress, Log
+from nanochat_core.errors import DataError
+from nanochat_core.job import move_into_place, write_json
 from nanochat_core.runtime.progress import Progress
 
 NEEDED = ("core.yaml", "eval_meta_data.csv", "eval_data")
 MAX_FILES = 10_000
 MAX_BYTES = 4_000_000_000  # unpacked, ten times the bundle
+WAITS = (1.0, 4.0, 15.0)  # seconds before the download begins again
+_TIMEOUT = 30.0
 _JUNK = ("__MACOSX", ".DS_Store")
-_CHUNK = 1 << 20
+_WITHOUT = "without it: --set task_data.core_bundle=null"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive:
+    """A downloaded bundle: its sha256, and the server's ETag or Last-Modified of that time."""
+
+    sha256: str
+    validator: str | None
+    when: float  # unix seconds
 
 
 def fetch_bundle(
@@ -37,41 +54,134 @@ def fetch_bundle(
     `scratch` is on the same file system. Raises DataError if the bundle cannot be downloaded, has
     another sha256, or contains what such a bundle must not.
     """
-    # Another job on this machine may download the same bundle.
     archive = archive_path(url)
     with _archive_lock(archive):
-        digest = _download(url, archive, sha256, progress.message)
+        found = find_archive(url)
+        if found is None or sha256 not in (None, found.sha256) or found.sha256 != _digest(archive):
+            found = _download(url, archive, sha256, progress.message)
         try:
             files = unpack(archive, directory, scratch=scratch)
         except DataError as error:
             raise DataError(f"{url}: {error}", hint=error.hint) from error
         size = archive.stat().st_size
     progress.message(f"core: {files} files from {url}")
-    return {"url": url, "sha256": digest, "bytes": size, "files": files}
+    return {"url": url, "sha256": found.sha256, "bytes": size, "files": files}
 
 
-def fetch_archive(url: str, *, validator: str | None, log: Callable[[str], None]) -> str:
+def fetch_archive(url: str, *, validator: str | None, log: Log) -> str:
     """Download the bundle unless the cached one has this validator; return its sha256.
 
     A validator of None matches no file. Raises DataError.
     """
     archive = archive_path(url)
     with _archive_lock(archive):
-        if validator is None or downloaded_validator(archive) != validator:
-            archive.unlink(missing_ok=True)
-        return _download(url, archive, None, log)
+        found = find_archive(url)
+        if found is None or validator is None or found.validator != validator:
+            found = _download(url, archive, None, log)
+        return found.sha256
 
 
-def _download(url: str, archive: Path, sha256: str | None, log: Callable[[str], None]) -> str:
+def ask_validator(url: str, *, seconds: float) -> str | None:
+    """Ask the server, once, for the validator of its file: ETag or Last-Modified.
+
+    Raises Unreachable if there is no answer, DataError if the server has no such file, the address
+    is not one or the proxy cannot be used.
+    """
+    with _explaining(url), httpx.Client(follow_redirects=True) as client:
+        answer = client.head(url, timeout=seconds)
+        answer.raise_for_status()
+        return _validator(answer)
+
+
+def find_archive(url: str) -> Archive | None:
+    """Return what is recorded of an earlier download, None if there is none."""
+    path = archive_path(url)
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        when = path.stat().st_mtime
+        return Archive(**json.loads(_record_of(path).read_text(encoding="utf-8")), when=when)
+    return None
+
+
+def _download(url: str, archive: Path, sha256: str | None, log: Log) -> Archive:
+    """Download the bundle; it is complete and recorded, or absent. Raises DataError."""
+    part = archive.with_name("bundle.part")
+
+    def get() -> tuple[str, str | None]:
+        with _explaining(url):
+            digest, validator = _get(url, part, log)
+        if sha256 not in (None, digest):
+            raise Unreachable(
+                f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",
+                hint=f"the file there is another one, or damaged in transit; {_WITHOUT}",
+            )
+        return digest, validator
+
     try:
-        return download_file(url, archive, sha256=sha256, log=log)
-    except DataError as error:
-        raise DataError(
-            str(error), hint=f"{error.hint}; without it: --set task_data.core_bundle=null"
+        digest, validator = with_retries(get, WAITS)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    # The record first: a file without one would be downloaded again, a record without its file does
+    # no harm.
+    archive.unlink(missing_ok=True)
+    write_json(_record_of(archive), {"sha256": digest, "validator": validator})
+    move_into_place(part, archive)
+    return Archive(sha256=digest, validator=validator, when=archive.stat().st_mtime)
+
+
+def _get(url: str, part: Path, log: Log) -> tuple[str, str | None]:
+    """Stream the file at `url` to `part`; return its sha256 and validator."""
+    digest = hashlib.sha256()
+    with (
+        httpx.Client(timeout=_TIMEOUT, follow_redirects=True) as client,
+        client.stream("GET", url) as answer,
+        part.open("wb") as file,
+    ):
+        answer.raise_for_status()
+        length = answer.headers.get("Content-Length", "")
+        progress = ByteProgress(int(length) if length.isdigit() else None, log)
+        for chunk in answer.iter_bytes():
+            file.write(chunk)
+            digest.update(chunk)
+            progress.add(len(chunk))
+        return digest.hexdigest(), _validator(answer)
+
+
+@contextlib.contextmanager
+def _explaining(url: str) -> Generator[None]:
+    """Raise DataError that says why `url` cannot be downloaded, Unreachable if a retry may help."""
+    try:
+        yield
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError, OSError) as error:
+        status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+        is_lost = isinstance(error, httpx.TransportError) and not isinstance(
+            error, httpx.UnsupportedProtocol
+        )
+        why = f"the server answers {status}" if status else str(error) or type(error).__name__
+        raise (Unreachable if is_lost or status in TRANSIENT else DataError)(
+            f"{url} cannot be downloaded: {why}",
+            hint=f"check the address, the network, {PROXY}, and the space in HF_HOME; {_WITHOUT}",
         ) from error
 
 
+def _validator(answer: httpx.Response) -> str | None:
+    """Return a value that identifies the server's version of the file: ETag or Last-Modified."""
+    # A weak ETag (W/) does not guarantee equal bytes.
+    tag = answer.headers.get("ETag", "")
+    return tag if tag and not tag.startswith("W/") else answer.headers.get("Last-Modified")
+
+
+def _record_of(archive: Path) -> Path:
+    return archive.with_name(f"{archive.name}.json")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _archive_lock(archive: Path) -> FileLock:
+    # Another job on this machine may download the same bundle.
     archive.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(archive.with_name("lock"))
 
@@ -87,25 +197,21 @@ def unpack(archive: Path, directory: Path, *, scratch: Path) -> int:
     try:
         with zipfile.ZipFile(archive) as bundle:
             entries = _check(bundle.infolist())
-            root = _common_root(entries)
-            room = MAX_BYTES
-            for entry in entries:
-                place = target / PurePosixPath(entry.filename).relative_to(root)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                room -= _extract(bundle, entry, place, room)
-    except NanochatError:
-        raise
+            # It reads no more of an entry than the size that was checked.
+            bundle.extractall(target, entries)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError) as error:
         raise DataError(
             f"the archive cannot be unpacked: {error}", hint=f"remove {archive} and run again"
         ) from error
-    if missing := [name for name in NEEDED if not (target / name).exists()]:
+    root = target / _common_root(entries)
+    if missing := [name for name in NEEDED if not (root / name).exists()]:
         raise DataError(
             f"the archive has no {missing[0]}", hint=f"it should hold {', '.join(NEEDED)}"
         )
     # Complete and checked: only now replace what an earlier attempt may have left.
     shutil.rmtree(directory, ignore_errors=True)
-    target.replace(directory)
+    root.replace(directory)
+    shutil.rmtree(target, ignore_errors=True)
     return len(entries)
 
 
@@ -160,16 +266,3 @@ def _common_root(entries: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     roots = {PurePosixPath(entry.filename).parts[0] for entry in entries}
     nested = all("/" in entry.filename for entry in entries)
     return PurePosixPath(roots.pop()) if len(roots) == 1 and nested else PurePosixPath()
-
-
-def _extract(bundle: zipfile.ZipFile, entry: zipfile.ZipInfo, place: Path, room: int) -> int:
-    """Unpack one file of at most `room` bytes; return its size."""
-    # Counted while it is read: the size in the archive's directory may be a lie.
-    size = 0
-    with bundle.open(entry) as source, place.open("xb") as file:
-        while chunk := source.read(_CHUNK):
-            size += len(chunk)
-            if size > room:
-                raise DataError(f"the archive has more than {MAX_BYTES:,} bytes")
-            file.write(chunk)
-    return size

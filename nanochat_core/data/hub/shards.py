@@ -1,14 +1,12 @@
 """Download text from a dataset on the Hugging Face Hub that consists of shuffled shards."""
 
-import contextlib
 import os
 import shutil
 from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data.hub.client import download, find_fault, list_files
+from nanochat_core.data.hub.client import download, list_files
 from nanochat_core.data.hub.datasets import DATASETS, HubDataset
-from nanochat_core.data.hub.transfers import OnBytes, run_transfers
 from nanochat_core.data.shard_files import (
     Origin,
     ShardFile,
@@ -27,8 +25,8 @@ def fetch_shards(
     """Download the first `config.num_shards` shards and the dataset's last one into `output`.
 
     Returns the shards (validation last), the number of blank documents left out, and the origin.
-    Complete shards in `output` are reused, as are files in the Hub client's cache. A shard has the
-    Hub's exact bytes, unless some of its documents are blank: then it is rewritten without them.
+    Files in the Hub client's cache are reused. A shard has the Hub's exact bytes, unless some of
+    its documents are blank: then it is rewritten without them.
     Raises ConfigError for more shards than the dataset has, DataError if one cannot be downloaded
     or read, or if the repository has fewer than expected.
     """
@@ -56,32 +54,23 @@ def fetch_shards(
         f"{dataset.repository} at commit {commit[:12]}: {len(wanted)} shards, {size / 1e6:,.0f} MB"
     )
 
-    def fetch(number: int, on_bytes: OnBytes) -> tuple[int, ShardFile, int]:
-        file, path = wanted[number], output / shard_name(number)
-        # Of an earlier attempt. A shard rewritten without blanks does not match, and is redone.
-        if find_fault(path, file) is None:
-            return number, *inspect_shard(path, name=path.name)
-        downloaded = download(dataset.repository, commit, file, on_bytes=on_bytes)
-        shard, blanks = inspect_shard(downloaded, name=path.name)
+    downloaded = download(dataset.repository, commit, wanted, log=progress.message)
+    progress.start(len(wanted), unit="shard")
+    shards: list[ShardFile] = []
+    all_blanks = 0
+    for number, source in enumerate(downloaded):
+        path = output / shard_name(number)
+        shard, blanks = inspect_shard(source, name=path.name)
         if blanks:
-            write_without_blanks(downloaded, path, scratch=scratch)
+            write_without_blanks(source, path, scratch=scratch)
         else:
             # The cache's path is a symlink to the content.
-            _place(downloaded.resolve(), path, scratch=scratch)
-        return number, shard, blanks
-
-    progress.start(len(wanted), unit="shard")
-    found: dict[int, tuple[ShardFile, int]] = {}
-    transfers = run_transfers(fetch, range(len(wanted)), size=size, log=progress.message)
-    with contextlib.closing(transfers) as results:
-        for number, shard, blanks in results:
-            found[number] = (shard, blanks)
-            progress.step(len(found), bytes=sum(wanted[i].size for i in found))
-    return (
-        tuple(found[number][0] for number in range(len(wanted))),
-        sum(blanks for _, blanks in found.values()),
-        Origin(repository=dataset.repository, revision=revision, commit=commit),
-    )
+            _place(source.resolve(), path, scratch=scratch)
+        shards.append(shard)
+        all_blanks += blanks
+        progress.step(len(shards), bytes=sum(file.size for file in wanted[: len(shards)]))
+    origin = Origin(repository=dataset.repository, revision=revision, commit=commit)
+    return tuple(shards), all_blanks, origin
 
 
 def _open_dataset(config: ShardsConfig) -> tuple[HubDataset, str]:

@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nanochat_core.config import ShardsConfig
-from nanochat_core.data.hub.client import HubFile, download, list_files
+from nanochat_core.data.hub.client import download, list_files
 from nanochat_core.data.hub.datasets import split_path
-from nanochat_core.data.hub.transfers import OnBytes, fetch_files
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_files import choose_text, documents_of, first_kind, kind_of_file
+from nanochat_core.data.text.text_files import choose_text, first_kind, kind_of_file, read_files
 from nanochat_core.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from huggingface_hub import RepoFile
 
 
 def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterator[Document]:
@@ -29,16 +32,13 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
         f"{repository} at commit {commit[:12]}: {len(wanted)} files, {size / 1e6:,.0f} MB"
     )
 
-    def fetch(number: int, on_bytes: OnBytes) -> Path:
-        return download(repository, commit, wanted[number], on_bytes=on_bytes)
-
-    for path in fetch_files(fetch, [file.size for file in wanted], progress):
-        yield from documents_of(path, config)
+    paths = download(repository, commit, wanted, log=progress.message)
+    yield from read_files(paths, config, progress)
 
 
 def _choose(
-    files: Sequence[HubFile], pattern: str, where: str, log: Callable[[str], None]
-) -> list[HubFile]:
+    files: "Sequence[RepoFile]", pattern: str, where: str, log: Callable[[str], None]
+) -> "list[RepoFile]":
     """Return the text among the files that match the pattern or are in the folder of this name."""
     if pattern:
         patterns = (pattern, f"{pattern}/*")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data.text.documents import Document
-from nanochat_core.data.text.text_files import choose_text, documents_of
+from nanochat_core.data.text.text_files import choose_text, read_files
 from nanochat_core.data.text.text_folder import check_snapshot, files_below, folder_snapshot
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.progress import Progress
@@ -31,9 +31,6 @@ def documents(config: ShardsConfig, progress: Progress, scratch: Path) -> Iterat
         size_of=lambda path: path.stat().st_size,
         log=progress.message,
     )
-    progress.start(len(paths), unit="file")
-    for i, path in enumerate(paths, start=1):
-        yield from documents_of(path, config)
-        progress.step(i)
+    yield from read_files(paths, config, progress)
     # A file may have been written while others were read.
     check_snapshot(folder, folder_snapshot(folder), config.snapshot)

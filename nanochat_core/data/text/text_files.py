@@ -15,6 +15,7 @@ from nanochat_core.data.text.documents import Document
 from nanochat_core.data.text.text_folder import is_hidden, unreadable
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.heartbeat import HEARTBEAT
+from nanochat_core.runtime.progress import Progress
 from tasks.base import kind_of
 from tasks.user_files import COMPRESSED, FileFault, check_lfs, json_lines, text_chunks
 
@@ -131,6 +132,16 @@ def documents_of(path: Path, config: ShardsConfig) -> Iterator[Document]:
         raise DataError(str(error), hint=error.hint) from error
     except OSError as error:
         raise unreadable(path, error) from error
+
+
+def read_files(
+    paths: Sequence[Path], config: ShardsConfig, progress: Progress
+) -> Iterator[Document]:
+    """Yield the documents of several files, in order; `progress` counts files."""
+    progress.start(len(paths), unit="file")
+    for i, path in enumerate(paths, start=1):
+        yield from documents_of(path, config)
+        progress.step(i)
 
 
 def _read_parquet(path: Path, config: ShardsConfig) -> Iterator[str]:

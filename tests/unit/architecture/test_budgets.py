@@ -13,15 +13,15 @@ from bench.count import CONTROL_PLANE, Count, count
 from tests.unit.architecture.test_files import ROOT
 
 LINES = {
-    "flows": 26_486,
+    "flows": 26_461,
     "infra": 6_284,
     "deployments": 791,
     "nanochat_flows": 224,
-    "nanochat_core": 27_465,
+    "nanochat_core": 26_996,
     "tasks": 3_592,
-    "tests": 88_290,
+    "tests": 88_041,
 }
-MECHANISMS = {"classes": 229, "requests": 9, "times": 68, "retries": 8, "pools": 25}
+MECHANISMS = {"classes": 228, "requests": 9, "times": 68, "retries": 8, "pools": 25}
 
 
 @pytest.mark.parametrize("package", LINES)

@@ -78,13 +78,12 @@ def run(job):
 """
 HANGS_IN_A_DOWNLOAD = """
 from pathlib import Path
-from nanochat_core.data.hub.web_file import download_file
+from nanochat_core.data.hub.core_bundle import fetch_archive
 from nanochat_core.runtime.progress import Progress
 
 def run(job):
     Progress(job.events).start(1, unit="file")
-    download_file(Path(job.config["address"]).read_text(), job.directory / "file",
-                  sha256=None, log=print)
+    fetch_archive(Path(job.config["address"]).read_text(), validator=None, log=print)
 """
 
 

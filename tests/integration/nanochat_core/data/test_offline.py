@@ -117,6 +117,6 @@ def test_a_bad_line_in_task_data_is_an_error_of_data(tmp_path):
 def test_a_proxy_that_the_hubs_client_cannot_use_is_named(hub, monkeypatch, address):
     _http.close_session()  # the next one reads the environment
     monkeypatch.setenv("ALL_PROXY", address)
-    with pytest.raises(DataError, match="no request can be sent to http") as error:
+    with pytest.raises(DataError, match="cannot be downloaded from http") as error:
         list_files("me/data", "main", ["*"])
     assert "ALL_PROXY" in (error.value.hint or "")

@@ -102,43 +102,22 @@ def test_a_name_with_the_characters_of_a_pattern_is_found(bucket: Bucket) -> Non
         assert found.path.endswith("/run[1]/a?.txt")
 
 
-def test_an_attempt_resumes_inside_an_object_where_the_earlier_one_was_cut(
-    bucket: Bucket, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+def test_an_attempt_downloads_only_the_objects_that_an_earlier_one_lacks(
+    bucket: Bucket, make_job: MakeJob
 ) -> None:
     bucket.put("d.jsonl", b"no json")
     job = make_job("shards", {}, shards=bucket.config())
     with pytest.raises(DataError, match=rf"^s3://texts/{bucket.folder}/d\.jsonl:1 is not JSON"):
         shards.run(job)
-    folder = job.directory / "scratch" / "objects"
-    (table,) = folder.glob("*-b.parquet")
-    others = {path: path.stat().st_ino for path in folder.iterdir() if path != table}
+    scratch = job.directory / "scratch"
+    (table,) = scratch.glob("*-b.parquet")
+    others = {path: path.stat().st_ino for path in scratch.glob("*-?.*") if path != table}
     assert len(others) == 3
-    half = table.stat().st_size // 2
-    table.with_suffix(".part").write_bytes(table.read_bytes()[:half])
     table.unlink()
-    received: list[int] = []
-    client = s3_text._client()
-
-    def download(_: object, item: s3_text.S3Object, *rest: Any) -> Path:
-        return real(client, item, rest[0], received.append)
-
-    real = s3_text._download
-    monkeypatch.setattr(s3_text, "_download", download)
     with pytest.raises(DataError, match=r"/d\.jsonl:1 is not JSON"):
         shards.run(job)
-    assert half in received
     assert pq.read_table(table).num_rows == 249
-    assert {path: path.stat().st_ino for path in folder.iterdir() if path != table} == others
-
-
-def test_a_part_that_is_too_long_is_fetched_anew(bucket: Bucket, tmp_path: Path) -> None:
-    (item,) = s3_text.list_objects(f"texts/{bucket.folder}/c.txt")
-    path = s3_text._download(s3_text._client(), item, tmp_path, lambda count: None)
-    path.rename(path.with_suffix(".part"))
-    with path.with_suffix(".part").open("ab") as file:
-        file.write(b"more")
-    path = s3_text._download(s3_text._client(), item, tmp_path, lambda count: None)
-    assert path.read_text() == DOCUMENTS[399]
+    assert {path: path.stat().st_ino for path in others} == others
 
 
 def test_an_object_written_between_plan_and_job_is_refused(
@@ -157,14 +136,13 @@ def test_an_object_written_during_the_download_is_refused(
     bucket: Bucket, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = make_job("shards", {}, shards=bucket.config())
-    fetch = s3_text.fetch_files
+    fetch = s3_text._download
 
-    def fetch_and_write(*arguments: Any) -> list[Path]:
-        paths = fetch(*arguments)
+    def fetch_and_write(*arguments: Any) -> None:
+        fetch(*arguments)
         bucket.put("c.txt", b"another text")
-        return paths
 
-    monkeypatch.setattr(s3_text, "fetch_files", fetch_and_write)
+    monkeypatch.setattr(s3_text, "_download", fetch_and_write)
     with pytest.raises(DataError, match="has changed since the run was planned"):
         shards.run(job)
 
@@ -199,6 +177,7 @@ def test_a_server_that_does_not_answer_is_one_line(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(DataError, match=r"s3://texts/\w+ cannot be read: ") as error:
         s3_text.list_objects(f"texts/{bucket.folder}")
     assert "\n" not in str(error.value)
