@@ -3,7 +3,8 @@
     python -m bench.gpu.decode --device cuda --depth 20 --rows 1 8 32
 
 Random weights. Rates through the scheduler, as answers are really made; then the kernels of more
-steps, and of one prompt, by torch's profiler. The first token is measured alone, five times.
+steps, and of one prompt, by torch's profiler. The first token is measured alone, five times; also
+with the prompt's operations launched one by one, where they are a CUDA graph.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from bench.gpu.report import needs_gpu, result, say, wait_turn
 from bench.gpu.trainer import make_model
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runners.choose import choose_runner, open_runner
+from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.speed import bytes_per_step, make_endless, time_answers
 from nanochat_core.errors import ConfigError
@@ -64,6 +66,10 @@ def main() -> None:
             least = bytes_per_step(model, choice, rows=rows, length=length)
             decode(f"{name}, {rows} rows", scheduler, prompt, rows, options.tokens, least, on_gpu)
         first_token(name, scheduler, prompt, on_gpu)
+        runner = scheduler.slots.runner
+        if isinstance(runner, DeviceRunner) and runner.passes is not None:
+            runner.passes = None
+            time_first_token(f"{name}, one by one", scheduler, prompt)
     if not on_gpu:
         needs_gpu("kernels of a decode step, and rates")
 
@@ -115,9 +121,7 @@ def decode(
 
 def first_token(name: str, scheduler: Scheduler, prompt: list[int], on_gpu: bool) -> None:
     """Report the time to the first token of one answer alone, and what the host does in it."""
-    times = [1e3 * answer(scheduler, prompt, 1, 1)[0] for _ in range(TIMES)]
-    result(f"first token {name}", milliseconds=times, prompt=len(prompt))
-    say(f"{name}, first token: {statistics.median(times):.2f} ms ({min(times):.2f} at best)")
+    time_first_token(name, scheduler, prompt)
     for where, kernels in {"host": False, "kernels": True}.items():
         if kernels and not on_gpu:
             continue
@@ -127,6 +131,13 @@ def first_token(name: str, scheduler: Scheduler, prompt: list[int], on_gpu: bool
         result(f"profile first token {name}, {where}", **found)
         for line in profiles.lines(f"{name}, first token, {where}", found):
             say(line)
+
+
+def time_first_token(name: str, scheduler: Scheduler, prompt: list[int]) -> None:
+    """Report the time to the first token of one answer alone."""
+    times = [1e3 * answer(scheduler, prompt, 1, 1)[0] for _ in range(TIMES)]
+    result(f"first token {name}", milliseconds=times, prompt=len(prompt))
+    say(f"{name}, first token: {statistics.median(times):.2f} ms ({min(times):.2f} at best)")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@
 
 Runs the passes over one prompt on torch's meta device, in bf16, and counts what is dispatched and
 computes or copies: views and casts to the dtype a tensor has are left out. Each is a kernel on a
-GPU, or a few; nothing is run. Ours: with one call of attention a layer, and chunk by chunk, as
-where torch's varlen_attn cannot run. nanochat: without a package of FlashAttention.
+GPU, or a few; nothing is run. Ours: with one call of attention a layer; the same in a CUDA graph,
+of a whole prompt and of the rest of one; chunk by chunk, as where torch's varlen_attn cannot run.
+nanochat: without a package of FlashAttention.
 """
 
 import argparse
 import os
 import sys
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -22,8 +24,9 @@ from torch.utils._pytree import tree_leaves
 from bench.gpu.report import result, say
 from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners.choose import PAGE_SIZE, PREFILL_TOKENS, page_groups
+from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.prefill_attention import Varlen, varlen
-from nanochat_core.engine.runners.torch_runner import TorchRunner
+from nanochat_core.engine.runners.prefill_graphs import MAX_BEFORE, PassKind, padding
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import model_for_depth, numerics
 
@@ -48,6 +51,31 @@ class Operations(TorchDispatchMode):
         return out
 
 
+class Memory(TorchDispatchMode):
+    """Adds up the bytes of tensors that are alive, `most` at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func` and count what it allocates until that is freed."""
+        out = func(*args, **(kwargs or {}))
+        given = _storages((args, kwargs))
+        for value in tree_leaves(out):
+            if isinstance(value, Tensor) and not _storages(value) <= given:
+                storage = value.untyped_storage()
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._free, storage.nbytes())
+        self.most = max(self.most, self.now)
+        return out
+
+    def _free(self, size: int) -> None:
+        self.now -= size
+
+
 def main() -> None:
     """Count, and print a line for each side."""
     parser = argparse.ArgumentParser(description="Operations of a prefill.")
@@ -56,6 +84,11 @@ def main() -> None:
     options = parser.parse_args()
     say(f"torch {torch.__version__}, depth {options.depth}, {options.tokens} tokens; not run")
     show("ours", ours(options.depth, options.tokens, varlen))
+    if options.tokens <= MAX_BEFORE:
+        for name, kind in {"whole": False, "rest": True}.items():
+            counts, most = captured(options.depth, PassKind(options.tokens, continues=kind))
+            show(f"ours in a graph, {name}", counts)
+            say(f"ours in a graph, {name}: {most / 1e6:,.0f} MB at once beside weights and pages")
     show("ours, chunk by chunk", ours(options.depth, options.tokens, None))
     if "NANOCHAT_DIR" in os.environ:
         show("nanochat", nanochats(options.depth, options.tokens))
@@ -70,15 +103,7 @@ def show(side: str, counts: Counter[str]) -> None:
 
 def ours(depth: int, tokens: int, call: Varlen | None) -> Counter[str]:
     """Return the operations of our passes, of as many tokens each as on a GPU."""
-    with META:
-        model = GPT(model_for_depth(depth), numerics("bf16"))
-    size, longest = PAGE_SIZE["cuda"], model.config.sequence_len
-    groups = page_groups(model.config, num_pages=1 + -(-longest // size))
-    capacity = Capacity(groups=groups, page_size=size, num_slots=1, max_len=longest)
-    runner = TorchRunner(model, dtype=torch.bfloat16, capacity=capacity, stop_tokens=[])
-    runner._varlen = call  # pyright: ignore[reportPrivateUsage]
-    for group, pages in enumerate(groups):
-        runner.set_table(group, 0, 0, range(1, pages.num_pages))
+    runner = open_runner(depth, call)
     with Operations() as operations:
         for start in range(0, tokens, PREFILL_TOKENS["cuda"]):
             count = min(PREFILL_TOKENS["cuda"], tokens - start)
@@ -94,6 +119,29 @@ def ours(depth: int, tokens: int, call: Varlen | None) -> Counter[str]:
                 ]
             )
     return operations.counts
+
+
+def captured(depth: int, kind: PassKind) -> tuple[Counter[str], int]:
+    """Return the operations of a pass that a graph holds, and the most bytes that it allocates."""
+    runner = open_runner(depth, varlen)
+    packed = padding(kind, runner.pools, META)
+    with torch.inference_mode(), Memory() as memory, Operations() as operations:
+        runner.read_packed(kind, packed)
+    return operations.counts, memory.most
+
+
+def open_runner(depth: int, call: Varlen | None) -> DeviceRunner:
+    """Return a runner without memory, with one slot and all of its pages."""
+    with META:
+        model = GPT(model_for_depth(depth), numerics("bf16"))
+    size, longest = PAGE_SIZE["cuda"], model.config.sequence_len
+    groups = page_groups(model.config, num_pages=1 + -(-longest // size))
+    capacity = Capacity(groups=groups, page_size=size, num_slots=1, max_len=longest)
+    runner = DeviceRunner(model, dtype=torch.bfloat16, capacity=capacity, stop_tokens=[])
+    runner._varlen = call  # pyright: ignore[reportPrivateUsage]
+    for group, pages in enumerate(groups):
+        runner.set_table(group, 0, 0, range(1, pages.num_pages))
+    return runner
 
 
 def nanochats(depth: int, tokens: int) -> Counter[str]:

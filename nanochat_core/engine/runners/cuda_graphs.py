@@ -1,80 +1,83 @@
-"""Decode steps as CUDA graphs: one launch per step, and the host a step ahead of the device.
+"""Passes of a runner as CUDA graphs: one launch for each, and the host ahead of the device.
 
-A graph is captured for each kind of step (see device_state.py), on first use; all share one memory
-pool. The steps' output is copied to pinned memory behind an event, which the host waits for.
+A graph is captured for each kind of pass (see device_state.py), on first use; all share one memory
+pool. The output of decode steps is copied to pinned memory behind an event, which the host waits
+for.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from nanochat_core.engine.runners.device_state import Kind, StepOutput
+from nanochat_core.engine.runners.device_state import StepOutput
 
 WARM_UPS = 2  # runs before a capture, in which libraries choose their kernels
 
-# (kind, slots (B,)): run one step of the slots.
-StepFn: TypeAlias = Callable[[Kind, Tensor], StepOutput]
+K = TypeVar("K")  # a kind of pass
+T = TypeVar("T")  # a pass's output: tensors
 
 
 class Graph(NamedTuple):
-    """A captured step, the memory it reads its rows from and the memory of its output."""
+    """A captured pass, the memory it reads its input from and the memory of its output."""
 
     graph: torch.cuda.CUDAGraph
-    rows: Tensor
-    output: StepOutput
+    given: Tensor
+    output: Any
 
 
-class StepGraphs:
-    """The graphs of one runner's steps."""
+class Graphs(Generic[K, T]):
+    """The graphs of one runner's passes of one sort."""
 
-    def __init__(self, step: StepFn, *, spare_slot: int, device: torch.device) -> None:
-        """spare_slot: one that is always stopped: running a step with it changes nothing."""
-        self.captured: dict[Kind, Graph] = {}
-        self._step, self._spare_slot, self._device = step, spare_slot, device
-        self._memory = torch.cuda.graph_pool_handle()
+    def __init__(
+        self,
+        run: Callable[[K, Tensor], T],
+        idle: Callable[[K], Tensor],
+        *,
+        device: torch.device,
+        memory: Any,
+    ) -> None:
+        """run: what is captured, a pass over an input. idle: an input on the device with which a
+        pass changes nothing. memory: the pool, of `torch.cuda.graph_pool_handle`."""
+        self.captured: dict[K, Graph] = {}
+        self._run, self._idle, self._device, self._memory = run, idle, device, memory
 
-    def replay(
-        self, kind: Kind, rows: Tensor, num_steps: int
-    ) -> tuple[list[StepOutput], Callable[[], None]]:
-        """Launch steps of the slots `rows` (B,). Returns their output, in pinned memory, and a
-        function that waits until it is there."""
+    def replay(self, kind: K, given: Tensor, count: int = 1) -> Iterator[T]:
+        """Launch `count` passes over an input; yield the output of each.
+
+        Copy the output before the next: another pass, of any kind, overwrites it.
+        """
         graph = self.find(kind)
         # Copied, because the graph reads from the address that it captured.
-        graph.rows.copy_(rows)
-        outputs: list[StepOutput] = []
-        for _ in range(num_steps):
+        graph.given.copy_(given, non_blocking=True)
+        for _ in range(count):
             graph.graph.replay()
-            outputs.append(_to_host(graph.output))
-        # After the copies, on the same stream: once it has passed, the host may read them.
-        event = torch.cuda.Event()
-        event.record()
-        return outputs, event.synchronize
+            yield graph.output
 
-    def find(self, kind: Kind) -> Graph:
-        """Return the graph of a kind of step, captured now if it is the first of its kind."""
+    def find(self, kind: K) -> Graph:
+        """Return the graph of a kind of pass, captured now if it is the first of its kind."""
         found = self.captured.get(kind)
         if found is None:
             found = self.captured[kind] = self._capture(kind)
         return found
 
     @torch.inference_mode()
-    def _capture(self, kind: Kind) -> Graph:
-        rows = torch.full((kind.num_rows,), self._spare_slot, device=self._device)
+    def _capture(self, kind: K) -> Graph:
+        given = self._idle(kind)
         # A capture must not be the first run, and warm-ups belong on a side stream: torch's rules
         # for CUDA graphs.
         aside = torch.cuda.Stream(self._device)
         aside.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(aside):
             for _ in range(WARM_UPS):
-                self._step(kind, rows)
+                self._run(kind, given)
         torch.cuda.current_stream(self._device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         # thread_local: another thread, that writes a checkpoint say, may call CUDA meanwhile.
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            output = self._step(kind, rows)
-        return Graph(graph, rows, output)
+            output = self._run(kind, given)
+        return Graph(graph, given, output)
 
 
 def bucket_of(count: int, most: int) -> int:
@@ -82,7 +85,7 @@ def bucket_of(count: int, most: int) -> int:
     return min(1 << max(count - 1, 0).bit_length(), most)
 
 
-def _to_host(output: StepOutput) -> StepOutput:
+def to_host(output: StepOutput) -> StepOutput:
     """Start copies to pinned memory; the next replay overwrites the originals."""
 
     def copy(tensor: Tensor) -> Tensor:

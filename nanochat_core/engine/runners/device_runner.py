@@ -3,22 +3,25 @@
 A step reads and writes its rows' state and outputs the sampled tokens without waiting for the host:
 the next one may be launched before this one is done. Stopped rows are computed too and change
 nothing. Steps run one operation after the other, which works on a CPU too and is tested there, or
-as CUDA graphs (cuda_graphs.py), in torch or as the kernels of decode_kernels.py.
+as CUDA graphs (cuda_graphs.py), in torch or as the kernels of decode_kernels.py. A prefill pass of
+one chunk is a graph too, where one can be captured (prefill_graphs.py).
 
 Shapes: B rows of a step, W pages that are looked at, S tokens of a page, T = W * S keys, H query
 heads, K key/value heads, D head dim, V vocabulary.
 """
 
+import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanochat_core.engine.kv_cache.page_pool import PagePool
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.engine.runner import Capacity, DecodeOutput, Pending
-from nanochat_core.engine.runners.cuda_graphs import StepGraphs, bucket_of
+from nanochat_core.engine.runner import Capacity, Chunk, DecodeOutput, Pending
+from nanochat_core.engine.runners.cuda_graphs import Graphs, bucket_of, to_host
 from nanochat_core.engine.runners.device_state import (
     MOST_LOG_PROBS,
     Kind,
@@ -28,10 +31,21 @@ from nanochat_core.engine.runners.device_state import (
 )
 from nanochat_core.engine.runners.forward import forward
 from nanochat_core.engine.runners.paged_attention import Attend, find_paged_attention
+from nanochat_core.engine.runners.prefill_attention import attend_together
+from nanochat_core.engine.runners.prefill_graphs import (
+    PassKind,
+    kind_of,
+    kinds_up_to,
+    pack,
+    padding,
+    unpack,
+)
 from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import candidates_of, cap, log_probs, row_of, sample_rows
 from nanochat_core.model.attention_backends import mixed
 from nanochat_core.model.gpt import GPT
+
+_LOG = logging.getLogger(__name__)
 
 MOST_CANDIDATES = 256  # a larger top_k, and what needs the whole vocabulary, takes a slower step
 
@@ -49,8 +63,8 @@ class DeviceRunner(TorchRunner):
         graphs: bool = False,
         kernels: bool = False,
     ) -> None:
-        """Allocate pages and state. graphs: steps are CUDA graphs, those of plain sampling captured
-        here. kernels: steps are Triton kernels."""
+        """Allocate pages and state. graphs: steps are CUDA graphs, those of plain sampling and all
+        of prefill captured here. kernels: steps are Triton kernels."""
         super().__init__(model, capacity, dtype=dtype, stop_tokens=stop_tokens, plain=kernels)
         self.state = State(self.num_slots, self.vocab_size, self.device)
         self.sampler.seen = self.state.seen
@@ -77,12 +91,16 @@ class DeviceRunner(TorchRunner):
                 max_rows=self.num_slots,
                 target=Target.of(self.device),
             )
-        self.graphs: StepGraphs | None = None
+        self.graphs: Graphs[Kind, StepOutput] | None = None
+        self.passes: Graphs[PassKind, Tensor] | None = None
         if graphs:
             self.is_asynchronous = True
             if dtype == torch.bfloat16 and (paged := find_paged_attention(self)) is not None:
                 self.attention, self.attend = paged
-            self.graphs = StepGraphs(self.step, spare_slot=self.num_slots, device=self.device)
+            memory = torch.cuda.graph_pool_handle()
+            # Before the steps, which are smaller: those reuse their blocks of the shared pool.
+            self.passes = self._capture_passes(memory)
+            self.graphs = Graphs(self.step, self._idle, device=self.device, memory=memory)
             # The largest first: the smaller graphs then reuse its blocks of the shared pool.
             counts = {bucket_of(n, self.num_slots) for n in range(1, self.num_slots + 1)}
             for count in sorted(counts, reverse=True):
@@ -130,6 +148,40 @@ class DeviceRunner(TorchRunner):
             column[rows] = torch.from_numpy(getattr(self, name)[at]).to(column)
         return output
 
+    def _capture_passes(self, memory: Any) -> Graphs[PassKind, Tensor] | None:
+        """Return graphs of all kinds of prefill passes; None if they cannot be had."""
+        if self._varlen is None:  # attention is chunk by chunk, of lengths that the host must know
+            return None
+        idle = partial(padding, pools=self.pools, device=self.device)
+        passes = Graphs(self.read_packed, idle, device=self.device, memory=memory)
+        try:
+            for kind in kinds_up_to(min(self.max_len, self.prefill_tokens)):
+                passes.find(kind)
+        except RuntimeError as error:  # torch's for what CUDA refuses, and for a lack of memory
+            first = str(error).partition("\n")[0]
+            _LOG.warning("prompts are read without CUDA graphs: %s", first)
+            return None
+        return passes
+
+    def _read(self, chunks: Sequence[Chunk]) -> Tensor:
+        kind = kind_of(chunks, self.pools)
+        if self.passes is None or kind is None:
+            return super()._read(chunks)
+        # Pinned, because a copy from pageable memory would block the host.
+        packed = pack(kind, chunks[0], self.pools).pin_memory()
+        [logits] = (output.clone() for output in self.passes.replay(kind, packed))
+        return logits
+
+    def read_packed(self, kind: PassKind, packed: Tensor) -> Tensor:
+        """Run a prefill pass over the input that `pack` makes: logits (1, V), capped."""
+        assert self._varlen is not None
+        columns, sequences, wanted = unpack(kind, packed, self.pools)
+        last, scale = self.weights.config.depth - 1, self.weights.softmax_scale
+        attend = attend_together(
+            self._varlen, self.pools, sequences, wanted, last_layer=last, scale=scale
+        )
+        return self._read_columns(columns, attend, wanted)
+
     @torch.inference_mode()
     def decode(self, slots: Sequence[int], limits: Sequence[int], num_steps: int) -> Pending:
         """See runner.py."""
@@ -143,10 +195,13 @@ class DeviceRunner(TorchRunner):
         wants = self._wants(slots)
         if self.graphs is None:
             return partial(read_output, [self.step(kind, rows) for _ in range(num_steps)], wants)
-        outputs, wait = self.graphs.replay(kind, rows, num_steps)
+        outputs = [to_host(output) for output in self.graphs.replay(kind, rows, num_steps)]
+        # After the copies, on the same stream: once it has passed, the host may read them.
+        event = torch.cuda.Event()
+        event.record()
 
         def read() -> DecodeOutput:
-            wait()
+            event.synchronize()
             return read_output(outputs, wants)
 
         return read
@@ -170,6 +225,10 @@ class DeviceRunner(TorchRunner):
             all_candidates=any(self._needs_all(self.sampler.params[slot]) for slot in slots),
             wants_log_probs=any(count is not None for count in self._wants(slots)),
         )
+
+    def _idle(self, kind: Kind) -> Tensor:
+        """Return spare rows, with which a step changes nothing."""
+        return torch.full((kind.num_rows,), self.num_slots, device=self.device)
 
     def step(self, kind: Kind, rows: Tensor) -> StepOutput:
         """Run one step of the slots `rows` (B,). Spare rows name the last slot, always stopped."""

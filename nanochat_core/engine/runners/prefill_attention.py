@@ -7,7 +7,7 @@ of a chunk, H query heads, K key/value heads, D head dim.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -63,7 +63,8 @@ def varlen(
     (S, K, D) -> (N, H, D), in bf16 or fp16 on a GPU.
 
     query_ends, key_ends (sequences + 1,) int32: where each begins and the last ends. A sequence's
-    last query stands at its last key. most_queries, most_keys: of the longest sequence.
+    last query stands at its last key. most_queries: of the longest sequence; most_keys: that many
+    or more. Keys after the last end are not read.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -87,16 +88,17 @@ def difference(call: Varlen, device: torch.device, dtype: torch.dtype, head_dim:
     def random(length: int) -> Tensor:
         return torch.randn(length, heads, head_dim, generator=generator).to(device, dtype)
 
-    q, k, v = random(sum(counts)), random(sum(lengths)), random(sum(lengths))
+    # One key more than is read, which must not change anything.
+    q, k, v = random(sum(counts)), random(sum(lengths) + 1), random(sum(lengths) + 1)
     query_ends, key_ends = (
         torch.from_numpy(_ends(of)).to(device, torch.int32) for of in (counts, lengths)
     )
     worst = 0.0
     for window in (64, 200):
-        found = call(
-            q, k, v, query_ends, key_ends, max(counts), max(lengths), window=window, scale=scale
-        )
-        sequences = zip(q.split(counts), k.split(lengths), v.split(lengths), strict=True)
+        most = max(counts), max(lengths) + 1
+        found = call(q, k, v, query_ends, key_ends, *most, window=window, scale=scale)
+        keys, values = (t[:-1].split(lengths) for t in (k, v))
+        sequences = zip(q.split(counts), keys, values, strict=True)
         expected = torch.cat(
             [
                 F.scaled_dot_product_attention(
@@ -112,22 +114,30 @@ def difference(call: Varlen, device: torch.device, dtype: torch.dtype, head_dim:
     return worst
 
 
-def attend_together(
-    call: Varlen,
-    pools: Sequence[PagePool],
-    chunks: Sequence[Chunk],
-    wanted: Tensor,
-    *,
-    last_layer: int,
-    scale: float,
-) -> PassAttention:
-    """Return the attention of all chunks in one call. wanted (R,): indices of the tokens whose
-    logits are wanted."""
-    counts, device = [len(chunk.tokens) for chunk in chunks], wanted.device
+class Keys(NamedTuple):
+    """The keys of one group that the sequences of a pass see."""
+
+    places: Tensor | None  # in its pages (S,); None: the pass's own
+    ends: Tensor  # as of `varlen`
+    most: int
+
+
+class Sequences(NamedTuple):
+    """The sequences of a pass, which lie one after the other."""
+
+    query_ends: Tensor
+    most_queries: int
+    keys: Sequence[Keys]  # of each group
+
+
+def sequences_of(
+    chunks: Sequence[Chunk], pools: Sequence[PagePool], device: torch.device
+) -> Sequences:
+    """Return the sequences of which chunks are the last tokens."""
+    counts = [len(chunk.tokens) for chunk in chunks]
     query_ends = torch.from_numpy(_ends(counts)).to(device, torch.int32)
-    # Of each group: places of the chunks' keys, their ends and the most keys of a chunk. Prompts
-    # read whole see their own keys only: no need to gather them from pages.
-    keys: list[tuple[Tensor | None, Tensor, int]] = [(None, query_ends, max(counts))] * len(pools)
+    # Prompts read whole see their own keys only: no need to gather them from pages.
+    keys = [Keys(None, query_ends, max(counts))] * len(pools)
     if any(chunk.start for chunk in chunks):
         keys.clear()
         for pool in pools:
@@ -138,7 +148,22 @@ def attend_together(
             lengths = [len(one) for one in places]
             ends = torch.from_numpy(_ends(lengths)).to(device, torch.int32)
             joined = torch.from_numpy(np.concatenate(places)).to(device)
-            keys.append((joined, ends, max(lengths)))
+            keys.append(Keys(joined, ends, max(lengths)))
+    return Sequences(query_ends, max(counts), keys)
+
+
+def attend_together(
+    call: Varlen,
+    pools: Sequence[PagePool],
+    sequences: Sequences,
+    wanted: Tensor,
+    *,
+    last_layer: int,
+    scale: float,
+) -> PassAttention:
+    """Return the attention of all sequences in one call. wanted (R,): indices of the tokens whose
+    logits are wanted."""
+    query_ends, most_queries, keys = sequences
 
     def attend(layer: int, group: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last_layer and not len(wanted):
@@ -147,7 +172,7 @@ def attend_together(
         if places is not None:
             k, v = pools[group].gather(layer, places)
         window = pools[group].group.window
-        out = call(q, k, v, query_ends, ends, max(counts), most, window=window, scale=scale)
+        out = call(q, k, v, query_ends, ends, most_queries, most, window=window, scale=scale)
         return out[wanted] if layer == last_layer else out
 
     return attend

@@ -19,9 +19,11 @@ from nanochat_core.engine.kv_cache.page_pool import PagePool, PageRange
 from nanochat_core.engine.runner import Capacity, Chunk, Runner
 from nanochat_core.engine.runners.forward import forward
 from nanochat_core.engine.runners.prefill_attention import (
+    PassAttention,
     attend_each,
     attend_together,
     find_varlen,
+    sequences_of,
 )
 from nanochat_core.engine.runners.weights import Weights
 from nanochat_core.engine.sampling import cap
@@ -88,6 +90,13 @@ class TorchRunner(Runner):
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[Chunk]) -> Tensor:
         """See runner.py."""
+        logits = self._read(chunks)
+        for chunk in chunks:
+            end = chunk.start + len(chunk.tokens)
+            self.length[chunk.slot], self.prev_token[chunk.slot] = end, chunk.tokens[-1]
+        return logits
+
+    def _read(self, chunks: Sequence[Chunk]) -> Tensor:
         spans = [(c.slot, c.start, c.start + len(c.tokens)) for c in chunks]
         columns = (
             [token for chunk in chunks for token in chunk.tokens],
@@ -96,16 +105,22 @@ class TorchRunner(Runner):
             # Indices of the tokens' keys and values in each group's pages.
             *(np.concatenate([pool.places(*span) for span in spans]) for pool in self.pools),
         )
-        tokens, prev_tokens, positions, *places = self._tensor(np.stack(columns))
         ends = np.cumsum([len(chunk.tokens) for chunk in chunks])
         wanted = self._tensor(ends[[chunk.wants_logits for chunk in chunks]] - 1)
         last, scale = self.weights.config.depth - 1, self.weights.softmax_scale
         if self._varlen is None:
             attend = attend_each(self.pools, chunks, last_layer=last, scale=scale)
         else:
+            sequences = sequences_of(chunks, self.pools, self.device)
             attend = attend_together(
-                self._varlen, self.pools, chunks, wanted, last_layer=last, scale=scale
+                self._varlen, self.pools, sequences, wanted, last_layer=last, scale=scale
             )
+        return self._read_columns(self._tensor(np.stack(columns)), attend, wanted)
+
+    def _read_columns(self, columns: Tensor, attend: PassAttention, wanted: Tensor) -> Tensor:
+        """Run the model on tokens, their predecessors, positions and places in each group's pages,
+        rows of `columns`; return logits (R, V), capped."""
+        tokens, prev_tokens, positions, *places = columns
 
         def attention_fn(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             at = self._group_of[layer]
@@ -113,8 +128,6 @@ class TorchRunner(Runner):
             return attend(layer, at, q, k, v)
 
         logits = forward(self.weights, tokens, prev_tokens, positions, attention_fn, wanted)
-        for chunk, (slot, _, end) in zip(chunks, spans, strict=True):
-            self.length[slot], self.prev_token[slot] = end, chunk.tokens[-1]
         return cap(logits, self._softcap)
 
     def refresh(self) -> None:

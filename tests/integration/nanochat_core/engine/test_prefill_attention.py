@@ -41,7 +41,9 @@ def test_the_check_finds_windows_and_ends_that_are_counted_in_another_way():
         # A sequence's first query at its first key: the keys behind its last query are not seen.
         counts, lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
         keys, values = (
-            torch.cat([one[:count] for one, count in zip(t.split(lengths), counts, strict=True)])
+            torch.cat(
+                [one[:count] for one, count in zip(t[:-1].split(lengths), counts, strict=True)]
+            )
             for t in (k, v)
         )
         ends, most = (query_ends, query_ends), (sizes[0], sizes[0])

@@ -1,0 +1,182 @@
+"""A prompt in one pass of a few lengths, padded: on a CPU as it is, on a GPU as a CUDA graph."""
+
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+
+from nanochat_core.engine.runner import Capacity, Chunk
+from nanochat_core.engine.runners import prefill_graphs
+from nanochat_core.engine.runners.choose import page_groups
+from nanochat_core.engine.runners.device_runner import DeviceRunner
+from nanochat_core.engine.runners.prefill_graphs import (
+    PassKind,
+    kind_of,
+    kinds_up_to,
+    pack,
+    padding,
+)
+from tests.support.nanochat_core.engine.torch_slots import (
+    LONGEST,
+    expected,
+    give_pages,
+    plain_varlen,
+)
+
+pytestmark = pytest.mark.torch
+SLOTS = 2
+PROMPT = random.Random(5).choices(range(256), k=60)
+
+
+def open_runner(model, **settings) -> DeviceRunner:
+    return DeviceRunner(
+        model,
+        capacity=Capacity(
+            groups=page_groups(model.config, num_pages=1 + SLOTS * 16),
+            page_size=4,
+            num_slots=SLOTS,
+            max_len=LONGEST,
+        ),
+        stop_tokens=(),
+        **settings,
+    )
+
+
+def chunk_of(tokens: list[int], start: int, end: int, *, slot: int = 0) -> Chunk:
+    return Chunk(
+        slot=slot,
+        start=start,
+        prev_token=tokens[start - 1] if start else -1,
+        tokens=tokens[start:end],
+        wants_logits=True,
+    )
+
+
+def pages_of(runner: DeviceRunner) -> list[torch.Tensor]:
+    return [memory for pool in runner.pools for memory in (pool.keys, pool.values)]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {"windows": (5, 9, 3), "num_kv_heads": 1}, {"windows": (64,)}],
+    ids=str,
+)
+@torch.inference_mode()
+def test_a_padded_pass_gives_the_models_logits_and_writes_only_the_chunks_keys(make_model, shape):
+    model = make_model(**shape)
+    runner, plain = (open_runner(model, dtype=torch.float32) for _ in range(2))
+    runner._varlen = plain._varlen = plain_varlen
+    for memory in pages_of(runner):
+        memory[:, 0] = 1e3  # the scratch page: whatever it holds, no query may see it
+    for one in (runner, plain):
+        for slot in range(SLOTS):
+            give_pages(one, slot)
+    prompt = PROMPT
+    # Whole, and again in pieces: of the first token, within one window of it, and of the last one.
+    for ends in ([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)]):
+        for start, end in pairwise([0, *ends]):
+            chunk = chunk_of(prompt, start, end, slot=1)
+            kind = kind_of([chunk], runner.pools)
+            assert kind is not None
+            assert kind == PassKind(128, continues=start > 0)
+            logits = runner.read_packed(kind, pack(kind, chunk, runner.pools))
+            torch.testing.assert_close(logits, plain.prefill([chunk]), rtol=0, atol=1e-5)
+            torch.testing.assert_close(logits[0], expected(model, prompt[:end]), rtol=0, atol=1e-5)
+    for mine, theirs in zip(pages_of(runner), pages_of(plain), strict=True):
+        torch.testing.assert_close(mine[:, 1:], theirs[:, 1:], rtol=0, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_a_pass_of_padding_alone_writes_to_the_scratch_pages_alone(make_model):
+    runner = open_runner(make_model(), dtype=torch.float32)
+    runner._varlen = plain_varlen
+    give_pages(runner, 0)
+    for kind in kinds_up_to(LONGEST):
+        runner.read_packed(kind, padding(kind, runner.pools, runner.device))
+    for memory in pages_of(runner):
+        assert memory[:, 0].any()
+        assert not memory[:, 1:].any()
+
+
+def test_kinds_reach_the_longest_chunk_and_no_further():
+    def lengths(num_tokens: int) -> list[int]:
+        kinds = kinds_up_to(num_tokens)
+        assert {kind.continues for kind in kinds} == {True, False}
+        return sorted({kind.num_tokens for kind in kinds})
+
+    assert lengths(64) == lengths(128) == [128]
+    assert lengths(129) == lengths(256) == [128, 256]
+    assert lengths(4096) == [128, 256, 512, 1024, 2048]
+    assert len(kinds_up_to(4096)) == 10
+    assert kinds_up_to(4096)[0].num_tokens == 2048
+
+
+def test_only_one_chunk_that_fits_is_a_graph(make_model, monkeypatch):
+    pools = open_runner(make_model(windows=(6, 64)), dtype=torch.float32).pools
+    tokens = [1] * LONGEST
+    chunk = chunk_of(tokens, 40, 60)
+    assert kind_of([chunk], pools) == PassKind(128, continues=True)
+    assert kind_of([chunk, chunk_of(tokens, 0, 9, slot=1)], pools) is None
+    inside = Chunk(slot=0, start=0, prev_token=-1, tokens=tokens[:9], wants_logits=False)
+    assert kind_of([inside], pools) is None
+    monkeypatch.setattr(prefill_graphs, "MAX_BEFORE", 39)
+    assert kind_of([chunk], pools) is None
+    assert kind_of([chunk_of(tokens, 39, 60)], pools) is not None
+    monkeypatch.setattr(prefill_graphs, "LENGTHS", (8, 16))
+    assert kind_of([chunk_of(tokens, 0, 17)], pools) is None
+    assert kind_of([chunk_of(tokens, 0, 9)], pools) == PassKind(16, continues=False)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="its capture fails in another way")
+def test_without_graphs_prompts_are_read_all_the_same(make_model, caplog):
+    model = make_model()
+    runner = open_runner(model, dtype=torch.float32)
+    assert runner._capture_passes(None) is None
+    assert not caplog.records
+    runner._varlen = plain_varlen
+    runner.passes = runner._capture_passes(None)
+    assert runner.passes is None
+    assert "prompts are read without CUDA graphs" in caplog.text
+    give_pages(runner, 0)
+    [row] = runner.prefill([chunk_of(PROMPT, 0, len(PROMPT))])
+    torch.testing.assert_close(row, expected(model, PROMPT), rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("kernels", [False, True], ids=["torch", "kernels"])
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_captured_passes_give_the_logits_of_plain_ones(make_model, num_kv_heads, kernels):
+    model = make_model(windows=(6, 64), num_kv_heads=num_kv_heads).to("cuda")
+    runner = open_runner(model, dtype=torch.bfloat16, graphs=True, kernels=kernels)
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("varlen_attn cannot run")
+    passes = runner.passes
+    assert passes is not None
+    assert list(passes.captured) == kinds_up_to(LONGEST)
+    prompt = PROMPT
+
+    def read() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Read the prompt whole into slot 0 and in pieces into slot 1."""
+        rows = []
+        for slot, ends in enumerate(([len(prompt)], [1, 4, len(prompt) - 1, len(prompt)])):
+            give_pages(runner, slot)
+            for start, end in pairwise([0, *ends]):
+                rows.append(runner.prefill([chunk_of(prompt, start, end, slot=slot)]))
+            assert runner.length[slot] == len(prompt)
+        return torch.cat(rows), [memory[:, 1:].clone() for memory in pages_of(runner)]
+
+    logits, pages = read()
+    for memory in pages_of(runner):
+        memory[:, 0] = 1e3
+    again, _ = read()
+    assert torch.equal(logits, again)  # to the bit, whatever the scratch page holds
+    runner.passes = None
+    for memory in pages_of(runner):
+        memory.zero_()
+    plain, plain_pages = read()
+    assert list(passes.captured) == kinds_up_to(LONGEST)
+    assert (logits - plain).abs().max() < 0.03 * plain.abs().max()
+    for mine, theirs in zip(pages, plain_pages, strict=True):
+        assert (mine - theirs).abs().max() <= 0.03 * theirs.abs().max()
