@@ -6,7 +6,7 @@ stop tokens, tool calls and limits have one meaning.
 
 from dataclasses import dataclass
 
-from nanochat_core.engine.tools import ToolCalls, ToolTokens
+from nanochat_core.engine.tools.calls import ToolCalls, ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 

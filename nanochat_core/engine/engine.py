@@ -20,7 +20,7 @@ from nanochat_core.engine.requests import ENGINE_FAILED, EndEvent, Event, Reques
 from nanochat_core.engine.runners.choose import Choice, open_runner
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.sequences import RequestHandle
-from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.device import use_device
 from nanochat_core.runtime.heartbeat import HEARTBEAT

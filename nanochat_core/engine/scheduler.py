@@ -20,7 +20,7 @@ from nanochat_core.engine.runners.device_state import MOST_LOG_PROBS
 from nanochat_core.engine.sequences import Phase, RequestHandle, TokenSequence
 from nanochat_core.engine.slots import Slots
 from nanochat_core.engine.steps import StepRunner
-from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.errors import DataError
 
 

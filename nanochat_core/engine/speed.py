@@ -19,7 +19,7 @@ from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingPara
 from nanochat_core.engine.runner import Runner
 from nanochat_core.engine.runners.choose import BYTES, Choice
 from nanochat_core.engine.scheduler import Scheduler
-from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.shape import head_dim
 from nanochat_core.scaling import num_lm_head_params, num_matrix_params

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from nanochat_core.engine.calculator import calculate
+from nanochat_core.engine.tools.calculator import calculate
 from tasks import gsm8k, humaneval
 from tasks.base import (
     TaskError,

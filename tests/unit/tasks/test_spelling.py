@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nanochat_core.engine.calculator import calculate
+from nanochat_core.engine.tools.calculator import calculate
 from tasks.base import TaskError, prompt_key, text_of
 from tasks.generated import spelling
 

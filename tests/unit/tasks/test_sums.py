@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nanochat_core.engine.calculator import calculate
+from nanochat_core.engine.tools.calculator import calculate
 from tasks.base import is_final_number, text_of
 from tasks.generated import arithmetic, sums
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runners.choose import Choice
 from nanochat_core.errors import DataError
 from tests.support.nanochat_core.engine.engine_case import NO_KERNELS, RUNNERS, ask, engine_on
-from tests.support.nanochat_core.engine.naive import generate_naive
 from tests.support.nanochat_core.engine.scheduler_case import pages_used
 
 pytestmark = pytest.mark.torch

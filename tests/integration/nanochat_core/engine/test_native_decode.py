@@ -12,7 +12,6 @@ from nanochat_core.engine.native.runner import NativeRunner
 from nanochat_core.engine.native.weights import FORMS, Precision
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.sampling import row_key, sample
-from tests.support.nanochat_core.engine.naive import row_keys
 from tests.support.nanochat_core.engine.native_models import (
     LENGTH,
     VOCAB,
@@ -22,6 +21,7 @@ from tests.support.nanochat_core.engine.native_models import (
     make_tokens,
     read,
 )
+from tests.support.nanochat_core.engine.row_keys import row_keys
 
 REASON = build.unable_here()
 pytestmark = [

@@ -14,13 +14,13 @@ import torch
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import Request, SamplingParams
 from nanochat_core.engine.runner import Capacity, PageGroup
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tests.support.nanochat_core.engine.naive import generate_naive
 from tests.support.nanochat_core.engine.scheduler_case import Asked
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ from nanochat_core.engine.sampling import (
     sample_rows,
     uniforms,
 )
-from tests.support.nanochat_core.engine.naive import row_keys
+from tests.support.nanochat_core.engine.row_keys import row_keys
 
 pytestmark = pytest.mark.torch
 

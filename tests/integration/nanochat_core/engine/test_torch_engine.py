@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import EndEvent, Event, Request, SamplingParams
 from nanochat_core.engine.runners import choose
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.runners.torch_runner import TorchRunner
-from tests.support.nanochat_core.engine.naive import generate_naive
 from tests.support.nanochat_core.engine.torch_slots import plain_varlen
 
 pytestmark = pytest.mark.torch

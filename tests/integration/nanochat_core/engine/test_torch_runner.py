@@ -12,7 +12,7 @@ from nanochat_core.engine.runners.torch_runner import TorchRunner
 from nanochat_core.engine.sampling import row_key, sample
 from nanochat_core.eras import ERAS, numerics, of_era
 from nanochat_core.model.gpt import GPT
-from tests.support.nanochat_core.engine.naive import row_keys
+from tests.support.nanochat_core.engine.row_keys import row_keys
 from tests.support.nanochat_core.engine.torch_slots import (
     GREEDY,
     LONGEST,

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flows.interop.export_model import model_card
+from nanochat_core.engine.reference import generate_naive
 from nanochat_core.eras import ERAS
 from nanochat_core.errors import ModelError
 from nanochat_core.interop.transformers_files import write_transformers_model
@@ -25,7 +26,6 @@ from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from nanochat_core.tokenizer.chat import render_conversation, render_for_completion
 from tasks.base import Conversation
 from tasks.names import TASKS
-from tests.support.nanochat_core.engine.naive import generate_naive
 from tests.support.nanochat_core.interop.models import a_model, a_tokenizer
 from tests.unit.nanochat_core.tokenizer.test_chat_tasks import example_of
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanochat_core.config import ModelConfig, NumericsConfig
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.reference import generate_naive
 from nanochat_core.eras import ERAS, HEAD, eras_with, numerics, of_era, windows_of
 from nanochat_core.errors import ConfigError, ModelError
 from nanochat_core.model.gpt import GPT
@@ -17,7 +18,6 @@ from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import model_for_depth, num_matrix_params, num_params, run_for_depth
 from nanochat_core.scaling_january import january_model
 from nanochat_core.tokenizer.bpe import Tokenizer
-from tests.support.nanochat_core.engine.naive import generate_naive
 
 pytestmark = pytest.mark.torch
 

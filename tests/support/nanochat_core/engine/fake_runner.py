@@ -14,7 +14,7 @@ from torch import Tensor
 from nanochat_core.engine.requests import LogProbs, SamplingParams
 from nanochat_core.engine.runner import Chunk, DecodeOutput, PageGroup, Pending
 from nanochat_core.engine.sampling import row_key
-from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 UNREAD = 0x5EED  # memory that nobody wrote

@@ -14,6 +14,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 from nanochat_core.config import ModelConfig
 from nanochat_core.engine.engine import Engine
+from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.requests import SamplingParams
 from nanochat_core.engine.runner import Capacity, Chunk
 from nanochat_core.engine.runners import decode_kernels
@@ -24,7 +25,6 @@ from nanochat_core.engine.sampling import SamplingRows, row_key, sample_rows
 from nanochat_core.model.gpt import GPT
 from nanochat_core.scaling import numerics
 from tests.support.nanochat_core.engine.fixtures import make_model, tokenizer
-from tests.support.nanochat_core.engine.naive import generate_naive
 
 __all__ = ["make_model", "tokenizer"]
 # Of numpy, in masked lanes.

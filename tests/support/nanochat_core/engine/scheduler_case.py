@@ -8,7 +8,7 @@ from nanochat_core.engine.answer import end_tokens
 from nanochat_core.engine.requests import EndEvent, Event, Request, TokenEvent
 from nanochat_core.engine.scheduler import Scheduler
 from nanochat_core.engine.sequences import RequestHandle
-from nanochat_core.engine.tools import ToolTokens
+from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.nanochat_core.engine.fake_runner import (
     FakeRunner,

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from nanochat_core.data.conversations import task_data
-from nanochat_core.engine.calculator import calculate
+from nanochat_core.engine.tools.calculator import calculate
 from nanochat_core.errors import DataError
 from nanochat_core.runtime.interrupt import Interrupted
 from nanochat_core.runtime.progress import last_by_step, read_events

@@ -1,6 +1,6 @@
 import pytest
 
-from nanochat_core.engine.tools import ToolCalls, ToolTokens
+from nanochat_core.engine.tools.calls import ToolCalls, ToolTokens
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 

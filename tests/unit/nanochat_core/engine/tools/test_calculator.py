@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanochat_core.engine.calculator import MAX_CHARS, MAX_TOKENS, calculate
+from nanochat_core.engine.tools.calculator import MAX_CHARS, MAX_TOKENS, calculate
 from tests.support.nanochat_core.engine.hostile_expressions import HOSTILE
 
 

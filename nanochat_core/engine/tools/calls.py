@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Self
 
-from nanochat_core.engine.calculator import calculate
+from nanochat_core.engine.tools.calculator import calculate
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 
