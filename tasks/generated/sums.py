@@ -139,7 +139,9 @@ def limit_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
     while True:
         if rng.randrange(2):
             a, b = rng.randint(2, LARGEST), rng.randint(2, 99)
-            question = pick(BEYOND, rng).format(a=a, b=b)
+            template = pick(BEYOND, rng)
+            question = template.format(a=a, b=b)
+            numbers = (a, b) if "{b}" in template else (a,)
         else:
             a, b = _large(rng), rng.choice((_large(rng), rng.randint(2, LARGEST)))
             if rng.randrange(2):
@@ -148,7 +150,8 @@ def limit_turn(split: str, rng: random.Random, *, small: bool = False) -> Conver
             texts = [f"{n:,}" if rng.randrange(4) == 0 else str(n) for n in (a, b)]
             template = pick(rng.choice((ASKED, ASKED, REQUESTS)), rng)
             question = template.format(sum=_joined(sign, texts, rng))
-        if arithmetic.split_of((a, b)) == split:
+            numbers = (a, b)
+        if arithmetic.split_of(numbers) == split:
             return one_turn(written(question, rng), LIMIT, kind="limit", answer=LIMIT)
 
 

@@ -30,7 +30,11 @@ def test_a_run_killed_again_and_again_equals_an_undisturbed_one(
     tmp_path: Path, campaign: Campaign
 ) -> None:
     kills = campaign.trials(3)
-    reports = kill_runs(tmp_path, kills=kills, seed=campaign.seed)
+    try:
+        reports = kill_runs(tmp_path, kills=kills, seed=campaign.seed)
+    finally:  # also if the campaign is stopped
+        for process in processes_of(tmp_path):
+            process.kill()
     campaign.found({part: report["kills_during"] for part, report in reports.items()})
     for part, report in reports.items():
         assert report["different_digests"] == [], part
