@@ -1,10 +1,13 @@
-"""Clients of servers that speak S3.
+"""botocore's client of a server that speaks S3, and boto3's transfers over it.
 
-They read profiles, SSO and roles from the files and variables of AWS. Their retries are off: only
-a whole operation can find out whether its own write took effect, so `S3Store` repeats those.
+The client reads profiles, SSO and roles from the files and variables of AWS. Its retries are off:
+only `S3Store` can find out whether its own write took effect, so it repeats every request.
 """
 
+import functools
 import re
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import botocore.session  # pyright: ignore[reportMissingTypeStubs]
@@ -12,10 +15,18 @@ from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
 from botocore.utils import (  # pyright: ignore[reportMissingTypeStubs]
     conditionally_calculate_md5,  # pyright: ignore[reportUnknownVariableType]
 )
+from s3transfer.manager import (  # pyright: ignore[reportMissingTypeStubs]
+    TransferConfig,
+    TransferManager,
+)
+from s3transfer.subscribers import BaseSubscriber  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.parallel import THREADS  # of all transfers of one store together
+from infra.storage.base import OnBytes
 from infra.storage.s3.errors import NoResponse
+from nanochat_core.errors import StoreError
 
+PART = 16 << 20  # bytes of a part of a large object
 CONNECT_SECONDS = 5
 READ_SECONDS = 60  # longest pause between two pieces of an answer
 
@@ -58,3 +69,88 @@ def _add_md5(params: Any, **_: object) -> None:
     """Handle botocore's event `before-call`: give the body a checksum, unless it has one."""
     if "Content-MD5" not in params["headers"]:
         conditionally_calculate_md5(params)
+
+
+def make_manager(client: Any, repeat: Callable[[Callable[[], Any]], Any], tries: int) -> Any:
+    """Return boto3's manager of all transfers of a client, which share their threads.
+
+    `repeat` calls a request until it is answered; a body that is cut off is fetched `tries` times.
+    """
+    return TransferManager(
+        _Requests(client, repeat),
+        TransferConfig(
+            multipart_threshold=PART,
+            multipart_chunksize=PART,
+            max_request_concurrency=THREADS,
+            max_io_queue_size=4 * THREADS,
+            num_download_attempts=tries,
+        ),
+    )
+
+
+class _Requests:
+    """The client as the manager sees it: each request of a part is repeated by itself."""
+
+    def __init__(self, client: Any, repeat: Callable[[Callable[[], Any]], Any]) -> None:
+        self.meta = client.meta
+        self._client = client
+        self._repeat = repeat
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        send = getattr(self._client, verb)
+        # After a failed upload the store may be away: gc aborts what is left.
+        return send if verb == "abort_multipart_upload" else functools.partial(self._ask, send)
+
+    def _ask(self, send: Callable[..., Any], **arguments: Any) -> Any:
+        def ask() -> Any:
+            if "Body" in arguments:
+                arguments["Body"].seek(0)
+            answer = send(**arguments)
+            if "Range" in arguments:
+                _check_part(answer)
+            return answer
+
+        return self._repeat(ask)
+
+
+def _check_part(answer: Any) -> None:
+    """Raise an error if the answer to a request of a range has not the length of that range."""
+    found = re.match(r"bytes (\d+)-(\d+)/", answer.get("ContentRange", ""))
+    if found and answer.get("ContentLength") == int(found[2]) - int(found[1]) + 1:
+        return
+    answer["Body"].close()
+    if found:
+        raise NoResponse("the store sends less of a part than it says")
+    raise StoreError(
+        "the store answers a range request with the whole object",
+        hint="use a store that reads ranges; a proxy before it may ignore them",
+    )
+
+
+class Progress(BaseSubscriber):
+    """Bytes of a transfer, each reported once however often the transfer is repeated."""
+
+    def __init__(self, on_bytes: OnBytes) -> None:
+        self._on_bytes = on_bytes
+        self._lock = threading.Lock()
+        self._done = self._reported = 0
+        self._etag = ""
+
+    def begin(self, etag: str = "") -> "Progress":
+        """Begin, or begin again, at the first byte of the object with this etag, if it has one."""
+        self._done, self._etag = 0, etag
+        return self
+
+    def on_progress(self, future: Any, bytes_transferred: int, **_: object) -> None:
+        """Count bytes; a negative number means that they are transferred again."""
+        with self._lock:
+            self._done += bytes_transferred
+            new = self._done - self._reported
+            self._reported = max(self._done, self._reported)
+        if new > 0:
+            self._on_bytes(new)
+
+    def on_queued(self, future: Any, **_: object) -> None:
+        """Handle the manager's event: each part must be of the object with the etag."""
+        if self._etag:
+            future.meta.provide_object_etag(f'"{self._etag}"')

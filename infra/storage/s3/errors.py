@@ -39,7 +39,7 @@ _TRANSIENT = {
     *("ServiceUnavailable", "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests"),
 }
 _TRANSIENT_STATUS = {408, 409, 425, 429}  # timeout, conflict, too early, too many requests
-_LOST_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}  # or a part of it is lost
+LOST_UPLOAD = {"NoSuchUpload", "InvalidPart", "InvalidPartOrder"}  # or a part of it is lost
 _NEVER = {"NotImplemented", "NoSuchBucket"}  # never retried, whatever their status
 
 
@@ -79,11 +79,6 @@ def is_transient(error: Exception) -> bool:
     return code in _TRANSIENT or status >= 500 or status in _TRANSIENT_STATUS
 
 
-def is_restart(error: Exception) -> bool:
-    """Return whether a whole transfer has to begin again."""
-    return isinstance(error, Replaced) or code_of(error) in _LOST_UPLOAD
-
-
 # Hints by S3's codes, statuses and botocore's exceptions.
 _HINTS = {
     "NoSuchBucket": (
@@ -112,14 +107,14 @@ _PROBE = "`nanochat doctor` tries everything that is needed of a store"
 _HINT_OF = {code: hint for codes, hint in _HINTS.items() for code in codes.split()}
 
 
-def explain(error: Exception, *, what: str, url: str, endpoint: str, note: str) -> StoreError:
+def explain(error: Exception, *, what: str, url: str, endpoint: str) -> StoreError:
     """Return the error, with its hint, of a failed operation; `what` is like "put runs/a.json"."""
     code = code_of(error)
     text = str(getattr(error, "kwargs", {}).get("error", error))
     message = _part_of(error, "Error").get("Message", "") if status_of(error) else text
     if found := re.search(r"\[Errno -?\d+\] ([^)\]]+)", message):
         message = found.group(1).lower()
-    message = " ".join(message.split()) + note
+    message = " ".join([*message.split(), *getattr(error, "__notes__", ())])
     if is_lost(error):
         failed = f"failed to {what}" if isinstance(error, NoResponse) else "cannot be reached"
         code = f"an answer that is not S3's ({code}): " if code.isdigit() else ""

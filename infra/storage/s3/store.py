@@ -35,21 +35,20 @@ from infra.storage.base import (
     ignore_bytes,
 )
 from infra.storage.files import replacing, writing_to
-from infra.storage.s3.client import is_aws, make_client
+from infra.storage.s3.client import PART, Progress, is_aws, make_client, make_manager
 from infra.storage.s3.errors import (
     FAILURES,
+    LOST_UPLOAD,
     NoResponse,
     Replaced,
     code_of,
     explain,
     is_lost,
-    is_restart,
     is_transient,
     status_of,
 )
 from infra.storage.s3.probe import TRIALS, find_faults
 from infra.storage.s3.settings import client_hint, parse_url, read_addressing
-from infra.storage.s3.transfers import PART, Progress, make_manager
 from nanochat_core.errors import StoreError
 
 _OBJECT_VERBS = {"get_object", "delete_object"}
@@ -87,15 +86,7 @@ class S3Store:
 
     @functools.cached_property
     def _transfers(self) -> Any:
-        return make_manager(self.client, self._retry_policy, self._is_transient)
-
-    def create_bucket(self) -> None:
-        """Create the bucket itself, unless it is there and ours."""
-        try:
-            self.request("create_bucket")
-        except ClientError as error:  # Outside us-east-1 this is the answer for an own bucket.
-            if code_of(error) != "BucketAlreadyOwnedByYou":
-                raise
+        return make_manager(self.client, self._repeat, int(self._retry_policy.tries))
 
     def put(self, key: str, data: bytes) -> None:
         """See Store."""
@@ -135,9 +126,8 @@ class S3Store:
         last: str | None = None
         more: dict[str, str] = {}
         while True:
-            page: Any = self._retry(
-                f"list {prefix}*", functools.partial(self._list_page, prefix, more)
-            )
+            ask = functools.partial(self._list_page, prefix, more)
+            page: Any = self._retry(f"list {prefix}*", ask)
             items = page.get("Contents", ())
             for item in items:
                 key = item["Key"].removeprefix(self.prefix)
@@ -176,7 +166,8 @@ class S3Store:
             return
 
         def send() -> None:
-            tag, lost = uuid.uuid4().hex, None
+            tag = uuid.uuid4().hex
+            lost: Exception = Replaced(f"the store does not show the {size} bytes sent")
             try:
                 extra, watch = {"Metadata": {"upload": tag}}, [progress.begin()]
                 self._transfers.upload(str(path), self.bucket, name, extra, watch).result()
@@ -186,10 +177,10 @@ class S3Store:
                     raise
                 lost = error
             with contextlib.suppress(ObjectNotFound):
-                found: Any = self._retry(f"look at {key}", lambda: self._head(key))
+                found: Any = self._repeat(lambda: self._head(key))
                 if (found["ContentLength"], found.get("Metadata", {}).get("upload")) == (size, tag):
                     return
-            raise lost or Replaced(f"the store does not show the {size} bytes sent")
+            raise lost
 
         self._retry(f"put {key}", send, restarts=True)
 
@@ -355,31 +346,39 @@ class S3Store:
         return parsedate_to_datetime(date).timestamp()
 
     def _retry(self, what: str, operation: Callable[[], _T], *, restarts: bool = False) -> _T:
-        """Return the result of an operation, repeated while it may succeed, or raise it explained.
+        """Return the result of an operation, which is repeated; raise its last error explained."""
+        try:
+            return self._repeat(operation, restarts=restarts)
+        except FAILURES as error:
+            facts = {"url": self.url, "endpoint": self.client.meta.endpoint_url}
+            raise explain(error, what=what, **facts) from error
+
+    def _repeat(self, operation: Callable[[], _T], *, restarts: bool = False) -> _T:
+        """Return the result of an operation; repeat it while it fails and may succeed.
 
         A transfer of a file `restarts` only if its upload was lost or its object replaced: its
         requests are repeated one by one.
         """
 
         def check(failure: NoAnswer) -> None:
-            error = failure.error
-            may_pass = is_restart(error) if restarts else self._is_transient(error)
-            is_no_store = is_lost(error) and not self.has_accepted
-            if failure.is_last or not may_pass or (is_no_store and failure.tries >= TRIES):
-                tries, seconds = failure.tries, failure.seconds
-                note = f" ({tries} tries in {seconds:.0f} s)" if tries > 1 else ""
-                facts = {"url": self.url, "endpoint": self.client.meta.endpoint_url}
-                raise explain(error, what=what, note=note, **facts) from error
+            error, tries = failure.error, failure.tries
+            if restarts:
+                may_pass = isinstance(error, Replaced) or code_of(error) in LOST_UPLOAD
+            else:
+                # A body that is damaged on its way has another signature.
+                is_damaged = self.has_accepted and code_of(error) == "SignatureDoesNotMatch"
+                may_pass = is_damaged or is_transient(error)
+            if is_lost(error) and not self.has_accepted and tries >= TRIES:
+                may_pass = False
+            if not may_pass or failure.is_last:
+                if tries > 1:
+                    error.add_note(f"({tries} tries in {failure.seconds:.0f} s)")
+                raise error
 
         policy = self._retry_policy
         if restarts:  # however long a large file takes
             policy = replace(policy, tries=TRIES, deadline=inf)
         return until_answered(operation, FAILURES, policy=policy, on_failure=check)
-
-    def _is_transient(self, error: Exception) -> bool:
-        # A body that is damaged on its way has another signature.
-        is_damaged = self.has_accepted and code_of(error) == "SignatureDoesNotMatch"
-        return is_damaged or is_transient(error)
 
 
 def _info(key: str, size: int, answer: Any) -> ObjectInfo:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infra.storage.base import Store
-from infra.storage.s3.transfers import PART
+from infra.storage.s3.client import PART
 from tests.integration.infra.storage.test_s3_fetches import copy_and_measure
 
 

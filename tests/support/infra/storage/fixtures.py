@@ -10,8 +10,8 @@ import pytest
 from s3transfer.utils import ChunksizeAdjuster  # pyright: ignore[reportMissingTypeStubs]
 
 from infra.retry import RetryPolicy
+from infra.storage.s3 import client
 from infra.storage.s3 import store as s3_store
-from infra.storage.s3 import transfers
 from infra.storage.s3.store import S3Store
 from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.misbehaviour import Fault, Quirk
@@ -55,7 +55,7 @@ def store_on(fake: FakeS3, *, retry_policy: RetryPolicy = IMPATIENT) -> S3Store:
 
 def set_part(setattr: Callable[[Any, str, Any], None], part: int) -> None:
     """Let large objects go in parts of so many bytes, also below the 5 MiB that S3 asks for."""
-    setattr(transfers, "PART", part)
+    setattr(client, "PART", part)
     setattr(s3_store, "PART", part)
     setattr(ChunksizeAdjuster, "_adjust_for_chunksize_limits", lambda self, size: size)
 

@@ -94,7 +94,7 @@ def test_tries_are_counted_and_the_last_failure_is_reported() -> None:
 
 
 def explained(error: Exception) -> tuple[str, str]:
-    found = explain(error, what="put a/b", url="s3://bucket/p", endpoint=ENDPOINT, note="")
+    found = explain(error, what="put a/b", url="s3://bucket/p", endpoint=ENDPOINT)
     assert "\n" not in str(found)
     return str(found), found.hint or ""
 
