@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from infra.polling import wait_until
 from infra.storage.base import (
     MAX_RECORD,
     ObjectInfo,
@@ -26,7 +27,7 @@ from infra.storage.base import (
     check_size,
     ignore_bytes,
 )
-from infra.storage.files import replacing, writing_to
+from infra.storage.files import replacing, try_flock, writing_to
 from infra.storage.plain_files import (
     NOT_THERE,
     check_folder,
@@ -40,8 +41,9 @@ from nanochat_core.job import sync_directory
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp"  # no key can have a segment of this name
-_UNFINISHED = re.compile(r"(swap-)?[0-9a-f]{32}")  # the names in it
-_SECONDS_TO_SWAP = 2.0  # a swap takes microseconds
+_UNFINISHED = re.compile(r"[0-9a-f]{32}")  # the names in it
+_SWAP_LOCK = "swap.lock"  # in it too
+_SECONDS_TO_SWAP = 5.0  # a swap takes milliseconds
 _SECONDS_BETWEEN_TRIES = 0.002
 _HINTS = {
     errno.ENOSPC: "free some space, or point NANOCHAT_STORE at another disk",
@@ -102,18 +104,20 @@ class LocalStore:
     def put_if_same(self, key: str, data: bytes, *, version: str) -> bool:
         """See Store."""
         final = self._path(key)
-        with self._writing(), self._temporary() as mine:
-            lock = mine.with_name(f"swap-{hashlib.sha256(key.encode()).hexdigest()[:32]}")
-            new = lock / mine.name
-            try:
-                is_swapped = _swap(mine, lock, new, final, data, version)
-                if not is_swapped:
+        with self._writing(), self._temporary() as temporary:
+            _write(temporary, data)
+            with self._swapping(temporary.with_name(_SWAP_LOCK)):
+                try:
+                    found, _ = read_plain(final, limit=MAX_RECORD)
+                except NOT_THERE:
                     self._check_reachable()  # or the object went with the disk
-                return is_swapped
-            finally:
-                new.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # not empty: another process has the lock
-                    lock.rmdir()
+                    return False
+                if found != data:
+                    if _version(found) != version:
+                        return False
+                    temporary.replace(final)
+                sync_directory(final.parent)
+                return True
 
     def get(self, key: str, *, size: int | None = None) -> bytes:
         """See Store."""
@@ -234,6 +238,29 @@ class LocalStore:
         finally:
             _remove(path)
 
+    @contextlib.contextmanager
+    def _swapping(self, lock: Path) -> Generator[None]:
+        """Hold the lock of all swaps, which the kernel or file server releases of a killed process.
+
+        Raises StoreUnavailable if a process that stands still has it.
+        """
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            with contextlib.suppress(PermissionError):  # another user's, who has done it
+                os.fchmod(descriptor, 0o666)  # NFS locks only what may be written
+            if not wait_until(
+                lambda: try_flock(descriptor),
+                seconds=_SECONDS_TO_SWAP,
+                every=_SECONDS_BETWEEN_TRIES,
+            ):
+                raise StoreUnavailable(
+                    f"store {self.url} is locked by another process",
+                    hint="a process that stands still has the lock: continue or kill it",
+                )
+            yield
+        finally:
+            os.close(descriptor)
+
     def _now(self) -> float:
         """Return unix seconds by the clock that stamps the files: a file server has its own."""
         try:
@@ -299,52 +326,6 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         _seal(file.fileno())
-
-
-def _swap(mine: Path, lock: Path, new: Path, final: Path, data: bytes, version: str) -> bool:
-    """Replace `final` under a lock if it still has this version; return whether it was replaced.
-
-    We hold the lock while the directory `lock` is the one we made as `mine`, with `new` in it.
-    """
-    while True:
-        mine.mkdir()
-        _write(mine / new.name, data)
-        _acquire(mine, lock)
-        try:
-            found, _ = read_plain(final, limit=MAX_RECORD)
-        except NOT_THERE:
-            return False
-        if found != data:
-            if _version(found) != version:
-                return False
-            # Fails if we were suspended and another process took the lock over by removing `new`:
-            # so a process that wakes up late cannot undo a later write.
-            try:
-                new.replace(final)
-            except FileNotFoundError:
-                continue
-        sync_directory(final.parent)
-        return True
-
-
-def _acquire(mine: Path, lock: Path) -> None:
-    """Rename `mine` to `lock`, when it is free or its owner has held it for too long."""
-    last: list[str] = []
-    since = time.monotonic()
-    while True:
-        try:
-            mine.rename(lock)  # replaces an empty directory only: its owner has finished
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        else:
-            return
-        with contextlib.suppress(FileNotFoundError):
-            if (found := os.listdir(lock)) != last:
-                last, since = found, time.monotonic()
-            elif found and time.monotonic() - since > _SECONDS_TO_SWAP:
-                (lock / found[0]).unlink()
-        time.sleep(_SECONDS_BETWEEN_TRIES)
 
 
 def _remove(path: Path) -> None:

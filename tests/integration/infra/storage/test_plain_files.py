@@ -77,7 +77,7 @@ OLD = (1e9, 1e9)  # seconds; older than any limit
 def outside(tmp_path: Path) -> Path:
     """A folder beside the store, with old files whose names the store could have made."""
     outside = tmp_path / "outside"
-    for name in ("b", "sub/b", "0" * 32, "swap-" + "0" * 32 + "/x", "thesis"):
+    for name in ("b", "sub/b", "0" * 32, "thesis"):
         (outside / name).parent.mkdir(parents=True, exist_ok=True)
         (outside / name).write_bytes(b"not in the store")
     for path in (*outside.rglob("*"), outside):
@@ -152,13 +152,12 @@ def test_only_what_the_store_names_is_removed_as_unfinished(tmp_path: Path, outs
     store.put("a/b", b"object")
     temporary = tmp_path / "store" / ".tmp"
     (temporary / "thesis").mkdir()
-    (temporary / "swap-notes").write_bytes(b"")
     (temporary / "1".zfill(32)).symlink_to(outside)
     (temporary / "2".zfill(32)).write_bytes(b"half an obj")
-    (temporary / ("swap-" + "3".zfill(32))).mkdir()
+    (temporary / "3".zfill(32)).mkdir()
     before = contents(outside)
     assert store.abort_stale_uploads(older_than=-60) == 3
-    assert {path.name for path in temporary.iterdir()} == {"thesis", "swap-notes"}
+    assert {path.name for path in temporary.iterdir()} == {"thesis"}
     assert contents(outside) == before
 
 
