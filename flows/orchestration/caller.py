@@ -5,8 +5,6 @@ exit. A flow that runs inside `nanochat run` has no worker, so this module does 
 """
 
 import contextlib
-import os
-import signal
 import threading
 from collections.abc import Callable, Generator
 from contextvars import ContextVar, copy_context
@@ -24,6 +22,7 @@ from flows.orchestration.client import NOT_ANSWERING, quick_client
 from flows.orchestration.stage_runs import is_cancelled
 from flows.plan.planned import Opened
 from infra.launch.background import Work, run_in_background
+from infra.launch.torchrun import StageInterrupted
 from infra.polling import SLOW_SECONDS
 from infra.prefect.access import answers, configured_api_url
 from nanochat_core.errors import ConfigError
@@ -95,7 +94,7 @@ def call_flow(flow: Callable[P, R], *arguments: P.args, **parameters: P.kwargs) 
 def end_when_cancelled(body: Callable[[], R]) -> R:
     """Return what a flow's body returns; Cancel in Prefect's pages ends its run as Cancelled.
 
-    In a command Cancel stops the flow as Ctrl-C does, and the caller of the flow gets Prefect's
+    In a command Cancel sets the run's `stop`, and the caller of the flow gets Prefect's
     CancelledRun. However the flow was stopped, the process exits SECONDS_TO_REPORT after the body's
     end if Prefect's server does not answer by then.
     """
@@ -112,45 +111,43 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
             return state
     cancelled = threading.Event()
     try:
-        with run_in_background(_interrupt_when_cancelled(run, caller, cancelled)):
+        with run_in_background(_stop_when_cancelled(run, caller, cancelled)):
             made = body()
         # Cancel may have been pressed after the last poll, when all stages were built.
         if not is_cancelled(run):
             _note_end(caller, run, made)
             return made
     except Exception as error:
-        _note_end(caller, run, error)
-        raise
-    except (KeyboardInterrupt, TerminationSignal):
-        # Prefect reports the final state after this body returns, and may block for minutes.
-        threading.Thread(target=_leave, args=(caller,), daemon=True).start()
-        caller.ends.append((run, KeyboardInterrupt()))
-        # A real Ctrl-C is raised on; that of a Cancel becomes the state Cancelled.
-        if not cancelled.is_set():
+        if not (cancelled.is_set() and isinstance(error, StageInterrupted)):
+            _note_end(caller, run, error)
             raise
+        _note_stop(caller, run)
+    except (KeyboardInterrupt, TerminationSignal):
+        _note_stop(caller, run)
+        raise
     return state
 
 
-def _interrupt_when_cancelled(
-    run: str | None, caller: LocalRun, cancelled: threading.Event
-) -> Work:
-    """Return work that sends this process SIGINT once the run is cancelled in Prefect's pages.
+def _note_stop(caller: LocalRun, run: str | None) -> None:
+    """Record that the run was stopped; leave if Prefect cannot report that."""
+    # Prefect reports the final state after the body returns, and may block for minutes.
+    threading.Thread(target=_leave, args=(caller,), daemon=True).start()
+    caller.ends.append((run, KeyboardInterrupt()))
 
-    It sends none if the run is being stopped already.
-    """
+
+def _stop_when_cancelled(run: str | None, caller: LocalRun, cancelled: threading.Event) -> Work:
+    """Return work that stops the run once it is cancelled in Prefect's pages."""
     # Prefect reads its settings from context variables, which a new thread does not inherit.
     context = copy_context()
 
-    def interrupt(over: threading.Event) -> None:
+    def stop(over: threading.Event) -> None:
         while not over.wait(SLOW_SECONDS) and not caller.stop.is_set():
-            # The request took time: check again, or the signal hits a run that has ended.
-            if context.run(is_cancelled, run) and not (over.is_set() or caller.stop.is_set()):
-                cancelled.set()  # before the signal, whose handler looks at it
-                os.kill(os.getpid(), signal.SIGINT)
+            if context.run(is_cancelled, run):
+                cancelled.set()  # first: what `stop` ends finds it
+                caller.stop.set()
                 caller.watch("run", {"kind": "warning", "text": "cancelled in Prefect's pages"})
-                return
 
-    return interrupt
+    return stop
 
 
 def _note_end(caller: LocalRun, run: str | None, end: Any) -> None:

@@ -46,7 +46,7 @@ from nanochat_core.errors import ConfigError, StoreError
 LIVE = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 # A run that is being cancelled will not build: a caller that wants the stage requests it again,
 # and the new builder waits for the lease of the old one.
-_TO_GO_ON_WITH = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING]
+_UNFINISHED = (StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING)
 _STOPPED = (StateType.CANCELLING, StateType.CANCELLED)
 # What the handlers of signals raise: Prefect's within a flow, and Python's.
 _RAISED: dict[int, Callable[[], BaseException]] = {
@@ -74,14 +74,14 @@ def find_or_create(
     pool = context.placement.pool
     digest = match_digest(request, pool=pool)
     tags = [f"request:{digest}"]
-    if live := _find_runs(client, tags, _TO_GO_ON_WITH):
-        text = f"following the existing run {live[0].name}, which is {state_name(live[0])}"
+    earlier = _find_runs(client, tags)
+    if live := next((run for run in earlier if run.state_type in _UNFINISHED), None):
+        text = f"following the existing run {live.name}, which is {state_name(live)}"
         context.watch(request.stage, {"kind": "message", "text": text})
-        return live[0]
+        return live
     # Two callers that look at the same moment see the same last run, and so send the same
     # idempotency key: the server creates one run and returns it to both.
-    last = _find_runs(client, tags, None)
-    after = str(last[0].id) if last else "first"
+    after = str(earlier[0].id) if earlier else "first"
     return run_deployment(  # pyright: ignore[reportReturnType] - typed as a coroutine too
         f"{ONE_STAGE}/{pool}",
         parameters=asdict(request),
@@ -95,7 +95,7 @@ def find_or_create(
 
 
 def _find_runs(
-    client: SyncPrefectClient, tags: Sequence[str], states: list[StateType] | None
+    client: SyncPrefectClient, tags: Sequence[str], states: list[StateType] | None = None
 ) -> list[FlowRun]:
     """Return runs with all these tags, the newest first, by the server's clock."""
     state = FlowRunFilterState(type=FlowRunFilterStateType(any_=states)) if states else None

@@ -285,7 +285,7 @@ def run(job):
 """
 
 
-@pytest.mark.parametrize("how", ["terminate", "cancel"])  # which sends SIGINT
+@pytest.mark.parametrize("how", ["terminate", "cancel"])
 def test_stopping_a_run_lets_workers_save_and_the_next_one_resumes(
     toys: Any, run_toys: Callable[..., Any], server: Server, tmp_path: Path, how: str
 ) -> None:
