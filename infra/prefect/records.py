@@ -5,17 +5,16 @@ server has a record of its own, since it may have been started by another comman
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
 import psutil
 
-from infra.prefect.access import SQLITE, ServerError
+from infra.prefect.access import SQLITE
 from nanochat_core.job import write_json
 from nanochat_core.runtime.process_start import find_process, this_process
 
-FORMAT = 6  # of both records
 HOST = "127.0.0.1"
 
 State: TypeAlias = Literal["starting", "ready", "stopping"]
@@ -23,12 +22,21 @@ _Record = TypeVar("_Record", "Server", "Stack")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class _Recorded:
+    pid: int
+    start: str  # distinguishes the process from a later one with its number
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The live process, or None if it ended."""
+        return find_process(self.pid, self.start)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(_Recorded):
     """A Prefect server on this machine."""
 
     port: int
-    pid: int
-    start: str  # distinguishes the process from a later one with its number
     database: str = SQLITE  # where it stores its history; a URL without its password
     is_guarded: bool = False  # asks for a password
 
@@ -42,18 +50,11 @@ class Server:
         """The address of the API, for Prefect's clients."""
         return f"{self.ui_url}/api"
 
-    @property
-    def process(self) -> psutil.Process | None:
-        """The server's live process, or None if it ended."""
-        return find_process(self.pid, self.start)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
-    """A supervisor and its processes. Nothing in it is secret."""
+class Stack(_Recorded):
+    """A supervisor, whose process it names, and its processes. Nothing in it is secret."""
 
-    pid: int  # the supervisor's
-    start: str  # distinguishes the process from a later one with its number
     state: State
     api_url: str | None = None
     workers: dict[str, int] = field(default_factory=dict[str, int])  # pool -> pid
@@ -64,11 +65,6 @@ class Stack:
     def ui_url(self) -> str | None:
         """The address of Prefect's pages; None while the server is not up."""
         return self.api_url and self.api_url.removesuffix("/api")
-
-    @property
-    def process(self) -> psutil.Process | None:
-        """The supervisor's live process, or None if it ended."""
-        return find_process(self.pid, self.start)
 
 
 def my_stack() -> Stack:
@@ -81,7 +77,7 @@ def write_record(home: Path, record: Server | Stack) -> None:
     """Write the record where commands look for it."""
     path = server_path(home) if isinstance(record, Server) else stack_path(home)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"format": FORMAT, **asdict(record)})
+    write_json(path, asdict(record))
 
 
 def find_process_of_server(home: Path) -> Server | None:
@@ -107,30 +103,6 @@ def find_running(home: Path) -> Stack | None:
     return stack if stack is not None and stack.state != "stopping" else None
 
 
-def check_version(home: Path) -> None:
-    """Raise ServerError if a server or a supervisor of another version uses the home.
-
-    A record of another format cannot be used to end its process. Two servers would damage one
-    SQLite file, and a supervisor ends the processes of another supervisor's workers.
-    """
-    for path, word, what in (
-        (stack_path(home), "up", "supervisor"),
-        (server_path(home), "prefect", "Prefect server"),
-    ):
-        try:
-            # How another version identifies a process is unknown: `word` in the command line guards
-            # against a pid that was reused by another program.
-            tree = json.loads(path.read_text(encoding="utf-8"))
-            if tree["format"] == FORMAT or word not in psutil.Process(tree["pid"]).cmdline():
-                continue
-        except (OSError, ValueError, TypeError, KeyError, psutil.Error):  # no record, or it ended
-            continue
-        raise ServerError(
-            f"process {tree['pid']} is the {what} of {home}, started by another version",
-            hint=f"`nanochat down` of that version ends it, or: kill {tree['pid']}",
-        )
-
-
 def server_path(home: Path) -> Path:
     """Return the path of the server's record."""
     return home / "prefect" / "server.json"
@@ -144,6 +116,6 @@ def stack_path(home: Path) -> Path:
 def _read(path: Path, kind: type[_Record]) -> _Record | None:
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
-        return kind(**tree) if tree.pop("format") == FORMAT else None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or not one of ours
+        return kind(**{each.name: tree[each.name] for each in fields(kind) if each.name in tree})
+    except (OSError, ValueError, TypeError):  # none, or not one of ours
         return None

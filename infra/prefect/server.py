@@ -37,7 +37,6 @@ from infra.prefect.password import (
 from infra.prefect.records import (
     HOST,
     Server,
-    check_version,
     find_process_of_server,
     find_running,
     server_path,
@@ -84,7 +83,6 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
         with FileLock(directory / "start.lock"):
             server = find_process_of_server(home)
             if server is None:
-                check_version(home)
                 if guarded and auth() is None:
                     ensure_password(home)
                 elif not guarded:
@@ -132,11 +130,7 @@ def wait_for_own_server(home: Path) -> None:
 
 
 def stop_server(home: Path) -> bool:
-    """Stop the server of `home`; return whether one ran. Runs in progress lose it.
-
-    Raises ServerError, and ends nothing, if another version uses the home.
-    """
-    check_version(home)
+    """Stop the server of `home`; return whether one ran. Runs in progress lose it."""
     server = find_process_of_server(home)
     process = server.process if server is not None else None
     if process is not None:
@@ -319,15 +313,18 @@ def is_healthy(server: Server) -> bool:
     return any(s.status == psutil.CONN_LISTEN and s.laddr.port == server.port for s in sockets)
 
 
-def check_wanted(server: Server) -> None:
-    """Raise ServerError if the running server differs from what the environment asks for."""
+def check_wanted(server: Server, *, exactly: bool = False) -> None:
+    """Raise ServerError if the running server differs from what the environment asks for.
+
+    `exactly`: also if the environment names no database and the server uses one.
+    """
     if auth() and not server.is_guarded:
         raise ServerError(
             f"{AUTH} is set, but the server at {server.ui_url} runs without a password",
             hint=START_ANEW,
         )
     wanted = database()
-    if wanted is not None and shown_database(wanted) != server.database:
+    if (wanted is not None or exactly) and shown_database(wanted) != server.database:
         raise ServerError(
             f"the server at {server.ui_url} keeps its history in {server.database}, not in "
             f"{shown_database(wanted)}",

@@ -14,13 +14,10 @@ from infra.prefect.access import (
     ask,
     check_admitted,
     configured_api_url,
-    database,
-    shown_database,
 )
 from infra.prefect.logs import last_line, spawn
 from infra.prefect.records import (
     Stack,
-    check_version,
     find_process_of_server,
     find_stack,
     read_stack,
@@ -32,8 +29,6 @@ from infra.prefect.server import (
     end_process,
     stop_server,
 )
-from infra.prefect.supervisor.processes import end_workers
-from infra.prefect.supervisor.workers import recorded_workers
 
 SECONDS_TO_END = 120.0  # first the runs save, then the processes that they left
 _FLOW = "/deployments/name/nanochat/nanochat"  # registered together with all the others
@@ -88,22 +83,12 @@ def check_same(home: Path, stack: Stack, *, port: int | None) -> None:
 
 
 def check_adoptable(home: Path) -> None:
-    """Raise ServerError if a server runs without a supervisor and differs from the environment.
-
-    Raises ServerError also if another version uses the home.
-    """
-    check_version(home)
+    """Raise ServerError if a server runs without a supervisor and differs from the environment."""
     server = find_process_of_server(home)
-    if server is None or configured_api_url() is not None:
-        return
-    # A supervisor restarts the server from the environment: another database would lose the
-    # history, and a password that is set there must be required at once.
-    check_wanted(server)
-    if server.database != shown_database(database()):
-        raise ServerError(
-            f"the server at {server.ui_url} keeps its history in {server.database}",
-            hint="name that database too, or stop the server with `nanochat down` first",
-        )
+    if server is not None and configured_api_url() is None:
+        # A supervisor restarts the server from the environment: another database would lose the
+        # history, and a password that is set there must be required at once.
+        check_wanted(server, exactly=True)
 
 
 def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
@@ -127,11 +112,7 @@ def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
 
 
 def stop_stack(home: Path) -> list[str]:
-    """End supervisor, workers and server, as far as they run; return in words what was ended.
-
-    Raises ServerError, and ends nothing, if another version uses the home.
-    """
-    check_version(home)
+    """End supervisor, workers and server, as far as they run; return in words what was ended."""
     stack = find_stack(home)
     stopped = [f"the worker of {pool}" for pool in stack.workers] if stack is not None else []
     stopped += ["the Prefect server"] if find_process_of_server(home) is not None else []
@@ -139,7 +120,6 @@ def stop_stack(home: Path) -> list[str]:
     if stack is not None and (supervisor := stack.process) is not None:
         end_process(supervisor, SECONDS_TO_END)
         stopped = stopped or ["the supervisor"]
-    end_workers(recorded_workers(home))  # of a supervisor that was killed
     stop_server(home)
     return stopped
 

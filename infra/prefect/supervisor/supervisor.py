@@ -38,7 +38,6 @@ from infra.prefect.supervisor.runs import RunWatch, is_polling
 from infra.prefect.supervisor.servers import OwnServer
 from infra.prefect.supervisor.workers import (
     managed_worker,
-    recorded_workers,
     worker_environment,
     worker_name,
 )
@@ -89,7 +88,6 @@ class Supervisor:
         supervisor.
         """
         with _only_supervisor(self._home), self._until_signalled():
-            end_workers(recorded_workers(self._home))  # of an earlier supervisor that was killed
             write_record(self._home, self._record)
             try:
                 while not self._stop.wait(ASK_SECONDS):

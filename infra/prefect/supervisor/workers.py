@@ -5,7 +5,6 @@ when the supervisor dies: a worker without one would take runs for ever. Its run
 they have saved. Its temporary files are in the home.
 """
 
-import contextlib
 import os
 import runpy
 import shutil
@@ -17,10 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-import psutil
-
 from infra.prefect.access import configured_api_url
-from infra.prefect.records import read_stack, stack_path
 from infra.prefect.server import client_environment, own_environment
 from infra.prefect.supervisor.processes import ManagedProcess
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
@@ -30,7 +26,6 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 HEARTBEAT_SECONDS = 30
 QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
 _MODULE = "infra.prefect.supervisor.workers"
-_CLOCK_ERROR = 1.0  # seconds, of the start that the system shows
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
 
 
@@ -73,21 +68,6 @@ def managed_worker(pool: str, home: Path, *, log: Callable[[str], None]) -> Mana
     """Return the process of the pool's worker, which is not started yet."""
     output = home / "prefect" / f"worker-{pool}.log"
     return ManagedProcess(f"worker {pool}", worker_command(pool), output=output, log=log)
-
-
-def recorded_workers(home: Path) -> list[psutil.Process]:
-    """Return the live workers of the last supervisor of `home`, whether that lives or not."""
-    found: list[psutil.Process] = []
-    if (stack := read_stack(home)) is None:
-        return found
-    written = stack_path(home).stat().st_mtime
-    for pid in stack.workers.values():
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            # Else another process has the number by now, which may be another home's worker.
-            if _MODULE in process.cmdline() and process.create_time() <= written + _CLOCK_ERROR:
-                found.append(process)
-    return found
 
 
 def end_with_worker() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from infra.prefect.access import ServerError, check_answers
 from infra.prefect.password import ensure_password, find_password
-from infra.prefect.records import FORMAT, Server
+from infra.prefect.records import Server
 from infra.prefect.server import (
     adopt_password,
     client_environment,
@@ -63,7 +63,7 @@ def foreign_port() -> Iterator[int]:
 def write_record(home: Path, *, port: int, pid: int, start: str | None) -> None:
     """What a running server leaves."""
     (home / "prefect").mkdir(parents=True)
-    record = {"format": FORMAT, "port": port, "pid": pid, "start": start}
+    record = {"port": port, "pid": pid, "start": start}
     (home / "prefect" / "server.json").write_text(json.dumps(record))
 
 

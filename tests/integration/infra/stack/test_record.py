@@ -16,8 +16,8 @@ import pytest
 
 from infra.prefect.access import ServerError
 from infra.prefect.logs import MOST_BYTES, last_line, rotate
-from infra.prefect.records import FORMAT, find_stack, my_stack, read_stack, write_record
-from infra.prefect.server import start_server, stop_server, wait_for_own_server
+from infra.prefect.records import find_stack, my_stack, read_stack, write_record
+from infra.prefect.server import wait_for_own_server
 from infra.prefect.supervisor import processes
 from infra.prefect.supervisor.control import (
     check_adoptable,
@@ -27,7 +27,6 @@ from infra.prefect.supervisor.control import (
 )
 from infra.prefect.supervisor.processes import Backoff, ManagedProcess, end_workers
 from infra.prefect.supervisor.workers import (
-    recorded_workers,
     runs_at_once,
     worker_command,
     worker_environment,
@@ -103,7 +102,7 @@ def test_a_supervisor_that_gave_up_is_quoted(tmp_path: Path) -> None:
 def write_server(home: Path) -> None:
     """The record of a server that is this process."""
     me = this_process()
-    record = {"format": FORMAT, "port": 1, "pid": me.pid, "start": me.start}
+    record = {"port": 1, "pid": me.pid, "start": me.start}
     (home / "prefect").mkdir()
     (home / "prefect" / "server.json").write_text(json.dumps(record))
 
@@ -224,22 +223,9 @@ def test_a_run_that_ignores_the_request_is_killed(
     end_workers([psutil.Process(worker.pid)], is_urgent=lambda: is_urgent)
 
     wait_for(lambda: not run.is_running(), "the end of the run")
-    assert not (tmp_path / "last").exists() or (tmp_path / "last").read_text() == "-9"
+    last = tmp_path / "last"  # empty if the worker was killed while it wrote it
+    assert not last.exists() or last.read_text() in ("", "-9")
     worker.wait(120)
-
-
-def test_the_workers_of_a_killed_supervisor_are_found_and_no_other_process(
-    tmp_path: Path, start_worker: Callable[..., subprocess.Popen[bytes]]
-) -> None:
-    worker = start_worker(SAVES, "infra.prefect.supervisor.workers")
-    pids = {"cpu": worker.pid, "gpu": os.getpid()}  # the number of the second was used again
-    write_record(tmp_path, replace(my_stack(), start="1", workers=pids))
-
-    assert [found.pid for found in recorded_workers(tmp_path)] == [worker.pid]
-    assert stop_stack(tmp_path) == []
-
-    assert worker.wait(1) == 0
-    assert (tmp_path / "saved").exists()
 
 
 def test_a_worker_ends_with_its_supervisor(tmp_path: Path) -> None:
@@ -291,53 +277,6 @@ def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> N
 
 
 def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
-    assert stop_stack(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("record", "words"),
-    [
-        ({"format": 1, "created": 1.0, "state": "ready", "runs": []}, ["nanochat", "up"]),
-        ({"format": 2, "created": 1.0, "port": 1}, ["prefect", "server", "start"]),
-    ],
-    ids=["stack.json", "server.json"],
-)
-@pytest.mark.parametrize("use", [stop_stack, stop_server, check_adoptable, start_server])
-def test_what_an_earlier_version_started_is_named_and_nothing_of_it_is_touched(
-    tmp_path: Path, use: Callable[[Path], object], record: dict[str, object], words: list[str]
-) -> None:
-    is_stack = record["format"] == 1
-    path = tmp_path / "prefect" / ("stack.json" if is_stack else "server.json")
-    path.parent.mkdir()
-    waiting = [sys.executable, "-c", "input()"]
-    with (
-        subprocess.Popen([*waiting, *words], stdin=subprocess.PIPE) as other,
-        subprocess.Popen(
-            [*waiting, "infra.prefect.supervisor.workers"], stdin=subprocess.PIPE
-        ) as worker,
-    ):
-        text = json.dumps({**record, "pid": other.pid, "workers": {"gpu": worker.pid}})
-        path.write_text(text)
-        # The kernel shows a command line a moment after Popen returns.
-        wait_for(lambda: words[-1] in psutil.Process(other.pid).cmdline(), "its words")
-
-        with pytest.raises(ServerError, match=f"process {other.pid} is .* by another version") as e:
-            use(tmp_path)
-
-        assert (other.poll(), worker.poll()) == (None, None)
-        other.kill()
-        worker.kill()
-    assert path.read_text() == text
-    assert f"kill {other.pid}" in (e.value.hint or "")
-
-
-def test_the_record_that_an_earlier_version_left_stops_nothing(tmp_path: Path) -> None:
-    (tmp_path / "prefect").mkdir()
-    with subprocess.Popen([sys.executable, "-c", "", "up"]) as other:
-        pass
-    record = {"format": 1, "pid": other.pid, "created": 1.0, "state": "ready", "runs": []}
-    (tmp_path / "prefect" / "stack.json").write_text(json.dumps(record))
-
     assert stop_stack(tmp_path) == []
 
 
