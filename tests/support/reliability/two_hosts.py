@@ -366,7 +366,7 @@ def main() -> None:
         from infra.storage.s3.store import S3Store
 
         _wait_for_server()
-        S3Store(f"s3://{BUCKET}").client.create_bucket(Bucket=BUCKET)
+        S3Store(f"s3://{BUCKET}").create_bucket()
         seed(open_store(url), Path(sys.argv[3]), int(sys.argv[4]))
     else:
         sys.stdout.write(json.dumps(look(open_store(url))))
