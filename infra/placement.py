@@ -16,17 +16,14 @@ from typing import Any
 
 from infra.near import suggest
 from nanochat_core.errors import ConfigError
-from nanochat_core.job import TRACKERS, Resources
+from nanochat_core.job import ATTENTION_PACKAGES, TRACKERS, Resources
 from nanochat_core.section import from_json
 
 # The package that a tracker or an attention backend imports, and how to install it.
 _OPTIONAL = {
     "trackio": ("trackio", "pip install 'nanochat-flows[trackers]'"),
     "wandb": ("wandb", "pip install 'nanochat-flows[trackers]'"),
-    "fa2": ("flash_attn", "pip install 'nanochat-flows[flash-attn]'"),
-    "cudnn": ("cudnn", "pip install 'nanochat-flows[gpu]'"),
-    "fa3": ("flash_attn_interface", "build FlashAttention 3 from its sources"),
-    "fa4": ("flash_attn", "install FlashAttention 4"),
+    **ATTENTION_PACKAGES,
 }
 
 # The names that `--place` accepts: every field of Resources but the device, which follows from the

@@ -34,6 +34,13 @@ Determinism: TypeAlias = Literal["default", "strict"]
 Compile: TypeAlias = Literal["auto", True, False, "blocks"]
 # The names in nanochat_core/model/attention_backends.py, for callers that do not load torch.
 Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]
+# The package that a backend imports, and how to install it.
+ATTENTION_PACKAGES = {
+    "fa2": ("flash_attn", "pip install 'nanochat-flows[flash-attn]'"),
+    "fa3": ("flash_attn_interface", "build FlashAttention 3 from its sources"),
+    "fa4": ("flash_attn", "pip install 'nanochat-flows[fa4]'"),
+    "cudnn": ("cudnn", "pip install 'nanochat-flows[gpu]'"),
+}
 
 TRACKERS = ("trackio", "wandb")  # packages that metrics can be sent to
 

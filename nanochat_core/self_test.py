@@ -24,8 +24,9 @@ from nanochat_core.engine.runners.choose import Choice, open_runner
 from nanochat_core.engine.runners.device_runner import DeviceRunner
 from nanochat_core.engine.speed import make_endless, read_bandwidth, wait_for_gpu
 from nanochat_core.errors import ConfigError
+from nanochat_core.job import ATTENTION_PACKAGES
 from nanochat_core.model.attention import choose
-from nanochat_core.model.attention_backends import BACKENDS, SDPA, preferred
+from nanochat_core.model.attention_backends import BACKENDS, MISSING, SDPA, preferred
 from nanochat_core.model.fp8 import E4M3, check_device
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.gpu_specs import find_gpu_spec
@@ -130,6 +131,7 @@ def describe(device: Device) -> Line:
 def attention(device: torch.device, found: Device) -> Line:
     """Return which backend `auto` takes in bf16, and why not those that it prefers."""
     reasons: list[str] = []
+    better: str | None = None
     for backend in preferred(BACKENDS, found.capability[0] if found.capability else None):
         reason = backend.unable(device, torch.bfloat16)
         if reason is None:
@@ -137,9 +139,11 @@ def attention(device: torch.device, found: Device) -> Line:
             return Line(
                 state="warn" if slow else "ok",
                 found="; not ".join([f"{backend.name} for training and evaluation", *reasons]),
-                remedy="pip install 'nanochat-flows[gpu]'" if slow else None,
+                remedy=better,
             )
         reasons.append(f"{backend.name}: {reason}")
+        if better is None and reason.startswith(MISSING):
+            better = f"better here is {backend.name}: {ATTENTION_PACKAGES[backend.name][1]}"
     raise AssertionError("sdpa runs everywhere")
 
 

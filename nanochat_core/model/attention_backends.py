@@ -13,7 +13,7 @@ import platform
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,7 +28,10 @@ from nanochat_core.runtime.user_cache import user_cache
 
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
+HALVES = (torch.bfloat16, torch.float16)
 CPU_BLOCK = 128  # queries
+_FROM_AMPERE = (8, 9, 10, 11, 12)  # major compute capabilities
+MISSING = "its package is missing"
 TOLERANCE = 0.03  # relative to the largest value; bf16 rounds each value by up to 0.004 of it
 
 
@@ -38,8 +41,9 @@ class Backend:
 
     name: str
     capabilities: tuple[int, ...]  # major compute capabilities of GPUs it runs on; (): any device
-    dtypes: tuple[torch.dtype, ...]
     load: Callable[[], Call]  # imports its package
+    dtypes: tuple[torch.dtype, ...] = HALVES
+    written_for: tuple[int, ...] = ()  # GPUs on which "auto" prefers it
     is_compiled: bool = False  # by torch.compile, for minutes: that it is right is cached
     repeats: bool = False  # whether the same input always gives the same gradients, to the bit
 
@@ -81,7 +85,7 @@ class Backend:
         try:
             return difference(self.load(), device, dtype)
         except ImportError as error:
-            return f"its package is missing: {error}"
+            return f"{MISSING}: {error}"
         except Exception as error:  # noqa: BLE001 - third-party kernels on unknown machines: any
             # failure means that the backend is not used, and the reason is reported.
             first = str(error).partition("\n")[0]
@@ -155,8 +159,21 @@ def band(num_queries: int, num_keys: int, window: int, device: torch.device) -> 
         return (distance >= 0) & (distance <= window)
 
 
-def _flash(attention: Callable[..., Any], unlimited: int | None) -> Call:
-    """Adapt FlashAttention's interface. `unlimited` is its value for "no window"."""
+def _load_flash(name: str) -> Call:
+    """Return FlashAttention's call, whose versions agree in their arguments."""
+    # Written-out imports, which a stage's fingerprint can follow. Not through packages that
+    # download the kernel: a stage that holds a GPU uses no network.
+    unlimited: int | None = -1  # for "no window"
+    if name == "fa2":
+        from flash_attn import flash_attn_func  # pyright: ignore
+    elif name == "fa3":
+        from flash_attn_interface import flash_attn_func  # pyright: ignore
+    else:
+        from flash_attn.cute import flash_attn_func  # pyright: ignore
+
+        # torch.compile cannot trace it: FA4's kernels come from a compiler of their own.
+        flash_attn_func, unlimited = torch.compiler.disable(flash_attn_func), None
+    attention: Any = flash_attn_func
 
     # Its window counts the keys to the left without the query's own, as ours does: no W + 1 here.
     def call(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -166,32 +183,6 @@ def _flash(attention: Callable[..., Any], unlimited: int | None) -> Call:
         return result[0] if isinstance(result, tuple) else result
 
     return call
-
-
-def _load_fa3() -> Call:
-    # Not through packages that download the kernel: a stage that holds a GPU uses no network.
-    from flash_attn_interface import (  # pyright: ignore[reportMissingImports]
-        flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
-    )
-
-    return _flash(flash_attn_func, -1)
-
-
-def _load_fa4() -> Call:
-    # torch.compile cannot trace it: FA4's kernels come from a compiler of their own.
-    from flash_attn.cute import (  # pyright: ignore[reportMissingImports]
-        flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
-    )
-
-    return _flash(torch.compiler.disable(flash_attn_func), None)
-
-
-def _load_fa2() -> Call:
-    from flash_attn import (  # pyright: ignore[reportMissingImports]
-        flash_attn_func,  # pyright: ignore[reportUnknownVariableType]
-    )
-
-    return _flash(flash_attn_func, -1)
 
 
 def load_varlen() -> Call:
@@ -260,37 +251,36 @@ def _block_mask(length: int, window: int, device: torch.device) -> Any:
         return create_block_mask(visible, None, None, length, length, device=str(device))
 
 
-_HALVES = (torch.bfloat16, torch.float16)
-
 SDPA = Backend(
     name="sdpa",
     capabilities=(),
-    dtypes=(torch.float32, torch.float64, *_HALVES),
+    dtypes=(torch.float32, torch.float64, *HALVES),
     load=lambda: _sdpa,
     repeats=True,  # torch.use_deterministic_algorithms covers it
 )
 # Its backward pass runs one program per block of queries and one per block of keys; no two programs
 # add to the same output, so there are no atomic additions.
 FLEX = Backend(
-    name="flex",
-    capabilities=(8, 9, 10, 11, 12),
-    dtypes=_HALVES,
-    load=load_flex,
-    is_compiled=True,
-    repeats=True,
+    name="flex", capabilities=_FROM_AMPERE, load=load_flex, is_compiled=True, repeats=True
 )
-_AMPERE = 8  # and Ada
 
 # In the order of preference of "auto", but see `preferred`. FlashAttention and cuDNN accumulate dq
 # by atomic additions, whose order varies. Some have a deterministic option, which has not been
 # tried.
 BACKENDS = (
-    Backend(name="fa3", capabilities=(9,), dtypes=_HALVES, load=_load_fa3),
-    Backend(name="cudnn", capabilities=(9, 10), dtypes=_HALVES, load=_load_cudnn),
-    Backend(name="fa4", capabilities=(9, 10, 11), dtypes=_HALVES, load=_load_fa4),
+    Backend(name="fa3", capabilities=(9,), load=partial(_load_flash, "fa3"), written_for=(9,)),
+    Backend(name="cudnn", capabilities=(9, 10), load=_load_cudnn),
+    Backend(
+        name="fa4",
+        capabilities=(9, 10, 11, 12),
+        load=partial(_load_flash, "fa4"),
+        written_for=(10, 11, 12),
+    ),
     FLEX,
-    Backend(name="fa2", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=_load_fa2),
-    Backend(name="varlen", capabilities=(8, 9, 10, 11, 12), dtypes=_HALVES, load=load_varlen),
+    Backend(
+        name="fa2", capabilities=_FROM_AMPERE, load=partial(_load_flash, "fa2"), written_for=(8,)
+    ),
+    Backend(name="varlen", capabilities=_FROM_AMPERE, load=load_varlen, written_for=(8,)),
     SDPA,
 )
 
@@ -298,9 +288,7 @@ BACKENDS = (
 def preferred(backends: Sequence[Backend], major: int | None) -> Sequence[Backend]:
     """Return the backends in the order of "auto" on a GPU of this major compute capability.
 
-    FlashAttention 2 was written for Ampere and Ada and comes first there, the package's before
-    torch's own, which is older. None: there is no GPU.
+    Those that were written for it come first: FlashAttention 2 on Ampere and Ada (the package's
+    before torch's own, which is older), 3 on Hopper, 4 on Blackwell. None: there is no GPU.
     """
-    if major != _AMPERE:
-        return backends
-    return sorted(backends, key=lambda backend: backend.name not in ("fa2", "varlen"))
+    return sorted(backends, key=lambda backend: major not in backend.written_for)

@@ -23,13 +23,13 @@ def find_paged_attention(runner: TorchRunner) -> tuple[str, Attend] | None:
     # Not from packages that download kernels: a server may have no network. Written-out imports,
     # which a stage's fingerprint can follow.
     with suppress(ImportError):
-        import flash_attn_interface as fa3  # pyright: ignore[reportMissingImports]
+        from flash_attn_interface import flash_attn_with_kvcache as fa3  # pyright: ignore
 
-        return "fa3", _paged_call(runner, fa3.flash_attn_with_kvcache, "page_table")
-    with suppress(ImportError):
-        import flash_attn as fa2  # pyright: ignore[reportMissingImports]
+        return "fa3", _paged_call(runner, fa3, "page_table")
+    with suppress(ImportError):  # FlashAttention 4 alone is a folder of this name without it
+        from flash_attn import flash_attn_with_kvcache as fa2  # pyright: ignore
 
-        return "fa2", _paged_call(runner, fa2.flash_attn_with_kvcache, "block_table")
+        return "fa2", _paged_call(runner, fa2, "block_table")
     return None
 
 

@@ -109,7 +109,32 @@ def test_auto_is_the_first_backend_that_computes_right(
     line = self_test.attention(device, self_test.read_device(device))
     assert line.found.startswith(f"{chosen} for training and evaluation; not fa3: its package")
     assert line.state == ("warn" if chosen == SDPA.name else "ok")
-    assert (line.remedy is None) == (chosen != SDPA.name)
+    assert line.remedy == "better here is fa3: build FlashAttention 3 from its sources"
+
+
+@pytest.mark.parametrize(
+    ("major", "better"),
+    [
+        (8, "fa2: pip install 'nanochat-flows[flash-attn]'"),
+        (10, "fa4: pip install 'nanochat-flows[fa4]'"),
+    ],
+)
+def test_the_version_of_flash_attention_that_a_card_lacks_is_named(
+    major: int, better: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(
+        name="a GPU", major=major, minor=0, total_memory=1, multi_processor_count=108
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+
+    def fault(backend: Any, device: torch.device, dtype: torch.dtype) -> str | None:
+        return "its package is missing" if backend.name.startswith("fa") else None
+
+    monkeypatch.setattr(attention_backends.Backend, "_fault", fault)
+    device = torch.device("cuda", 0)
+    line = self_test.attention(device, self_test.read_device(device))
+    assert (line.state, line.remedy) == ("ok", f"better here is {better}")
 
 
 def test_on_ampere_fp8_is_refused_and_flash_attention_2_is_asked_first(

@@ -40,7 +40,7 @@ def test_the_citation_is_of_this_version() -> None:
 @pytest.mark.parametrize("path", ["docs/package.md", "constraints.txt"])
 def test_every_extra_is_explained(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
-    explained = re.findall(r"^(?:\| `|#   )([a-z-]+)(?:` \||  ) *\w+", text, re.MULTILINE)
+    explained = re.findall(r"^(?:\| `|#   )([a-z0-9-]+)(?:` \||  ) *\w+", text, re.MULTILINE)
     assert explained == [*PROJECT["optional-dependencies"]]
 
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import math
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
@@ -242,10 +244,57 @@ def test_a_wrong_gradient_alone_is_noticed() -> None:
     assert reason.startswith("its dk at window 100 is off by")
 
 
-def test_on_ampere_and_ada_flash_attention_2_comes_first() -> None:
-    assert [backend.name for backend in preferred(BACKENDS, 8)][:2] == ["fa2", "varlen"]
-    for major in (None, 9, 10):
-        assert preferred(BACKENDS, major) is BACKENDS
+@pytest.mark.parametrize(
+    ("major", "first"),
+    [
+        (8, ["fa2", "varlen", "fa3"]),
+        (9, ["fa3", "cudnn", "fa4", "flex"]),
+        (10, ["fa4", "fa3", "cudnn", "flex"]),
+        (12, ["fa4", "fa3", "cudnn", "flex"]),
+        (None, ["fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]),
+    ],
+)
+def test_what_was_written_for_a_card_comes_first(major: int | None, first: list[str]) -> None:
+    assert [backend.name for backend in preferred(BACKENDS, major)][: len(first)] == first
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "unlimited"),
+    [
+        ("fa2", "flash_attn", -1),
+        ("fa3", "flash_attn_interface", -1),
+        ("fa4", "flash_attn.cute", None),
+    ],
+)
+@pytest.mark.parametrize(("length", "window"), [c for c in LENGTHS_AND_WINDOWS if c[0] >= 100])
+def test_each_flash_attention_gets_the_window_as_it_counts_it(
+    name: str, module: str, unlimited: int | None, length: int, window: int, monkeypatch
+) -> None:
+    def flash_attn_func(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, window_size: tuple[Any, Any]
+    ) -> tuple[Tensor, None]:
+        """Compute what the packages document: the keys to the left, without the query's own."""
+        assert causal
+        left, right = window_size
+        assert (left == right == unlimited) or right == 0
+        return written_out(q, k, v, length if left == unlimited else left), None
+
+    for parent in ("flash_attn", module):
+        monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+    sys.modules[module].flash_attn_func = flash_attn_func  # type: ignore[attr-defined]
+    call = next(backend for backend in BACKENDS if backend.name == name).load()
+    q, k, v, _ = problem(length)
+    torch.testing.assert_close(
+        call(q, k, v, min(window, length - 1)), written_out(q, k, v, window), atol=1e-12, rtol=0
+    )
+
+
+def test_a_folder_of_another_version_is_no_flash_attention_2(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", ModuleType("flash_attn"))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    fa2 = next(backend for backend in BACKENDS if backend.name == "fa2")
+    reason = fa2.unable(torch.device("cuda", 0), torch.bfloat16)
+    assert str(reason).startswith("its package is missing: cannot import name")
 
 
 def test_a_cached_verdict_of_flex_skips_the_probe(
