@@ -27,23 +27,14 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 
 from nanochat_core.server.api import chat_api, openai_api
 from nanochat_core.server.api.http import refusal
-from nanochat_core.server.api.openai_schema import ChatCompletionRequest, CompletionRequest
-from nanochat_core.server.api.openapi import ERROR, JSON, describe, schemas
-from nanochat_core.server.api.schema import DEFAULTS, LIMITS, ChatRequest, RequestError
+from nanochat_core.server.api.openapi import FormRoute, responses
+from nanochat_core.server.api.schema import DEFAULTS, LIMITS, RequestError
 from nanochat_core.server.middleware import Guard
 from nanochat_core.server.page.page import page_csp, page_html
 from nanochat_core.server.service import Service
 from nanochat_core.server.workers.pool import ServiceUnavailable
 
-_POSTS = (
-    ("/chat/completions", chat_api.chat_completions, ChatRequest),
-    ("/v1/chat/completions", openai_api.chat_completions, ChatCompletionRequest),
-    ("/v1/completions", openai_api.completions, CompletionRequest),
-)
-_GETS = (
-    ("/v1/models", openai_api.models),
-    ("/v1/models/{name:path}", openai_api.model),
-)
+_STREAM = "text/event-stream"
 
 
 def make_app(service: Service) -> FastAPI:
@@ -58,11 +49,24 @@ def make_app(service: Service) -> FastAPI:
     app.router.redirect_slashes = False  # a redirect would lose a key, or a body
     app.state.service = service
     _add_pages(app, service)
-    for path, route, form in _POSTS:
-        app.add_api_route(path, route, methods=["POST"], **describe(path, form))
-    for path, route in _GETS:
-        app.add_api_route(path, route, methods=["GET"], **describe(path))
-    _describe_forms(app)
+    for path, route, answer in (
+        ("/chat/completions", chat_api.chat_completions, Response),  # a stream alone
+        ("/v1/chat/completions", openai_api.chat_completions, JSONResponse),
+        ("/v1/completions", openai_api.completions, JSONResponse),
+    ):
+        app.router.add_api_route(
+            path,
+            route,
+            methods=["POST"],
+            response_class=answer,
+            responses=responses(path, _STREAM),
+            route_class_override=FormRoute,
+        )
+    for path, route in (
+        ("/v1/models", openai_api.models),
+        ("/v1/models/{name:path}", openai_api.model),
+    ):
+        app.add_api_route(path, route, methods=["GET"], responses=responses(path))
     _add_refusals(app)
     app.add_middleware(Guard, service=service)
     if service.rules.origins:
@@ -85,7 +89,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
         headers = {"Content-Security-Policy": policy, "Cache-Control": "no-cache"}
         return HTMLResponse(page, headers=headers)
 
-    @app.get("/health", responses=JSON)
+    @app.get("/health")
     async def health() -> dict[str, Any]:
         pool = service.pool
         return {
@@ -98,7 +102,7 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             "available_workers": pool.available,
         }
 
-    @app.get("/stats", responses=JSON | ERROR)
+    @app.get("/stats", responses=responses("/stats"))
     async def stats() -> dict[str, Any]:
         pool = service.pool
         return {
@@ -132,26 +136,13 @@ def _add_pages(app: FastAPI, service: Service) -> None:
             ],
         }
 
-    @app.get("/metrics", response_class=PlainTextResponse, responses=ERROR)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=responses("/metrics"))
     async def metrics() -> Response:
         counts = service.metrics
         counts.running.set(service.running)
         counts.waiting.set(service.waiting)
         counts.restarts.set(service.restarts)
         return Response(counts.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-def _describe_forms(app: FastAPI) -> None:
-    # The routes read their bodies themselves, so FastAPI does not know the forms.
-    make_document = app.openapi
-
-    def with_forms() -> dict[str, Any]:
-        found = make_document()
-        components = found.setdefault("components", {}).setdefault("schemas", {})
-        components |= schemas([form for _, _, form in _POSTS])
-        return found
-
-    app.openapi = with_forms
 
 
 def _add_refusals(app: FastAPI) -> None:

@@ -15,21 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from nanochat_core.engine.requests import SamplingParams
-from nanochat_core.server.api.http import PING, EventStream, event, read_body
+from nanochat_core.server.api.http import PING, EventStream, event
 from nanochat_core.server.api.prompts import prepare_chat_prompt
-from nanochat_core.server.api.schema import DEFAULTS, ChatRequest, parse
+from nanochat_core.server.api.schema import DEFAULTS, ChatRequest
 from nanochat_core.server.service import GenerationStream, Service, engine_seed
 from nanochat_core.server.workers.ipc import EngineRequest
 
 LEAST = 1e-6  # of temperature and top_p: in float32, which the engine uses, less becomes 0
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(request: Request, form: ChatRequest) -> Response:
     """Stream the answer to a conversation."""
     service: Service = request.app.state.service
-    chat = parse(ChatRequest, await read_body(request))
-    messages = [(message.role, message.content) for message in chat.messages]
-    max_tokens = chat.max_tokens or int(DEFAULTS["max_tokens"])
+    messages = [(message.role, message.content) for message in form.messages]
+    max_tokens = form.max_tokens or int(DEFAULTS["max_tokens"])
     pool, prompt = await prepare_chat_prompt(service, messages, max_tokens=max_tokens)
     generation = GenerationStream(
         service,
@@ -38,8 +37,8 @@ async def chat_completions(request: Request) -> Response:
             prompt=prompt,
             num_samples=1,
             max_tokens=max_tokens,
-            params=sampling_params(chat.temperature, chat.top_k),
-            seed=engine_seed(chat.seed),
+            params=sampling_params(form.temperature, form.top_k),
+            seed=engine_seed(form.seed),
             cache_salt=request.state.cache_salt,
         ),
     )

@@ -21,7 +21,6 @@ from nanochat_core.server.api.http import (
     EventStream,
     event,
     openai_error,
-    read_body,
     refusal,
     while_listening,
 )
@@ -35,52 +34,50 @@ from nanochat_core.server.api.openai_schema import (
     SampledForm,
 )
 from nanochat_core.server.api.prompts import make_text_prompt, prepare, prepare_chat_prompt
-from nanochat_core.server.api.schema import DEFAULTS, RequestError, parse
+from nanochat_core.server.api.schema import DEFAULTS, RequestError
 from nanochat_core.server.service import GenerationStream, Service, StreamEvent, engine_seed
 from nanochat_core.server.workers.ipc import EngineRequest
 from nanochat_core.server.workers.pool import Pool, ServiceUnavailable
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 
-async def chat_completions(request: Request) -> Response:
+async def chat_completions(request: Request, form: ChatCompletionRequest) -> Response:
     """Answer POST /v1/chat/completions."""
     service: Service = request.app.state.service
-    chat = parse(ChatCompletionRequest, await read_body(request))
     # OpenAI renamed the system role to developer; the model knows one of the two.
     messages = [
         ("system" if message.role == "developer" else message.role, message.content)
-        for message in chat.messages
+        for message in form.messages
     ]
-    max_tokens = chat.max_completion_tokens or chat.max_tokens or int(DEFAULTS["max_tokens"])
+    max_tokens = form.max_completion_tokens or form.max_tokens or int(DEFAULTS["max_tokens"])
     pool, prompt = await prepare_chat_prompt(
-        service, messages, max_tokens=max_tokens, num_samples=chat.n or 1
+        service, messages, max_tokens=max_tokens, num_samples=form.n or 1
     )
-    wants_log_probs = chat.logprobs or chat.top_logprobs
-    log_probs = (chat.top_logprobs or 0) if wants_log_probs else None
-    wanted = _engine_request(request, chat, prompt, max_tokens, log_probs)
-    return await _respond(request, pool, chat, [wanted], CHAT)
+    wants_log_probs = form.logprobs or form.top_logprobs
+    log_probs = (form.top_logprobs or 0) if wants_log_probs else None
+    wanted = _engine_request(request, form, prompt, max_tokens, log_probs)
+    return await _respond(request, pool, form, [wanted], CHAT)
 
 
-async def completions(request: Request) -> Response:
+async def completions(request: Request, form: CompletionRequest) -> Response:
     """Answer POST /v1/completions."""
     service: Service = request.app.state.service
-    text = parse(CompletionRequest, await read_body(request))
-    n = text.n or 1
-    if text.best_of not in (None, n):
+    n = form.n or 1
+    if form.best_of not in (None, n):
         raise RequestError(
             400,
-            f"best_of is {text.best_of} and n is {n}, they must be equal: all answers are returned",
+            f"best_of is {form.best_of} and n is {n}, they must be equal: all answers are returned",
             param="best_of",
         )
-    if n * len(text.prompt) > MAX_CHOICES:
+    if n * len(form.prompt) > MAX_CHOICES:
         raise RequestError(
             400,
-            f"{len(text.prompt)} prompts with n {n} are {n * len(text.prompt)} choices, "
+            f"{len(form.prompt)} prompts with n {n} are {n * len(form.prompt)} choices, "
             f"at most {MAX_CHOICES} are written",
             param="n",
         )
     pool = service.pool
-    max_tokens = text.max_tokens or DEFAULT_COMPLETION_TOKENS
+    max_tokens = form.max_tokens or DEFAULT_COMPLETION_TOKENS
 
     def make() -> list[list[int]]:
         return [
@@ -91,12 +88,12 @@ async def completions(request: Request) -> Response:
                 max_tokens=max_tokens,
                 overflow=service.rules.overflow,
             )
-            for prompt in text.prompt
+            for prompt in form.prompt
         ]
 
-    prompts = await prepare(pool, make, size=sum(map(len, text.prompt)), num_samples=n)
-    wanted = [_engine_request(request, text, p, max_tokens, text.logprobs) for p in prompts]
-    return await _respond(request, pool, text, wanted, TEXT)
+    prompts = await prepare(pool, make, size=sum(map(len, form.prompt)), num_samples=n)
+    wanted = [_engine_request(request, form, p, max_tokens, form.logprobs) for p in prompts]
+    return await _respond(request, pool, form, wanted, TEXT)
 
 
 async def models(request: Request) -> Response:
