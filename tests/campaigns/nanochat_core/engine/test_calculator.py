@@ -2,7 +2,7 @@
 
 from hypothesis import given, settings
 
-from tests.unit.nanochat_core.engine.test_calculator import EXPRESSIONS, check_arithmetic
+from tests.unit.nanochat_core.engine.tools.test_calculator import EXPRESSIONS, check_arithmetic
 
 
 @settings(max_examples=10_000, deadline=None)
