@@ -27,6 +27,7 @@ from flows.artifacts.runs import (
     known_names,
     newest_runs,
     runs_called,
+    start_hint,
 )
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef, short
@@ -164,7 +165,7 @@ def _suggest_name(store: Store, name: str) -> str:
     """Return a hint for an unknown name: the closest tag, run or profile, else what exists."""
     # First the names in the store: a person means one of them more often than a profile.
     others = (("profile", list(PROFILES)), ("stage", STAGE_NAMES))
-    return suggest(name, known_names(store), *others) or "nothing was run yet: nanochat run tiny"
+    return suggest(name, known_names(store), *others) or start_hint(store)
 
 
 def check_stage(stage: str) -> str:
@@ -239,7 +240,7 @@ def _start(store: Store, profile: str) -> str:
     """Return a hint: how to run a profile that never ran, and what its experiments are called."""
     experiments = [name for name in known_names(store) if name.startswith(f"{profile}-")]
     others = f"; with other settings it was run as {listed(experiments, _SHOWN_CANDIDATES)}"
-    return f"nanochat run {profile}{others if experiments else ''}"
+    return start_hint(store, profile) + (others if experiments else "")
 
 
 def _made_by(store: Store, reference: str) -> tuple[Run, Manifest]:

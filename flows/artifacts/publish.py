@@ -26,7 +26,7 @@ from flows.identity.fingerprint import Identity
 from flows.identity.manifest import EARLIER, FORMAT, File, Input, Manifest, Provenance, digest_of
 from flows.identity.records import find_document, repair_hint
 from flows.identity.redo import find_redo
-from flows.identity.ref import ArtifactRef
+from flows.identity.ref import ArtifactRef, stamp
 from infra.parallel import in_parallel
 from infra.storage.base import OnBytes, Retry, Store, call_once, ignore_bytes
 from infra.storage.files import sha256_of
@@ -277,5 +277,4 @@ def _other_contents(store: Store, identity: Identity, digest: str) -> list[str]:
 def _add_to_index(store: Store, manifest: Manifest) -> None:
     """Add an artifact to the index under the time at which it was made or accepted."""
     when = manifest.accepted["when"] if manifest.accepted else manifest.provenance.created
-    stamp = "".join(c for c in when.lower() if c.isalnum())
-    store.put(f"index/{manifest.stage}/{stamp}-{manifest.fingerprint}", b"")
+    store.put(f"index/{manifest.stage}/{stamp(when)}-{manifest.fingerprint}", b"")

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from flows.artifacts.publish import find_manifest
+from flows.artifacts.publish import find_whole
 from flows.identity.manifest import Manifest
 from flows.identity.record_types import read_record
 from flows.identity.records import encode_record, find_document
@@ -161,11 +161,8 @@ def this_person() -> str:
 
 
 def _look_at(store: Store, ref: ArtifactRef) -> tuple[Revoked | None, Manifest | None]:
-    try:
-        manifest = find_manifest(store, ref)
-    except ArtifactError:  # damaged: like one that is gone, since this only warns
-        manifest = None
-    if manifest is not None:
+    # A damaged one is like one that is gone, since this only warns.
+    if (manifest := find_whole(store, ref)) is not None:
         return find_revoked(store, manifest), manifest
     found = find_revocation(store, ref)
     return (Revoked(ref=ref, revocation=found) if found else None), None

@@ -1,4 +1,8 @@
-"""Read and write records of runs (runs/{run}.json) and tags that point at one (refs/{name}.json).
+"""Read and write records of runs, and the names that lead to them.
+
+names/{name}/{started}-{run}   empty; one for each run, written before its record
+runs/{run}.json                the record
+refs/{name}.json               a tag, which points at a run
 
 A run that was given no name is called by `flows.overrides.default_name`; its id adds the time. A
 name stands for a tag, else for the run with this id, else for the finished runs of this name, else
@@ -6,22 +10,23 @@ for its unfinished ones, newest first.
 """
 
 import datetime
+import re
 import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
 from flows.identity.record_types import Digest, Name, Time, read_record
 from flows.identity.records import Earlier, encode_record, find_document, repair_hint
-from flows.identity.ref import RUN_ID, ArtifactRef, name_in
+from flows.identity.ref import ArtifactRef, stamp
 from flows.run_request import shared
-from infra.parallel import THREADS, in_parallel
+from infra.parallel import in_parallel
 from infra.storage.base import (
     MAX_SEGMENT,
-    ObjectInfo,
     ObjectNotFound,
     Store,
     check_key,
@@ -34,6 +39,7 @@ EARLIER: Earlier = {4: ("weaknesses", "reached", "progressed"), 5: ("reached", "
 TAG_FORMAT = 4
 Status: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
+_LISTED = re.compile(r"names/([^/]+)/([0-9a-z]+-([^/]+))")
 _MAX_SHOWN = 60  # characters of a name that is refused
 
 
@@ -82,7 +88,7 @@ def timestamp(seconds: float) -> str:
 
 def new_run_id(name: str, started: str) -> str:
     """Return an id that no other run has; ids of one name sort by time."""
-    return f"{name}-{_stamp(started)}-{uuid.uuid4().hex[:4]}"
+    return f"{name}-{stamp(started)}-{uuid.uuid4().hex[:4]}"
 
 
 def new_run(
@@ -116,7 +122,7 @@ def check_name(name: str) -> str:
         check_key(name)
     except StoreError as error:
         raise ConfigError(_no_name(name), hint=error.hint) from error
-    if "/" in name or len(name) + len(".json") > MAX_SEGMENT:
+    if "/" in name or len(f"20261121t055338z-{name}") > MAX_SEGMENT:
         raise ConfigError(_no_name(name), hint="a name is one short word, like tiny or main")
     return name
 
@@ -126,6 +132,9 @@ def check_name(name: str) -> str:
 
 def write_run(store: Store, run: Run) -> None:
     """Write the record of a run: at its start, and again with each artifact."""
+    # First, so that no run has a record and no name. Each run has an entry of its own: runs that
+    # start or end at the same time replace nothing of each other.
+    store.put(f"names/{run.name}/{stamp(run.started)}-{run.run}", b"")
     store.put(f"runs/{run.run}.json", encode_record(asdict(run), format=FORMAT))
 
 
@@ -173,18 +182,20 @@ def runs_called(store: Store, name: str) -> Iterator[Run]:
 
 def newest_runs(store: Store, name: str) -> Iterator[Run]:
     """Yield every run called `name`, newest first; read lazily, in parallel after the first."""
-
-    def find(run: str) -> Run | None:
-        # The damaged record of another id, which may be of any name, must not hide all names.
-        return find_run(store, run) if run.startswith(f"{name}-") else find_whole_run(store, run)
-
-    # An id that a person or a script chose, such as slurm-17, may belong to any name, so its record
-    # is read too.
-    ids = [run for run in newest_first(store.list("runs/")) if name_in(run) in (name, None)]
+    ids = [run for _, run in listed_runs(store, name)]
+    find = partial(find_run, store)
     # The first alone: most callers stop there.
     for run in chain(map(find, ids[:1]), in_parallel(find, ids[1:])):
         if run is not None and run.name == name:
             yield run
+
+
+def listed_runs(store: Store, name: str | None = None) -> list[tuple[str, str]]:
+    """Return name and id of every run, or of those called `name`, newest first, by one LIST."""
+    entries = store.list("names/" if name is None else f"names/{name}/")
+    found = [match for entry in entries if (match := _LISTED.fullmatch(entry.key))]
+    found.sort(key=lambda match: match[2], reverse=True)
+    return list(dict.fromkeys((match[1], match[3]) for match in found))
 
 
 def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
@@ -192,18 +203,29 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
 
     A record that cannot be read is left out; the reason is appended to `unread`.
     """
-    ids = newest_first(store.list("runs/"))[:count]
-    return find_whole_runs(store, ids, unread)
+    ids = [run for _, run in listed_runs(store)]
+    found: list[Run] = []
+    before = len(unread)
+    # Again, where records were deleted: their names stay until garbage is collected.
+    while ids and (missing := count - len(found) - (len(unread) - before)) > 0:
+        found += find_whole_runs(store, ids[:missing], unread)
+        del ids[:missing]
+    return found
+
+
+def start_hint(store: Store, profile: str | None = None) -> str:
+    """Return a hint: how to run a profile, or any, in a store that may have no run with a name."""
+    command = f"nanochat run {profile or 'tiny'}"
+    if listed_runs(store):
+        return command
+    if next(store.list("runs/"), None) is not None:
+        return f"{command}; it names what runs of an earlier version made"
+    return command if profile else f"nothing was run yet: {command}"
 
 
 def known_names(store: Store) -> list[str]:
-    """Return every tag and every name of a run, sorted. May lack names of runs with chosen ids."""
-    # The id has the name; records are read only for a few ids that a person chose.
-    runs = [_id_of(entry) for entry in store.list("runs/")]
-    names = {run: name_in(run) for run in runs}
-    odd = [run for run, name in names.items() if name is None][-THREADS:]
-    found = find_whole_runs(store, odd)
-    return sorted({*tag_names(store), *filter(None, names.values()), *(run.name for run in found)})
+    """Return every tag and every name of a run, sorted."""
+    return sorted({*tag_names(store), *(name for name, _ in listed_runs(store))})
 
 
 # Tags.
@@ -288,26 +310,6 @@ def find_whole_runs(
     """Return the records of these runs that can be read, in order, as `find_whole_run` does."""
     found = in_parallel(lambda run: find_whole_run(store, run, unread), runs)
     return [run for run in found if run is not None]
-
-
-def _id_of(entry: ObjectInfo) -> str:
-    return entry.key.removeprefix("runs/").removesuffix(".json")
-
-
-def newest_first(records: Iterable[ObjectInfo]) -> list[str]:
-    """Return the ids of runs by their listed records, in the order in which a name means them."""
-    return [_id_of(entry) for entry in sorted(records, key=_time_of, reverse=True)]
-
-
-def _time_of(entry: ObjectInfo) -> tuple[str, float, str]:
-    """Return a sort key: the start time in a run's id, else the time of its record's last write."""
-    match = RUN_ID.fullmatch(_id_of(entry))
-    stamp = match[2] if match else _stamp(timestamp(entry.modified))
-    return stamp, entry.modified, entry.key
-
-
-def _stamp(time: str) -> str:
-    return "".join(c for c in time.lower() if c.isalnum())
 
 
 def _no_name(name: str) -> str:

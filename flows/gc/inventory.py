@@ -16,6 +16,7 @@ from infra.storage.base import ObjectInfo
 
 Kind: TypeAlias = Literal[
     "run record",
+    "name",
     "pin",
     "artifact",
     "divergent",
@@ -97,9 +98,10 @@ def attempt_of(key: str) -> str:
     return piece.name if piece else key
 
 
-def run_of(piece: Piece) -> str:
-    """Return the id of the run whose record this piece is."""
-    return piece.name.removeprefix("runs/").removesuffix(".json")
+def run_of(key: str) -> str:
+    """Return the id of the run whose record or name has this key."""
+    folder, _, last = key.rpartition("/")
+    return last.removesuffix(".json") if folder == "runs" else last.partition("-")[2]
 
 
 def _piece_of(key: str) -> Piece | None:
@@ -108,6 +110,8 @@ def _piece_of(key: str) -> Piece | None:
     parts = key.split("/")
     if parts[0] == "runs" and len(parts) == 2 and key.endswith(".json"):
         return Piece(name=key, kind="run record", place=None)
+    if parts[0] == "names" and len(parts) == 3:
+        return Piece(name=key, kind="name", place=None)
     if key.startswith(PINS) and len(parts) == 3:
         return Piece(name=key, kind="pin", place=None)
     if parts[0] == "index" and len(parts) == 3:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
-from flows.artifacts.runs import Run, find_run, find_tag, newest_first, tag_names
+from flows.artifacts.runs import Run, find_run, find_tag, listed_runs, tag_names
 from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
 from flows.identity.manifest import EARLIER, FORMAT, Manifest
 from flows.identity.records import find_document
@@ -152,7 +152,9 @@ def read_referrers(records: Records) -> Referrers:
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
     pins = records.read(find_pin, written)
-    listed = newest_first(store.list("runs/"))
+    # First in the order in which a name means them, then those that have a record and no name.
+    listed = [run for _, run in listed_runs(store)]
+    listed += [run_of(entry.key) for entry in store.list("runs/")]
     tagged = frozenset(records.read(find_tag, tag_names(store)).values())
     runs = records.read(find_run, dict.fromkeys([*listed, *sorted(tagged)]))
     found = Referrers(
@@ -185,7 +187,9 @@ def find_roots(
     pins = [places for written, places in referrers.pins.values() if now - written <= rules.keep]
     whole = leased.keys() | {place for places in pins for place in places}
     active = {holder.record.run for holder in leased.values()}
-    active |= {run_of(p) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep}
+    active |= {
+        run_of(p.name) for p in pieces if p.kind == "run record" and now - p.newest <= rules.keep
+    }
     later = sorted(active - referrers.runs.keys())  # they began after the others were read
     runs = [*referrers.runs.values(), *records.read(find_run, later).values()]
     kept = active | referrers.tagged | _newest_finished(runs)

@@ -79,7 +79,7 @@ def _reached_by_waiting(
     for piece in waiting:
         # A run's record that stays for now must not name artifacts that are gone.
         if piece.kind == "run record":
-            places.update(roots.runs.get(run_of(piece), ()))
+            places.update(roots.runs.get(run_of(piece.name), ()))
     reached = records.follow(places)
     records.add_divergent([piece for piece in waiting if piece.kind == "divergent"], reached)
     return reached
@@ -123,7 +123,9 @@ def _liveness(
             return True
         match piece.kind:
             case "run record":
-                return run_of(piece) in roots.kept
+                return run_of(piece.name) in roots.kept
+            case "name":
+                return run_of(piece.name) in roots.kept & roots.runs.keys()
             case "pin":
                 return now - piece.newest <= rules.keep
             case "divergent":

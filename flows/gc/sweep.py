@@ -150,7 +150,7 @@ class _Sweep:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> SweepResult:
-        # Run records name artifacts, so they are deleted first, and index entries and leases last.
+        # Run records name artifacts, so they are deleted first; what only leads to them last.
         self._each("run records", self._delete_unchanged, self._of("run record", "pin"))
         # Fingerprints with files alone too. A builder that uploaded them and then slept must find
         # another epoch, or it would publish a manifest of files that are gone.
@@ -163,7 +163,7 @@ class _Sweep:
         self._each("files", self._delete, self._keys_of(files))
         for piece in files:
             self._note(piece)
-        self._each("index entries", self._delete_unchanged, self._of("index entry"))
+        self._each("index entries", self._delete_unchanged, self._of("index entry", "name"))
         self._each("leases", self._delete_lease, self._of("lease"))
         return self.done
 

@@ -77,6 +77,11 @@ def name_in(run: str) -> str | None:
     return match[1] if match else None
 
 
+def stamp(time: str) -> str:
+    """Return a time as it stands in keys: 20261121t055338z of 2026-11-21T05:53:38Z."""
+    return "".join(character for character in time.lower() if character.isalnum())
+
+
 def short(digest: str) -> str:
     """Return the first 12 digits, as people see a digest."""
     return digest[:12]

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import UUID
 
-import coolname.data
 from prefect import Flow, flow
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
@@ -31,7 +29,7 @@ from flows.orchestration.stage_task import failed
 from flows.plan.plan import StagePlan
 from flows.plan.planned import Opened, Planned, plan_run
 from flows.plan.upstream import Log, Pins
-from flows.run_request import NAME, RunRequest, request_of
+from flows.run_request import RunRequest, request_of
 from infra.placement import Placement, default_home, default_store
 from infra.prefect.flow_runs import RESUMES, page_of
 from infra.prefect.supervisor.workers import end_with_worker
@@ -69,28 +67,6 @@ def _flow_run_name(name_of: Callable[[dict[str, Any]], str]) -> Callable[[], str
         return given if name_in(given) == found else new_run_id(found, timestamp(time.time()))
 
     return name
-
-
-def typed_name() -> str | None:
-    """Return the name that a person gave the current flow run in Prefect's form, else None."""
-    given = flow_run.get_name() or ""
-    if deployment.get_id() is None or not re.fullmatch(NAME, given) or name_in(given) is not None:
-        return None
-    return None if is_generated(given) else given
-
-
-def is_generated(name: str) -> bool:
-    """Return whether Prefect generated a flow run's name, as Practical-Grebe or practical-grebe."""
-    first, _, last = name.partition("-")
-    is_title = all(part.istitle() for part in name.split("-"))
-    return bool(last) and (is_title or (first in _words("adj_any") and last in _words("subj")))
-
-
-@functools.cache
-def _words(name: str) -> frozenset[str]:
-    """Return the words of a list of coolname's: Prefect's slugs are of `adj_any` and `subj`."""
-    entry: dict[str, Any] = vars(coolname.data)["config"][name]
-    return frozenset(entry.get("words", ())).union(*map(_words, entry.get("lists", ())))
 
 
 def run_flow(

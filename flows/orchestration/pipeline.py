@@ -11,9 +11,8 @@ from flows.artifacts.cache import fetch
 from flows.artifacts.runs import Run, RunRecord, new_run
 from flows.building.build import BuildContext, Built, reserve_found, reuse
 from flows.identity.manifest import Manifest
-from flows.identity.ref import name_in
 from flows.leases.outage import StoreWait
-from flows.orchestration.flow_setup import FlowSetup, open_flow, run_flow, typed_name, wait_of_run
+from flows.orchestration.flow_setup import FlowSetup, open_flow, run_flow, wait_of_run
 from flows.orchestration.run_page import RunPages
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
@@ -31,12 +30,7 @@ class Outcome:
     stages: dict[str, Built]
 
 
-def _name(request: RunRequest) -> str:
-    typed = None if request.run_name else typed_name()
-    return typed or name_of(request.resolved)
-
-
-@run_flow("nanochat", RunRequest, name_of=_name)
+@run_flow("nanochat", RunRequest, name_of=lambda request: name_of(request.resolved))
 def nanochat(request: RunRequest) -> Outcome:
     """Train, evaluate and report a model. Stages that are up to date are reused, so a failed or
     crashed run is resumed by running it again.
@@ -55,9 +49,6 @@ def run(
     # The record and the requests for stages have what the short fields stand for.
     request = request.resolved
     setup = setup or open_flow(store=request.store, pool=request.pool)
-    # The id has the name, which may be that of Prefect's own field.
-    if (name := name_in(setup.run_id)) and name != name_of(request):
-        request = replace(request, run_name=name)
     check_name_of(request)  # before the store and the home are used
     planned = setup.plan(request)
     name = setup.wait(lambda: planned.name)

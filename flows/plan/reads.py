@@ -14,10 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 
 from flows.artifacts.publish import find_manifest, read_index
 from flows.artifacts.revocations import Revocation, find_revocation
-from flows.artifacts.runs import find_whole_run, find_whole_runs, newest_first
+from flows.artifacts.runs import find_whole_run, find_whole_runs, listed_runs
 from flows.identity.manifest import Manifest
 from flows.identity.redo import RedoCounter, find_redo
-from flows.identity.ref import ArtifactRef, name_in
+from flows.identity.ref import ArtifactRef
 from flows.stages import STAGES
 from infra.parallel import in_parallel
 from infra.storage.base import Store
@@ -40,16 +40,15 @@ class _Runs:
 
 
 def _read_runs(store: Store, profile: str | None) -> _Runs:
-    ids = newest_first(store.list("runs/"))
-    names = {run: name_in(run) or "" for run in ids}
-    own = [run for run in ids if names[run] == profile]
-    alike = [run for run in ids if names[run].startswith(f"{profile}-")]
-    others = [run for run in ids if run not in {*own, *alike}]
+    listed = listed_runs(store)
+    own = [run for name, run in listed if name == profile]
+    alike = [run for name, run in listed if name.startswith(f"{profile}-")]
+    others = [run for _, run in listed if run not in {*own, *alike}]
     chosen = [*own[:_RUNS], *alike[:_RUNS], *others[:_RUNS]] if profile else []
     runs = find_whole_runs(store, chosen)
     runs.sort(key=lambda run: run.started, reverse=True)
     return _Runs(
-        ids=frozenset(ids),
+        ids=frozenset(run for _, run in listed),
         profiles={run.run: run.profile for run in runs},
         refs=tuple(ref for run in runs if run.profile == profile for ref in run.refs),
     )

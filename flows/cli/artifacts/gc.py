@@ -24,6 +24,7 @@ _DAY, _HOUR = 86400.0, 3600.0  # seconds
 _NAMED = 20  # artifacts listed by name; --json has all
 _NAMES: dict[Kind, str] = {
     "run record": "records of runs",
+    "name": "names of runs",
     "pin": "pins",
     "artifact": "artifacts",
     "divergent": "artifacts that came too late",

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from flows.artifacts.names import check_stage, open_artifact, open_newest_run
 from flows.artifacts.revocations import find_revoked
-from flows.artifacts.runs import Run, latest_runs
+from flows.artifacts.runs import Run, latest_runs, start_hint
 from flows.cli.options import AsJson, PlacementOptions, Positive, StoreOptions
 from flows.cli.output import age, aligned, print_result, print_unread
 from flows.cli.requests import command_of_run
@@ -86,7 +86,7 @@ def status(
             (r.run, r.status, f"{len(r.stages)}/{len(STAGES)} stages", f"started {age(r.started)}")
             for r in runs
         ]
-        lines = aligned(rows) or ["no runs yet: nanochat run tiny"]
+        lines = aligned(rows) or [start_hint(store)]
     elif (recorded := _find(store, run, place.home_path, wait=follow)) is not None:
         runs = [settle(store, place.home_path, recorded)]
         if is_log:

@@ -53,20 +53,9 @@ def test_a_submitted_run_keeps_the_name_that_was_printed(
     assert "there is no pretrain@unknown" in state.message
     assert api.get(f"/flow_runs/{id_}")["name"] == run
 
-    # Prefect's form has a field of its own for the name.
-    typed = {"name": "my-experiment", "parameters": asked["parameters"] | {"run_name": None}}
-    id_ = api.post(f"/deployments/{asked['deployment_id']}/create_flow_run", typed)["id"]
+    # The name that Prefect generated is replaced by the id of the run.
+    generated = {"parameters": asked["parameters"]}
+    id_ = api.post(f"/deployments/{asked['deployment_id']}/create_flow_run", generated)["id"]
     with get_client(sync_client=True) as client:
         run_flow(nanochat, flow_run=client.read_flow_run(UUID(id_)), return_type="state")
-    assert name_in(api.get(f"/flow_runs/{id_}")["name"]) == "my-experiment"
-
-
-def test_a_name_that_prefect_generated_is_known() -> None:
-    from coolname import generate_slug
-
-    from flows.orchestration.flow_setup import is_generated
-
-    generated = ["Practical-Grebe", *(generate_slug(2) for _ in range(300))]
-    # The words of the last two are coolname's, but no noun is last.
-    typed = ["my-experiment", "tiny", "Lr-2", "tiny-fast", "large-new"]
-    assert [name for name in [*generated, *typed] if not is_generated(name)] == typed
+    assert name_in(api.get(f"/flow_runs/{id_}")["name"]) == "mine"

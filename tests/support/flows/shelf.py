@@ -11,6 +11,7 @@ from typing import Any
 from flows.artifacts.runs import Run, write_run
 from flows.identity.fingerprint import fingerprint_of
 from flows.identity.manifest import File, Input, Manifest, Provenance, digest_of
+from flows.identity.ref import RUN_ID
 from infra.storage.base import ObjectInfo, Store, VersionedObject
 from infra.storage.local import LocalStore
 from nanochat_core.section import Tree
@@ -94,13 +95,21 @@ def put_run(
         "depth": None,
         "overrides": (),
         "status": "finished",
-        "started": CREATED,
+        "started": _started(run),
         "ended": CREATED,
         "stages": {manifest.stage: manifest.fingerprint for manifest in manifests},
     }
     record = Run(**{**facts, **changes})
     write_run(store, record)
     return record
+
+
+def _started(run: str) -> str:
+    """The time in a run's id, as real ones have it."""
+    if (match := RUN_ID.fullmatch(run)) is None:
+        return CREATED
+    day, time = match[2].upper().split("T")
+    return f"{day[:4]}-{day[4:6]}-{day[6:]}T{time[:2]}:{time[2:4]}:{time[4:]}"
 
 
 def two_alike(stage: str, digits: int = 4, **provenance: Any) -> tuple[Manifest, Manifest]:

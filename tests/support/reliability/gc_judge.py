@@ -83,6 +83,7 @@ class Judge:
         aside = {key for key in filter(_is_aside, self._records) if _place(key) in pinned}
         reasons = {
             "runs": lambda key: key.split("/")[1].removesuffix(".json") in runs,
+            "names": lambda key: key.rpartition("/")[2].partition("-")[2] in runs,
             "index": lambda key: _manifest(_indexed(key)) in reached or _indexed(key) in pinned,
             "manifest.json": lambda key: _place(key) in places,
             "revoked.json": lambda key: (
@@ -140,6 +141,9 @@ class Judge:
         if key.startswith("runs/"):
             if key in {f"runs/{run}.json" for run in self._runs_kept(margin=_SLACK)}:
                 raise Broken(f"{key} was deleted, which has to be kept")
+        elif key.startswith("names/"):
+            if key.rpartition("/")[2].partition("-")[2] in self._runs_kept(margin=_SLACK):
+                raise Broken(f"{key} was deleted, whose run has to be found")
         elif _is_in_place(key):
             self._check_part(_place(key), _part(key), key)
 
@@ -180,13 +184,12 @@ class Judge:
         """Runs whose record has to be there: heard of lately, tagged, newest finished of a name."""
         records = {k: r for k, r in self._records.items() if k.startswith("runs/")}
         tagged = set(self._tagged.values())
-        newest: dict[str, tuple[str, float, str]] = {}
-        for key, record in records.items():
+        newest: dict[str, tuple[str, str]] = {}
+        for record in records.values():
             if record["status"] == "finished":
-                # As a name means it: by the time in the id, then by the record's last write.
-                mine = (record["run"].split("-")[1], self._written[key], record["run"])
+                mine = (record["started"], record["run"])  # as a name means it
                 newest[record["name"]] = max(newest.get(record["name"], mine), mine)
-        latest = {run for _, _, run in newest.values()}
+        latest = {run for _, run in newest.values()}
         now = self.objects.world.now
         return {
             record["run"]
@@ -285,7 +288,7 @@ def _part(key: str) -> str:
 
 
 def _is_in_place(key: str) -> bool:
-    return key.split("/")[0] not in ("gc", "refs", "runs", "index")
+    return key.split("/")[0] not in ("gc", "refs", "runs", "index", "names")
 
 
 def _no(key: str) -> bool:

@@ -82,13 +82,14 @@ def test_runs_of_a_name_come_newest_first_and_without_those_of_longer_names(stor
 def test_a_run_whose_id_was_chosen_is_found_by_its_name(store: LocalStore):
     """Such as the number of a Slurm job, which does not begin with the name of the run."""
     put_run(store, "slurm-17", name="d12")
+    put_run(store, "slurm-18", name="d13")
     store.put("runs/slurm-18.json", b"damaged")
     assert [run.run for run in newest_runs(store, "d12")] == ["slurm-17"]
     assert list(newest_runs(store, "tiny")) == []
 
 
 def test_a_run_whose_id_was_chosen_is_newest_only_until_another_starts(store: LocalStore):
-    put_run(store, "tiny-again")
+    put_run(store, "tiny-again", started=timestamp(time.time()))
     later = new_run_id("tiny", timestamp(time.time() + 60))
     put_run(store, later)
     put_run(store, run_id("tiny", 1))
@@ -105,7 +106,7 @@ def test_of_many_runs_only_those_asked_for_are_read(tmp_path: Path):
 
     assert next(newest_runs(store, "tiny")).run == run_id("tiny", 39)
     assert store.gets == [f"runs/{run_id('tiny', 39)}.json"]
-    assert store.lists == ["runs/"]
+    assert store.lists == ["names/tiny/"]
     store.gets.clear()
     assert len(list(newest_runs(store, "tiny"))) == 40
     assert len(store.gets) == 40
@@ -115,7 +116,9 @@ def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_pat
     store = Counting(tmp_path / "store")
     for number, name in enumerate(("tiny", "d12", "a", "z", "d12", "tiny")):
         put_run(store, run_id(name, number), name=name)
+    put_run(store, run_id("b", 9), name="b")
     store.put(f"runs/{run_id('b', 9)}.json", b"damaged")
+    store.gets.clear()
     names = [run.name for run in latest_runs(store, 4, unread=[])]
     assert names == ["tiny", "d12", "z"]
     assert len([key for key in store.gets if "/b-" not in key]) == 3
@@ -123,6 +126,7 @@ def test_the_latest_runs_are_those_that_started_last_whatever_their_name(tmp_pat
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"format": 2}', b'{"format": 1, "run": "x"}'])
 def test_a_damaged_record_is_named(store: LocalStore, data: bytes):
+    put_run(store, "tiny-1-a")
     store.put("runs/tiny-1-a.json", data)
     with pytest.raises(ArtifactError, match=r"runs/tiny-1-a\.json"):
         find_run(store, "tiny-1-a")
@@ -131,9 +135,9 @@ def test_a_damaged_record_is_named(store: LocalStore, data: bytes):
 
 
 def test_a_damaged_record_does_not_hide_a_newer_run(store: LocalStore):
-    store.put(f"runs/{run_id('tiny', 1)}.json", b"damaged")
-    for number in (2, 3, 4):
+    for number in (1, 2, 3, 4):
         put_run(store, run_id("tiny", number))
+    store.put(f"runs/{run_id('tiny', 1)}.json", b"damaged")
     found = newest_runs(store, "tiny")
     assert [next(found).run for _ in range(3)] == [run_id("tiny", n) for n in (4, 3, 2)]
     with pytest.raises(ArtifactError, match="damaged"):

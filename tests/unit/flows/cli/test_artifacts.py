@@ -52,7 +52,7 @@ def test_a_fresh_home_has_everything_to_build_and_says_how_to_begin(terminal: Te
     assert said.startswith("sft: makes a chat model\n")
     assert "midtrain, task_data" in said
     assert "never built" in said
-    assert terminal.said("status") == ["no runs yet: nanochat run tiny"]
+    assert terminal.said("status") == ["nothing was run yet: nanochat run tiny"]
     assert terminal.fails("status", "tiny")[1] == "nanochat run tiny"
     assert terminal.fails("status", "tnyi")[1] == "did you mean the profile 'tiny'?"
     assert terminal.said("down") == ["no Prefect server was running"]

@@ -105,7 +105,7 @@ def test_a_plan_an_apply_and_a_later_one(
     assert "garbage that has to wait (0 marked already, --apply marks the rest):" in out
     assert "rows artifacts 1 1" in out
     assert "rows attempts' files 1 1 1 bytes 3 days ago" in out
-    assert "in use: 1 artifacts, 5 objects" in out
+    assert "in use: 1 artifacts, 6 objects" in out
 
     assert gc(tmp_path, "--apply") == 0
     assert (

@@ -219,7 +219,7 @@ def test_of_many_artifacts_only_those_shown_are_read(large: Counting):
     assert len(listing.artifacts) == 30
     assert listing.more == 470
     assert large.kinds() == {"manifest.json": 30, "revoked.json": 30, "runs": 22, "refs": 2}
-    assert sorted(large.lists) == ["index/", "refs/", "runs/"]
+    assert sorted(large.lists) == ["index/", "names/", "refs/"]
     assert large.most_at_once == 8
 
 

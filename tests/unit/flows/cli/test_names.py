@@ -111,6 +111,7 @@ def test_a_store_that_is_not_there_is_an_error_and_not_an_empty_one(words: str, 
 
 
 def test_a_damaged_record_is_named(store: Store, terminal: Terminal):
+    put_run(store, "tiny-1")
     store.put("runs/tiny-1.json", b"x")
     store.put("refs/main.json", b"x")
     sft = put(store, "sft")

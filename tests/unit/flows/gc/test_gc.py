@@ -44,6 +44,7 @@ def test_an_old_run_is_forgotten_with_what_only_it_reaches(store: MemoryStore):
     put_run(store, "tiny-2", shared)
     gc_until_clean(store)
     assert store.names("runs/") == {"runs/tiny-2.json"}
+    assert [name.rpartition("-tiny-")[2] for name in store.names("names/")] == ["2"]
     assert f"{place(shared)}/manifest.json" in store.names()
     assert not store.names(f"{place(own)}/") - {f"{place(own)}/lease.json"}
 
