@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from dataclasses import replace
 from datetime import date
 
 from tests.support.campaign_groups import (
@@ -34,7 +35,11 @@ def main(group: str = "") -> int:
             continue
         commit = git("rev-parse", "--short=8", "HEAD")
         minutes = f"{(time.monotonic() - started) / 60:.0f}"
-        row = Row(name, date.today(), commit, str(todays_seed()), minutes, result)
+        today = date.today()
+        passed = rows[name].last_passed if name in rows else date.min
+        row = Row(name, today, passed, commit, str(todays_seed()), minutes, result)
+        if not row.failed:
+            row = replace(row, last_passed=today)
         if "NANOCHAT_TRIALS" in os.environ:
             print(f"{row.render()}\nnot recorded: NANOCHAT_TRIALS is set")
         else:

@@ -1,22 +1,23 @@
 """Campaigns in groups of about a quarter of an hour, and the table that says when each ran last.
 
 `python -m tests.campaigns` runs a group and writes its row of docs/reliability.md. The group that
-failed, or else the one that was not run for longest, comes first.
+was not run for longest comes first.
 """
 
+import contextlib
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import date
 from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "reliability.md"
-HEADER = "| group | last run | commit | seed | minutes | result |"
+HEADER = "| group | last run | last passed | commit | seed | minutes | result |"
 
 # Group -> test files or folders below tests/campaigns. At most 14, at most 15 minutes each on two
 # idle cores.
@@ -71,6 +72,11 @@ GROUPS = {
     "speed": ("bench", "reliability/test_plan_speed.py", "reliability/test_first_calls.py"),
 }
 STOP_MINUTES = 30  # a busy machine takes twice as long; then the group has failed
+_END_SECONDS = 120.0  # for the fixtures of a stopped group
+# A shell starts background processes with SIGINT ignored, which would stop nothing.
+_PYTEST = """import signal, sys, pytest
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(pytest.main())"""
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,7 @@ class Row:
 
     group: str
     last_run: date
+    last_passed: date
     commit: str
     seed: str
     minutes: str
@@ -91,8 +98,7 @@ class Row:
 
     def render(self) -> str:
         """Return the row in Markdown."""
-        cells = (self.group, self.last_run, self.commit, self.seed, self.minutes, self.result)
-        return f"| {' | '.join(map(str, cells))} |"
+        return f"| {' | '.join(map(str, astuple(self)))} |"
 
 
 def read_rows(text: str) -> dict[str, Row]:
@@ -102,8 +108,8 @@ def read_rows(text: str) -> dict[str, Row]:
     for line in lines[lines.index(HEADER) + 2 :]:
         if not line.startswith("|"):
             break
-        group, last_run, *rest = (cell.strip() for cell in line.strip("|").split("|"))
-        rows[group] = Row(group, date.fromisoformat(last_run), *rest)
+        group, last_run, passed, *rest = (cell.strip() for cell in line.strip("|").split("|"))
+        rows[group] = Row(group, date.fromisoformat(last_run), date.fromisoformat(passed), *rest)
     return rows
 
 
@@ -118,23 +124,19 @@ def with_row(text: str, row: Row) -> str:
 
 
 def by_urgency(rows: dict[str, Row], groups: Sequence[str]) -> list[str]:
-    """Return the groups: never run, then failed, then the one not run for longest."""
-
-    def key(group: str) -> tuple[bool, bool, date]:
-        row = rows.get(group)
-        return (row is not None, row is None or not row.failed, row.last_run if row else date.min)
-
-    return sorted(groups, key=key)
+    """Return the groups, the one not run for longest first."""
+    return sorted(groups, key=lambda group: rows[group].last_run if group in rows else date.min)
 
 
 def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> str | None:
     """Run test files and return the result, or None if all of them were skipped.
 
-    After `stop_minutes` pytest gets SIGINT, so that its fixtures end what they started.
+    After `stop_minutes` pytest gets SIGINT, so that its fixtures end what they started; SIGKILL if
+    they do not.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-rfEs", *paths]
+        command = [sys.executable, "-c", _PYTEST, "-q", "-rfEs", *paths]
         command += [f"--junitxml={report}", "-o", "junit_family=xunit1"]  # with what it found
         with subprocess.Popen(command, cwd=ROOT) as pytest:
             stopped = []
@@ -143,6 +145,9 @@ def run_tests(paths: Sequence[str], *, stop_minutes: float = STOP_MINUTES) -> st
             except subprocess.TimeoutExpired:
                 stopped = [f"stopped after {stop_minutes:g} min"]
                 pytest.send_signal(signal.SIGINT)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    pytest.wait(_END_SECONDS)
+                pytest.kill()
         if not report.exists():
             return ", ".join([f"failed: pytest ended with {pytest.returncode}", *stopped])
         suite = ElementTree.parse(report).getroot()[0].attrib

@@ -98,7 +98,8 @@ class RunWatch:
         since, pid = datetime.fromisoformat(run["state"]["timestamp"]), run["infrastructure_pid"]
         if not self._is_own:
             return True
-        return since > self._started and pid is not None and start_of(int(pid)) is not None
+        has_ended = pid is None or (pid.isdigit() and start_of(int(pid)) is None)
+        return since > self._started and not has_ended
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:
         """Set a dead run to Crashed, show what a crashed one began as ended, and resume it.

@@ -9,7 +9,7 @@ from tests.support.reliability.simulation import PLAIN, Kind, simulate_in_two_pr
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(
     ("kind", "histories"),
-    [(PLAIN, 20_000), (Kind(forced=True), 5_000), (Kind(revised=True), 5_000)],
+    [(PLAIN, 50_000), (Kind(forced=True), 25_000), (Kind(revised=True), 25_000)],
     ids=["plain", "built again", "taken back"],
 )
 def test_every_invariant_holds_in_every_history(

@@ -120,6 +120,9 @@ def test_of_an_own_server_one_whose_process_ended_is_resumed(server: Server) -> 
     server.pid = str(os.getpid())
     watch = server.watch(is_own=True)
     assert poll(server, watch, 0, 100) == []
+    server.pid = "unix:///var/run/docker.sock:4f1c"  # of another type of pool
+    assert poll(server, watch, 100.5) == []
+    assert server.lines == []
     server.pid = str(2**22 + 1)  # more than Linux gives
     assert poll(server, watch, 101) == ["CRASHED", "SCHEDULED"]
 
