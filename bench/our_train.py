@@ -137,7 +137,7 @@ def instrument(gate: Gate) -> None:
         Progress.step,
         pretrain.prefetch,
         gpt.softcap_loss,
-        Checkpointer._is_due,
+        Checkpointer.is_due,
     )
 
     def step_then_wait(self: Progress, step: int, **values: float) -> None:
@@ -160,8 +160,10 @@ def instrument(gate: Gate) -> None:
     gpt.GPT.summed_loss = gate.wrap(gpt.GPT.summed_loss, "forward")
     torch.Tensor.backward = gate.wrap(torch.Tensor.backward, "loss")
     Optimizer.step = gate.wrap(Optimizer.step, "optimizer")
-    Checkpointer.maybe_save = gate.wrap(Checkpointer.maybe_save, "checkpoint")
-    Checkpointer._is_due = lambda self, done: gate.take_save() or is_due(self, done)
+    Checkpointer.save = gate.wrap(Checkpointer.save, "checkpoint")
+    Checkpointer.is_due = gate.wrap(
+        lambda self, done: is_due(self, done) or gate.take_save(), "checkpoint"
+    )
 
 
 if __name__ == "__main__":

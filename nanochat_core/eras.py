@@ -5,8 +5,8 @@ arithmetic changed. A checkpoint does not record the constants it was trained wi
 its logits are silently wrong. An era is one row of all that changed, named by the first day of the
 code that trained it.
 
-Initial weights are known for the first era and the last. Models of those between can be read and
-trained further; a new model of such an era is initialised as today, except for its row's values.
+Initial weights and recipes are known for the first era and the last. Models of those between are
+read, for evaluation, chat and export, and not trained.
 """
 
 import dataclasses
@@ -38,8 +38,6 @@ class Era:
     gate_channels: int
     init_embedding_std: float
     init_c_fc_bound: float
-    init_x0: tuple[float, float]  # of the first and the last layer, evenly spaced between them
-    init_resid: tuple[float, float]
 
 
 MARCH_14 = Era(
@@ -58,8 +56,6 @@ MARCH_14 = Era(
     gate_channels=12,
     init_embedding_std=0.8,
     init_c_fc_bound=0.4,
-    init_x0=(0.20, 0.05),
-    init_resid=(1.15, 1.05),
 )
 MARCH_9 = dataclasses.replace(
     MARCH_14,
@@ -90,7 +86,6 @@ JANUARY_11 = dataclasses.replace(
     value_embeds=False,
     gate_scale=MARCH_14.gate_scale,  # without value embeddings the gate's constants mean nothing
     gate_channels=MARCH_14.gate_channels,
-    init_x0=(0.0, 0.0),
 )
 JANUARY_5 = dataclasses.replace(
     JANUARY_11,
@@ -100,12 +95,16 @@ JANUARY_5 = dataclasses.replace(
     short_window=None,
     init_embedding_std=1.0,
     init_c_fc_bound=1.0,
-    init_x0=MARCH_14.init_x0,  # nor these without the scalars
 )
 ERAS = {
     era.first_day: era for era in (JANUARY_5, JANUARY_11, JANUARY_17, MARCH_2, MARCH_9, MARCH_14)
 }
 HEAD = MARCH_14.first_day
+PARTS = ("residual_scalars", "value_embeds", "smear", "backout")
+CONSTANTS = (
+    *("rotary_base", "rotary_precision", "qk_scale", "softcap"),
+    *("gate_scale", "gate_channels"),
+)
 
 
 def open_era(name: str) -> Era:
@@ -130,10 +129,6 @@ def numerics(precision: str, *, era: str = HEAD) -> NumericsConfig:
         norm_eps=2.0**-23,
         init_embedding_std=row.init_embedding_std,
         init_c_fc_bound=row.init_c_fc_bound,
-        init_resid_first=row.init_resid[0],
-        init_resid_last=row.init_resid[1],
-        init_x0_first=row.init_x0[0],
-        init_x0_last=row.init_x0[1],
     )
 
 
@@ -148,6 +143,19 @@ def of_era(model: ModelConfig, era: str, *, pattern: str) -> ModelConfig:
         smear=row.smear,
         backout=row.backout,
     )
+
+
+def check_trained(model: ModelConfig, constants: NumericsConfig) -> None:
+    """Raise ModelError if a model is of an era whose models are only read."""
+    for row in list(ERAS.values())[1:-1]:
+        values = [(getattr(model, part), getattr(row, part)) for part in PARTS]
+        values += [(getattr(constants, name), getattr(row, name)) for name in CONSTANTS]
+        if all(of_model == of_row for of_model, of_row in values):
+            raise ModelError(
+                f"a model of nanochat's era {row.first_day} is read, not trained",
+                hint="evaluate it, chat with it or export it; to train on, import a model of "
+                f"{JANUARY_5.first_day} or of since {HEAD}",
+            )
 
 
 def windows_of(pattern: str, depth: int, sequence_len: int, *, era: str = HEAD) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import run_for_depth
 from nanochat_core.train import pretrain
-from nanochat_core.train.policy import Rollout, accumulate_policy_gradients
+from nanochat_core.train.policy import Rollout, policy_loss
 
 BACKENDS, PRECISIONS = ("flex", "cudnn", "varlen", "sdpa"), ("bf16", "fp8")
 FOR_GPUS = ("flex", "cudnn", "varlen")
@@ -148,10 +148,12 @@ def reinforcing(device: str) -> Values:
             )
             for length, sign in zip(lengths, (0.5, -0.5), strict=True)
         ]
-        loss = accumulate_policy_gradients(
-            model, optimizer, rollouts, ref_log_probs=None, device_batch_size=1, world=ALONE
-        )
-        losses.append(float(loss))
+        num_tokens = torch.tensor(float(sum(lengths)), device=device)
+        model.train()
+        for i in range(2):
+            loss = policy_loss(model, rollouts, [i], None, num_tokens)
+            optimizer.backward(loss, last=i == 1)
+        losses.append(float(optimizer.start_reduce_scatter()))
         optimizer.step(**SCHEDULE)
     assert all(abs(loss) < 100 for loss in losses), losses
     return {"losses": [round(loss, 4) for loss in losses], "attention": attention_backend()}

@@ -26,7 +26,7 @@ from nanochat_core.runtime.hardware.device import open_device
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.runtime.hardware.gc_disabled import gc_disabled
 from nanochat_core.train.loop.prefetch import prefetch
-from nanochat_core.train.loop.step import accumulate_gradients
+from nanochat_core.train.loop.step import micro_steps
 
 SCHEDULE = {"lr_multiplier": 1e-3, "momentum": 0.95, "weight_decay": 0.1}
 
@@ -61,14 +61,17 @@ def train(case: dict[str, Any]) -> Iterator[torch.Tensor]:
         model.compile_passes(by_block=case["compile"] == "blocks", autotune=case["autotune"])
     rows = random_rows(case["sequence_len"], case["vocab_size"])
     count = case["rows"] * case["accumulate"]
+    tokens_per_step = count * case["sequence_len"]
 
     def take(step: int) -> tuple[npt.NDArray[Any]]:
         return (rows.take(range(step * count, (step + 1) * count), axis=0, mode="wrap"),)
 
     for _, (tokens,) in prefetch(take, start=0, stop=sys.maxsize, device=device):
-        loss = accumulate_gradients(
-            model, optimizer, tokens, None, device_batch_size=case["rows"], world=ALONE
-        )
+        for inputs, targets, last in micro_steps(
+            model, tokens, None, device_batch_size=case["rows"]
+        ):
+            optimizer.backward(model.summed_loss(inputs, targets, 1 / tokens_per_step), last=last)
+        loss = optimizer.start_reduce_scatter()
         optimizer.step(**SCHEDULE)
         yield loss
 

@@ -5,7 +5,7 @@ Differences from a plain GPT: parameter-free RMSNorm, rotary positions and QK-no
 weights on the residual stream and on the first embedding, backout (a learned share of the middle
 layer's stream is subtracted at the end), sliding windows, soft-capped logits. Smear, value
 embeddings, the per-layer weights and backout are optional: `ModelConfig` enables them, and disabled
-parts have no parameters (see eras.py).
+parts have no parameters (see eras.py). `GPT.trunk` is the model; what follows it are its losses.
 
 Shapes: B rows, T tokens, C width, H query heads, K key/value heads, D head dim, V vocabulary.
 Weights are fp32, embeddings in the compute dtype; every matrix is cast to the activations' dtype
@@ -14,7 +14,6 @@ where it is used, which costs nothing when both are fp32.
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
@@ -30,7 +29,7 @@ from nanochat_core.model.layers import (
     LateModule,
     Linear,
     Rotary,
-    initial_value,
+    initialise,
     mix_residual,
     project,
     refresh_fp8,
@@ -92,7 +91,8 @@ class Attention(nn.Module):
             gate = torch.sigmoid(self.ve_gate(h[..., : self.numerics.gate_channels]))
             gate = (self.numerics.gate_scale * gate).unsqueeze(-1)  # (B, T, K, 1)
             v = v + gate * value_embed.view_as(v)
-        # qk_scale (1.2 today) sharpens attention: both factors multiply the softmax's 1/sqrt(D).
+        # Normalised, q and k cannot grow without bound. qk_scale (1.2 today) sharpens attention:
+        # both factors multiply the softmax's 1/sqrt(D).
         eps, scale = self.numerics.norm_eps, self.numerics.qk_scale
         q = rotate_normalise(q, query_rotary, eps, scale)
         k = rotate_normalise(k, rotary, eps, scale)
@@ -162,6 +162,7 @@ class GPT(LateModule):
 
     def __init__(self, config: ModelConfig, numerics: NumericsConfig) -> None:
         super().__init__()
+        # Perhaps under torch.device("meta"): tensors have shapes here, and no values yet.
         check_channels(config, numerics)
         choose_vml_kernels()
         self.config = config
@@ -199,10 +200,10 @@ class GPT(LateModule):
             return compiled_by_shape(part, mode)
 
         if not by_block:
-            self._compiled = compiled(self._trunk)
+            self._compiled = compiled(self._read_rows)
             return
-        self._compiled, block = self._trunk, compiled(Block.forward)
-        self._smeared, self._backed_out = compiled(self._smeared), compiled(self._backed_out)
+        self._compiled, block = self._read_rows, compiled(Block.forward)
+        self._embed, self._back_out = compiled(self._embed), compiled(self._back_out)
         # x as a view: block 0, given one tensor twice, would be a kind of its own.
         self._block = lambda module, x, *rest: block(module, x.view_as(x), *rest)
 
@@ -211,27 +212,86 @@ class GPT(LateModule):
         """True after `compile_passes`."""
         return self._compiled is not None
 
-    @torch.no_grad()
     def init_weights(self, seed: int) -> None:
-        """Initialise every parameter, equally on every device and machine."""
-        # Drawn on the CPU from a seed per name: neither device nor parameter order matters. The
-        # zeroed c_proj make every block the identity at first; a smear_lambda of 0 disables smear.
-        # Like sizes in a row, since each row of threads waits for its slowest.
-        named = sorted(self.named_parameters(), key=lambda item: -item[1].numel())
-        count = torch.get_num_threads()
-
-        def draw(item: tuple[str, Tensor]) -> Tensor:
-            return initial_value(seed, item[0], item[1].shape, self.config, self.numerics)
-
-        with ThreadPoolExecutor(count) as pool:
-            for first in range(0, len(named), count):  # not all at once: they are a second model
-                some = named[first : first + count]
-                for (_, parameter), value in zip(some, pool.map(draw, some), strict=True):
-                    parameter.copy_(value)
+        """Initialise every parameter, equally on every device and machine: see `initial_value`."""
+        # The zeroed c_proj make every block the identity at first; a smear_lambda of 0 disables
+        # smear.
+        initialise(self, seed, self.config, self.numerics)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits (B, T, V) fp32 of tokens (B, T) int64."""
-        return self._logits(self._hidden(tokens))
+        z = self.lm_head(rms_norm(self._hidden(tokens), self.numerics.norm_eps))
+        # tanh limits a logit to the soft cap, in fp32, smoothly: no token is ever ruled out. First
+        # the padding rows are cut off: no token has their ids, and a softmax must not count them.
+        z = z[..., : self.config.vocab_size].float()
+        return self.numerics.softcap * torch.tanh(z / self.numerics.softcap)
+
+    def trunk(
+        self,
+        tokens: Tensor,
+        rotary: Rotary,
+        attends: Attends,
+        parents: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Compute the last block's output (B, T, C) of tokens (B, T): all of the model but lm_head.
+
+        `attends`: attention of each layer. `parents` and `rows`: see `forward_tree`, which has its
+        own arrangement of tokens; with `rows` (R,) the last layer computes only these: (B, R, C).
+        """
+        # Trees have another shape each time: for them nothing is compiled.
+        is_row = rows is None
+        block: Callable[..., Tensor] = self._block if is_row else Block.forward
+        x = self._embed(tokens) if is_row else GPT._embed(self, tokens, parents)
+        embedded, first, middle, last = x, None, x, self.config.depth - 1
+        ordered = self.transformer.wte.sort(tokens)  # once for all value embeddings
+        for i, module in enumerate(self.transformer.h):
+            # Every layer weighs the stream, and may add the embedding again: what a token is does
+            # not drown in what the layers before have written.
+            if self.config.residual_scalars:
+                first = (embedded, self.resid_lambdas[i], self.x0_lambdas[i])
+            # Value embeddings: on every second layer a table of its own adds to the values, so
+            # attention can hand on which token it saw, however deep. They are many parameters that
+            # take a lookup and no product.
+            value_embed = None
+            if str(i) in self.value_embeds:
+                value_embed = self.value_embeds[str(i)](tokens, ordered)
+            at = rows if i == last else None
+            x = block(module, x, first, value_embed, rotary, attends[i], at)
+            if i == self.config.depth // 2:
+                middle = x
+        if not self.config.backout:
+            return x
+        # In a model of one layer the middle is the last layer, which has computed only `rows`.
+        if rows is not None and last != self.config.depth // 2:
+            middle = middle[:, rows]
+        return self._back_out(x, middle) if is_row else GPT._back_out(self, x, middle)
+
+    def _embed(self, tokens: Tensor, parents: Tensor | None = None) -> Tensor:
+        """Return the first block's input (B, T, C)."""
+        # Normalised, so that the stream begins at one scale, whatever length AdamW's large steps
+        # have given to a token's row of the table.
+        x = rms_norm(self.transformer.wte(tokens), self.numerics.norm_eps)
+        if not self.config.smear:
+            return x
+        # Smear: x_t += lambda * sigmoid(w x_t[:channels]) * x_(t-1). Pairs of tokens, which
+        # otherwise take a layer of attention, are in the stream from the start. From the un-smeared
+        # embeddings: decoding must cache the previous one. Position 0 has none, and document
+        # boundaries inside a packed row are crossed, as in nanochat.
+        if parents is None:
+            smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
+            return torch.cat([x[:, :1], smeared], dim=1)
+        gate = self._smear_gate(x) * (parents >= 0)[:, None]  # 0 at a root
+        return x + gate * x[:, parents.clamp(min=0)]
+
+    def _smear_gate(self, x: Tensor) -> Tensor:
+        gate = torch.sigmoid(self.smear_gate(x[..., : self.numerics.smear_channels]))
+        return self.smear_lambda.to(x.dtype) * gate  # (B, T, 1)
+
+    def _back_out(self, x: Tensor, middle: Tensor) -> Tensor:
+        # Backout: what the first half of the layers wrote for the second half to read need not be
+        # in what predicts the next token, so a learned share of it is subtracted.
+        return x - self.backout_lambda.to(x.dtype) * middle
 
     def token_losses(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return cross-entropy in nats, (B, T) fp32, 0 where the target is -1. Both args (B, T).
@@ -245,13 +305,13 @@ class GPT(LateModule):
             return torch.where(target_mask, losses.view(target_mask.shape), 0.0)
         return losses.new_zeros(target_mask.shape).masked_scatter(target_mask, losses)
 
-    def summed_loss(self, tokens: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    def summed_loss(self, tokens: Tensor, targets: Tensor, weights: Tensor | float = 1.0) -> Tensor:
         """Return the sum of `token_losses`, each times its weight: a scalar, fp32.
 
-        tokens, targets (B, T); weights fp32, broadcastable to (B, T); None means all 1.
+        tokens, targets (B, T); weights a number, or fp32, broadcastable to (B, T).
         """
         hidden, classes, target_mask = self._targeted(tokens, targets)
-        scale = target_mask.float() if weights is None else target_mask * weights
+        scale = target_mask * weights
         scale = scale.flatten() if len(classes) == target_mask.numel() else scale[target_mask]
         # The fp8 copy includes the padding rows, which must not enter the softmax.
         whole = len(self.lm_head.weight) == self.config.vocab_size
@@ -290,13 +350,9 @@ class GPT(LateModule):
         root, and positions[i] counts its ancestors. `mix` computes attention, see model/trees.py;
         the last layer computes nothing but `rows`.
         """
-        x = self._embed(tokens[None])
-        if self.config.smear:
-            # The smear of `_trunk` with parents for predecessors; at a root (-1) the gate is 0.
-            gate = self._smear_gate(x) * (parents >= 0)[:, None]
-            x = x + gate * x[:, parents.clamp(min=0)]
         cos, sin = self._rotary_table(int(positions.numel()) + 1, positions.device)
-        x = self._blocks(tokens[None], x, (cos[positions[None]], sin[positions[None]]), mix, rows)
+        rotary = (cos[positions[None]], sin[positions[None]])
+        x = self.trunk(tokens[None], rotary, mix, parents, rows)
         return rms_norm(x[0], self.numerics.norm_eps)
 
     @torch.no_grad()
@@ -318,65 +374,13 @@ class GPT(LateModule):
         """Compute the last block's output (B, T, C), before the final norm, of tokens (B, T)."""
         if self.numerics.precision == "fp8" and self.training and torch.is_grad_enabled():
             refresh_fp8(self, fast_gradients=self.numerics.fp8_sums == "fast")
-        return (self._compiled or self._trunk)(tokens)
+        return (self._compiled or self._read_rows)(tokens)
 
-    def _trunk(self, tokens: Tensor) -> Tensor:
-        """Compute what `_hidden` returns; traceable by torch.compile."""
+    def _read_rows(self, tokens: Tensor) -> Tensor:
+        """Compute `trunk` of rows of text; traceable by torch.compile."""
         cos, sin = self._rotary_table(tokens.size(1), tokens.device)
         rotary = (cos[None, : tokens.size(1)], sin[None, : tokens.size(1)])
-        mix = [partial(attend, window=window) for window in self.config.windows]
-        return self._blocks(tokens, self._smeared(tokens), rotary, mix)
-
-    def _blocks(
-        self, tokens: Tensor, x: Tensor, rotary: Rotary, mix: Attends, rows: Tensor | None = None
-    ) -> Tensor:
-        """Run the blocks: (B, T, C) -> (B, T, C); with `rows` (R,) only those, (B, R, C)."""
-        embedded, first, middle, last = x, None, x, self.config.depth - 1
-        run: Callable[..., Tensor] = self._block if rows is None else Block.forward  # no trees
-        ordered = self.transformer.wte.sort(tokens)  # once for all value embeddings
-        for layer, block in enumerate(self.transformer.h):
-            if self.config.residual_scalars:
-                first = (embedded, self.resid_lambdas[layer], self.x0_lambdas[layer])
-            name = str(layer)
-            value_embed = None
-            if name in self.value_embeds:
-                value_embed = self.value_embeds[name](tokens, ordered)
-            at = rows if layer == last else None
-            x = run(block, x, first, value_embed, rotary, mix[layer], at)
-            if layer == self.config.depth // 2:
-                middle = x
-        # In a model of one layer the middle is the last layer, which has computed only `rows`.
-        if rows is not None and last != self.config.depth // 2:
-            middle = middle[:, rows]
-        if not self.config.backout:
-            return x
-        # Trees have another shape each time: for them nothing is compiled.
-        return self._backed_out(x, middle) if rows is None else GPT._backed_out(self, x, middle)
-
-    def _backed_out(self, x: Tensor, middle: Tensor) -> Tensor:
-        return x - self.backout_lambda.to(x.dtype) * middle
-
-    def _smeared(self, tokens: Tensor) -> Tensor:
-        x = self._embed(tokens)
-        if not self.config.smear:
-            return x
-        # x_t += lambda * sigmoid(w x_t[:channels]) * x_(t-1), from the un-smeared embeddings:
-        # decoding must cache the previous one. Position 0 has none, and document boundaries
-        # inside a packed row are crossed, as in nanochat.
-        smeared = x[:, 1:] + self._smear_gate(x[:, 1:]) * x[:, :-1]
-        return torch.cat([x[:, :1], smeared], dim=1)
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return rms_norm(self.transformer.wte(tokens), self.numerics.norm_eps)
-
-    def _smear_gate(self, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(self.smear_gate(x[..., : self.numerics.smear_channels]))
-        return self.smear_lambda.to(x.dtype) * gate  # (B, T, 1)
-
-    def _logits(self, x: Tensor) -> Tensor:
-        # Soft cap: softcap * tanh(z / softcap) in fp32, after the padding rows are cut off.
-        z = self.lm_head(rms_norm(x, self.numerics.norm_eps))[..., : self.config.vocab_size]
-        return self.numerics.softcap * torch.tanh(z.float() / self.numerics.softcap)
+        return self.trunk(tokens, rotary, [partial(attend, window=w) for w in self.config.windows])
 
     def _rotary_table(self, length: int, device: torch.device) -> Rotary:
         """Return cos and sin (P, 1, D/2) for at least `length` positions; not in the state dict."""

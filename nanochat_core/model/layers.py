@@ -5,6 +5,7 @@ Shapes: B rows, T tokens, P positions, D head dim.
 
 import math
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self, TypeAlias
 
 import torch
@@ -141,6 +142,24 @@ def rotary_table(
     # nanochat's older models rounded the table to bf16 even in fp32 runs (see eras.py).
     rounded = torch.bfloat16 if numerics.rotary_precision == "bf16" else dtype
     return angles.cos().to(rounded).to(dtype), angles.sin().to(rounded).to(dtype)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int, config: ModelConfig, numerics: NumericsConfig) -> None:
+    """Set every parameter of a GPT to its initial value, equally on every device and machine."""
+    # Drawn on the CPU from a seed per name: neither device nor parameter order matters. Like sizes
+    # in a row, since each row of threads waits for its slowest.
+    named = sorted(model.named_parameters(), key=lambda item: -item[1].numel())
+    count = torch.get_num_threads()
+
+    def draw(item: tuple[str, Tensor]) -> Tensor:
+        return initial_value(seed, item[0], item[1].shape, config, numerics)
+
+    with ThreadPoolExecutor(count) as pool:
+        for first in range(0, len(named), count):  # not all at once: they are a second model
+            some = named[first : first + count]
+            for (_, parameter), value in zip(some, pool.map(draw, some), strict=True):
+                parameter.copy_(value)
 
 
 def initial_value(

@@ -20,14 +20,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nanochat_core.errors import ModelError
+from nanochat_core.optim.groups import AdamWGroup
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 
 Read = Callable[[str], Tensor]  # the whole tensor of a key, on the CPU
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParamSlice:
-    """A parameter's slice of a stack: items `first` up to `first + count`."""
+class Part:
+    """A part: a parameter's items in a stack, from `first` up to `first + count`."""
 
     name: str
     parameter: nn.Parameter
@@ -42,7 +43,8 @@ class ShardedParams:
         self,
         parameters: dict[str, nn.Parameter],
         *,
-        by_row: bool,
+        group: AdamWGroup | None,
+        lr: float,
         state: dict[str, tuple[int, ...]],
         dtype: torch.dtype,
         world: World,
@@ -50,24 +52,25 @@ class ShardedParams:
     ) -> None:
         """Move the parameters, of one shape and dtype, into a buffer; they become views of it.
 
-        An item is a row of a parameter if `by_row`, else a parameter. `state` maps each kind of
+        `group`: AdamW's constants, and an item is a row of a parameter; None means Muon, and an
+        item is a parameter. `lr`: before the schedule's factor. `state` maps each kind of
         optimizer state to its shape for one item. `dtype` is that of the working weights; a
         parameter that is not fp32 keeps its dtype and is its own master. `replicated`: every
         rank owns all items, and gradients are all-reduced.
         """
         like = next(iter(parameters.values()))
         assert len({(p.shape, p.dtype, p.device) for p in parameters.values()}) == 1
-        self.replicated = replicated
-        self._world, self._by_row = world, by_row
-        count = like.size(0) if by_row else 1
+        self.replicated, self.group, self.lr = replicated, group, lr
+        self._world, self._by_row = world, group is not None
+        count = like.size(0) if self._by_row else 1
         self.parts = [
-            ParamSlice(name=name, parameter=p, first=i * count, count=count)
+            Part(name=name, parameter=p, first=i * count, count=count)
             for i, (name, p) in enumerate(parameters.items())
         ]
         owner = ALONE if replicated else world
         owned = -(-len(self.parts) * count // owner.size)
         self._owned = slice(owner.rank * owned, (owner.rank + 1) * owned)
-        shape = (owned * owner.size, *(like.shape[1:] if by_row else like.shape))
+        shape = (owned * owner.size, *(like.shape[1:] if self._by_row else like.shape))
         initial = torch.zeros(shape, dtype=like.dtype, device=like.device)
         for part in self.parts:
             self._of(part, initial).copy_(part.parameter.detach())
@@ -84,7 +87,7 @@ class ShardedParams:
         self._taken: set[str] = set()
         self._pending: dist.Work | None = None
 
-    def take_gradient(self, part: ParamSlice) -> None:
+    def take_gradient(self, part: Part) -> None:
         """Add the parameter's gradient to this step's, in fp32, and clear `parameter.grad`."""
         grad, part.parameter.grad = part.parameter.grad, None
         assert grad is not None
@@ -98,7 +101,7 @@ class ShardedParams:
             (into.add_ if holds else into.copy_)(grad)
         self._taken.add(part.name)
 
-    def take_sum(self, part: ParamSlice) -> tuple[Tensor, bool]:
+    def take_sum(self, part: Part) -> tuple[Tensor, bool]:
         """Return the fp32 sum of the parameter's gradients, and whether it holds any of this step.
 
         The caller must add a gradient to it; where it holds none, all of it must be overwritten.
@@ -108,14 +111,8 @@ class ShardedParams:
         self._taken.add(part.name)
         return self._of(part, self._in_fp32()), holds
 
-    def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's gradients of the step so far, by parameter."""
-        for part in self.parts:
-            if self._gradients is not None and part.name in self._taken:
-                yield part.name, self._of(part, self._gradients)
-
-    def start_sum(self) -> None:
-        """Start to sum the gradients over ranks. A parameter without one here counts as zero."""
+    def start_reduce_scatter(self) -> None:
+        """Start to sum the gradients at their owners. One that this rank lacks counts as zero."""
         for part in self.parts:
             if part.name not in self._taken:
                 self._of(part, self._in_fp32()).zero_()
@@ -146,14 +143,14 @@ class ShardedParams:
         self._gradients = None
         self._taken.clear()
 
-    def start_share(self) -> None:
+    def start_all_gather(self) -> None:
         """Start the all-gather of the updated weights."""
         if self.masters.dtype != self._weights.dtype:
             self._weights[self._owned].copy_(self.masters)
         if not self.replicated:
             self._pending = self._world.start_share(self._weights)
 
-    def finish_share(self) -> None:
+    def finish_all_gather(self) -> None:
         """Wait until this rank has the working weights of every owner."""
         self._wait()
         # The collective writes to the buffer unseen by autograd; fp8.Quantised watches the version.
@@ -174,7 +171,7 @@ class ShardedParams:
                 yield key, self._piece(part, rows, stacked)
 
     def load(self, read: Read) -> None:
-        """Load the owned masters and state. Every rank must then call `start_share`."""
+        """Load the owned masters and state. Every rank must then call `start_all_gather`."""
         for kind, stacked in self._kinds():
             for part in self.parts:
                 rows = self._owned_rows(part)
@@ -207,20 +204,20 @@ class ShardedParams:
         yield "weight", self.masters
         yield from self.state.items()
 
-    def _of(self, part: ParamSlice, stacked: Tensor) -> Tensor:
+    def _of(self, part: Part, stacked: Tensor) -> Tensor:
         """Return the part's view of a tensor of all items."""
         if self._by_row:
             return stacked[part.first : part.first + part.count]
         return stacked[part.first]
 
-    def _owned_rows(self, part: ParamSlice) -> slice:
+    def _owned_rows(self, part: Part) -> slice:
         """Return the part's items that this rank owns; start >= stop means none."""
         return slice(
             max(self._owned.start - part.first, 0),
             min(self._owned.stop - part.first, part.count),
         )
 
-    def _piece(self, part: ParamSlice, rows: slice, stacked: Tensor) -> Tensor:
+    def _piece(self, part: Part, rows: slice, stacked: Tensor) -> Tensor:
         """Return the part's `rows` in a tensor of the owned items."""
         first = part.first - self._owned.start
         if self._by_row:

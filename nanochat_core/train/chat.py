@@ -36,7 +36,7 @@ from nanochat_core.train.loop.sanity_checks import (
     open_chat_tokenizer,
     write_chat_facts,
 )
-from nanochat_core.train.loop.step import IGNORE, accumulate_gradients
+from nanochat_core.train.loop.step import IGNORE, micro_steps, share_of_targets
 from tasks.mixtures.mixture import mixture
 
 
@@ -45,7 +45,7 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
     config = ChatTrainConfig.from_tree(job.config[section])
     if not config.mixture:
         return copy_model(job)
-    seed = seed_for(job.config["seed"], section)
+    seed, batch_size = seed_for(job.config["seed"], section), job.resources.device_batch_size
     with open_loop(
         job,
         scaled(OptimizerConfig.from_tree(job.config["optimizer"]), config.lr_fraction),
@@ -69,9 +69,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             return train.take(share_of(ids, world).numpy())
 
         def evaluate(done: int) -> float:
-            loss = mean_loss(model, held_out, job.resources.device_batch_size, world)
-            loop.progress.eval(done, val_loss=loss)
-            checkpointer.record_validation(done, loss)
+            loss = mean_loss(model, held_out, batch_size, world)
+            loop.record_validation(done, loss, val_loss=loss)
             return loss
 
         start, state = loop.resume(num_steps)
@@ -79,22 +78,21 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
             check_fit(job.model_input, model, tokenizer, log=loop.progress.message)
         started = time.monotonic()
         first_loss = state["first_loss"] if start else evaluate(0)
-        # A checkpoint is saved before its state is evaluated: the job may have ended in between.
-        if checkpointer.validates_after(start, num_steps):
-            evaluate(start)
         loop.start_steps()
         feed = prefetch(take_step, start=start, stop=num_steps, device=loop.device)
         for step, (tokens, mask) in feed:
-            done = step + 1
-            # Forward, loss and backward in micro-steps.
-            loss = accumulate_gradients(
-                model,
-                optimizer,
-                tokens,
-                mask,
-                device_batch_size=job.resources.device_batch_size,
-                world=world,
-            )
+            # This state is saved already: a job that ends meanwhile evaluates it when it resumes.
+            if checkpointer.is_to_validate(step):
+                evaluate(step)
+            done, share = step + 1, share_of_targets(mask, world)
+            # Forward and backward, of as many rows at a time as the device has memory for.
+            for inputs, targets, last in micro_steps(
+                model, tokens, mask, device_batch_size=batch_size
+            ):
+                loss = model.summed_loss(inputs, targets, share)
+                optimizer.backward(loss, last=last)
+            # Both are summed over the ranks: the loss now, the gradients until `step` needs them.
+            loss = optimizer.start_reduce_scatter()
             # Before the update: a loss that is not finite ends the run before it spoils the model.
             metrics.record(done, loss)
             optimizer.step(
@@ -103,9 +101,8 @@ def train_on_conversations(job: Job, section: str) -> dict[str, Any]:
                 weight_decay=0.0,  # only pretraining decays weights
             )
             metrics.flush()
-            if checkpointer.maybe_save(done, num_steps, {"first_loss": first_loss}):
-                evaluate(done)
-                metrics.start_timer()  # or the next step would seem to take the evaluation's time
+            if checkpointer.is_due(done):
+                checkpointer.save(done, {"first_loss": first_loss})
         last_loss = evaluate(num_steps)
     if world.is_first:
         write_chat_facts(job.output, tokenizer, model)
@@ -222,14 +219,6 @@ def share_of(ids: torch.Tensor, world: World) -> torch.Tensor:
     return ids[world.rank :: world.size]
 
 
-def take(
-    rows: ChatRows, ids: torch.Tensor, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return tokens (B, T+1) int64 and mask (B, T+1) of the rows `ids`."""
-    tokens, mask = map(torch.from_numpy, rows.take(ids.numpy()))
-    return tokens.to(device).long(), mask.to(device)
-
-
 @torch.no_grad()
 def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> float:
     """Return nats per supervised token over all rows. Collective."""
@@ -238,7 +227,7 @@ def mean_loss(model: GPT, rows: ChatRows, batch_size: int, world: World) -> floa
     sums = torch.zeros(2, dtype=torch.float64, device=device)  # nats, tokens
     for ids in share_of(torch.arange(len(rows.tokens)), world).split(batch_size):
         HEARTBEAT.beat("evaluating")
-        tokens, mask = take(rows, ids, device)
+        tokens, mask = (torch.from_numpy(part).to(device).long() for part in rows.take(ids.numpy()))
         missing = batch_size - len(ids)
         if missing and model.is_compiled:  # kernels for another shape would take minutes to compile
             tokens, mask = (F.pad(part, (0, 0, 0, missing)) for part in (tokens, mask))

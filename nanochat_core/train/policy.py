@@ -13,14 +13,13 @@ ratio is 1 and its gradient that of A * log p(token): without clip and KL that i
 Shapes: R rows, one per answer, T tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nanochat_core.model.gpt import GPT
-from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.train.loop.step import IGNORE
@@ -77,56 +76,60 @@ def drop_equal_groups(rollouts: Sequence[Rollout], group_size: int) -> list[Roll
     return kept
 
 
-def accumulate_policy_gradients(
-    model: GPT,
-    optimizer: Optimizer,
-    rollouts: Sequence[Rollout],
-    *,
-    ref_log_probs: ReferenceLogProbs | None,
-    device_batch_size: int,
-    world: World,
-) -> Tensor:
-    """Give the optimizer the gradients of the objective; return the objective's value. Collective.
-
-    `device_batch_size`: answers of a micro-step. Without `ref_log_probs` the value is that of
-    -A * log p(token), which has the same gradient. An answer whose advantage is 0 is computed only
-    for a KL term; its tokens count.
-    """
-    device = next(model.parameters()).device
+def count_sampled(rollouts: Sequence[Rollout], world: World, device: torch.device) -> Tensor:
+    """Return the number of sampled tokens on all ranks, at least 1: a scalar. Collective."""
     sampled = torch.tensor(float(sum(sum(r.mask) for r in rollouts)), device=device)
-    count = world.sum(sampled).clamp(min=1)  # of all ranks
-    total = torch.zeros((), device=device)
+    return world.sum(sampled).clamp(min=1)
+
+
+def micro_batches(
+    rollouts: Sequence[Rollout],
+    ref_log_probs: ReferenceLogProbs | None,
+    *,
+    device_batch_size: int,
+) -> Iterator[tuple[list[int], bool]]:
+    """Yield indices of at most `device_batch_size` answers, and whether they are this rank's last.
+
+    An answer whose advantage is 0 has a gradient only with a KL term, and is left out without.
+    """
     pulled = ref_log_probs is not None and ref_log_probs.reference is not None
     useful = [i for i, r in enumerate(rollouts) if any(r.mask) and (pulled or r.advantage)]
     # Answers of like length in a micro-step: less of it is padding.
     useful.sort(key=lambda i: len(rollouts[i].prompt + rollouts[i].answer))
-    model.train()
     for first in range(0, len(useful), device_batch_size):
         HEARTBEAT.beat("gradients")
-        ids = useful[first : first + device_batch_size]
-        batch = [rollouts[i] for i in ids]
-        tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
-        advantage_R1 = torch.tensor([[r.advantage] for r in batch], device=device)
-        if ref_log_probs is None:
-            loss = model.summed_loss(tokens_RT, targets_RT, advantage_R1 / count)
-        else:
-            old_RT, reference_RT = (
-                place(of, ids, rollouts, tokens_RT)
-                for of in (ref_log_probs.old, ref_log_probs.reference)
-            )
-            terms_RT = anchored_terms(
-                -model.token_losses(tokens_RT, targets_RT),
-                advantage_R1,
-                old=old_RT,
-                reference=reference_RT,
-                ref_log_probs=ref_log_probs,
-            )
-            loss = terms_RT.masked_fill(targets_RT == IGNORE, 0.0).sum() / count
-        optimizer.backward(loss, last=first + device_batch_size >= len(useful))
-        total += loss.detach()
-    optimizer.start_reduce_scatter()
-    model.eval()
-    return world.sum(total)
+        yield useful[first : first + device_batch_size], first + device_batch_size >= len(useful)
+
+
+def policy_loss(
+    model: GPT,
+    rollouts: Sequence[Rollout],
+    ids: Sequence[int],
+    ref_log_probs: ReferenceLogProbs | None,
+    num_tokens: Tensor,
+) -> Tensor:
+    """Return the share of the answers `ids` in the objective: a scalar, differentiable.
+
+    `num_tokens`: the N of the objective. Without `ref_log_probs` the value is that of
+    -A * log p(token), which has the same gradient.
+    """
+    batch = [rollouts[i] for i in ids]
+    device = num_tokens.device
+    tokens_RT, targets_RT = (t.to(device) for t in pad_for(model, batch))
+    advantage_R1 = torch.tensor([[r.advantage] for r in batch], device=device)
+    if ref_log_probs is None:
+        return model.summed_loss(tokens_RT, targets_RT, advantage_R1 / num_tokens)
+    old_RT, reference_RT = (
+        place(of, ids, rollouts, tokens_RT) for of in (ref_log_probs.old, ref_log_probs.reference)
+    )
+    terms_RT = anchored_terms(
+        -model.token_losses(tokens_RT, targets_RT),
+        advantage_R1,
+        old=old_RT,
+        reference=reference_RT,
+        ref_log_probs=ref_log_probs,
+    )
+    return terms_RT.masked_fill(targets_RT == IGNORE, 0.0).sum() / num_tokens
 
 
 def anchored_terms(

@@ -1,6 +1,9 @@
 """Stage `pretrain`: train a base model from packed rows of text.
 
-The plainest of the training loops: data, loss, update, log, save, evaluate, from top to bottom.
+The plainest of the training loops: rows, forward, loss, backward, update, log, save, evaluate, from
+top to bottom. A lack of memory ends the job; it is started again with half the device batch size,
+from its last checkpoint. How documents become rows: data/packing.py; what is summed over the ranks,
+and when: optim/sharded.py.
 """
 
 import time
@@ -20,7 +23,7 @@ from nanochat_core.train.loop.lineage import write_lineage
 from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
 from nanochat_core.train.loop.prefetch import prefetch
 from nanochat_core.train.loop.run_environment import run_environment
-from nanochat_core.train.loop.step import accumulate_gradients
+from nanochat_core.train.loop.step import micro_steps
 
 
 def run(job: Job) -> dict[str, Any]:
@@ -28,6 +31,7 @@ def run(job: Job) -> dict[str, Any]:
     config = PretrainConfig.from_tree(job.config["pretrain"])
     optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
     num_steps, tokens_per_step = config.num_steps, config.total_batch_size
+    batch_size = job.resources.device_batch_size  # rows of a micro-step
     with open_loop(job, optimizer_config, init_from=None, tokens_per_step=tokens_per_step) as loop:
         model, optimizer, world = loop.model, loop.optimizer, loop.world
         metrics, checkpointer = loop.metrics, loop.checkpointer
@@ -53,32 +57,32 @@ def run(job: Job) -> dict[str, Any]:
                 validation,
                 token_bytes,
                 num_tokens=config.eval_tokens,
-                batch_size=job.resources.device_batch_size,
+                batch_size=batch_size,
                 world=world,
             )
-            loop.progress.eval(done, val_bpb=bpb)
-            checkpointer.record_validation(done, bpb)
+            loop.record_validation(done, bpb, val_bpb=bpb)
             return bpb
 
         start, state = loop.resume(num_steps)
         started = time.monotonic()
         first_bpb = state["first_bpb"] if start else evaluate(0)
-        # A checkpoint is saved before its state is evaluated: the job may have ended in between.
-        if checkpointer.validates_after(start, num_steps):
-            evaluate(start)
         loop.start_steps()
         for step, (tokens,) in prefetch(take, start=start, stop=num_steps, device=loop.device):
+            # This state is saved already: a job that ends meanwhile evaluates it when it resumes.
+            if checkpointer.is_to_validate(step):
+                evaluate(step)
             done = step + 1
-            # Forward, loss and backward in micro-steps.
-            loss = accumulate_gradients(
-                model,
-                optimizer,
-                tokens,
-                None,
-                device_batch_size=job.resources.device_batch_size,
-                world=world,
-                num_targets=tokens_per_step,
-            )
+            # Forward and backward, of as many rows at a time as the device has memory for. Each
+            # token has its share in the mean over all ranks, so that gradients just add up.
+            for inputs, targets, last in micro_steps(
+                model, tokens, None, device_batch_size=batch_size
+            ):
+                loss = model.summed_loss(inputs, targets, 1 / tokens_per_step)
+                # In the last one the optimizer starts to sum a layer's gradients over the ranks
+                # while those of the layers before it are computed.
+                optimizer.backward(loss, last=last)
+            # Both are summed over the ranks: the loss now, the gradients until `step` needs them.
+            loss = optimizer.start_reduce_scatter()
             # Before the update: a loss that is not finite ends the run before it spoils the model.
             metrics.record(done, loss)
             optimizer.step(
@@ -87,9 +91,8 @@ def run(job: Job) -> dict[str, Any]:
                 weight_decay=muon_weight_decay(step, num_steps, optimizer_config.muon_weight_decay),
             )
             metrics.flush()
-            if checkpointer.maybe_save(done, num_steps, {"first_bpb": first_bpb}):
-                evaluate(done)
-                metrics.start_timer()  # or the next step would seem to take the evaluation's time
+            if checkpointer.is_due(done):
+                checkpointer.save(done, {"first_bpb": first_bpb})
         last_bpb = evaluate(num_steps)
     if world.is_first:
         fixed = fixed_text_loss(model, tokenizer)

@@ -25,14 +25,13 @@ from nanochat_core.evaluate.records import write_records
 from nanochat_core.job import Job
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.model.gpt import GPT
-from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import World
 from nanochat_core.runtime.progress import Progress
 from nanochat_core.runtime.seeding import seed_for
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.tokenizer.chat import parse_answer, render_for_completion
 from nanochat_core.train.chat import epoch_order, scaled
-from nanochat_core.train.loop.open_loop import open_loop, save_trained_model
+from nanochat_core.train.loop.open_loop import Loop, open_loop, save_trained_model
 from nanochat_core.train.loop.run_environment import run_environment
 from nanochat_core.train.loop.sanity_checks import (
     FIRST_STEPS,
@@ -44,10 +43,12 @@ from nanochat_core.train.loop.sanity_checks import (
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
     Rollout,
-    accumulate_policy_gradients,
     advantages_of,
+    count_sampled,
     drop_equal_groups,
     log_probs,
+    micro_batches,
+    policy_loss,
 )
 from tasks.base import Conversation, Task, prompt_of, text_of
 from tasks.registry import are_correct
@@ -62,9 +63,8 @@ def run(job: Job) -> dict[str, Any]:
     config = RLConfig.from_tree(job.config["rl"])
     optimizer_config = OptimizerConfig.from_tree(job.config["optimizer"])
     seed = seed_for(job.config["seed"], "rl")
-    num_steps = config.num_steps
     # Before anything is loaded: a machine that cannot grade the answers is found in a second.
-    train, test = open_questions(job, config)
+    questions, test = open_questions(job, config)
     with open_loop(
         job,
         scaled(optimizer_config, config.lr_fraction),
@@ -72,8 +72,7 @@ def run(job: Job) -> dict[str, Any]:
         tokens_per_step=None,  # an answer has any length
     ) as loop:
         # Answers are sampled in evaluation mode; the gradients' passes switch to training mode.
-        model, optimizer, world = loop.model.eval(), loop.optimizer, loop.world
-        metrics, checkpointer = loop.metrics, loop.checkpointer
+        model, world = loop.model.eval(), loop.world
         tokenizer = open_chat_tokenizer(job.model_input, model)
         engine = Engine(
             model,
@@ -81,55 +80,18 @@ def run(job: Job) -> dict[str, Any]:
             precision=config.rollout_precision,
             on_choice=lambda choice: loop.progress.message(f"answers: {choice}"),
         )
-        reference = load_model(job.model_input, loop.device) if config.kl_weight else None
 
         def evaluate(done: int) -> dict[str, float]:
             scores = evaluate_model(engine, test, config, seed, world)
-            loop.progress.eval(done, **scores)
-            checkpointer.record_validation(done, -scores["pass_at_1"])  # lower is better there
+            loop.record_validation(done, -scores["pass_at_1"], **scores)  # lower is better there
             return scores
 
-        start, state = loop.resume(num_steps)
+        start, state = loop.resume(config.num_steps)
         if not start:
             check_fit(job.model_input, model, tokenizer, log=loop.progress.message)
             state = {"first_score": evaluate(0)["pass_at_1"], "rewards": [], "samples": []}
-        # A checkpoint is saved before its state is evaluated: the job may have ended in between.
-        if checkpointer.validates_after(start, num_steps):
-            evaluate(start)
-        loop.start_steps()
-        for step in range(start, num_steps):
-            done = step + 1
-            # Data: answers of the weights as they are now, and their rewards.
-            ids = question_ids(step, len(train), config, seed, world)
-            rollouts = roll_out(engine, train, ids, config, seed_for(seed, step))
-            values = summary(rollouts, config, world)
-            if world.is_first:
-                state["samples"] = [  # a new list: a save may be reading the old one
-                    *state["samples"],
-                    *sample_lines(done, config, train[ids[0]], rollouts, tokenizer),
-                ]
-            # Forward, loss, backward and update, once or more on the same answers.
-            update(
-                model,
-                reference,
-                optimizer,
-                rollouts,
-                config,
-                device_batch_size=job.resources.device_batch_size,
-                world=world,
-                has_tokens=values["answer_tokens"] > 0,
-                learns=values["useful_share"] > 0,
-                lr_multiplier=1.0 - step / num_steps,
-                record=partial(metrics.record, done, **values),
-            )
-            # The engine samples from weights laid out for decoding: they follow the model's.
-            engine.refresh()
-            metrics.flush()
-            state["rewards"] = track_reward(state["rewards"], values["reward"], loop.progress)
-            if checkpointer.maybe_save(done, num_steps, state):
-                evaluate(done)
-                metrics.start_timer()  # or the next step would seem to take the evaluation's time
-        scores = evaluate(num_steps)
+        train(job, loop, engine, questions, start, state, evaluate)
+        scores = evaluate(config.num_steps)
     if world.is_first:
         write_records(job.output / "samples.jsonl", state["samples"])
         write_chat_facts(job.output, tokenizer, model)
@@ -137,9 +99,66 @@ def run(job: Job) -> dict[str, Any]:
     return {
         "pass_at_1_first": state["first_score"],
         **scores,
-        "steps": num_steps,
+        "steps": config.num_steps,
         **run_environment(job, loop.device, world),
     }
+
+
+def train(
+    job: Job,
+    loop: Loop,
+    engine: Engine,
+    questions: Task,
+    start: int,
+    state: dict[str, Any],
+    evaluate: Callable[[int], object],
+) -> None:
+    """Take the steps from `start` on. `state`: what is saved with each, which changes in place."""
+    config = RLConfig.from_tree(job.config["rl"])
+    num_steps, seed = config.num_steps, seed_for(job.config["seed"], "rl")
+    model, optimizer, world = loop.model, loop.optimizer, loop.world
+    metrics, checkpointer = loop.metrics, loop.checkpointer
+    batch_size = job.resources.device_batch_size  # answers of a micro-step
+    reference = load_model(job.model_input, loop.device) if config.kl_weight else None
+    loop.start_steps()
+    for step in range(start, num_steps):
+        # This state is saved already: a job that ends meanwhile evaluates it when it resumes.
+        if checkpointer.is_to_validate(step):
+            evaluate(step)
+        done = step + 1
+        # Data: answers of the weights as they are now, and their rewards.
+        ids = question_ids(step, len(questions), config, seed, world)
+        rollouts = roll_out(engine, questions, ids, config, seed_for(seed, step))
+        values = summary(rollouts, config, world)
+        if world.is_first:
+            lines = sample_lines(done, config, questions[ids[0]], rollouts, engine.tokenizer)
+            state["samples"] = [*state["samples"], *lines]  # new: a save may read the old list
+        if config.drop_equal_groups:
+            rollouts = drop_equal_groups(rollouts, config.samples_per_example)
+        num_tokens = count_sampled(rollouts, world, loop.device)
+        compared = None  # what the ratio and the KL term compare the model with
+        if learns := can_learn(values, config):
+            compared = make_ref_log_probs(model, reference, rollouts, config, batch_size)
+        else:
+            metrics.record(done, torch.zeros(()), **values)
+        for number in range(config.updates_per_batch if learns else 0):  # on the same answers
+            model.train()
+            # Forward and backward, of as many answers at a time as the device has memory for.
+            for chosen, last in micro_batches(rollouts, compared, device_batch_size=batch_size):
+                loss = policy_loss(model, rollouts, chosen, compared, num_tokens)
+                optimizer.backward(loss, last=last)
+            objective = optimizer.start_reduce_scatter()
+            model.eval()
+            if number == 0:  # later weights have moved, on answers that they did not sample
+                metrics.record(done, objective, **values)
+            rate = 1.0 - step / num_steps
+            optimizer.step(lr_multiplier=rate, momentum=MOMENTUM, weight_decay=0.0)
+        # The engine samples from weights laid out for decoding: they follow the model's.
+        engine.refresh()
+        metrics.flush()
+        state["rewards"] = track_reward(state["rewards"], values["reward"], loop.progress)
+        if checkpointer.is_due(done):
+            checkpointer.save(done, state)
 
 
 def open_questions(job: Job, config: RLConfig) -> tuple[Task, Task]:
@@ -194,6 +213,8 @@ def roll_out(
 ) -> list[Rollout]:
     """Sample and reward a group of answers to each of the questions `ids`, in one batch.
 
+    A group's answers share the keys and values of their prompt, which is computed once.
+
     `seed` is the step's: an answer depends on it, on its question's id and on its index in the
     group, not on what else is in the batch.
     """
@@ -225,50 +246,14 @@ def roll_out(
     return rollouts
 
 
-def update(
-    model: GPT,
-    reference: GPT | None,
-    optimizer: Optimizer,
-    rollouts: Sequence[Rollout],
-    config: RLConfig,
-    *,
-    device_batch_size: int,
-    world: World,
-    has_tokens: bool,
-    learns: bool,
-    lr_multiplier: float,
-    record: Callable[[torch.Tensor], None],
-) -> None:
-    """Update the model on a batch of answers; `record` takes the objective before the first update.
+def can_learn(values: dict[str, float], config: RLConfig) -> bool:
+    """Return whether a step with these values of `summary` has a gradient, the same on all ranks.
 
-    `has_tokens`: whether any answer has a token, on any rank; if all ended at once, none has a
-    gradient. `learns`: whether the rewards of any group differ, on any rank. If none do, there is
-    nothing to learn, but from a reference model: its KL term has a gradient for every token.
+    If all answers ended at once none has one. Where the rewards of no group differ there is nothing
+    to learn, but from a reference model: its KL term has a gradient for every token.
     """
-    if config.drop_equal_groups:
-        rollouts = drop_equal_groups(rollouts, config.samples_per_example)
-    # The same on all ranks, since both are: none waits for another in the sums that follow.
-    if not has_tokens or (not learns and (reference is None or config.drop_equal_groups)):
-        record(torch.zeros(()))
-        return
-    # One update without clip and KL needs no other log-probabilities: the ratio is 1.
-    ref_log_probs = None
-    if config.clip is not None or reference is not None:
-        ref_log_probs = make_ref_log_probs(
-            model, reference, rollouts, config, device_batch_size=device_batch_size
-        )
-    for number in range(config.updates_per_batch):
-        objective = accumulate_policy_gradients(
-            model,
-            optimizer,
-            rollouts,
-            ref_log_probs=ref_log_probs,
-            device_batch_size=device_batch_size,
-            world=world,
-        )
-        if number == 0:  # a later one is of weights that have moved, on answers they did not sample
-            record(objective)
-        optimizer.step(lr_multiplier=lr_multiplier, momentum=MOMENTUM, weight_decay=0.0)
+    is_pulled = config.kl_weight > 0 and not config.drop_equal_groups
+    return values["answer_tokens"] > 0 and (values["useful_share"] > 0 or is_pulled)
 
 
 def make_ref_log_probs(
@@ -276,10 +261,14 @@ def make_ref_log_probs(
     reference: GPT | None,
     rollouts: Sequence[Rollout],
     config: RLConfig,
-    *,
     device_batch_size: int,
-) -> ReferenceLogProbs:
-    """Compute the log-probabilities that the updates on these answers are compared with."""
+) -> ReferenceLogProbs | None:
+    """Compute the log-probabilities that the updates on these answers are compared with.
+
+    None: one update without clip and KL needs none, as the ratio is 1.
+    """
+    if config.clip is None and reference is None:
+        return None
     compute = partial(log_probs, rollouts=rollouts, device_batch_size=device_batch_size)
     return ReferenceLogProbs(
         # With one update the weights are those that sampled.

@@ -22,7 +22,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,21 @@ _SECONDS_BETWEEN_LOOKS = 0.02  # of rank 0, for the other ranks' files
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A committed checkpoint, open for reading. `state` is what the loop saved with it."""
+class CheckpointFacts:
+    """The fields of COMMIT.json beside the list of files."""
 
     step: int
     total: int
     world_size: int  # of the job that wrote it; any other may read it
     seconds: float  # that the job had run for by then, all its executions together
+    state: dict[str, Any]  # the loop's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(CheckpointFacts):
+    """A committed checkpoint, open for reading."""
+
     directory: Path
-    state: dict[str, Any]
     # key -> its pieces: first row, file, key in the file; by first row
     pieces: dict[str, list[tuple[int, str, str]]] = field(repr=False)
 
@@ -65,17 +71,6 @@ class Checkpoint:
             with safe_open(self.directory / name, framework="pt", device="cpu") as file:
                 parts.append(file.get_tensor(inner))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointFacts:
-    """The fields of COMMIT.json beside the list of files."""
-
-    step: int
-    total: int
-    world_size: int
-    seconds: float
-    state: dict[str, Any]
 
 
 def directory_of(root: Path, step: int) -> Path:
@@ -223,14 +218,6 @@ def find_best(root: Path) -> tuple[int, float] | None:
         return None
 
 
-def open_best(root: Path) -> Checkpoint:
-    """Open the checkpoint of the best validation. Raises ModelError if none was validated."""
-    best = find_best(root)
-    if best is None:
-        raise ModelError(f"{root} has no checkpoint that was validated")
-    return _open(directory_of(root, best[0]), 0, 1)
-
-
 def find_checkpoint(
     root: Path,
     *,
@@ -292,15 +279,9 @@ def _open(directory: Path, rank: int, world_size: int) -> Checkpoint:
             for inner in file.keys():  # noqa: SIM118 - it is no dict
                 key, _, first = inner.partition("#")
                 pieces.setdefault(key, []).append((int(first or 0), name, inner))
-    return Checkpoint(
-        step=tree["step"],
-        total=tree["total"],
-        world_size=tree["world_size"],
-        seconds=tree["seconds"],
-        directory=directory,
-        state=tree["state"],
-        pieces={key: sorted(found) for key, found in pieces.items()},
-    )
+    facts = {fact.name: tree[fact.name] for fact in fields(CheckpointFacts)}
+    pieces = {key: sorted(found) for key, found in pieces.items()}
+    return Checkpoint(**facts, directory=directory, pieces=pieces)
 
 
 def _step_of(directory: Path) -> int:

@@ -66,6 +66,7 @@ class Checkpointer:
             progress,
             metrics,
         )
+        self.num_steps = 0  # of the whole run
         self._saved_at = time.monotonic()
         self._saved_step: int | None = None  # by this execution
         self._resumed_step: int | None = None
@@ -75,9 +76,13 @@ class Checkpointer:
         metrics.last_good = self._last_good
         self._allowance = contextlib.ExitStack()
 
-    def resume(self) -> tuple[int, dict[str, Any]]:
-        """Load the newest checkpoint; return the number of steps done and the loop's own state."""
-        # Kernels are compiled in the first step, where no loop can beat. `maybe_save` ends this.
+    def resume(self, num_steps: int) -> tuple[int, dict[str, Any]]:
+        """Load the newest checkpoint; return the number of steps done and the loop's own state.
+
+        `num_steps`: of the whole run. Returns (0, {}) without a checkpoint.
+        """
+        self.num_steps = num_steps
+        # Kernels are compiled in the first step, where no loop can beat. `is_due` ends this.
         self._allowance.enter_context(HEARTBEAT.busy("the first step", times=_FIRST_STEP_TIMES))
         found = find_checkpoint(
             self._root,
@@ -95,44 +100,57 @@ class Checkpointer:
         own = {name: value for name, value in found.state.items() if name not in measured}
         return found.step, own
 
-    def validates_after(self, done: int, total: int) -> bool:
-        """Return whether the loop evaluates after `done` steps, other than at its two ends.
+    def is_due(self, done: int) -> bool:
+        """Return whether to save the state after `done` steps. Collective.
 
-        A loop asks this after `resume` too: the state was saved before it was evaluated, and the
-        job may have ended in between.
-        """
-        every = self._resources.eval_every_steps
-        return every > 0 and done % every == 0 and 0 < done < total
-
-    def maybe_save(self, done: int, total: int, state: dict[str, Any]) -> bool:
-        """Save if a save is due, after the last step, and before the loop evaluates.
-
-        Returns whether to evaluate now. Where the job ends first, the loop does it after `resume`
-        (`validates_after`). Raises Interrupted, saved, when any rank was asked to stop, and what an
-        earlier save failed with.
+        A save is due by the clock or the number of steps, after the last step, before the loop
+        evaluates, and when the job was asked to stop. Raises what an earlier save failed with.
         """
         self._allowance.close()
         HEARTBEAT.beat("agreeing to continue", steps=1)
+        every = self._resources.save_every_steps
+        is_due = (
+            # The first save of an execution comes after its first step: the memory for copies is
+            # taken early, and a disk or a store that refuses is known within the first minute.
+            self._saved_step is None
+            or time.monotonic() - self._saved_at >= self._resources.save_every_seconds
+            or (every > 0 and done % every == 0)
+        )
         # One rank's signal or clock decides for all: a rank that saved or stopped alone would leave
         # the others waiting in a collective.
-        stopping, due = self._world.any_of(STOP.requested, self._is_due(done))
+        stopping, is_due = self._world.any_of(STOP.requested, is_due)
+        if stopping:
+            self._stopping.set()
         if self._writing is not None and self._writing.ended:
             self._wait()  # at once; raises what a save failed with, at the next step
-        validates = self.validates_after(done, total)
-        if stopping or due or validates or done == total:
-            self._metrics.sync()  # a state whose loss is broken is not saved
-            if stopping:
-                self._stopping.set()
-                self._progress.stopping(done)
-            # While the loss is far above its level the state may be broken already.
-            if stopping or done == total or not self._metrics.is_high:
-                self._save(done, total, state, is_last=stopping or done == total)
+        return stopping or is_due or done == self.num_steps or self.is_to_validate(done)
+
+    def save(self, done: int, state: dict[str, Any]) -> None:
+        """Save the state after `done` steps, and `state`, which `resume` returns. Collective.
+
+        Returns when it is copied. Raises Interrupted, with all of it on the disk, if the job was
+        asked to stop. While the loss is far above its level, only a job's last state is saved.
+        """
+        self._metrics.sync()  # a state whose loss is broken is not saved
+        stopping = self._stopping.is_set()
+        is_last = stopping or done == self.num_steps
+        if stopping:
+            self._progress.stopping(done)
+        # While the loss is far above its level the state may be broken already.
+        if is_last or not self._metrics.is_high:
+            self._start_save(done, state, is_last=is_last)
         if stopping:
             self._wait()
             self._world.barrier()  # rank 0 commits: no rank ends before the checkpoint counts
-            self._progress.message(f"stopped at step {done}/{total}; the same command resumes")
+            self._progress.message(
+                f"stopped at step {done}/{self.num_steps}; the same command resumes"
+            )
             raise Interrupted
-        return validates
+
+    def is_to_validate(self, done: int) -> bool:
+        """Return whether the loop evaluates after `done` steps, other than at its two ends."""
+        every = self._resources.eval_every_steps
+        return every > 0 and done % every == 0 and 0 < done < self.num_steps
 
     def record_validation(self, step: int, value: float) -> None:
         """Record the validation of the state after `step`; a lower `value` is better.
@@ -157,17 +175,7 @@ class Checkpointer:
         # beat, so they are allowed more time.
         self._allowance.enter_context(HEARTBEAT.busy("writing the model", times=_WRITING_TIMES))
 
-    def _is_due(self, done: int) -> bool:
-        every = self._resources.save_every_steps
-        return (
-            # The first save of an execution comes after its first step: the memory for copies is
-            # taken early, and a disk or a store that refuses is known within the first minute.
-            self._saved_step is None
-            or time.monotonic() - self._saved_at >= self._resources.save_every_seconds
-            or (every > 0 and done % every == 0)
-        )
-
-    def _save(self, done: int, total: int, state: dict[str, Any], *, is_last: bool) -> None:
+    def _start_save(self, done: int, state: dict[str, Any], *, is_last: bool) -> None:
         self._wait()
         # Rank 0 waits for the files of other nodes, which they send: no rank may begin the next
         # save before, or they would give up what they send.
@@ -180,7 +188,7 @@ class Checkpointer:
         self._world.barrier()  # no rank writes into a directory that is yet to be cleared
         facts = CheckpointFacts(
             step=done,
-            total=total,
+            total=self.num_steps,
             world_size=self._world.size,
             seconds=self._metrics.seconds,
             state={**state, **measured},

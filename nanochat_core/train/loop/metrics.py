@@ -77,9 +77,9 @@ def pace_of(
 class TrainMetrics:
     """Reads, checks and reports the loss of every step.
 
-    Call `record` between the gradients and the optimizer's step, `flush` after the step, and `sync`
-    before the state is saved or evaluated. Raises StageError when a loss is not finite or explodes,
-    which leaves the last checkpoint as it is.
+    A loop calls `record` before the update and `flush` after it. The checkpointer calls `sync`
+    before it saves. Raises StageError when a loss is not finite or explodes, which leaves the last
+    checkpoint as it is.
     """
 
     def __init__(self, progress: Progress, pace: Throughput | None, *, late: bool) -> None:

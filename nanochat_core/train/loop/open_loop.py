@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig
+from nanochat_core.eras import check_trained
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose, choose_qk_kernel
 from nanochat_core.model.checkpoint import has_state, load_model, load_state, save_model
@@ -49,9 +50,15 @@ class Loop:
         Returns the number of steps done and the state that the stage saved with them; (0, {})
         without a checkpoint.
         """
-        start, state = self.checkpointer.resume()
+        start, state = self.checkpointer.resume(num_steps)
         self.progress.start(num_steps, step=start)
         return start, state
+
+    def record_validation(self, done: int, value: float, **scores: float) -> None:
+        """Report the scores of the state after `done` steps, of which a lower `value` is better."""
+        self.progress.eval(done, **scores)
+        self.checkpointer.record_validation(done, value)
+        self.metrics.start_timer()  # or the next step would seem to take the evaluation's time
 
     def start_steps(self) -> None:
         """Prepare for the first step. Call it after everything that a signal may end at once.
@@ -96,6 +103,7 @@ def open_loop(
     choose_qk_kernel(job.resources.qk_kernel, device, head_dim(model.config))
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if init_from is not None:
+        check_trained(model.config, model.numerics)
         load_optimizer_state(optimizer, init_from, progress)
     fixed_shape, pace = tokens_per_step is not None, None
     if tokens_per_step is not None:

@@ -20,7 +20,7 @@ from nanochat_core.scaling import numerics, run_for_depth
 from nanochat_core.tokenizer.bpe import Tokenizer
 from nanochat_core.train.chat import mean_loss
 from nanochat_core.train.loop.fixed_text import fixed_text_loss
-from nanochat_core.train.loop.step import accumulate_gradients
+from tests.support.nanochat_core.optim.ranks import add_gradients, gradients_of
 
 pytestmark = [
     pytest.mark.torch,
@@ -129,10 +129,10 @@ def test_nor_is_that_of_a_step(monkeypatch: pytest.MonkeyPatch, by_block: bool) 
         torch._dynamo.reset()
         counters = torch._dynamo.utils.counters
         counters.clear()
-        accumulate_gradients(model, optimizer, tokens, mask, device_batch_size=2, world=ALONE)
+        add_gradients(model, optimizer, tokens, mask, device_batch_size=2)
         graphs = 4 if by_block else 1
         assert counters["stats"]["unique_graphs"] == (graphs if is_compiled else 0)
-        found.append({name: g.clone() for name, g in optimizer.gradients().items()})
+        found.append({name: g.clone() for name, g in gradients_of(optimizer).items()})
     assert found[0].keys() == dict(model.named_parameters()).keys()
     for name, expected in found[0].items():
         torch.testing.assert_close(found[1][name], expected, rtol=1e-4, atol=1e-6)

@@ -13,7 +13,7 @@ from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.device import VML, choose_vml_kernels
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import model_for_depth, numerics, optimizer_for
-from nanochat_core.train.loop.step import accumulate_gradients
+from tests.support.nanochat_core.optim.ranks import add_gradients
 
 pytestmark = pytest.mark.torch
 
@@ -52,7 +52,7 @@ def test_a_training_step_calls_no_vector_function_that_the_model_did_not_call_fi
         model.init_weights(1)
         optimizer = Optimizer(model, OPTIMIZER, precision="fp32", world=ALONE)
         tokens = torch.arange(2 * 129).view(2, 129) % 256
-        accumulate_gradients(model, optimizer, tokens, None, device_batch_size=2, world=ALONE)
+        add_gradients(model, optimizer, tokens, torch.ones_like(tokens), device_batch_size=2)
         optimizer.step(lr_multiplier=1.0, momentum=0.9, weight_decay=0.0)
     assert sorted(first) == sorted((function.__name__, 1) for function in VML for _ in "fp")
     of_step = {name for name, elements in calls.found[len(first) :] if elements > 1}

@@ -17,6 +17,7 @@ from tests.support.nanochat_core.optim.ranks import (
     CLIPPED,
     RATES,
     adding_lookups,
+    gradients_of,
     make_model,
     train,
 )
@@ -38,7 +39,7 @@ def summed(precision: str, seeds: tuple[int, ...]) -> tuple[Optimizer, dict[str,
     for seed in seeds:
         optimizer.backward(loss_of(model, seed), last=seed == seeds[-1])
         assert all(parameter.grad is None for parameter in model.parameters())
-    return optimizer, {name: g.clone() for name, g in optimizer.gradients().items()}
+    return optimizer, {name: g.clone() for name, g in gradients_of(optimizer).items()}
 
 
 def test_tables_and_the_head_have_sums_and_matrices_in_blocks_none() -> None:
@@ -74,11 +75,11 @@ def test_the_first_addition_of_a_step_starts_from_zero() -> None:
         optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
         for seed in (1, 2):
             optimizer.backward(loss_of(model, seed), last=seed == 2)
-        assert all(optimizer.gradients()[name].any() for name in TABLES)
+        assert all(gradients_of(optimizer)[name].any() for name in TABLES)
         optimizer.step(lr_multiplier=0.0, momentum=0.9, weight_decay=0.0)
-        assert not optimizer.gradients()
+        assert not gradients_of(optimizer)
         optimizer.backward(loss_of(model, 3), last=True)
-        found = optimizer.gradients()
+        found = gradients_of(optimizer)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -103,7 +104,7 @@ def test_a_backward_pass_of_the_callers_own_counts() -> None:
         optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
         loss_of(model, 1).backward()
         optimizer.start_reduce_scatter()
-        found = optimizer.gradients()
+        found = gradients_of(optimizer)
         _, expected = summed("fp32", (1,))
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -114,9 +115,11 @@ def test_a_parameter_used_twice_in_a_pass_is_reduced_after_both(
 ) -> None:
     """Its hook runs once, after all of the pass's additions."""
     calls: list[str] = []
-    start, take = ShardedParams.start_sum, ShardedParams.take_sum
+    start, take = ShardedParams.start_reduce_scatter, ShardedParams.take_sum
     monkeypatch.setattr(
-        ShardedParams, "start_sum", lambda s: (calls.append(f"sum {s.parts[0].name}"), start(s))
+        ShardedParams,
+        "start_reduce_scatter",
+        lambda s: (calls.append(f"sum {s.parts[0].name}"), start(s)),
     )
     monkeypatch.setattr(
         ShardedParams, "take_sum", lambda s, p: (calls.append(f"take {p.name}"), take(s, p))[1]
@@ -139,6 +142,9 @@ def test_an_addition_after_the_reduction_has_started_is_refused() -> None:
             return torch.futures.Future()
 
         start_sum_to_owners = start_sum
+
+        def sum(self, tensor: Tensor) -> Tensor:
+            return tensor
 
     world = Started(rank=0, local_rank=0, size=2)
     model = make_model()

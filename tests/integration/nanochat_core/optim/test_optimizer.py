@@ -12,11 +12,12 @@ from torch import Tensor
 from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.errors import ModelError
 from nanochat_core.model.gpt import GPT
-from nanochat_core.optim import partition
+from nanochat_core.optim import sharded
 from nanochat_core.optim.groups import adamw_groups, group_of
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE
 from nanochat_core.scaling import numerics, run_for_depth
+from tests.support.nanochat_core.optim.ranks import gradients_of
 
 pytestmark = pytest.mark.torch
 
@@ -209,7 +210,7 @@ def test_in_bf16_gradients_of_micro_steps_add_up_in_fp32() -> None:
         for name, parameter in alone.named_parameters():
             assert parameter.grad is not None
             expected[name] = expected.get(name, 0) + parameter.grad.float()
-    for name, gradient in optimizer.gradients().items():
+    for name, gradient in gradients_of(optimizer).items():
         assert gradient.dtype == torch.float32, name
         torch.testing.assert_close(gradient, expected[name], rtol=1e-5, atol=1e-5, msg=name)
 
@@ -241,7 +242,7 @@ def test_in_bf16_a_tables_first_step_is_adamws_in_fp32_rounded_when_stored(name:
     table = model.get_parameter(name)
     before = table.detach().float()
     optimizer.backward(model.token_losses(tokens[:, :-1], tokens[:, 1:]).mean(), last=True)
-    gradient = optimizer.gradients()[name].float().clone()
+    gradient = gradients_of(optimizer)[name].float().clone()
     optimizer.step(lr_multiplier=0.5, momentum=0.9, weight_decay=0.1)
     lr = 0.5 * group.lr
     exp_avg, exp_avg_sq = (1 - group.beta1) * gradient, (1 - group.beta2) * gradient.square()
@@ -268,12 +269,12 @@ def test_a_step_moves_the_version_of_every_weight() -> None:
 def test_stacks_are_larger_without_other_ranks_and_updates_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(partition, "STACK_ELEMENTS", {"cpu": 1})
+    monkeypatch.setattr(sharded, "STACK_ELEMENTS", {"cpu": 1})
     states: list[dict[str, Tensor]] = []
     for alone, count in (({}, 20), ({"cpu": 2**27}, 4)):
-        monkeypatch.setattr(partition, "STACK_ELEMENTS_ALONE", alone)
-        units = partition.make_units(make_model(), RATES, torch.float32, ALONE)
-        assert sum(unit.group is None for unit in units) == count  # of Muon's 20 matrices
+        monkeypatch.setattr(sharded, "STACK_ELEMENTS_ALONE", alone)
+        stacks = sharded.make_stacks(make_model(), RATES, torch.float32, ALONE)
+        assert sum(stack.group is None for stack in stacks) == count  # of Muon's 20 matrices
         model = make_model()
         train(model, Optimizer(model, RATES, precision="fp32", world=ALONE), range(2))
         states.append(model.state_dict())

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from infra.launch.torchrun import run_job
+from nanochat_core.optim.groups import adamw_groups
 from nanochat_core.optim.sharded_params import ShardedParams
 from nanochat_core.runtime.hardware.distributed import ALONE, World
 from tests.support.nanochat_core.optim.ranks import (
@@ -43,12 +44,19 @@ def test_what_fills_up_the_last_slice_is_zero_in_every_sum(by_row: bool) -> None
     world = Scribbling(rank=0, local_rank=0, size=2)
     Scribbling.begun.clear()
     parameters = {name: nn.Parameter(torch.ones(3, 2)) for name in "abc"}
-    stack = ShardedParams(parameters, by_row=by_row, state={}, dtype=torch.float32, world=world)
+    stack = ShardedParams(
+        parameters,
+        group=adamw_groups(RATES)[0] if by_row else None,
+        lr=0.0,
+        state={},
+        dtype=torch.float32,
+        world=world,
+    )
     for _ in range(2):
         for part in stack.parts:
             part.parameter.grad = torch.ones(3, 2)
             stack.take_gradient(part)
-        stack.start_sum()
+        stack.start_reduce_scatter()
         stack.drop_gradients()
     filled = 9 if by_row else 3
     for begun in Scribbling.begun:

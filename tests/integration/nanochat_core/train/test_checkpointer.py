@@ -63,10 +63,19 @@ def make_checkpointer(
     late: bool = False,
     pace: Throughput | None = None,
     world: World = ALONE,
+    num_steps: int = 9,
 ) -> tuple[Checkpointer, TrainMetrics]:
     progress = Progress(job.events)
     metrics = TrainMetrics(progress, pace, late=late)
-    return Checkpointer(job, cast(Optimizer, owner), world, progress, metrics), metrics
+    checkpointer = Checkpointer(job, cast(Optimizer, owner), world, progress, metrics)
+    checkpointer.num_steps = num_steps
+    return checkpointer, metrics
+
+
+def save_if_due(checkpointer: Checkpointer, done: int, state: dict[str, Any] | None = None) -> None:
+    """Do what a loop does after a step."""
+    if checkpointer.is_due(done):
+        checkpointer.save(done, state or {})
 
 
 def steps_in(job: Job) -> list[int]:
@@ -90,7 +99,7 @@ def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
     monkeypatch.setattr(checkpointer_module, "write_pieces", lambda *a: (go.wait(120), write(*a)))
     owner = Owner(1.0)
     checkpointer, _ = make_checkpointer(job, owner)
-    checkpointer.maybe_save(1, 9, {"first": 2.5})  # the first is always saved
+    save_if_due(checkpointer, 1, {"first": 2.5})  # the first is always saved
     owner.weight.fill_(7.0)  # the next step, while the disk is slow
     assert steps_in(job) == []
     go.set()
@@ -99,7 +108,7 @@ def test_a_copy_is_saved_and_not_what_the_next_step_makes_of_it(
     assert torch.equal(saved["weight/x"], torch.ones(4, 3))
     other = Owner(0.0)
     again, metrics = make_checkpointer(job, other)
-    step, state = again.resume()
+    step, state = again.resume(9)
     assert (step, state["first"]) == (1, 2.5)
     assert torch.equal(other.weight, torch.ones(4, 3))
     assert (
@@ -127,7 +136,7 @@ def test_two_saves_are_never_written_at_once_and_the_loop_waits(
     checkpointer, _ = make_checkpointer(job, Owner())
     began = time.monotonic()
     for done in range(1, 5):
-        checkpointer.maybe_save(done, 9, {})
+        save_if_due(checkpointer, done)
     assert time.monotonic() - began > 0.29
     checkpointer.close()
     assert max(most) == 1
@@ -157,10 +166,10 @@ def test_a_stop_gives_up_a_save_that_waits_for_another_nodes_file(
     monkeypatch.setattr(checkpointer_module, "write_pieces", write_both)
     world = TwoNodes(rank=0, local_rank=0, size=2)
     checkpointer, _ = make_checkpointer(job, Owner(), world=world)
-    checkpointer.maybe_save(1, 9, {})
+    save_if_due(checkpointer, 1)
     monkeypatch.setattr(interrupt.STOP, "requested", True)
     with pytest.raises(interrupt.Interrupted):
-        checkpointer.maybe_save(2, 9, {})
+        save_if_due(checkpointer, 2)
     assert steps_in(job) == [2]
 
 
@@ -178,22 +187,26 @@ def test_the_cadence_is_by_time_and_by_steps(
     job = with_resources(job, keep_checkpoints=100, **resources)
     checkpointer, _ = make_checkpointer(job, Owner())
     for done in range(1, 10):
-        checkpointer.maybe_save(done, 9, {})
+        save_if_due(checkpointer, done)
     checkpointer.close()
     assert steps_in(job) == kept
 
 
 def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
     checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=2), Owner())
-    assert not checkpointer.maybe_save(1, 9, {})
-    assert checkpointer.maybe_save(2, 9, {})
-    checkpointer.record_validation(2, 0.8)
-    assert not checkpointer.maybe_save(3, 9, {})
-    checkpointer.record_validation(3, 0.1)  # of a state that was not saved
-    assert checkpointer.maybe_save(4, 9, {})
-    checkpointer.record_validation(4, 0.9)  # no better
-    for done in (6, 8):
-        assert checkpointer.maybe_save(done, 9, {})
+    scores = {
+        2: 0.8,
+        3: 0.1,
+        4: 0.9,
+        6: 1.0,
+        8: 1.0,
+    }  # step 3 is not saved, those after 2 no better
+    for done in range(1, 9):
+        assert checkpointer.is_to_validate(done) == (done % 2 == 0)
+        assert checkpointer.is_due(done) == (done in (1, 2, 4, 6, 8))
+        save_if_due(checkpointer, done)
+        if done in scores:
+            checkpointer.record_validation(done, scores[done])
     checkpointer.close()
     assert find_best(job.checkpoints) == (2, 0.8)
     assert steps_in(job) == [2, 6, 8]
@@ -201,18 +214,18 @@ def test_a_loop_that_evaluates_has_saved_before(job: Job) -> None:
 
 def test_the_ends_of_a_loop_are_evaluated_without_being_asked_for(job: Job) -> None:
     checkpointer, _ = make_checkpointer(with_resources(job, eval_every_steps=3), Owner())
-    assert [done for done in range(10) if checkpointer.validates_after(done, 9)] == [3, 6]
+    assert [done for done in range(10) if checkpointer.is_to_validate(done)] == [3, 6]
     never, _ = make_checkpointer(job, Owner())
-    assert not any(never.validates_after(done, 9) for done in range(10))
+    assert not any(never.is_to_validate(done) for done in range(10))
 
 
 def test_a_state_that_was_resumed_may_be_the_best(job: Job) -> None:
     """It was saved before the job was killed, evaluating."""
     checkpointer, _ = make_checkpointer(job, Owner())
-    checkpointer.maybe_save(9, 9, {})
+    save_if_due(checkpointer, 9)
     checkpointer.close()
     again, _ = make_checkpointer(job, Owner())
-    assert again.resume()[0] == 9
+    assert again.resume(9)[0] == 9
     again.record_validation(9, 0.5)
     assert find_best(job.checkpoints) == (9, 0.5)
 
@@ -227,7 +240,7 @@ def test_sigterm_saves_this_step_before_the_job_ends(job: Job) -> None:
             for done in range(1, 5):
                 if done == 3:
                     signal.raise_signal(signal.SIGTERM)
-                checkpointer.maybe_save(done, 9, {})
+                save_if_due(checkpointer, done)
 
     try:
         with pytest.raises(interrupt.Interrupted):
@@ -244,19 +257,19 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpointer, _ = make_checkpointer(with_resources(job, save_every_steps=3), Owner())
-    checkpointer.maybe_save(1, 9, {})
+    save_if_due(checkpointer, 1)
 
     def refuse(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
     checkpointer.close()
     monkeypatch.setattr(checkpointer_module, "write_pieces", refuse)
-    checkpointer.maybe_save(3, 9, {})
+    save_if_due(checkpointer, 3)
 
     def loop() -> None:
         for done in range(4, 12_000):  # two minutes
             time.sleep(0.01)
-            checkpointer.maybe_save(done, 10**6, {})
+            save_if_due(checkpointer, done)
 
     with pytest.raises(OSError, match="No space left"):
         loop()
@@ -266,7 +279,7 @@ def test_a_full_disk_ends_the_loop_and_leaves_the_checkpoint_before(
 def test_a_sum_that_overflows_is_no_number_that_is_not_finite(job: Job) -> None:
     owner = Owner(3e38)
     checkpointer, _ = make_checkpointer(job, owner)
-    checkpointer.maybe_save(1, 9, {})
+    save_if_due(checkpointer, 1)
     checkpointer.close()
     assert steps_in(job) == [1]
 
@@ -282,7 +295,7 @@ def read_steps(
         metrics.record(done, torch.tensor(loss))
         yield done  # the optimizer's step
         metrics.flush()
-        checkpointer.maybe_save(done, 999, {})
+        save_if_due(checkpointer, done)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -328,12 +341,12 @@ def test_what_a_stop_saved_among_exploding_losses_is_not_resumed_from(
     assert steps_in(job) == [150, 155]
     monkeypatch.setattr(interrupt.STOP, "requested", False)
     again, metrics = make_checkpointer(job, Owner(), late=late, pace=PACE)
-    assert again.resume()[0] == 155
+    assert again.resume(9)[0] == 155
     with pytest.raises(StageError, match=r"explodes: 40 at step 160, .*that of step 150$"):
         list(read_steps(metrics, again, losses, start=155))
     assert steps_in(job) == [150]
     last, _ = make_checkpointer(job, Owner())
-    assert last.resume()[0] == 150
+    assert last.resume(9)[0] == 150
 
 
 def test_losses_that_come_back_by_themselves_are_saved_again(job: Job) -> None:
@@ -370,10 +383,10 @@ def test_read_late_without_saves_between_it_is_noticed_one_step_later(job: Job) 
 def test_a_state_with_a_number_that_is_not_finite_is_not_committed(job: Job) -> None:
     owner = Owner()
     checkpointer, _ = make_checkpointer(with_resources(job, save_every_steps=1), owner)
-    checkpointer.maybe_save(1, 9, {})
+    save_if_due(checkpointer, 1)
     checkpointer.close()
     owner.weight[2, 1] = math.nan  # though its own loss was fine
-    checkpointer.maybe_save(2, 9, {})
+    save_if_due(checkpointer, 2)
     with pytest.raises(StageError, match=r"weight/x is not finite after step 2.*that of step 1"):
         checkpointer.close()
     assert steps_in(job) == [1]

@@ -10,7 +10,10 @@ from safetensors import safe_open
 
 from nanochat_core.config import RunConfig
 from nanochat_core.eras import numerics, of_era
+from nanochat_core.errors import ModelError
 from nanochat_core.job import Job
+from nanochat_core.model.checkpoint import save_model
+from nanochat_core.model.gpt import GPT
 
 pytestmark = pytest.mark.torch
 
@@ -55,3 +58,24 @@ def test_every_stage_trains_the_model_of_january(
         assert any(key.startswith("momentum/") for key in state), name
     assert metrics["pretrain"]["val_bpb"] < metrics["pretrain"]["val_bpb_first"]
     assert metrics["sft"]["val_loss"] < metrics["midtrain"]["val_loss_first"]
+
+
+def test_a_stage_refuses_the_model_of_an_era_between(
+    config: RunConfig,
+    data: dict[str, Path],
+    make_job: Callable[..., Job],
+    run_stage: Callable[[Job], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    era = "2026-01-17"
+    model = GPT(of_era(config.model, era, pattern="SL"), numerics("fp32", era=era))
+    model.init_weights(1)
+    (tmp_path / "imported").mkdir()
+    save_model(
+        tmp_path / "imported", model, tokenizer=data["tokenizer"], optimizer=None, made_by="import"
+    )
+    job = make_job("midtrain", tmp_path / "job", {**data, "pretrain": tmp_path / "imported"})
+    with pytest.raises(ModelError, match=f"era {era} is read, not trained") as caught:
+        run_stage(job)
+    assert "import a model of 2026-01-05 or of since 2026-03-14" in str(caught.value.hint)
+    assert not any(job.output.iterdir())

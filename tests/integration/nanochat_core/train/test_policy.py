@@ -17,12 +17,15 @@ from nanochat_core.train import policy
 from nanochat_core.train.policy import (
     ReferenceLogProbs,
     Rollout,
-    accumulate_policy_gradients,
     advantages_of,
+    count_sampled,
     drop_equal_groups,
     log_probs,
+    micro_batches,
     pad,
+    policy_loss,
 )
+from tests.support.nanochat_core.optim.ranks import gradients_of as sums_of
 from tests.support.nanochat_core.train import recipe_reference
 
 pytestmark = pytest.mark.torch
@@ -66,15 +69,14 @@ def gradients_of(
 ) -> tuple[dict[str, torch.Tensor], float]:
     rates = open_profile("tiny").run.optimizer
     optimizer = Optimizer(model, rates, precision="fp32", world=ALONE)
-    value = accumulate_policy_gradients(
-        model,
-        optimizer,
-        ROLLOUTS,
-        ref_log_probs=ref_log_probs,
-        device_batch_size=device_batch_size,
-        world=ALONE,
-    )
-    return {name: g.clone() for name, g in optimizer.gradients().items()}, float(value)
+    num_tokens = count_sampled(ROLLOUTS, ALONE, torch.device("cpu"))
+    model.train()
+    batches = micro_batches(ROLLOUTS, ref_log_probs, device_batch_size=device_batch_size)
+    for ids, last in batches:
+        loss = policy_loss(model, ROLLOUTS, ids, ref_log_probs, num_tokens)
+        optimizer.backward(loss, last=last)
+    gradients = {name: g.clone() for name, g in sums_of(optimizer).items()}
+    return gradients, float(optimizer.start_reduce_scatter())
 
 
 def double(model: GPT) -> dict[str, torch.Tensor]:

@@ -230,15 +230,16 @@ def test_a_second_update_is_compared_with_the_weights_before_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     moved: list[float] = []  # how far an update's weights are from those that it is compared with
-    gradients_of = rl.accumulate_policy_gradients
+    backward = rl.policy_loss
 
-    def measure(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> Any:
-        now = log_probs(model, rollouts, device_batch_size=named["device_batch_size"])
-        old = torch.cat(named["ref_log_probs"].old)
-        moved.append(float((torch.cat(now) - old).abs().max()))
-        return gradients_of(model, optimizer, rollouts, **named)
+    def measure(model: Any, rollouts: list[Rollout], ids: list[int], compared: Any, n: Any) -> Any:
+        if 0 in ids:  # one micro-step of an update
+            now = log_probs(model, rollouts, device_batch_size=4)
+            model.train()
+            moved.append(float((torch.cat(now) - torch.cat(compared.old)).abs().max()))
+        return backward(model, rollouts, ids, compared, n)
 
-    monkeypatch.setattr(rl, "accumulate_policy_gradients", measure)
+    monkeypatch.setattr(rl, "policy_loss", measure)
     section: dict[str, Any] = {"clip": 0.2, "updates_per_batch": 2, "num_steps": 2}
     run_rl(make_job, run_stage, models, tmp_path, **section)
     assert len(moved) == 4
@@ -321,14 +322,14 @@ def test_dropped_groups_do_not_count_and_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: list[tuple[int, int]] = []
-    gradients_of = rl.accumulate_policy_gradients
+    split = rl.micro_batches
 
-    def count(model: Any, optimizer: Any, rollouts: list[Rollout], **named: Any) -> Any:
+    def count(rollouts: list[Rollout], *compared: Any, **named: Any) -> Any:
         useless = sum(not r.advantage for r in rollouts)
         counts.append((len(rollouts), useless))
-        return gradients_of(model, optimizer, rollouts, **named)
+        return split(rollouts, *compared, **named)
 
-    monkeypatch.setattr(rl, "accumulate_policy_gradients", count)
+    monkeypatch.setattr(rl, "micro_batches", count)
 
     def paid(task: str, graded: Sequence[tuple[Conversation, str]]) -> list[bool]:
         """Half of the questions are too easy."""

@@ -17,10 +17,11 @@ from nanochat_core.config import ModelConfig, OptimizerConfig
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.model.tables import gradient
-from nanochat_core.optim import partition
+from nanochat_core.optim import sharded
 from nanochat_core.optim.sharded import Optimizer
 from nanochat_core.runtime.hardware.distributed import ALONE, World, open_world
 from nanochat_core.scaling import numerics, run_for_depth
+from nanochat_core.train.loop.step import micro_steps, share_of_targets
 
 CONFIG = ModelConfig(
     depth=3, width=32, num_heads=2, num_kv_heads=2, sequence_len=16, vocab_size=60,
@@ -69,6 +70,27 @@ def train(
             optimizer.backward(loss, last=overlap and i == len(own) - 1)
         optimizer.start_reduce_scatter()
         optimizer.step(lr_multiplier=1 / (step + 1), momentum=0.9, weight_decay=0.1)
+
+
+def add_gradients(
+    model: GPT, optimizer: Optimizer, tokens: Tensor, mask: Tensor, *, device_batch_size: int
+) -> None:
+    """Do a step's passes on one rank, as training on conversations does."""
+    share = share_of_targets(mask, ALONE)
+    for inputs, targets, last in micro_steps(
+        model, tokens, mask, device_batch_size=device_batch_size
+    ):
+        optimizer.backward(model.summed_loss(inputs, targets, share), last=last)
+
+
+def gradients_of(optimizer: Optimizer) -> dict[str, Tensor]:
+    """This rank's gradients of the step so far, by parameter that has one."""
+    return {
+        part.name: stack._of(part, stack._gradients)
+        for stack in optimizer._stacks
+        for part in stack.parts
+        if stack._gradients is not None and part.name in stack._taken
+    }
 
 
 def trained_alone(
@@ -156,7 +178,7 @@ def check_overlap(world: World) -> None:
         Noted.events.clear()
         model = make_model(config=config)
         with (
-            mock.patch.dict(partition.STACK_ELEMENTS, cpu=1),  # each layer's matrices by themselves
+            mock.patch.dict(sharded.STACK_ELEMENTS, cpu=1),  # each layer's matrices by themselves
             mock.patch.object(torch, "compile", partial(torch.compile, backend=backend)),
         ):
             optimizer = Optimizer(model, RATES, precision="fp32", world=noted)
