@@ -162,7 +162,7 @@ def instrument(gate: Gate) -> None:
     Optimizer.step = gate.wrap(Optimizer.step, "optimizer")
     Checkpointer.save = gate.wrap(Checkpointer.save, "checkpoint")
     Checkpointer.is_due = gate.wrap(
-        lambda self, done: is_due(self, done) or gate.take_save(), "checkpoint"
+        lambda self, done: gate.take_save() | is_due(self, done), "checkpoint"
     )
 
 
