@@ -203,7 +203,7 @@ def latest_runs(store: Store, count: int, *, unread: list[str]) -> list[Run]:
 
     A record that cannot be read is left out; the reason is appended to `unread`.
     """
-    ids = [run for _, run in listed_runs(store)]
+    ids = list(dict.fromkeys(run for _, run in listed_runs(store)))
     found: list[Run] = []
     before = len(unread)
     # Again, where records were deleted: their names stay until garbage is collected.

@@ -76,7 +76,8 @@ _BYTES: tuple[bytes, ...] = (
 )
 _KEYS = (
     *("index/sft/x-", "index/sft/x-.y", "index/sft/5", "runs/x/y.json", "runs/.json", "runs/a"),
-    *("refs/x/y.json", "refs/a", "gc/pins/x.json", "sft/x/manifest.json"),
+    *("refs/x/y.json", "refs/a", "gc/pins/x.json", "sft/x/manifest.json", "names/tiny/x"),
+    *("names/x", "names/tiny/1-", "names/tiny/1-../x", "names/\u0663/1-odd", "names/odd/z-tiny"),
     *("{0}/checkpoints/step-abc/x/COMMIT.json", "{0}/checkpoints/step-0000001/COMMIT.json"),
     *("{0}/checkpoints/step-\u0663/x/COMMIT.json", "{0}/checkpoints/step-1e3/x/COMMIT.json"),
     *("{0}/checkpoints/step-" + "9" * 90 + "/x/COMMIT.json", "{0}/divergences/x.json"),

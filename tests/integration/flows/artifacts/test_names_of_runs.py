@@ -145,6 +145,14 @@ def test_runs_that_start_and_end_at_once_are_all_found(store: Store):
     assert [run.run for run in latest_runs(store, 3, unread=["x"])] == expected[5:]
 
 
+def test_a_run_that_is_resumed_under_another_name_has_that_one(store: Store):
+    write_run(store, make("1"))
+    write_run(store, dataclasses.replace(make("1"), name="mine"))
+    assert open_run(store, "mine").run == make("1").run
+    assert list(newest_runs(store, "tiny")) == []
+    assert [run.name for run in latest_runs(store, 3, unread=[])] == ["mine"]
+
+
 def test_what_is_copied_to_another_store_has_its_names_there(store: Store, tmp_path: Path):
     act(store, ["start 1", "sft 1", "finish 1", "start 2", "sft 2", "fail 2"], {})
     other = LocalStore(tmp_path / "other")
