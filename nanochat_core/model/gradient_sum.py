@@ -8,20 +8,19 @@ An autograd function that adds takes `proxy` as an input, and the parameter deta
 pass adds the gradient to `take()`, and returns any scalar as the gradient of `proxy`. When the
 backward pass has nothing more to add, autograd calls the optimizer's hook, as for a parameter.
 
-A model that never had an optimizer has no sums, and its gradients are autograd's. After the end of
-its optimizer a module that adds raises.
+A model without an optimizer, or whose optimizer is gone, has no sums: its gradients are autograd's.
 """
 
 import itertools
+import weakref
 from collections.abc import Callable
-from functools import lru_cache
-from weakref import WeakValueDictionary
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
 _NUMBERS = itertools.count()
-_SUMS: "WeakValueDictionary[int, GradientSum]" = WeakValueDictionary()
+_SUMS: "weakref.WeakValueDictionary[int, GradientSum]" = weakref.WeakValueDictionary()
 
 
 class GradientSum:
@@ -39,9 +38,15 @@ class GradientSum:
         """`added` is called when a backward pass has added all that it has to add."""
         self.number = next(_NUMBERS)
         self.proxy = torch.zeros((), device=device, requires_grad=True)
-        self._take, self._added = take, added
-        self.proxy.register_post_accumulate_grad_hook(self._after)
+        self._take = take
+        # Of `added` alone: Python collects a cycle through a tensor's hooks late, or never.
+        self.proxy.register_post_accumulate_grad_hook(partial(_after, added))
         _SUMS[self.number] = self
+
+    def attach(self, module: "Weighted", owner: object) -> None:
+        """Have the module add to this sum for as long as `owner` lives."""
+        module.gradient_sum = self
+        weakref.finalize(owner, _detach, weakref.ref(module), self.number).atexit = False
 
     def take(self) -> tuple[Tensor, bool]:
         """Return the sum, fp32 and shaped like the parameter, and whether it holds gradients.
@@ -49,10 +54,6 @@ class GradientSum:
         The caller must add to it, or overwrite all of it where it holds none of this step.
         """
         return self._take()
-
-    def _after(self, proxy: Tensor) -> None:
-        proxy.grad = None
-        self._added(proxy)
 
     def __deepcopy__(self, memo: object) -> None:
         """Return None: the optimizer of a model is not that of its copy."""
@@ -66,6 +67,19 @@ class Weighted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gradient_sum: GradientSum | None = None
+
+
+def _after(added: Callable[[Tensor], None], proxy: Tensor) -> None:
+    proxy.grad = None
+    added(proxy)
+
+
+def _detach(module: "weakref.ref[Weighted]", number: int) -> None:
+    found = module()
+    # Another optimizer may have attached its own sum since.
+    attached = None if found is None else found.gradient_sum
+    if found is not None and attached is not None and attached.number == number:
+        found.gradient_sum = None
 
 
 @lru_cache

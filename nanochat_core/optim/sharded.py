@@ -97,13 +97,13 @@ class Optimizer:
         modules = {id(m.weight): m for m in model.modules() if isinstance(m, Weighted)}
         for index, stack in enumerate(self._stacks):
             for part in stack.parts:
-                hook = partial(_collect, weakref.ref(self), index, part)
+                hook = partial(_collect, weakref.ref(self), index, weakref.ref(part))
                 part.parameter.register_post_accumulate_grad_hook(hook)
                 module = modules.get(id(part.parameter))
                 # Matrices in blocks are Muon's, and add nothing by themselves.
                 if module is not None and stack.group is not None and not stack.replicated:
-                    take = partial(_take_sum, weakref.ref(stack), part)
-                    module.gradient_sum = GradientSum(part.parameter.device, take, hook)
+                    take = partial(_take_sum, weakref.ref(stack), weakref.ref(part))
+                    GradientSum(part.parameter.device, take, hook).attach(module, stack)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradients of `loss` to the step's. `last`: this rank's last for this step.
@@ -260,20 +260,24 @@ class Optimizer:
             )
 
 
-# Weak references: a parameter owns its hook, and may outlive the optimizer.
+# Weak references: a parameter owns its hook, and may outlive the optimizer. Python never collects a
+# parameter that its hook owns.
 
 
-def _collect(optimizer: "weakref.ref[Optimizer]", index: int, part: Part, _: Tensor) -> None:
+def _collect(
+    optimizer: "weakref.ref[Optimizer]", index: int, of: "weakref.ref[Part]", _: Tensor
+) -> None:
     """Call `collect` of an optimizer that still exists: the gradient hook of a parameter."""
-    found = optimizer()
-    if found is not None:
+    found, part = optimizer(), of()
+    if found is not None and part is not None:
         found.collect(index, part)
 
 
-def _take_sum(stack: "weakref.ref[ShardedParams]", part: Part) -> tuple[Tensor, bool]:
+def _take_sum(stack: "weakref.ref[ShardedParams]", of: "weakref.ref[Part]") -> tuple[Tensor, bool]:
     """Return what `take_sum` does, of a stack that must still exist."""
-    found = stack()
-    assert found is not None, f"{part.name}: the optimizer of its gradient is gone"
+    found, part = stack(), of()
+    assert found is not None, "the optimizer of a gradient is gone"
+    assert part is not None
     return found.take_sum(part)
 
 

@@ -1,7 +1,7 @@
 """A backward pass that adds a parameter's gradient to the optimizer's sum by itself."""
 
 import copy
-import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -166,7 +166,31 @@ def test_a_sum_belongs_to_one_model_and_one_optimizer() -> None:
     assert total.shape == table.weight.shape
     assert not holds
     assert table.gradient_sum.take()[1]
+    gone, own = weakref.ref(optimizer), table.gradient_sum
+    other = Optimizer(model, RATES, precision="fp32", world=ALONE)
+    newer = table.gradient_sum
+    assert newer is not own
     del optimizer, total
-    gc.collect()
-    with pytest.raises(AssertionError, match="optimizer of its gradient is gone"):
-        table.gradient_sum.take()
+    assert gone() is None
+    assert table.gradient_sum is newer  # the first optimizer's end does not take the second's sum
+    with pytest.raises(AssertionError, match="optimizer of a gradient is gone"):
+        own.take()
+    del other
+
+
+def test_a_model_whose_optimizer_is_gone_has_gradients_and_both_are_freed_at_once() -> None:
+    with adding_lookups():
+        loss_of(make_model(), 1).backward()  # torch's first pass imports, and keeps frames
+        model = make_model()
+        optimizer = Optimizer(model, RATES, precision="fp32", world=ALONE)
+        optimizer.backward(loss_of(model, 1), last=True)
+        table = model.transformer.wte
+        gone = [weakref.ref(one) for one in (optimizer, table.gradient_sum)]
+        del optimizer
+        assert [one() for one in gone] == [None, None]
+        assert table.gradient_sum is None
+        loss_of(model, 1).backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+        gone = [weakref.ref(one) for one in (model, *model.parameters())]
+        del model, table
+        assert not any(one() is not None for one in gone)
