@@ -23,6 +23,7 @@ from nanochat_core.engine.sequences import RequestHandle
 from nanochat_core.engine.tools.calls import ToolTokens
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.device import use_device
+from nanochat_core.runtime.hardware.oom import answers_oom_explained
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 from nanochat_core.tokenizer.bpe import Tokenizer
 
@@ -203,6 +204,7 @@ class Engine:
                     masks[i].append(mask)
         return results, masks
 
+    @answers_oom_explained()
     def complete(
         self,
         prompts: Sequence[Sequence[int]],
@@ -217,7 +219,7 @@ class Engine:
 
         All are in flight together. Pages cached by earlier calls are not used, so that the same
         call gives the same answers whatever came before it. Raises DataError if a prompt is empty
-        or leaves no room.
+        or leaves no room, StageError if memory runs out.
         """
         assert len(seeds) == len(prompts), f"{len(seeds)} seeds for {len(prompts)} prompts"
         for prompt in prompts:  # all before the first is submitted: a refusal leaves none behind

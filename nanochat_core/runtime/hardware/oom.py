@@ -2,7 +2,8 @@
 
 After `OutOfMemory` the launcher starts the job again with half the device batch size, from its last
 checkpoint. The rows of a step and its loss do not depend on the device batch size, beyond
-the order of a sum.
+the order of a sum. Where it cannot help the error is a StageError: while answers are sampled, and
+where the host of a GPU has no memory left.
 """
 
 import contextlib
@@ -22,14 +23,33 @@ def oom_explained(resources: Resources) -> Generator[None]:
     except RuntimeError as error:  # torch's OutOfMemoryError is one
         if not is_out_of_memory(error):
             raise
-        raise _explained(resources, str(error).splitlines()[0]) from error
+        raise _explained(resources, error) from error
 
 
-def _explained(resources: Resources, why: str) -> StageError:
-    size, peak = resources.device_batch_size, peak_gigabytes()
+@contextlib.contextmanager
+def answers_oom_explained() -> Generator[None]:
+    """Raise a lack of memory while answers are sampled as StageError: no device batch helps."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StageError(
+            f"out of memory while sampling answers{_at_peak()}: {_first_line(error)}",
+            hint="the device batch size does not change it: use bigger GPUs or a smaller --depth",
+        ) from error
+
+
+def _explained(resources: Resources, error: RuntimeError) -> StageError:
+    if resources.device == "cuda" and not isinstance(error, torch.OutOfMemoryError):
+        return StageError(
+            f"the host is out of memory: {_first_line(error)}",
+            hint="the device batch size does not change it: use a machine with more memory, or "
+            "fewer GPUs of this one",
+        )
+    size = resources.device_batch_size
     rows = "one row" if size == 1 else f"{size} rows"
-    memory = "" if peak is None else f", at a peak of {peak:.1f} GB"
-    what = f"out of memory with {rows} per device{memory}: {why}"
+    what = f"out of memory with {rows} per device{_at_peak()}: {_first_line(error)}"
     if size == 1:
         return StageError(
             what,
@@ -49,6 +69,15 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         "DefaultCPUAllocator: can't allocate memory" in str(error)
     )
+
+
+def _at_peak() -> str:
+    peak = peak_gigabytes()
+    return "" if peak is None else f", at a peak of {peak:.1f} GB"
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def peak_gigabytes() -> float | None:

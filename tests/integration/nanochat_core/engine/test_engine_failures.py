@@ -7,6 +7,7 @@ import torch
 
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.requests import Request, SamplingParams
+from nanochat_core.errors import StageError
 from tests.support.nanochat_core.engine.engine_case import RUNNERS, ask, engine_on
 from tests.support.nanochat_core.engine.scheduler_case import Asked
 
@@ -41,6 +42,24 @@ def test_when_its_thread_has_failed_pending_and_new_requests_fail(make_model, to
     scheduler.step = step
     engine.stop()
     assert engine.generate_batch([65], max_tokens=3)
+
+
+def test_a_lack_of_memory_for_answers_is_not_one_of_a_device_batch(
+    make_model, tokenizer, monkeypatch
+):
+    engine = engine_on("torch", make_model(), tokenizer)
+
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore.")
+
+    asked = {"num_samples": 2, "max_tokens": 3, "temperature": 1.0, "top_k": None, "seeds": [1]}
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.scheduler.runner, "prefill", no_room)
+        with pytest.raises(StageError, match=r"while sampling answers: .* 2.00 GiB\.$") as caught:
+            engine.complete([[65]], **asked)
+    assert type(caught.value) is StageError  # OutOfMemory would be tried with a smaller batch
+    assert "the device batch size does not change it" in str(caught.value.hint)
+    assert engine.complete([[65]], **asked)
 
 
 def test_what_failed_once_is_not_raised_for_a_later_failure(make_model, tokenizer, monkeypatch):

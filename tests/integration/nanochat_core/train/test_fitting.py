@@ -1,6 +1,7 @@
 """A lack of memory ends a training job with an error that says what may fit."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from nanochat_core.errors import OutOfMemory, StageError
 from nanochat_core.job import Job
 from nanochat_core.model.gpt import GPT
 from nanochat_core.optim.sharded import Optimizer
-from nanochat_core.runtime.hardware.oom import is_out_of_memory
+from nanochat_core.runtime.hardware.oom import is_out_of_memory, oom_explained
 
 pytestmark = pytest.mark.torch
 MakeJob: TypeAlias = Callable[..., Job]
@@ -93,6 +94,25 @@ def test_a_lack_of_memory_outside_the_gradients_is_reported_too(
     with pytest.raises(StageError, match=r"^out of memory with 4 rows per device") as caught:
         run_stage(job)
     assert "--device-batch-size 2" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("gpu", "out of memory with 4 rows per device: CUDA out"),
+        ("cpu", "the host is out of memory: .*DefaultCPUAllocator"),
+    ],
+)
+def test_a_gpus_job_that_finds_no_memory_of_the_host_is_not_retried_with_fewer_rows(
+    error: str, message: str, data: dict[str, Path], make_job: MakeJob, tmp_path: Path
+) -> None:
+    resources = make_job("pretrain", tmp_path / "job", data).resources
+    with (
+        pytest.raises(StageError, match=f"^{message}") as caught,
+        oom_explained(replace(resources, device="cuda", retry_smaller_batch=True)),
+    ):
+        raise ERRORS[error]()
+    assert isinstance(caught.value, OutOfMemory) == (error == "gpu")
 
 
 def test_another_error_is_not_taken_for_a_lack_of_memory(
