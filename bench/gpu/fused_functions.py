@@ -23,6 +23,7 @@ from unittest import mock
 import torch
 
 from bench.gpu import generated_code
+from bench.gpu.cuda_stub import with_stub
 from bench.gpu.report import result, say
 from nanochat_core.model import fp8, loss
 from nanochat_core.optim import adamw, muon
@@ -42,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         if "--stubbed" not in sys.argv:
             words = (sys.executable, "-m", "bench.gpu.fused_functions", "--stubbed")
-            environment = generated_code.with_stub(Path(directory))
+            environment = with_stub(Path(directory))
             sys.exit(subprocess.run(words, env=environment, check=False).returncode)
         for name, counted, code in compiled():
             kernels = list(machine_code(code, Path(directory)))

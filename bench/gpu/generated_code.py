@@ -1,6 +1,6 @@
 """Count what torch's compiler generates for an H100 or H200, without having one.
 
-    python -m bench.gpu.generated_code [--nanochat DIR] [--precision bf16 fp8]
+    python -m bench.gpu.generated_code [--nanochat DIR] [--precision bf16 fp8] [--compile blocks]
 
 Compiles a training pass of our model, and of nanochat's with the same attention operation in place
 of its own, at two depths, and prints what a layer adds: kernels, and the bytes that they read and
@@ -8,18 +8,18 @@ write at least, in rows of C bf16 numbers for each token (C: the model's width).
 matrices and attention are counted, but not their bytes. Nothing is run: tensors have no memory, and
 a library without functions stands in for CUDA's. It needs torch built for CUDA (pip's, for Linux)
 and a C compiler; a case takes up to two minutes of a CPU. Not counted: our loss, which is not in
-the compiled pass. nanochat's is, under `once`.
+the compiled pass. nanochat's is, under `once`. With `--compile blocks` what runs between the graphs
+is not counted either.
 """
 
 import argparse
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,37 +29,13 @@ from unittest import mock
 import torch
 from torch import nn
 
+from bench.gpu.cuda_stub import Driver, with_stub
 from bench.gpu.report import result, say
 
 DEPTHS = 2, 4  # an even number of layers apart: every second one has a value embedding
 PASSES = "forward", "backward"
 KINDS = "triton", "product", "attention", "other"
 MULTIPROCESSORS = 132  # of an H100 SXM and an H200
-# What torch's autograd asks of CUDA although nothing runs: one device, and that all is well.
-STUB = """
-int cudaGetDeviceCount(int *n) { *n = 1; return 0; }
-int cudaGetDevice(int *d) { *d = 0; return 0; }
-int cudaSetDevice(int d) { return 0; }
-int cudaGetLastError(void) { return 0; }
-int cudaPeekAtLastError(void) { return 0; }
-int cudaDeviceGetStreamPriorityRange(int *a, int *b) { *a = 0; *b = -5; return 0; }
-int cudaStreamIsCapturing(void *s, int *c) { *c = 0; return 0; }
-int cudaThreadExchangeStreamCaptureMode(int *m) { return 0; }
-int cudaStreamCreateWithPriority(void **s, unsigned f, int p) { *s = (void *)1; return 0; }
-int cudaEventCreateWithFlags(void **e, unsigned f) { *e = (void *)1; return 0; }
-int cudaEventRecord(void *e, void *s) { return 0; }
-int cudaEventQuery(void *e) { return 0; }
-int cudaEventDestroy(void *e) { return 0; }
-int cudaStreamWaitEvent(void *s, void *e, unsigned f) { return 0; }
-int cuInit(unsigned f) { return 0; }
-int cuDevicePrimaryCtxGetState(int d, unsigned *f, int *a) { *f = 0; *a = 1; return 0; }
-int cuCtxGetCurrent(void **c) { *c = (void *)1; return 0; }
-int cuGetErrorString(int e, const char **s) { *s = "no GPU"; return 0; }
-int cuGetProcAddress(const char *s, void **f, int v, unsigned long g) { *f = 0; return 500; }
-int cuGetProcAddress_v2(const char *s, void **f, int v, unsigned long g, void *q) {
-  *f = 0; return 500;
-}
-"""
 
 
 def main() -> None:
@@ -71,6 +47,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="of 2,048 tokens")
     parser.add_argument("--depths", type=int, nargs=2, default=DEPTHS)
     parser.add_argument("--fp8-scales", choices=("amax", "bound"), default="amax")
+    parser.add_argument("--compile", choices=("whole", "blocks"), default="whole", help="ours")
     parser.add_argument("--qk-kernel", action="store_true", help="of our placement")
     parser.add_argument("--keep", type=Path, help="write the generated code into this directory")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -92,20 +69,6 @@ def main() -> None:
                 show(side, precision, few, many, options.depths[1] - options.depths[0])
 
 
-def with_stub(directory: Path) -> dict[str, str]:
-    """Build the library that stands in for CUDA's; return an environment that loads it."""
-    source, library = directory / "stub.c", directory / "libcuda.so.1"
-    source.write_text(STUB)
-    name = f"-Wl,-soname,{library.name}"  # torch asks for it by this name
-    subprocess.run(["cc", "-shared", "-fPIC", name, "-o", library, source], check=True)
-    return {
-        **os.environ,
-        "LD_PRELOAD": str(library),
-        "NANOCHAT_DTYPE": "bfloat16",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
 def run_case(
     environment: Mapping[str, str], options: Any, side: str, precision: str, depth: int
 ) -> dict[str, Any]:
@@ -119,6 +82,7 @@ def run_case(
         "nanochat": str(options.nanochat),
         "fp8_scales": options.fp8_scales,
         "qk_kernel": options.qk_kernel,
+        "by_block": options.compile == "blocks",
         "keep": str(options.keep) if options.keep else None,
     }
     words = (sys.executable, "-m", "bench.gpu.generated_code", "--case", json.dumps(case))
@@ -140,26 +104,47 @@ def show(side: str, precision: str, few: dict[str, Any], many: dict[str, Any], l
             f"{side} {precision} {name}, a layer: {rows['triton']:.1f} rows in "
             f"{kernels['triton']:.1f} Triton kernels; {rows['other']:.1f} rows in "
             f"{kernels['other']:.1f} others; {kernels['product']:.1f} products | "
-            f"once: {fixed:.1f} GB"
+            f"once: {fixed:.1f} GB | graphs: {few['graphs']}, {many['graphs']}"
         )
 
 
 def compile_case(case: Any) -> dict[str, Any]:
     """Compile a training pass of one model; return kernels and bytes of both directions."""
-    passes: list[dict[str, Any]] = []
+    passes: list[dict[str, Any]] = []  # of each graph in turn, forward and backward
     with contextlib.ExitStack() as stack:
         for patch in patches(passes, case):
             stack.enter_context(patch)
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        try:
-            (our_pass if case.side == "ours" else nanochat_pass)(case)
-        except Exception:  # Generated, which torch wraps in another
-            if len(passes) < len(PASSES):
-                raise
-    assert len(passes) == len(PASSES), "one direction was not generated"
-    return {"depth": case.depth, **dict(zip(PASSES, passes, strict=True))}
+        if case.side == "ours":
+            our_pass(case, passes)
+        else:
+            nanochat_pass(case, passes)
+    sums = {name: added(passes[at :: len(PASSES)]) for at, name in enumerate(PASSES)}
+    return {"depth": case.depth, "graphs": len(passes) // len(PASSES), **sums}
+
+
+def added(graphs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the sum of what `count_kernels` returns of graphs."""
+    of_kind = {
+        name: {kind: sum(one[name][kind] for one in graphs) for kind in KINDS}
+        for name in ("kernels", "bytes")
+    }
+    return {**of_kind, "row": graphs[0]["row"]}
+
+
+def generate(
+    function: Callable[..., Any], passes: list[dict[str, Any]], *args: Any, **kwargs: Any
+) -> None:
+    """Have torch compile a function that `torch.compile` returned, and count both directions."""
+    before = len(passes)
+    try:
+        function(*args, **kwargs)
+    except Exception:  # Generated, which torch wraps in another
+        if len(passes) - before < len(PASSES):
+            raise
+    assert len(passes) - before == len(PASSES), "one direction was not generated"
 
 
 def patches(passes: list[dict[str, Any]], case: Any) -> Iterator[Any]:
@@ -190,7 +175,7 @@ def patches(passes: list[dict[str, Any]], case: Any) -> Iterator[Any]:
             path = Path(case.keep) / f"{case.side}-{case.precision}-{case.depth}-{len(passes)}.py"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(getattr(code, "value", code))
-        if len(passes) == len(PASSES):
+        if len(passes) % len(PASSES) == 0:
             raise Generated
         return SimpleNamespace(call=lambda _: None, __file__="", key="")
 
@@ -245,24 +230,6 @@ class Generated(Exception):
     """Both directions have been generated."""
 
 
-class Driver:
-    """In place of CUDA's driver: names the target, and can launch nothing."""
-
-    def get_current_target(self) -> Any:
-        """Return what is compiled for."""
-        from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
-
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        """Return a device number."""
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Return the device that kernels are compiled for."""
-        return torch.device("cuda", 0)
-
-
 def count_kernels(scheduler: Any, case: Any) -> dict[str, Any]:
     """Count the launches of a generated graph and their bytes, by kind."""
     from torch._inductor import ir
@@ -309,11 +276,10 @@ def size_of(buffer: Any) -> int:
         return 0
 
 
-def our_pass(case: Any) -> None:
+def our_pass(case: Any, passes: list[dict[str, Any]]) -> None:
     """Compile our model's pass."""
-    from nanochat_core.model import attention, fp8
+    from nanochat_core.model import attention, fp8, gpt
     from nanochat_core.model.attention_cudnn import attention as cudnn
-    from nanochat_core.model.gpt import GPT
     from nanochat_core.model.gradient_sum import GradientSum
     from nanochat_core.model.layers import Embedding, refresh_fp8
     from nanochat_core.model.qk_kernel import rotate_normalise
@@ -323,7 +289,9 @@ def our_pass(case: Any) -> None:
     length = run.model.sequence_len
     shape = {"depth": case.depth, "windows": windows_for(case.depth, length)}
     with torch.device("meta"):
-        model = GPT(replace(run.model, **shape), replace(run.numerics, fp8_scales=case.fp8_scales))
+        model = gpt.GPT(
+            replace(run.model, **shape), replace(run.numerics, fp8_scales=case.fp8_scales)
+        )
     allocate(model, lambda p: torch.bfloat16 if p.numel() >= 1024 else p.dtype)
     for module in model.modules():
         if isinstance(module, Embedding):
@@ -335,11 +303,23 @@ def our_pass(case: Any) -> None:
     if case.precision == "fp8":
         with mock.patch.object(fp8.Quantised, "refresh"):
             refresh_fp8(model)
-    model.compile_passes()
+    compiled_by_shape = gpt.compiled_by_shape
+
+    def counted(part: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
+        compiled = compiled_by_shape(part, mode)
+
+        def call(*args: Any) -> Any:
+            generate(compiled, passes, *args)
+            return part(*args)  # the shapes of its outputs
+
+        return call
+
+    with mock.patch.object(gpt, "compiled_by_shape", counted):
+        model.compile_passes(by_block=case.by_block)
     model._compiled(tokens)  # pyright: ignore[reportPrivateUsage, reportOptionalCall]
 
 
-def nanochat_pass(case: Any) -> None:
+def nanochat_pass(case: Any, passes: list[dict[str, Any]]) -> None:
     """Compile nanochat's pass, with its loss, which it compiles too."""
     sys.path.insert(0, case.nanochat)
     import nanochat.gpt as peer  # pyright: ignore[reportMissingImports]
@@ -384,7 +364,7 @@ def nanochat_pass(case: Any) -> None:
         recipe = peer_fp8.Float8LinearConfig.from_recipe_name("tensorwise")
         peer_fp8.convert_to_float8_training(model, config=recipe, module_filter_fn=eligible)
     tokens = torch.zeros(case.rows, length, dtype=torch.int64, device="cuda")
-    torch.compile(model, dynamic=False)(tokens, tokens)
+    generate(torch.compile(model, dynamic=False), passes, tokens, tokens)
 
 
 def allocate(model: nn.Module, dtype: Any) -> None:
