@@ -8,7 +8,8 @@ resumes inside the file; after its process was killed it starts again.
 
 import glob
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,18 +63,30 @@ def download(repository: str, commit: str, files: "Sequence[RepoFile]", *, log: 
     """Download and verify files; return their paths in the client's cache. Do not write to them.
 
     A file that is damaged, in the cache or in transit, is removed and downloaded once more. Raises
-    DataError if that fails too, or if a file cannot be downloaded.
+    DataError if that fails too, or if a file cannot be downloaded. Removes nothing offline.
     """
+    from huggingface_hub import constants
+
     paths = _download(repository, commit, files, log)
-    if faults := {path: fault for path in paths if (fault := _forget_damaged(path))}:
+    pairs = list(zip(files, paths, strict=True))
+    if faults := {path: fault for file, path in pairs if (fault := _fault(file, path))}:
+        if constants.HF_HUB_OFFLINE:
+            path, fault = next(iter(faults.items()))
+            raise DataError(
+                f"{path} {fault}, and HF_HUB_OFFLINE is set",
+                hint="run once without HF_HUB_OFFLINE, or copy the file again",
+            )
         log(
             "; ".join(
                 f"{path.name} {fault}: it is downloaded again" for path, fault in faults.items()
             )
         )
+        for path in faults:
+            _remove(path)
         paths = _download(repository, commit, files, log)
-    for file, path in zip(files, paths, strict=True):
-        if path in faults and (fault := _forget_damaged(path)):
+    for file, path in pairs:
+        if path in faults and (fault := _fault(file, path)):
+            _remove(path)
             raise DataError(
                 f"{file.path} of {repository} came out wrong twice: it {fault}",
                 hint="the server's copy is damaged, or the network, a proxy or a disk damages "
@@ -121,28 +134,39 @@ def _download(repository: str, commit: str, files: "Sequence[RepoFile]", log: Lo
     return [folder / file.path for file in files]
 
 
-def _forget_damaged(path: Path) -> str | None:
-    """Remove a damaged file from the cache; return what is wrong with it. None means intact."""
-    # The cache names a file's content by its sha256, or by the id that git gives a small file.
-    content = path.resolve()
+def _fault(file: "RepoFile", path: Path) -> str | None:
+    """Return what is wrong with a file in the cache. None means intact."""
+    # A link leads to a name that is the content's digest. A cache that was copied without links, or
+    # is on a disk without them, has the file under its own name.
+    name = path.resolve().name
+    expected = name if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", name) else file.blob_id
     HEARTBEAT.beat("verifying downloads")
     try:
-        with content.open("rb") as stream:
-            if len(content.name) == 64:
-                digest = hashlib.file_digest(stream, "sha256")
-            else:
-                data = stream.read()
-                digest = hashlib.sha1(f"blob {len(data)}\0".encode(), usedforsecurity=False)
-                digest.update(data)
-        if digest.hexdigest() == content.name:
+        if expected in _digests(path):
             return None
-        fault = f"has digest {digest.hexdigest()[:12]}, not {content.name[:12]}"
     except OSError as error:  # a bad block
-        fault = f"cannot be read: {reason_of(error)}"
+        return f"cannot be read: {reason_of(error)}"
+    return f"has another digest than {expected[:12]}"
+
+
+def _digests(path: Path) -> Iterator[str]:
+    """Yield the digests by which the Hub may name a file: sha256, and git's ids."""
+    with path.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        yield sha256
+        size = path.stat().st_size
+        # Git stores a large file as this pointer (LFS), and the list of a commit has its id.
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
+        yield hashlib.sha1(f"blob {len(pointer)}\0{pointer}".encode()).hexdigest()
+        stream.seek(0)
+        blob = hashlib.sha1(f"blob {size}\0".encode())
+        yield hashlib.file_digest(stream, lambda: blob).hexdigest()
+
+
+def _remove(path: Path) -> None:
     # Removing the link alone would leave the content, which the client would link again.
-    content.unlink(missing_ok=True)
+    path.resolve().unlink(missing_ok=True)
     path.unlink(missing_ok=True)
-    return fault
 
 
 def _bar_for(on_bytes: OnBytes) -> Any:

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -253,8 +254,38 @@ def test_offline_what_the_hubs_own_command_downloaded_is_used(hub: HubServer, mo
     for blob in cached(hub):
         blob.write_bytes(blob.read_bytes()[:-1] + b"?")
     for name in ("a.parquet", "b.json"):
-        with pytest.raises(DataError, match=f"{name} of me/data is not on this machine"):
+        with pytest.raises(DataError, match=f"{name} has another digest .* HF_HUB_OFFLINE is set"):
             fetch(name)
+    assert len(cached(hub)) == 2
+
+
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize("with_blobs", [False, True])
+def test_a_cache_that_was_copied_without_links_is_used(
+    hub: HubServer, monkeypatch, tmp_path: Path, offline: bool, with_blobs: bool
+):
+    hub.add(REPOSITORY, {"a.parquet": BIG, "b.json": SMALL})
+    fetch_all()
+    copy = tmp_path / "copy"
+    shutil.copytree(hub.home / "hub", copy)  # follows the links
+    if not with_blobs:
+        for blobs in copy.rglob("blobs"):
+            shutil.rmtree(blobs)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(copy))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    found = fetch_all()
+    assert [path.is_symlink() for path in found] == [False, False]
+    assert [path.read_bytes() for path in found] == [BIG, SMALL]
+    assert len(hub.downloads()) == 2
+    for path, wrong in zip(found, (BIG[:-1] + b"?", SMALL[:-1] + b"?"), strict=True):
+        path.write_bytes(wrong)
+        if offline:
+            with pytest.raises(DataError, match=f"{path} has another digest than"):
+                fetch(path.name)
+            assert path.read_bytes() == wrong
+    if not offline:
+        assert [path.read_bytes() for path in fetch_all()] == [BIG, SMALL]
+        assert len(hub.downloads()) == (2 if with_blobs else 4)
 
 
 def test_a_server_that_cannot_be_reached_is_named_unless_all_is_here(hub: HubServer):

@@ -58,7 +58,7 @@ def tree_of(commit: Commit) -> list[dict[str, object]]:
         entry: dict[str, object] = {"type": "file", "path": path, "size": len(data)}
         if is_large(path, data):
             lfs = {"oid": sha256_of(data), "size": len(data), "pointerSize": 134}
-            entry |= {"oid": "1" * 40, "lfs": lfs}
+            entry |= {"oid": git_id(pointer_to(data)), "lfs": lfs}
         else:
             entry["oid"] = git_id(data)
         entries.append(entry)
@@ -71,6 +71,12 @@ def is_large(path: str, data: bytes) -> bool:
 
 def sha256_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def pointer_to(data: bytes) -> bytes:
+    """Return what git stores in place of a large file."""
+    lines = ("version https://git-lfs.github.com/spec/v1", f"oid sha256:{sha256_of(data)}")
+    return "\n".join((*lines, f"size {len(data)}\n")).encode()
 
 
 def git_id(data: bytes) -> str:
