@@ -22,6 +22,8 @@ from nanochat_core.errors import ConfigError, DataError
 from nanochat_core.runtime.progress import Progress
 
 _DENIED = (401, 403)
+_CONNECT_SECONDS = 5  # botocore's 60, five times, would stop a plan for minutes
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,9 +121,12 @@ def _snapshot(objects: list[S3Object]) -> tuple[str, ...]:
 
 def _client() -> Any:
     # Loaded late: only this source needs it.
+    from botocore.config import Config  # pyright: ignore[reportMissingTypeStubs]
     from botocore.session import Session  # pyright: ignore[reportMissingTypeStubs]
 
-    return Session().create_client("s3")
+    retries = {"mode": "standard", "total_max_attempts": _ATTEMPTS}
+    config = Config(connect_timeout=_CONNECT_SECONDS, retries=retries)
+    return Session().create_client("s3", config=config)
 
 
 def _file_of(item: S3Object, folder: Path) -> Path:
@@ -153,6 +158,9 @@ def _download(names: dict[Path, S3Object], where: str, progress: ByteProgress) -
 def _explaining(what: str) -> Generator[None]:
     """Turn the client's errors into a DataError with one line and a hint."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from s3transfer.exceptions import (  # pyright: ignore[reportMissingTypeStubs]
+        RetriesExceededError,
+    )
 
     try:
         yield
@@ -168,6 +176,8 @@ def _explaining(what: str) -> Generator[None]:
                 hint="check AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             ) from error
         raise _unreadable(what, error) from error
+    except RetriesExceededError as error:  # of a body that is cut off each time
+        raise _unreadable(what, error.last_exception) from error
     except (BotoCoreError, ValueError) as error:  # ValueError: an endpoint that is not an address
         raise _unreadable(what, error) from error
 

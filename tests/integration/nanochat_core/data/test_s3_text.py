@@ -2,8 +2,11 @@
 
 import io
 import json
+import threading
 import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +15,7 @@ import pytest
 
 from nanochat_core.config import ShardsConfig
 from nanochat_core.data import shards
+from nanochat_core.data.hub.transfers import ByteProgress
 from nanochat_core.data.shard_files import ShardSet, read_batches
 from nanochat_core.data.text import s3_text
 from nanochat_core.errors import ConfigError, DataError
@@ -173,11 +177,68 @@ def test_a_user_without_rights_is_refused_in_one_line(
     assert "AWS_ACCESS_KEY_ID" in (error.value.hint or "")
 
 
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the client not wait before its next attempt."""
+    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_server_that_drops_packets_gets_three_times_five_seconds(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    def connect(address: object, timeout: float, *_: object, **__: object) -> None:
+        waited.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr("urllib3.util.connection.create_connection", connect)
+    with pytest.raises(DataError, match=r"cannot be read: Connect timeout on endpoint URL"):
+        s3_text.s3_snapshot(f"texts/{bucket.folder}")
+    assert waited == [5, 5, 5]
+
+
+class _Cutting(BaseHTTPRequestHandler):
+    """Say that an object has a hundred bytes, and send ten."""
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "100")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(b"0123456789")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_a_body_that_is_cut_off_each_time_is_one_line(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    item = s3_text.S3Object(path="texts/a.txt", size=100, changed=1)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Cutting) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{server.server_port}")
+        try:
+            with pytest.raises(DataError, match=r"^s3://texts cannot be read: ") as error:
+                s3_text._download(
+                    {tmp_path / "a.txt": item}, "s3://texts", ByteProgress(100, print)
+                )
+        finally:
+            server.shutdown()
+    assert "Max Retries" not in str(error.value)
+    assert "\n" not in str(error.value)
+    assert "the network" in (error.value.hint or "")
+
+
+@pytest.mark.usefixtures("no_pauses")
 def test_a_server_that_does_not_answer_is_one_line(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with pytest.raises(DataError, match=r"s3://texts/\w+ cannot be read: ") as error:
         s3_text.list_objects(f"texts/{bucket.folder}")
     assert "\n" not in str(error.value)
