@@ -108,16 +108,18 @@ def _download(url: str, archive: Path, sha256: str | None, log: Log) -> Archive:
 
     def get() -> tuple[str, str | None]:
         with _explaining(url):
-            digest, validator = _get(url, part, log)
-        if sha256 not in (None, digest):
-            raise Unreachable(
-                f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}",
-                hint=f"the file there is another one, or damaged in transit; {_WITHOUT}",
-            )
-        return digest, validator
+            return _get(url, part, log)
 
     try:
         digest, validator = with_retries(get, WAITS)
+        if sha256 not in (None, digest):
+            fault = f"{url} has sha256 {digest[:12]}, expected {str(sha256)[:12]}"
+            log(f"{fault}: it is downloaded again")
+            digest, validator = with_retries(get, WAITS)
+            if digest != sha256:
+                raise DataError(
+                    fault, hint=f"the file there is another one, or damaged in transit; {_WITHOUT}"
+                )
     except BaseException:
         part.unlink(missing_ok=True)
         raise

@@ -319,6 +319,9 @@ def test_a_bundle_that_is_not_the_one_expected_leaves_nothing(web, make_job):
         task_data.run(job)
     assert "task_data.core_bundle=null" in (error.value.hint or "")
     assert list(job.output.iterdir()) == []
+    assert cached(web) == ["lock"]
+    assert web.gets == 2  # once more, since it may be damaged in transit
+    assert "expected 000000000000: it is downloaded again" in job.events.read_text()
 
 
 def test_what_is_wrong_with_a_bundle_is_said_with_its_address(web, make_job):
