@@ -26,7 +26,7 @@ from nanochat_core.engine.speed import make_endless, read_bandwidth, wait_for_gp
 from nanochat_core.errors import ConfigError
 from nanochat_core.job import ATTENTION_PACKAGES
 from nanochat_core.model.attention import choose
-from nanochat_core.model.attention_backends import BACKENDS, MISSING, SDPA, preferred
+from nanochat_core.model.attention_backends import BACKENDS, MISSING, SDPA, Backend, preferred
 from nanochat_core.model.fp8 import E4M3, check_device
 from nanochat_core.model.gpt import GPT
 from nanochat_core.runtime.hardware.gpu_specs import find_gpu_spec
@@ -40,6 +40,7 @@ ROWS = 2
 PROMPT, ANSWERED = 10, 24  # tokens
 SQUARE, SMALL = 8192, 256  # sides of the products that are timed, on a GPU and on a CPU
 SLOW = 0.5  # of the data sheet: below, something is wrong
+_UPDATE = "update the GPU's driver, torch and these packages"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +132,33 @@ def describe(device: Device) -> Line:
 def attention(device: torch.device, found: Device) -> Line:
     """Return which backend `auto` takes in bf16, and why not those that it prefers."""
     reasons: list[str] = []
-    better: str | None = None
-    for backend in preferred(BACKENDS, found.capability[0] if found.capability else None):
+    missing: list[Backend] = []
+    major = found.capability[0] if found.capability else None
+    for backend in preferred(BACKENDS, major):
         reason = backend.unable(device, torch.bfloat16)
         if reason is None:
             slow = backend is SDPA and found.capability is not None
             return Line(
                 state="warn" if slow else "ok",
                 found="; not ".join([f"{backend.name} for training and evaluation", *reasons]),
-                remedy=better,
+                remedy=_install(missing, major) or (_UPDATE if slow else None),
             )
         reasons.append(f"{backend.name}: {reason}")
-        if better is None and reason.startswith(MISSING):
-            better = f"better here is {backend.name}: {ATTENTION_PACKAGES[backend.name][1]}"
+        if reason.startswith(MISSING) and backend.name in ATTENTION_PACKAGES:
+            missing.append(backend)
     raise AssertionError("sdpa runs everywhere")
+
+
+def _install(missing: Sequence[Backend], major: int | None) -> str:
+    """Return how to install each backend: first what a GPU has run, last what pip does not have."""
+    lines: list[tuple[bool, bool, str]] = []
+    for backend in missing:
+        how = ATTENTION_PACKAGES[backend.name][1]
+        is_flash = backend.name.startswith("fa")  # no GPU has run these, see attention_backends.py
+        fits = "written for this GPU, " if major in backend.written_for else ""
+        note = f" ({fits}not tried)" if is_flash else ""
+        lines.append((not how.startswith("pip "), is_flash, f"{backend.name}{note}: {how}"))
+    return "; ".join(line for *_, line in sorted(lines))
 
 
 def has_fp8(device: torch.device) -> bool:
