@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib.metadata
 import importlib.util
 import json
 import math
@@ -19,7 +20,7 @@ from nanochat_core.errors import ConfigError
 from nanochat_core.job import ATTENTION_PACKAGES, TRACKERS, Resources
 from nanochat_core.section import from_json
 
-# The package that a tracker or an attention backend imports, and how to install it.
+# The package that a tracker or an attention backend needs, and how to install it.
 _OPTIONAL = {
     "trackio": ("trackio", "pip install 'nanochat-flows[trackers]'"),
     "wandb": ("wandb", "pip install 'nanochat-flows[trackers]'"),
@@ -150,6 +151,7 @@ def missing_packages(names: Iterable[str]) -> list[tuple[str, str]]:
         (f"{name} needs the package {package}, which is not installed here", remedy)
         for name, package, remedy in wanted
         if importlib.util.find_spec(package) is None
+        and not any(importlib.metadata.distributions(name=package))
     ]
 
 

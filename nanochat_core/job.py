@@ -34,11 +34,12 @@ Determinism: TypeAlias = Literal["default", "strict"]
 Compile: TypeAlias = Literal["auto", True, False, "blocks"]
 # The names in nanochat_core/model/attention_backends.py, for callers that do not load torch.
 Attention: TypeAlias = Literal["auto", "fa3", "cudnn", "fa4", "flex", "fa2", "varlen", "sdpa"]
-# The package that a backend imports, and how to install it.
+# The module or distribution of a backend, and how to install it. The folder flash_attn says too
+# little: FlashAttention 2 and 4 share it, and both have flash_attn.cute.
 ATTENTION_PACKAGES = {
-    "fa2": ("flash_attn", "pip install 'nanochat-flows[flash-attn]'"),
+    "fa2": ("flash-attn", "pip install 'nanochat-flows[flash-attn]'"),
     "fa3": ("flash_attn_interface", "build FlashAttention 3 from its sources"),
-    "fa4": ("flash_attn", "pip install 'nanochat-flows[fa4]'"),
+    "fa4": ("flash-attn-4", "pip install 'nanochat-flows[fa4]'"),
     "cudnn": ("cudnn", "pip install 'nanochat-flows[gpu]'"),
 }
 

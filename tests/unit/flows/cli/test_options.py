@@ -11,6 +11,7 @@ from flows.cli.options import PlacementOptions, RunOptions, check_gpus, check_wo
 from flows.cli.requests import read_request
 from flows.profiles import open_profile
 from flows.run_request import RunRequest
+from infra.placement import missing_packages
 from nanochat_core.errors import ConfigError
 
 
@@ -88,6 +89,34 @@ def test_a_package_that_is_missing_is_named_before_the_first_stage(
         assert "pip install 'nanochat-flows[trackers]'" in said
     PlacementOptions(home=tmp_path, gpus=0, attention="sdpa").placement(open_profile("tiny"))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("installed", "files", "missing"),
+    [
+        ("flash_attn-2.8.3", ("__init__.py", "cute/__init__.py"), "fa4"),
+        ("flash_attn_4-4.0.0b36", ("cute/__init__.py",), "fa2"),
+    ],
+)
+def test_flash_attention_2_and_4_share_a_folder_and_are_distinguished(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    installed: str,
+    files: tuple[str, ...],
+    missing: str,
+) -> None:
+    for name in files:
+        path = tmp_path / "flash_attn" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("raise AssertionError('imported')")
+    (tmp_path / f"{installed}.dist-info").mkdir()
+    name, _, version = installed.partition("-")
+    metadata = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n"
+    (tmp_path / f"{installed}.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.syspath_prepend(tmp_path)
+    ((line, remedy),) = missing_packages(["fa2", "fa4"])
+    assert line.startswith(f"{missing} needs the package flash-attn")
+    assert remedy.startswith("pip install 'nanochat-flows[f")
 
 
 def test_options_are_named_again_in_the_command_that_resumes() -> None:
