@@ -17,7 +17,7 @@ from nanochat_core.engine.answer import Completion
 from nanochat_core.engine.engine import Engine
 from nanochat_core.engine.reference import generate_naive
 from nanochat_core.engine.speed import wait_for_gpu
-from nanochat_core.errors import NanochatError
+from nanochat_core.errors import ConfigError, NanochatError
 from nanochat_core.model.checkpoint import load_model
 from nanochat_core.runtime.hardware.device import use_device
 from nanochat_core.tokenizer.bpe import Tokenizer
@@ -51,8 +51,14 @@ def main(arguments: list[str]) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Answer with both, print, and return the exit code."""
-    device = torch.device(options.device)
-    use_device(device)
+    try:
+        device = torch.device(options.device)
+        use_device(device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
+        first = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"--device {options.device} cannot be used here: {first}", hint="cpu, cuda or cuda:1"
+        ) from error
     model = load_model(options.model, device)
     tokenizer = Tokenizer.load(options.model / "tokenizer")
     tokens = [tokenizer.bos, *tokenizer.encode(options.prompt)]
