@@ -7,6 +7,7 @@ POLL_SECONDS = 0.1  # between two polls of this machine: a process, a lock, an e
 ASK_SECONDS = 1.0  # between two polls of the store or of Prefect
 SLOW_SECONDS = 5.0  # between two polls of a scheduler, and between two reports of progress
 ANSWER_SECONDS = 10.0  # timeout of a request: a server on SQLite may be busy
+MARGIN_SECONDS = 5.0  # added to the time in which another process or thread has to end
 
 
 def wait_until(is_done: Callable[[], bool], *, seconds: float, every: float = POLL_SECONDS) -> bool:

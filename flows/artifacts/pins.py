@@ -105,7 +105,7 @@ def wait_for_sweep(store: Store, *, log: Log, pause: Pause) -> bool:
     observer = Observer(lambda: slept)  # a sleep takes at least as long
     while (holder := find_holder(store, SWEEP, ttl=inf, observer=observer)) is not None:
         if holder.silence > TTL:
-            taken = try_acquire(store, SWEEP, Lease.claim("gc"), observer=observer)
+            taken = try_acquire(store, SWEEP, Lease.claim("gc"), ttl=TTL, observer=observer)
             if isinstance(taken, HeldLease):
                 taken.release()
             continue

@@ -41,15 +41,12 @@ from infra.launch.rendezvous import (
     store_host,
 )
 from infra.launch.torchrun import JobFailed, StageInterrupted
-from infra.polling import POLL_SECONDS
+from infra.polling import MARGIN_SECONDS, POLL_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, OutOfMemory, StageError
 from nanochat_core.job import Job
 
 SECONDS_BETWEEN_BEATS = 2.0
-# Seconds to wait, after the ranks' grace, for the node that failed first to report why: its
-# ranks end, then it uploads what they saved.
-_SECONDS_FOR_A_REASON = 5.0
 _AGAIN = (
     "if it is not retried by itself, run the same command again: it resumes from the last "
     "checkpoint once all nodes are up"
@@ -189,8 +186,9 @@ class Coordinator:
         Waits for the other nodes' reports, which may take as long as a rank may take to save.
         """
         # Our own error is often only the echo of another rank's: collectives fail on all of them. A
-        # retryable report may be an echo too: wait until every node has reported.
-        deadline = time.monotonic() + self._grace + _SECONDS_FOR_A_REASON
+        # retryable report may be an echo too: wait until every node has reported. The ranks of the
+        # one that failed first end, then it uploads what they saved.
+        deadline = time.monotonic() + self._grace + MARGIN_SECONDS
         while is_retryable(reason := min([*self._said(), *self._gone(), error], key=is_retryable)):
             if time.monotonic() > deadline or all(p.has_ended for p in self._peers.values()):
                 break
@@ -352,7 +350,8 @@ def lead(
     coordinator = Coordinator(job, start, lease, terms=context.terms, log=log)
     # A name that is not of an interface here (Debian's 127.0.1.1) may be right for the others.
     with socket.create_server((address if find_interface(address) else "", 0)) as listener:
-        lease.announce(f"{address}:{listener.getsockname()[1]}")
+        lease.note(endpoint=f"{address}:{listener.getsockname()[1]}")
+        lease.renew()
         with coordinator.listening(listener):
             coordinator.assemble(address)
             yield coordinator

@@ -193,7 +193,7 @@ class _Sweep:
                 self.spared.update(edges.leads_to)
 
     def _acquire(self, place: ArtifactRef) -> HeldLease | LeaseHolder:
-        return try_acquire(self.store, place, self.claim(), forgotten=_FORGOTTEN)
+        return try_acquire(self.store, place, self.claim(), ttl=_FORGOTTEN)
 
     def _clear(self, place: ArtifactRef, pieces: list[Piece]) -> bool:
         """Delete records and checkpoints of one fingerprint. Returns False if it is in use."""

@@ -16,11 +16,10 @@ from typing import Any
 
 from flows.identity.ref import ArtifactRef
 from flows.leases.lease import BEAT, TTL, Lease, LeaseHolder, Observer, observe
-from infra.polling import POLL_SECONDS
+from infra.polling import MARGIN_SECONDS, POLL_SECONDS
 from infra.storage.base import Store, VersionedObject, swap_until_won
 from nanochat_core.errors import ArtifactError, StageError, StoreError
 
-_SECONDS_TO_END = 5.0  # for a heartbeat whose request is under way when the block ends
 _UNREACHABLE = (StoreError, ArtifactError)  # a damaged answer decides as little as none
 
 
@@ -48,29 +47,22 @@ class HeldLease:
         self.ending = threading.Event()  # the lease is lost, or the run is stopped: ends the job
         self._store = store
         self._ref = ref
-        self._progress = (record.step, record.total)
-        self._endpoint: str | None = None
+        self._noted: dict[str, Any] = {"step": record.step, "total": record.total}
         self._error: LeaseLost | None = None
 
-    def note(self, *, step: int, total: int) -> None:
-        """Note the job's progress; the next renewal puts it into the record."""
+    def note(self, **facts: int | str) -> None:
+        """Note the job's `step` and `total`, or its `endpoint`: each later renewal records them."""
         # One assignment: the heartbeat thread never pairs an old step with a new total.
-        self._progress = (step, total)
+        self._noted = {**self._noted, **facts}
 
     @property
     def total(self) -> int:
         """Return the job's steps as last noted."""
-        return self._progress[1]
-
-    def announce(self, endpoint: str) -> None:
-        """Put host:port into the record at once. Raises LeaseLost, StoreError."""
-        self._endpoint = endpoint  # which every later renewal repeats
-        self.renew()
+        return self._noted["total"]
 
     def renew(self) -> None:
-        """Renew the lease and record the job's progress and endpoint. Raises LeaseLost."""
-        step, total = self._progress
-        self._write(step=step, total=total, endpoint=self._endpoint)
+        """Renew the lease and record what was noted. Raises LeaseLost."""
+        self._write(**self._noted)
 
     def release(self) -> None:
         """Release the lease, so that the next owner need not wait. No-op if it is lost."""
@@ -106,7 +98,7 @@ class HeldLease:
         finally:
             finished.set()
             watching.join()
-            beating.join(_SECONDS_TO_END)
+            beating.join(MARGIN_SECONDS)  # its request may be under way
             # A heartbeat that still hangs in the store could interfere with the release; then the
             # lease is left to expire.
             if not beating.is_alive():
@@ -172,16 +164,13 @@ def try_acquire(
     ref: ArtifactRef,
     claim: Lease,
     *,
-    ttl: float = TTL,
+    ttl: float = inf,
     observer: Observer | None = None,
-    forgotten: float = inf,
 ) -> HeldLease | LeaseHolder:
     """Return the lease if it could be acquired, else its holder. Does not wait.
 
-    A caller that tries repeatedly passes the same `observer` each time; without one, the lease of a
-    process that may live is acquired only after its release. `forgotten` is an age by the store's
-    clock, for a caller that cannot observe: an hour at least, so that a live lease is hardly taken
-    for it.
+    A caller that tries repeatedly passes the same `observer` each time. Without one `ttl` is an age
+    by the store's clock: an hour at least, so that a live lease is hardly taken for an old one.
 
     Idempotent: after an error it may be repeated with the same claim, and finds a lease whose grant
     got no answer. Raises StoreError.
@@ -194,7 +183,8 @@ def try_acquire(
             is_ours = store.put_if_absent(key, claim.to_json())
             return HeldLease(store, ref, claim) if is_ours else None
         holder, stored = found
-        if not _may_take(holder, claim, ttl=ttl) and holder.age <= forgotten:
+        # Our own claim: no answer said that it is ours.
+        if not holder.has_ended(ttl) and holder.record.owner != claim.owner:
             return holder
         mine = replace(claim, epoch=holder.record.epoch + 1)
         # On the version that was just read: of two processes that take over, one succeeds.
@@ -202,9 +192,3 @@ def try_acquire(
         return HeldLease(store, ref, mine) if is_ours else None
 
     return swap_until_won(f"{store.url}/{key}", swap)
-
-
-def _may_take(holder: LeaseHolder, claim: Lease, *, ttl: float) -> bool:
-    record = holder.record
-    is_free = record.released or record.owner == claim.owner  # or no answer said that it is ours
-    return is_free or holder.silence > ttl or record.is_dead()

@@ -61,7 +61,11 @@ class LeaseHolder:
 
     record: Lease
     age: float  # seconds since its last renewal, by the store's clock: for people
-    silence: float = 0.0  # seconds for which the observer saw no renewal
+    silence: float  # seconds for which the observer saw no renewal; without an observer, the age
+
+    def has_ended(self, ttl: float) -> bool:
+        """Return whether another process may acquire the lease: it is free, expired or dead."""
+        return self.record.released or self.silence > ttl or self.record.is_dead()
 
     def __str__(self) -> str:
         record = self.record
@@ -96,13 +100,10 @@ def find_holder(
 
     Without an `observer` a lease expires by the store's clock, which may be wrong or set: displays
     may then be wrong, and waits end early. Garbage collection stays safe: it spares what is younger
-    than its grace, and deletes under the lease, which must be `forgotten` to be taken.
+    than its grace, and deletes under the lease, which it takes after hours only.
     """
     found = observe(store, ref, observer)
-    if found is None or found[0].record.released or found[0].record.is_dead():
-        return None
-    holder = found[0]
-    return None if (holder.silence if observer else holder.age) > ttl else holder
+    return None if found is None or found[0].has_ended(ttl) else found[0]
 
 
 def observe(
@@ -117,5 +118,5 @@ def observe(
     tree, stored = found
     mend = "delete it when no process builds this, then run the command again"
     record = read_record(Lease, tree, where=f"{store.url}/{key}", what="a lease", mend=mend)
-    silence = observer.silence(record, asked=asked) if observer else 0.0
+    silence = observer.silence(record, asked=asked) if observer else stored.age
     return LeaseHolder(record=record, age=stored.age, silence=silence), stored

@@ -39,7 +39,7 @@ from flows.leases.lease import find_holder
 from flows.orchestration.client import NOT_ANSWERING, quick_client, reporting_refusals
 from infra.launch.torchrun import StageInterrupted
 from infra.placement import ONE_STAGE, check_gpu_pool, unknown_pool
-from infra.polling import ASK_SECONDS, wait_until
+from infra.polling import ASK_SECONDS, MARGIN_SECONDS, wait_until
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError, StoreError
 
@@ -194,7 +194,7 @@ def stop_stages(
     if context.placement.pool is not None and is_terminal(error):
         cancelled = [found for run in records for found in cancel_requests_of(run)]
     grace = context.placement.resources.grace_seconds
-    wait(futures, timeout=grace + 5)
+    wait(futures, timeout=grace + MARGIN_SECONDS)
     with contextlib.suppress(StoreError):  # may be the error that is being raised
         for record in records.values():
             record.end("interrupted" if is_interrupted else "failed")

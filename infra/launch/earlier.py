@@ -12,13 +12,11 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from infra.polling import POLL_SECONDS
+from infra.polling import MARGIN_SECONDS, POLL_SECONDS
 from infra.storage.files import try_flock
 from nanochat_core.errors import StageError
 from nanochat_core.job import Job
 from nanochat_core.runtime.process_start import ProcessRef, kill
-
-_SECONDS_MORE = 5.0  # than saving may take, see the module
 
 
 @contextlib.contextmanager
@@ -33,7 +31,7 @@ def earlier_workers_ended(
     one that did not write its name. After `seconds` the log says how to find either. Raises
     StageError if a worker to be killed belongs to another user.
     """
-    limit = job.resources.grace_seconds + _SECONDS_MORE if seconds is None else seconds
+    limit = job.resources.grace_seconds + MARGIN_SECONDS if seconds is None else seconds
     with contextlib.ExitStack() as files:
         # Opened to append: writing would erase the name that the holder left in its lock file.
         paths = job.directory.glob("worker-*.lock")

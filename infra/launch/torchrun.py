@@ -26,7 +26,7 @@ from infra.launch.earlier import earlier_workers_ended
 from infra.launch.fitting import note_too_large
 from infra.launch.rendezvous import Rendezvous
 from infra.launch.watchdog import Hang, Watchdog, find_place, heartbeats_of
-from infra.polling import POLL_SECONDS
+from infra.polling import MARGIN_SECONDS, POLL_SECONDS
 from nanochat_core.errors import OutOfMemory, StageError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.heartbeat import forget_heartbeats
@@ -34,7 +34,6 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, STEPS_VARIABLE
 
 OnEvent: TypeAlias = Callable[[dict[str, Any]], None]
 
-SECONDS_IF_LOST = 5.0  # from the stop of ranks whose peers are gone until they are killed
 # Of the job's `grace_seconds`, for torchrun to kill its ranks before it is killed itself. A worker
 # ends before both (runtime/interrupt.py).
 _SECONDS_TO_KILL = 3.0
@@ -78,7 +77,7 @@ def run_job(
     workers run (Ctrl-C, a cancelled flow run, an error of `on_event` or of `check`, which is called
     all the time and at the end) stops them before it is raised. Once `lost` is set ranks of other
     machines are gone, nothing more can be saved, and ranks that are being stopped have
-    SECONDS_IF_LOST left instead of the resources' grace. With `root` the workers run the code of
+    MARGIN_SECONDS left instead of the resources' grace. With `root` the workers run the code of
     the repository in that directory. With `steps` they are interrupted after so many steps, their
     state saved, unless they finish earlier. With a `rendezvous` they are this machine's part of a
     job of several machines, `processes` on each. Only node 0 has the result; elsewhere an empty
@@ -247,7 +246,7 @@ def _supervise(
 def _end(process: subprocess.Popen[bytes], grace: float, lost: threading.Event) -> None:
     """Send SIGTERM, wait for `grace` seconds while the process saves, then kill it.
 
-    Once `lost` is set, wait for SECONDS_IF_LOST at most.
+    Once `lost` is set, wait for MARGIN_SECONDS at most.
     """
     if process.poll() is not None:
         return
@@ -257,7 +256,7 @@ def _end(process: subprocess.Popen[bytes], grace: float, lost: threading.Event) 
     try:
         while process.poll() is None and time.monotonic() < limit:
             if lost.is_set():
-                limit = min(limit, time.monotonic() + SECONDS_IF_LOST)
+                limit = min(limit, time.monotonic() + MARGIN_SECONDS)
                 lost = threading.Event()  # the limit is set once
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(POLL_SECONDS)

@@ -322,7 +322,7 @@ class Stray(Actor):
         place = f"shards/{identity.fingerprint}"
         what = self.world.rng.randrange(3)
         if what == 0:
-            try_acquire(self.store, identity.ref, make_claim(), ttl=TERMS.ttl)
+            try_acquire(self.store, identity.ref, make_claim())
         elif what == 1:
             manifest = self.some_artifact()
             artifacts = [[manifest.stage, manifest.fingerprint]]

@@ -100,11 +100,9 @@ def _adopt_anything(store: Store, ours: Manifest, attempt: str) -> Published:
     return Published(manifest=winner or ours, adopted=True, divergence=None)
 
 
-def _by_store_clock(holder: LeaseHolder, claim: Lease, *, ttl: float) -> bool:
+def _by_store_clock(holder: LeaseHolder, ttl: float) -> bool:
     """Another process may take a lease that looks old by the store's wall clock."""
-    record = holder.record
-    is_free = record.released or record.owner == claim.owner
-    return is_free or holder.age > ttl or record.is_dead()
+    return holder.record.released or holder.age > ttl or holder.record.is_dead()
 
 
 _is_dead = Process.is_dead
@@ -157,9 +155,7 @@ MUTATIONS: dict[str, Mutation] = {
     "manifest-by-plain-put": Mutation(store=_PlainPut),
     "epoch-ignored": Mutation(patches=((HeldLease, "_is_of", lambda held, record: True),)),
     "manifest-before-files": Mutation(store=_ManifestFirst),
-    "expiry-by-store-clock": Mutation(
-        patches=((flows.leases.held_lease, "_may_take", _by_store_clock),)
-    ),
+    "expiry-by-store-clock": Mutation(patches=((LeaseHolder, "has_ended", _by_store_clock),)),
     "namespace-ignored": Mutation(patches=((Process, "is_dead", _taking_for_ours("namespace")),)),
     "boot-ignored": Mutation(patches=((Process, "is_dead", _taking_for_ours("boot")),)),
     "host-by-name": Mutation(patches=((Process, "is_dead", _taking_for_ours("machine")),)),

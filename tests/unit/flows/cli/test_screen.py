@@ -73,9 +73,7 @@ def test_a_line_from_the_store_cannot_pass_for_two(capsys: pytest.CaptureFixture
 def test_the_host_of_a_lease_is_shown_as_text(store: Store, terminal: Terminal):
     run = open_profile("tiny").run
     fingerprint = identify(SHARDS, run, {}, code=Code(REPOSITORY)).fingerprint
-    try_acquire(
-        store, ArtifactRef("shards", fingerprint), replace(claim("b"), host=HOSTILE), ttl=90.0
-    )
+    try_acquire(store, ArtifactRef("shards", fingerprint), replace(claim("b"), host=HOSTILE))
     put_run(store, "tiny-1", status="interrupted")
     lines = terminal.said("status", "tiny")
     assert any(SHOWN in line for line in lines)

@@ -35,14 +35,14 @@ def store(tmp_path: Path) -> LocalStore:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow its last heartbeat is, the block waits for it."""
-    monkeypatch.setattr(held_lease, "_SECONDS_TO_END", SECONDS)
+    monkeypatch.setattr(held_lease, "MARGIN_SECONDS", SECONDS)
 
 
 @contextlib.contextmanager
 def held_by_us(
     store: Any, *, terms: LeaseTimings = QUICK, stop: threading.Event | None = None
 ) -> Generator[HeldLease]:
-    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("a"), ttl=terms.ttl)
+    lease = try_acquire(store, ArtifactRef("sft", FINGERPRINT), claim("a"))
     assert isinstance(lease, HeldLease)
     with lease.keep(stop or threading.Event(), beat=terms.beat):
         yield lease
@@ -159,7 +159,7 @@ def test_a_lease_that_was_taken_while_the_store_was_away_is_lost_at_the_next_con
 def test_a_store_that_hangs_ends_neither_the_job_nor_delays_its_end(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_lease, "_SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(held_lease, "MARGIN_SECONDS", 0.1)
     answer, may_hang, hangs = threading.Event(), threading.Event(), threading.Event()
 
     class Hanging:

@@ -40,7 +40,7 @@ def set_age(store: LocalStore, tmp_path: Path) -> Callable[[float], None]:
 
 
 def ask(store: Any, me: Lease) -> HeldLease | LeaseHolder:
-    return try_acquire(store, REF, me, ttl=TTL)
+    return try_acquire(store, REF, me)
 
 
 def take(store: Any, me: Lease) -> HeldLease:
@@ -184,7 +184,7 @@ def test_garbage_collection_takes_a_lease_that_is_hours_old(
     take(store, claim("a"))
     for age, kind in ((TTL + 1, LeaseHolder), (3000.0, LeaseHolder), (3601.0, HeldLease)):
         set_age(age)
-        found = try_acquire(store, REF, claim("gc"), ttl=TTL, forgotten=3600.0)
+        found = try_acquire(store, REF, claim("gc"), ttl=3600.0)
         assert isinstance(found, kind), age
 
 
