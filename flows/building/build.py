@@ -12,7 +12,7 @@ from functools import partial
 
 from flows.artifacts import checkpoints
 from flows.artifacts.pins import reserve
-from flows.artifacts.publish import Published, find_manifest, publish
+from flows.artifacts.publish import find_manifest, publish
 from flows.artifacts.revocations import find_revocation, find_revoked
 from flows.artifacts.runs import timestamp
 from flows.building.code_check import CodeChanged
@@ -29,12 +29,10 @@ from flows.leases import file_lock
 from flows.leases.acquire import BuildClaim, acquire
 from flows.leases.held_lease import HeldLease
 from flows.leases.lease import Lease
-from flows.leases.outage import StoreWait
 from flows.stages import Stage
 from infra.launch.torchrun import DISK_FULL, JobFailed, StageInterrupted, disk_full
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
-from nanochat_core.job import Job, Result
 from nanochat_core.runtime.metrics import FILE as METRICS_FILE
 
 
@@ -56,9 +54,27 @@ def build(
     raises StoreError if it refuses.
     """
     with reporting_failure(stage, context):
-        while (built := _reuse_or_build(stage, context, inputs, force, redo)) is None:
-            pass
-        return built
+        while True:
+            lookup = look_up(stage, context, inputs, force=force, redo=redo)
+            if lookup.manifest is not None:
+                return reuse(context, lookup.manifest)
+            identity, store = lookup.identity, context.store
+            with acquire(_make_claim(stage, context, identity)) as held:
+                # It also ends if the lease, if we hold one, is lost.
+                check = held.raise_if_lost if isinstance(held, HeldLease) else None
+                wait = context.wait_for_store(stage.name, check=check)
+                # Look again, under the lease: the owner before us may have published meanwhile.
+                if wait(partial(find_manifest, store, identity.ref)) is not None:
+                    found = wait(partial(_reserve_existing, context, identity))
+                    if found is not None:
+                        return reuse(context, found)
+                elif isinstance(held, HeldLease):
+                    built = _build(stage, context, lookup, inputs, lease=held)
+                    # After the manifest is in the store: a crash in between must be able to resume.
+                    # Still under the lease, so that they are not those of another builder.
+                    wait(partial(checkpoints.forget, store, identity.ref))
+                    return built
+            # What was found was deleted or revoked meanwhile: look again.
 
 
 @contextmanager
@@ -68,8 +84,12 @@ def reporting_failure(stage: Stage, context: BuildContext) -> Generator[None]:
     A full disk, of work directory or cache, becomes a StageError.
     """
     try:
-        with _disk_full_in_a_line(stage, context):
+        try:
             yield
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            raise disk_full(stage.name, error.filename or context.work) from error
     except StageInterrupted:
         context.watch(stage.name, {"kind": "interrupted"})
         raise
@@ -78,16 +98,6 @@ def reporting_failure(stage: Stage, context: BuildContext) -> Generator[None]:
         event = {"error": str(error), "hint": error.hint, "log_tail": log_tail}
         context.watch(stage.name, {"kind": "failed", **event})
         raise
-
-
-@contextmanager
-def _disk_full_in_a_line(stage: Stage, context: BuildContext) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        raise disk_full(stage.name, error.filename or context.work) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,40 +165,6 @@ def _choose(
         )
         # Read again afterwards: another run may have asked at the same moment.
         raise_redo(store, recipe.ref, redo, asked)
-
-
-def _reuse_or_build(
-    stage: Stage,
-    context: BuildContext,
-    inputs: Mapping[str, Manifest],
-    force: bool,
-    redo: int | None,
-) -> Built | None:
-    """Return the artifact. None: what was found is gone by now, so the caller looks again."""
-    lookup = look_up(stage, context, inputs, force=force, redo=redo)
-    if lookup.manifest is not None:
-        return reuse(context, lookup.manifest)
-    identity = lookup.identity
-    with acquire(_make_claim(stage, context, identity)) as held:
-        wait = _wait_under(context, stage, held)
-        # Look again, under the lease: the owner before us may have published meanwhile.
-        if wait(lambda: find_manifest(context.store, identity.ref)) is not None:
-            reserved = wait(lambda: _reserve_existing(context, identity))
-            return reuse(context, reserved) if reserved is not None else None
-        if isinstance(held, Manifest):  # we hold no lease, and a collection deleted it
-            return None
-        built = _build(stage, context, lookup, inputs, lease=held)
-        # Checkpoints go after the manifest is in the store: a crash in between must be able to
-        # resume. Still under the lease, so that they are not those of another builder.
-        wait(lambda: checkpoints.forget(context.store, identity.ref))
-        return built
-
-
-def _wait_under(context: BuildContext, stage: Stage, held: HeldLease | Manifest) -> StoreWait:
-    """Return a wait for the store that also ends if the lease, if we hold one, is lost."""
-    if isinstance(held, Manifest):
-        return context.wait_for_store(stage.name)
-    return context.wait_for_store(stage.name, check=held.raise_if_lost)
 
 
 def find_usable(context: BuildContext, ref: ArtifactRef) -> Manifest | None:
@@ -270,9 +246,9 @@ def _build(
     *,
     lease: HeldLease,
 ) -> Built:
-    began = time.time()
-    identity = lookup.identity
-    wait = _wait_under(context, stage, lease)
+    """Fetch the inputs, run the job, publish its output; return the artifact."""
+    began, identity = time.time(), lookup.identity
+    wait = context.wait_for_store(stage.name, check=lease.raise_if_lost)
     with context.open_cache() as cache:
         files = fetch_inputs(stage, context, inputs, cache, check=lease.raise_if_lost)
         job = make_job(stage, context, identity, files)
@@ -284,23 +260,6 @@ def _build(
         except CodeChanged:  # other code wrote the checkpoints: they belong to no fingerprint
             shutil.rmtree(job.directory, ignore_errors=True)
             raise
-    published = _publish(stage, context, identity, job, inputs, result, lease, wait)
-    wait(lambda: context.record(identity.ref))
-    # Last: until the manifest is stored, a retry publishes the output from this directory.
-    shutil.rmtree(job.directory, ignore_errors=True)
-    return finish(context, published.manifest, began=began)
-
-
-def _publish(
-    stage: Stage,
-    context: BuildContext,
-    identity: Identity,
-    job: Job,
-    inputs: Mapping[str, Manifest],
-    result: Result,
-    lease: HeldLease,
-    wait: StoreWait,
-) -> Published:
     logs = [job.events, job.directory / METRICS_FILE, job.directory / "worker.log"]
     published = publish(
         context.store,
@@ -329,4 +288,7 @@ def _publish(
         context.log(identity.stage, "warning")(
             f"{identity.stage} was built before with another result: {context.store.url}/{differs}"
         )
-    return published
+    wait(lambda: context.record(identity.ref))
+    # Last: until the manifest is stored, a retry publishes the output from this directory.
+    shutil.rmtree(job.directory, ignore_errors=True)
+    return finish(context, published.manifest, began=began)

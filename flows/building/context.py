@@ -58,15 +58,18 @@ class BuildContext:
         """Return a function that sends a line as an event: a message, or `waiting` or `warning`."""
         return lambda text: self.watch(stage, {"kind": kind, "text": text})
 
-    def wait_for_store(self, stage: str, *, check: Callable[[], None] = lambda: None) -> StoreWait:
-        """Return a callable that retries requests while the store is unavailable."""
+    def wait_for_store(self, stage: str, *, check: Callable[[], None] | None = None) -> StoreWait:
+        """Return a callable that retries requests while the store is unavailable.
+
+        `check` is called between two tries, and may raise.
+        """
         return StoreWait(
             store=self.store,
             name=stage,
             waiting=WaitLog(self.log(stage, "waiting"), every=self.terms.report),
             stop=self.stop,
             terms=self.terms,
-            check=check,
+            check=check or (lambda: None),
         )
 
     def pause(self, stage: str, seconds: float) -> None:
