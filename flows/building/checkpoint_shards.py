@@ -24,7 +24,6 @@ from flows.building.messages import CheckpointShard
 from flows.identity.manifest import File
 from infra.launch.background import poll
 from infra.launch.mirror import Superseded, reporting_errors
-from infra.parallel import in_parallel
 from infra.polling import POLL_SECONDS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, NanochatError
@@ -47,7 +46,7 @@ def upload_shards(
     may raise. Raises StoreError, ArtifactError, OSError.
     """
 
-    def send(rank: int) -> None:
+    for rank in ranks:
         check()
         step, entry = step_of(directory), _read_entry(directory, rank)
         file = File(
@@ -59,9 +58,6 @@ def upload_shards(
         store.upload(file.key, directory / file.path, on_bytes=lambda count: check())
         check_arrived(store, file)
         on_shard(CheckpointShard(step=step, rank=rank, file=file))
-
-    for _ in in_parallel(send, ranks):
-        pass
 
 
 def note_shard(job: Job, shard: CheckpointShard, *, epoch: int) -> None:

@@ -35,8 +35,7 @@ from flows.stages import Stage
 from infra.polling import SLOW_SECONDS
 from nanochat_core.runtime.progress import read_events
 
-SECONDS_BETWEEN_LINES = 30.0  # of progress in the log, and between requests to a silent server
-SECONDS_BETWEEN_PICTURES = 60.0
+SECONDS_BETWEEN_LINES = 30.0  # and pictures of progress, and requests to a silent server
 _SECONDS_TO_CLOSE = 45.0
 _LEVELS = {"failed": logging.ERROR, "warning": logging.WARNING}
 
@@ -189,7 +188,6 @@ class StagePage:
         self._next_update = 0.0
         _tag_task_run(f"run:{run}")
         self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
-        self._next_picture = time.monotonic() + SECONDS_BETWEEN_PICTURES
 
     def report(self, event: Mapping[str, Any]) -> None:
         """Show one event."""
@@ -240,15 +238,14 @@ class StagePage:
         if loop is None:
             return
         loop.move(event)
-        if now >= self._next_line:
+        if is_line := now >= self._next_line:
             self._next_line = now + SECONDS_BETWEEN_LINES
             self._log(loop.line)
         # Updates are dropped while the last one is being sent: a slow server must not queue them.
-        if now >= self._next_update and not self._writer.is_busy:
+        if (is_line or now >= self._next_update) and not self._writer.is_busy:
             self._next_update = now + SLOW_SECONDS
             self._show_progress(loop, self._resumed + loop.line)
-            if now >= self._next_picture:
-                self._next_picture = now + SECONDS_BETWEEN_PICTURES
+            if is_line:
                 self._show_curve()
 
     def _show_progress(self, loop: Loop, text: str, *, is_done: bool = False) -> None:

@@ -16,10 +16,9 @@ import psutil
 from infra.polling import wait_until
 from infra.prefect.logs import spawn
 from infra.prefect.server import SECONDS_TO_DIE
-from infra.retry import after_failure
+from infra.retry import LONGEST_PAUSE, after_failure
 
 SECONDS_TO_SAVE = 30.0  # a stage needs less to save and to publish its checkpoint
-SECONDS_OF_HEALTH = 60.0  # a process that ran longer did not fail at its start
 
 
 class Interval:
@@ -58,7 +57,7 @@ class Backoff:
         """Note that the try ended; return the seconds until the next."""
         now = time.monotonic()
         # A long life resets the backoff: only ends in quick succession lengthen the pause.
-        if now - self._began > SECONDS_OF_HEALTH:
+        if now - self._began > LONGEST_PAUSE:
             self.tries = 0
         self.tries += 1
         pause = after_failure(self.tries)

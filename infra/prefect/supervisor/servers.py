@@ -12,10 +12,9 @@ from infra.prefect.server import did_not_start, is_healthy, start_server
 from infra.prefect.supervisor.processes import Backoff, Interval
 
 # A server that runs but does not answer is killed: after so many questions in a row, which also
-# holds after a suspend of the supervisor. On a busy machine a server may be silent for a while.
+# holds after a suspend of the supervisor. On a busy machine a server is silent while it starts.
 SECONDS_BETWEEN_QUESTIONS = 15.0
-MOST_UNANSWERED = 8  # 2 minutes
-MOST_UNANSWERED_AT_START = 20  # 5 minutes, of one that was started again
+MAX_UNANSWERED = 16  # 4 minutes
 
 
 class OwnServer:
@@ -64,7 +63,7 @@ class OwnServer:
                 self._log(f"server: process {server.pid} answers at {server.ui_url}")
         elif is_due and self._is_up is not None:
             self._unanswered += 1
-            if self._unanswered >= (MOST_UNANSWERED if self._is_up else MOST_UNANSWERED_AT_START):
+            if self._unanswered >= MAX_UNANSWERED:
                 self._log(
                     f"server: process {server.pid} left {self._unanswered} questions unanswered; "
                     "it is killed"

@@ -20,7 +20,7 @@ from infra.prefect.supervisor import processes
 from infra.prefect.supervisor import servers as servers_module
 from infra.prefect.supervisor import supervisor as supervisor_module
 from infra.prefect.supervisor.processes import ManagedProcess
-from infra.prefect.supervisor.servers import MOST_UNANSWERED, OwnServer
+from infra.prefect.supervisor.servers import MAX_UNANSWERED, OwnServer
 from infra.prefect.supervisor.supervisor import Supervisor
 from infra.prefect.supervisor.workers import managed_worker
 from nanochat_core.runtime.process_start import start_of
@@ -99,14 +99,14 @@ def test_a_server_that_runs_and_answers_no_request_is_replaced(servers: Servers)
     assert servers.started[0].wait(120) == -signal.SIGKILL
     wait_for(lambda: own.look() is not None, "another one")
     assert len(servers.started) == 2
-    assert [line for line in servers.said if "left 8 questions unanswered; it is killed" in line]
+    assert [line for line in servers.said if "left 16 questions unanswered; it is killed" in line]
 
 
 def test_a_server_that_stands_still_for_a_moment_is_left_alone(servers: Servers) -> None:
     own = servers.supervise()
     for _ in range(2):
         servers.started[0].send_signal(signal.SIGSTOP)
-        for _ in range(MOST_UNANSWERED - 2):
+        for _ in range(MAX_UNANSWERED - 2):
             assert own.look() is not None  # its clients ask again
         servers.started[0].send_signal(signal.SIGCONT)
         assert answers(str(own.look()))
