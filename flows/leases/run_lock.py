@@ -81,8 +81,6 @@ def _open(path: Path) -> IO[str]:
     while True:
         file = path.open("a", encoding="utf-8")
         fcntl.flock(file, fcntl.LOCK_SH)
-        # Another process may have removed the file between the two calls.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
+        if os.fstat(file.fileno()).st_nlink:  # 0: removed between the two calls
+            return file
         file.close()
