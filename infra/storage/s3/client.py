@@ -5,6 +5,7 @@ only `S3Store` can find out whether its own write took effect, so it repeats eve
 """
 
 import functools
+import os
 import re
 import threading
 from collections.abc import Callable
@@ -31,14 +32,18 @@ CONNECT_SECONDS = 5
 READ_SECONDS = 60  # longest pause between two pieces of an answer
 
 
-def make_client(addressing: str | None) -> Any:
-    """Return a client from AWS's usual variables and files; None means botocore's addressing."""
+def make_client() -> Any:
+    """Return a client from AWS's usual variables and files.
+
+    NANOCHAT_S3_ADDRESSING says where a URL has the bucket's name. Without it that is the path, and
+    the host name at AWS itself.
+    """
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=READ_SECONDS,
         retries={"mode": "standard", "total_max_attempts": 1},
         max_pool_connections=4 * THREADS,
-        s3={"addressing_style": addressing or "auto"},
+        s3={"addressing_style": os.environ.get("NANOCHAT_S3_ADDRESSING") or "auto"},
         # Servers differ in the checksums they know; every one of them knows Content-MD5.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",

@@ -129,6 +129,5 @@ def explain(error: Exception, *, what: str, url: str, endpoint: str) -> StoreErr
         return StoreUnavailable(failed, hint=hint)
     region = _part_of(error, "ResponseMetadata").get("HTTPHeaders", {}).get("x-amz-bucket-region")
     facts = {"url": url, "endpoint": endpoint, "bucket": url.split("/")[2]}
-    return StoreError(
-        failed, hint=_HINT_OF.get(code, _PROBE).format(region=region or "...", **facts)
-    )
+    hint = _HINT_OF.get(code, _PROBE).format(region=region or "...", **facts)
+    return StoreError(failed, hint=hint)

@@ -48,7 +48,7 @@ from infra.storage.s3.errors import (
     status_of,
 )
 from infra.storage.s3.probe import TRIALS, find_faults
-from infra.storage.s3.settings import client_hint, parse_url, read_addressing
+from infra.storage.s3.settings import endpoint_setting, parse_url
 from nanochat_core.errors import StoreError
 
 _OBJECT_VERBS = {"get_object", "delete_object"}
@@ -64,7 +64,6 @@ class S3Store:
     def __init__(self, url: str, *, retry_policy: RetryPolicy = _POLICY) -> None:
         self.bucket, prefix = parse_url(url)
         self.prefix = f"{prefix}/" if prefix else ""
-        self._addressing = read_addressing()
         self._retry_policy = retry_policy
         self._trying_conditions = threading.Lock()
         self.has_accepted = False  # accepted a request: endpoint and credentials are right
@@ -79,9 +78,10 @@ class S3Store:
     def client(self) -> Any:
         """Return botocore's client. Raises StoreError if its settings are not valid."""
         try:
-            return make_client(self._addressing)
+            return make_client()
         except (BotoCoreError, ValueError) as error:
-            hint = client_hint()
+            hint = f"check {endpoint_setting()}, which begins with http:// or https://, the other "
+            hint += "AWS_... variables, NANOCHAT_S3_ADDRESSING and ~/.aws/config"
             raise StoreError(f"store {self.url} cannot be opened: {error}", hint=hint) from error
 
     @functools.cached_property

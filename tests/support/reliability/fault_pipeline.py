@@ -261,4 +261,4 @@ def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[
 def _make_client(environment: Mapping[str, str]) -> Any:
     seconds = mock.patch.object(client, "READ_SECONDS", _READ_SECONDS)
     with mock.patch.dict(os.environ, environment), seconds:
-        return client.make_client(None)
+        return client.make_client()

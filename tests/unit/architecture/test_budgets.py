@@ -13,15 +13,15 @@ from bench.count import CONTROL_PLANE, Count, count
 from tests.unit.architecture.test_files import ROOT
 
 LINES = {
-    "flows": 26_439,
-    "infra": 6_178,
+    "flows": 26_379,
+    "infra": 6_153,
     "deployments": 791,
     "nanochat_flows": 224,
     "nanochat_core": 27_434,
     "tasks": 3_595,
-    "tests": 88_543,
+    "tests": 88_535,
 }
-MECHANISMS = {"classes": 230, "requests": 9, "times": 68, "retries": 5, "pools": 25}
+MECHANISMS = {"classes": 230, "requests": 9, "times": 63, "retries": 5, "pools": 24}
 
 
 @pytest.mark.parametrize("package", LINES)
