@@ -119,11 +119,12 @@ def ask(
     *,
     body: Any = None,
     method: str | None = None,
+    may_lack: bool = False,
 ) -> Any:
     """Send a GET of `path`, or a POST of `body`; return the JSON answer.
 
-    None means an empty answer. Raises OSError if the server does not
-    answer, and its subclass HTTPError if it refuses.
+    None means an empty answer, and with `may_lack` that what is asked for does not exist. Raises
+    OSError if the server does not answer, and its subclass HTTPError if it refuses.
     """
     request = urllib.request.Request(f"{api_url}{path}", headers=_headers(), method=method)
     if body is not None:
@@ -137,6 +138,11 @@ def ask(
     try:
         with opener.open(request, timeout=ANSWER_SECONDS) as response:
             return json.loads(response.read() or b"null")
+    except urllib.error.HTTPError as error:
+        if not may_lack or error.code != HTTPStatus.NOT_FOUND:
+            raise
+        error.close()  # it holds a connection
+        return None
     except http.client.HTTPException as error:  # cut, not HTTP, or an address with a wrong port
         raise ConnectionError(" ".join(f"{type(error).__name__} {error}".split())) from error
 

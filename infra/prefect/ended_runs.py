@@ -4,9 +4,7 @@ Prefect learns the end of a flow run or a task run from its process. One that wa
 running for ever, with the progress bars that it had.
 """
 
-import urllib.error
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +45,14 @@ def end_task_runs(api_url: str, flow_run: str, why: str) -> None:
         "task_runs": {"state": {"type": {"any_": LIVE}}},
         "limit": MOST,
     }
-    for task_run in _ask(api_url, "/task_runs/filter", body) or ():
+    for task_run in ask(api_url, "/task_runs/filter", body=body):
         # Forced: Prefect's rules let the end of a task run through from its own process only.
         set_state(api_url, task_run["id"], "CRASHED", why, force=True, of="task_runs")
     bars = {"flow_run_id": {"any_": [flow_run]}, "type": {"any_": ["progress"]}}
-    for bar in _ask(api_url, "/artifacts/filter", {"artifacts": bars, "limit": MOST}) or ():
+    for bar in ask(api_url, "/artifacts/filter", body={"artifacts": bars, "limit": MOST}):
         if bar["data"] != 100:
             # With a body, since only requests with one carry the token that the server wants.
-            _ask(api_url, f"/artifacts/{bar['id']}", {}, method="DELETE")
+            ask(api_url, f"/artifacts/{bar['id']}", body={}, method="DELETE", may_lack=True)
 
 
 def set_state(
@@ -76,19 +74,6 @@ def set_state(
     state: dict[str, Any] = {"type": state_type, "name": name, "message": why}
     if once is not None:
         state["state_details"] = {"transition_id": once}
-    answer = _ask(api_url, f"/{of}/{run}/set_state", {"state": state, "force": force})
+    body = {"state": state, "force": force}
+    answer = ask(api_url, f"/{of}/{run}/set_state", body=body, may_lack=True)
     return bool(answer) and answer["status"] == "ACCEPT"
-
-
-def find_run(api_url: str, flow_run: str) -> dict[str, Any] | None:
-    """Return a flow run as the server has it; None if it was deleted. Raises as `set_state`."""
-    return _ask(api_url, f"/flow_runs/{flow_run}", None)
-
-
-def _ask(api_url: str, path: str, body: Any, *, method: str | None = None) -> Any:
-    try:
-        return ask(api_url, path, body=body, method=method)
-    except urllib.error.HTTPError as error:
-        if error.code != HTTPStatus.NOT_FOUND:
-            raise
-        return None  # it was deleted meanwhile

@@ -172,12 +172,7 @@ def find_flow_runs(home: Path, run: str) -> list[FlowRun] | None:
 def _find_deployment(api_url: str, deployment: str) -> Any:
     flow, _, name = deployment.partition("/")
     path = f"/deployments/name/{quote(flow, safe='')}/{quote(name, safe='')}"
-    try:
-        return ask(api_url, path)
-    except urllib.error.HTTPError as error:
-        if error.code == HTTPStatus.NOT_FOUND:
-            return None
-        raise
+    return ask(api_url, path, may_lack=True)
 
 
 def _parse(tree: Mapping[str, Any]) -> FlowRun:

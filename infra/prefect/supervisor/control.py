@@ -2,9 +2,7 @@
 
 import subprocess
 import time
-import urllib.error
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
@@ -101,11 +99,8 @@ def unknown_to(api_url: str, pools: Sequence[str]) -> list[str]:
     missing: list[str] = []
     for path, words in wanted.items():
         try:
-            ask(api_url, path)
-        except urllib.error.HTTPError as error:
-            if error.code != HTTPStatus.NOT_FOUND:
-                return []
-            missing.append(words)
+            if ask(api_url, path, may_lack=True) is None:
+                missing.append(words)
         except (OSError, ValueError):
             return []
     return missing

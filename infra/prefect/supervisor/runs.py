@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from infra.polling import SLOW_SECONDS
 from infra.prefect.access import ask, configured_api_url, may_pass
-from infra.prefect.ended_runs import end_task_runs, find_run, set_state
+from infra.prefect.ended_runs import end_task_runs, set_state
 from infra.prefect.flow_runs import AUTO_RESUME, MOST, NO_ANSWER, RESUMES
 from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
 from nanochat_core.runtime.process_start import start_of
@@ -106,7 +106,7 @@ class RunWatch:
 
         Returns whether that is done, by this process or another one.
         """
-        found = find_run(api_url, run["id"])
+        found = ask(api_url, f"/flow_runs/{run['id']}", may_lack=True)
         # Another supervisor may have resumed it since it was listed.
         if found is None or found["state"]["id"] != run["state"]["id"]:
             return True
