@@ -133,13 +133,11 @@ def _find_origin(store: Store, identity: Identity) -> Manifest:
 
     The latter cannot be accepted either, but its error shows which settings differ.
     """
-    others: list[Manifest] = []
-    for manifest in newest_manifests(store, identity.stage, _CANDIDATES):
-        is_decided = _decisive(compare(manifest.preimage, identity.preimage))
-        if not is_decided and find_revoked(store, manifest) is None:
-            return manifest
-        others.append(manifest)
-    if (found := nearest(others, identity.preimage)) is None:
+    newest = list(newest_manifests(store, identity.stage, _CANDIDATES))
+    alike = (m for m in newest if not _decisive(compare(m.preimage, identity.preimage)))
+    fits = (manifest for manifest in alike if find_revoked(store, manifest) is None)
+    found = next(fits, None) or nearest(newest, identity.preimage)
+    if found is None:
         raise ArtifactError(
             f"there is no artifact of {identity.stage} in {store.url} to accept",
             hint="run the stage",

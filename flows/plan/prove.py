@@ -1,12 +1,11 @@
-"""Prove that old and new code compute the same: run one job with both and compare the results.
+"""Prove that two commits compute the same: run one job with both and compare what it leaves.
 
-A stage that trains stops after a few steps. The values that it logged are compared bit by bit, then
-the state that it saved: a difference in one weight may be too small to show in the next loss. The
-output files of a job that ends before are compared: an accuracy over a few examples may be equal by
-chance.
+A stage that trains stops after a few steps. It leaves the values that it logged, and a checkpoint:
+a difference in one weight may be too small to show in the next loss. Any other stage leaves its
+output files: an accuracy over a few examples may be equal by chance.
 
-The old code is the commit that the artifact was built from, the new code is the work tree. Both run
-with today's packages, on this machine.
+The old commit is the one that the artifact was built from, the new one is HEAD. Both run with
+today's packages, on this machine.
 """
 
 import importlib.metadata
@@ -32,13 +31,11 @@ from nanochat_core.runtime.progress import read_events
 from nanochat_core.section import Tree
 
 STEPS = 5
-# Measured by a clock: they differ between any two runs.
+# Measured by a clock: they differ between any two runs. So does the time in COMMIT.json.
 _SPEEDS = frozenset({"dollars", "mfu", "seconds", "tokens_per_second"})
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SHOWN_CHANGES = 3
 _SHOWN_TEXT = 24  # characters: all of a number, the beginning of a digest
-_FILE = "file "
-_STATE = "state after the last step: "
 _INSTEAD = "run the stage again, or accept it without --prove"
 
 Results: TypeAlias = dict[str, str]  # name of a file or a value -> its digest or its JSON
@@ -48,10 +45,10 @@ Results: TypeAlias = dict[str, str]  # name of a file or a value -> its digest o
 class Proof:
     """A record of what was compared and found equal."""
 
-    compared: str  # "5 steps, 14 values, weights and optimizer too", or "3 files"
+    compared: int  # values and files
     digest: str  # of these
     old_commit: str
-    new_commit: str | None  # None: today's code has uncommitted changes
+    new_commit: str
     torch: str
     device: str  # "cpu" or "cuda"
     processes: int
@@ -66,47 +63,45 @@ def prove(
     root: Path,
     log: Callable[[str], None],
 ) -> Proof:
-    """Run `job` with the code that made the offered artifact and with today's, in `root`.
+    """Run `job` with the commit that made the offered artifact and with HEAD of `root`.
 
     Both run below the job's directory. Raises ArtifactError if the results differ, with the first
-    value that does, and if the old code is not available or does not run.
+    value that does, and if the code of either is not in its commit or does not run.
     """
     assert steps > 0, steps
-    old_root, head_root = job.directory / "code", job.directory / "head"
-    commit, name = offer.manifest.provenance.git_commit, offer.manifest.name
-    if commit is None or not _COMMIT.fullmatch(commit):
+    made_from, name = offer.manifest.provenance.git_commit, offer.manifest.name
+    if made_from is None or not _COMMIT.fullmatch(made_from):
         raise ArtifactError(
             f"{name} was built outside git, so its code is not available", hint=_INSTEAD
         )
-    _export(root, commit, old_root)
-    # A manifest names a commit even if the work tree was dirty: compare the digests that it was
-    # fingerprinted with.
-    if changes := _changes(offer, old_root, code_that_made(offer.manifest)):
+    # A manifest names a commit even if the work tree was dirty, as it may be now: the commits must
+    # hold what was fingerprinted.
+    roots = {which: job.directory / f"{which}-code" for which in ("old", "new")}
+    old = _export(root, made_from, roots["old"])
+    if changes := _changes(offer, roots["old"], code_that_made(offer.manifest)):
         raise ArtifactError(
-            f"commit {short(commit)} does not hold the code of {name}: {changes}",
+            f"commit {short(old)} does not hold the code of {name}: {changes}",
             hint="it was built from uncommitted changes, or another version of the code "
             f"fingerprinted it; {_INSTEAD}",
         )
+    new = _export(root, "HEAD", roots["new"])
+    if changes := _changes(offer, roots["new"], offer.identity.preimage["code"]):
+        raise ArtifactError(
+            f"HEAD does not hold today's code of {job.stage}: {changes}",
+            hint=f"commit the changes; or {_INSTEAD}",
+        )
     limit = steps if "optimizer" in offer.stage.config else None  # only training has steps
     found: list[Results] = []
-    for which, code in (("old", old_root), ("new", root)):
+    for which, code in roots.items():
         log(f"{which} code: {f'up to {limit} steps' if limit else 'to the end'}")
         part = replace(job, directory=job.directory / which)
         found.append(_results(part, code, processes=processes, steps=limit, which=which))
-    # Both runs took minutes: what ran as the new code may not be what the offer is of.
-    new_code = offer.identity.preimage["code"]
-    if changes := _changes(offer, root, new_code):
-        raise ArtifactError(
-            f"{root} was edited while {job.stage} was proven: {changes}",
-            hint="run the command again",
-        )
     _check_equal(*found)
-    head = _export(root, "HEAD", head_root)
     return Proof(
-        compared=_describe(found[0], steps),
+        compared=len(found[0]),
         digest=fingerprint_of(dict(found[0])),
-        old_commit=commit,
-        new_commit=None if _changes(offer, head_root, new_code) else head,
+        old_commit=old,
+        new_commit=new,
         torch=importlib.metadata.version("torch"),
         device=job.resources.device,
         processes=processes,
@@ -118,35 +113,27 @@ def _results(job: Job, root: Path, *, processes: int, steps: int | None, which: 
     try:
         run_job(job, processes=processes, on_event=lambda event: None, root=root, steps=steps)
     except StageInterrupted:
-        found: Results = {}
-        done: list[int] = []
-        for event in read_events(job.events):
-            kind, step = event["kind"], event.get("step")
-            if kind == "step":
-                done.append(event["step"])
-            if kind in ("start", "step", "eval"):
-                totals = {"of": event["total"]} if "total" in event else {}
-                for value, number in {**event.get("values", {}), **totals}.items():
-                    if value not in _SPEEDS:  # as JSON: equal to the last bit, and nan equals nan
-                        found[f"{kind} {step}: {value}"] = json.dumps(number)
+        logged = [event for event in read_events(job.events) if event["kind"] in ("step", "eval")]
+        done = [event["step"] for event in logged if event["kind"] == "step"]
         if steps is None or len(done) < steps:
             raise  # another process stopped it
         saved = digests_of(job.checkpoints / f"step-{done[-1]:07d}")
-        # COMMIT.json holds the seconds trained, which differ between any two runs.
-        return found | {f"{_STATE}{p}": d for p, d in saved.items() if p != "COMMIT.json"}
+        return {
+            f"{event['kind']} {event['step']}: {name}": json.dumps(value)  # equal to the last bit
+            for event in logged
+            for name, value in event["values"].items()
+            if name not in _SPEEDS
+        } | {f"checkpoint {path}": d for path, d in saved.items() if path != "COMMIT.json"}
     except StageError as error:
         tail = error.log_tail.splitlines()[-1:] if isinstance(error, JobFailed) else []
         raise ArtifactError(
             f"the {which} code cannot run the job: {error}", hint="; ".join([*tail, _INSTEAD])
         ) from error
-    return {f"{_FILE}{path}": digest for path, digest in digests_of(job.output).items()}
+    return {f"file {path}": digest for path, digest in digests_of(job.output).items()}
 
 
 def _check_equal(old: Results, new: Results) -> None:
     """Raise ArtifactError with the first difference, or if there is nothing to compare."""
-    is_whole = [name.startswith(_FILE) for found in (old, new) for name in list(found)[:1]]
-    if len(set(is_whole)) > 1:
-        raise ArtifactError("only one of the two codes stopped after so few steps", hint=_INSTEAD)
     # In the old run's order, so that the first difference is the earliest one.
     for name in old | new:
         if old.get(name) != new.get(name):
@@ -158,14 +145,6 @@ def _check_equal(old: Results, new: Results) -> None:
             )
     if not new:
         raise ArtifactError("the job made nothing that could be compared", hint=_INSTEAD)
-
-
-def _describe(results: Results, steps: int) -> str:
-    """Return how much was compared, for people."""
-    if next(iter(results)).startswith(_FILE):
-        return f"{len(results)} files"
-    state = ", weights and optimizer too" if any(n.startswith(_STATE) for n in results) else ""
-    return f"{steps} steps, {len(results)} values{state}"
 
 
 def _changes(offer: Offer, root: Path, code: Tree) -> str:
@@ -191,13 +170,10 @@ def _export(root: Path, commit: str, directory: Path) -> str:
             stdin=subprocess.DEVNULL,  # a prompt would wait for input that nothing shows
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        text = (
-            reason_of(error)
-            if isinstance(error, OSError)
-            else error.stderr.decode(errors="replace")
-        )
+        is_away = isinstance(error, OSError)
+        text = reason_of(error) if is_away else error.stderr.decode(errors="replace").strip()
         raise ArtifactError(
-            f"git cannot read commit {short(commit)} in {root}: {text.strip()}",
+            f"git cannot read commit {short(commit)} in {root}: {text}",
             hint=f"install git and fetch the commit; {_INSTEAD}",
         ) from error
     directory.mkdir(parents=True)

@@ -25,7 +25,7 @@ from flows.cli.options import (
     UseFlag,
     check_gpus,
 )
-from flows.cli.output import print_lines
+from flows.cli.output import print_line, print_lines
 from flows.cli.requests import plan_request, read_request
 from flows.identity.ref import short
 from flows.plan.accept import Offer, find_offer
@@ -47,13 +47,14 @@ def accept(
         str | None,
         Parameter(
             name="--from",
-            help="The artifact to take over (sft/1a2b3c, sft@tiny). Default: the latest that fits.",
+            help="The artifact to adopt (sft/1a2b3c, sft@tiny). Default: the latest that fits.",
         ),
     ] = None,
     prove: Annotated[
         bool,
         Parameter(
-            negative="", help="First run old and new code, and refuse unless they agree to the bit."
+            negative="",
+            help="First run old code and HEAD, and refuse unless they agree to the bit.",
         ),
     ] = False,
     steps: Annotated[
@@ -64,7 +65,7 @@ def accept(
     use: UseFlag = (),
     where: PlacementOptions = PlacementOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Take an artifact over after a refactor: the same files under today's fingerprint.
+    """Adopt an artifact after a refactor: the same files under today's fingerprint.
 
     Only code may differ from what it was built with, not configuration or inputs. The acceptance
     is recorded with the artifact.
@@ -78,9 +79,9 @@ def accept(
     named = open_artifact(store, origin) if origin is not None else None
     offer = find_offer(store, planned.plan, stage, origin=named)
     if offer is None:
-        print_lines([f"{stage} is up to date: there is nothing to accept"])
+        print_line(f"{stage} is up to date: there is nothing to accept")
         return 0
-    print_lines([f"{offer.manifest.name}: {offer.what_changed}"])
+    print_line(f"{offer.manifest.name}: {offer.what_changed}")
     used = [offer.manifest, *offer.inputs.values()]
     # Pinned before the proof, which may train for minutes: `nanochat gc` of another machine must
     # not delete the artifact, its inputs or the new manifest meanwhile.
@@ -88,7 +89,7 @@ def accept(
         store,
         [*(manifest.ref for manifest in used), offer.identity.ref],
         why=f"nanochat accept {request.profile} {stage}",
-        log=lambda text: print_lines([text]),
+        log=print_line,
         pause=time.sleep,
     ):
         proof = _prove(planned, offer, steps=steps) if prove else None
@@ -130,7 +131,7 @@ def _prove(planned: Planned, offer: Offer, *, steps: int) -> Proof:
             processes=processes_of(stage, context),
             steps=steps,
             root=context.root,
-            log=lambda text: print_lines([text]),
+            log=print_line,
         )
 
 
@@ -141,8 +142,9 @@ def _describe(accepted: Published, proof: Proof | None) -> list[str]:
         return [f"{name} appeared meanwhile and is used{other or ''}"]
     if proof is None:
         return [f"accepted as {name}; nothing was compared"]
+    commits = f"{short(proof.old_commit)} and {short(proof.new_commit)}"
     return [
         f"accepted as {name}",
-        f"proven: {proof.compared}, equal to the bit with commit {short(proof.old_commit)} and "
-        f"today's code on {proof.device}",
+        f"proven: {proof.compared} values and files are equal to the bit with the commits "
+        f"{commits} on {proof.device}",
     ]

@@ -3,9 +3,9 @@
 The stages are toys in a repository of their own: real commits, real worker processes.
 """
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -99,9 +99,10 @@ class Bench:
     def identity(self) -> Identity:
         return identify(self.stage, RUN, {}, code=Code(self.root))
 
-    def prove(
-        self, *, steps: int = 4, log: Callable[[str], None] | None = None, processes: int = 1
-    ) -> Proof:
+    def prove(self, *, steps: int = 4, processes: int = 1, commits: bool = True) -> Proof:
+        """Prove today's source, once it is committed."""
+        if commits:
+            commit_all(self.root)
         job = small_job(
             self.toys.home / f"prove-{len(self.said)}",
             stage=self.stage.name,
@@ -114,7 +115,7 @@ class Bench:
             processes=processes,
             steps=steps,
             root=self.root,
-            log=log or self.said.append,
+            log=self.said.append,
         )
 
 
@@ -155,11 +156,9 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys: Toys):
     old = git(bench.root, "rev-parse", "HEAD")
     bench.source.write_text(REFACTORED)
     proof = bench.prove(steps=4)
-    # A loss and a total for each step; one evaluation; the start's total. No speeds, and no state:
-    # these toys save none.
-    assert proof.compared == "4 steps, 10 values"
-    assert proof.old_commit == old
-    assert proof.new_commit is None  # not committed yet
+    # A loss of each step and one evaluation. No speeds, and no state: these toys save none.
+    assert proof.compared == 5
+    assert (proof.old_commit, proof.new_commit) == (old, git(bench.root, "rev-parse", "HEAD"))
     assert proof.device == "cpu"
     assert len(proof.digest) == 64
     events = bench.toys.home / "prove-0" / "old" / "events.jsonl"
@@ -167,13 +166,12 @@ def test_a_refactor_that_computes_the_same_is_proven_by_its_losses(toys: Toys):
     assert bench.said == ["old code: up to 4 steps", "new code: up to 4 steps"]
 
 
-def test_a_proof_says_which_commit_it_is_of(toys: Toys):
+def test_equal_proofs_have_equal_digests(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(REFACTORED)
-    new = commit_all(bench.root)
+    commit_all(bench.root)
     (bench.root / "notes.txt").write_text("not code")
-    first = bench.prove(steps=2)
-    assert first.new_commit == new
+    first = bench.prove(steps=2, commits=False)
     assert bench.prove(steps=2).digest == first.digest
     assert bench.prove(steps=3).digest != first.digest
 
@@ -181,7 +179,7 @@ def test_a_proof_says_which_commit_it_is_of(toys: Toys):
 def test_one_bit_of_one_loss_refuses_the_proof_and_is_named(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(LAST_BIT)
-    assert bench.prove(steps=2).compared.startswith("2 steps")  # it is in the third
+    assert bench.prove(steps=2).compared == 3  # it is in the third
     with pytest.raises(ArtifactError) as caught:
         bench.prove(steps=4)
     message = str(caught.value)
@@ -236,9 +234,9 @@ def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
     bench = make_bench(toys, SAVES, trains=True)
     bench.source.write_text(SAVES + "\nUNUSED = 1\n")
     proof = bench.prove(steps=3)
-    assert proof.compared == "3 steps, 8 values, weights and optimizer too"
+    assert proof.compared == 4  # losses and a file
     bench.source.write_text(SAVES.replace("1.0", "1.0000000000000002"))
-    with pytest.raises(ArtifactError, match=r"^state after the last step: tensors is "):
+    with pytest.raises(ArtifactError, match=r"^checkpoint tensors is "):
         bench.prove(steps=3)
 
 
@@ -249,13 +247,13 @@ def test_a_weight_that_no_loss_shows_refuses_the_proof(toys: Toys):
 def test_a_job_that_ends_by_itself_is_proven_by_its_files(toys: Toys, trains: bool):
     bench = make_bench(toys, MAKES_FILES, trains=trains)
     bench.source.write_text(MAKES_FILES.replace('("one", "two")', '["one", "two"]'))
-    assert bench.prove(steps=50).compared == "2 files"
+    assert bench.prove(steps=50).compared == 2
 
 
 def test_files_and_steps_are_not_compared(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(MAKES_FILES)
-    with pytest.raises(ArtifactError, match="only one of the two codes stopped"):
+    with pytest.raises(ArtifactError, match=r"eval 0: val_loss is 1\.0 .*, missing with the new"):
         bench.prove(steps=12)  # the new one has ten
 
 
@@ -284,14 +282,13 @@ def seen(bench: Bench) -> list[str]:
 
 def test_the_repository_is_left_as_it_is(toys: Toys):
     bench = make_bench(toys, MAKES_FILES, trains=False)
-    bench.source.write_text(MAKES_FILES + "\nUNUSED = 1\n")
-    before = seen(bench)
-    bench.prove()
-    assert seen(bench) == before
-    bench.source.write_text("def run(job):\n    raise ValueError\n")
-    with pytest.raises(ArtifactError):
-        bench.prove()
-    assert seen(bench) == before
+    for source in (MAKES_FILES + "\nUNUSED = 1\n", "def run(job):\n    raise ValueError\n"):
+        bench.source.write_text(source)
+        commit_all(bench.root)
+        before = seen(bench)
+        with contextlib.nullcontext() if "UNUSED" in source else pytest.raises(ArtifactError):
+            bench.prove(commits=False)
+        assert seen(bench) == before
 
 
 def test_a_commit_that_is_not_here_is_refused(toys: Toys):
@@ -326,16 +323,15 @@ def test_a_stage_that_the_old_commit_does_not_have_is_refused(toys: Toys):
         bench.prove()
 
 
-def test_code_that_changes_while_it_is_proven_is_refused(toys: Toys):
+def test_code_that_is_not_committed_is_refused(toys: Toys):
     bench = make_bench(toys, TRAINS, trains=True)
     bench.source.write_text(REFACTORED)
-
-    def edit(text: str) -> None:
-        if text.startswith("new code"):
-            bench.source.write_text(LAST_BIT)
-
-    with pytest.raises(ArtifactError, match=r"was edited while toy was proven: code tasks"):
-        bench.prove(log=edit)
+    with pytest.raises(
+        ArtifactError, match="HEAD does not hold today's code of toy: code"
+    ) as caught:
+        bench.prove(commits=False)
+    assert "commit the changes" in (caught.value.hint or "")
+    assert bench.said == []  # nothing was run
 
 
 @pytest.mark.parametrize("lacking", ["no such file", "fatal: not a git repository"])
@@ -349,7 +345,7 @@ def test_without_git_or_a_repository_there_is_no_proof(
         os.rename(bench.root / ".git", bench.toys.home / "git")
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(bench.root.parent))
     with pytest.raises(ArtifactError, match=f"git cannot read commit .*: {lacking}") as caught:
-        bench.prove()
+        bench.prove(commits=False)
     assert "--prove" in (caught.value.hint or "")
 
 
@@ -369,7 +365,7 @@ def test_who_interrupts_a_proof_ends_it(toys: Toys):
     bench = make_bench(toys, TRAINS.replace("    for", INTERRUPTS + "    for"), trains=True)
     before = seen(bench)
     with pytest.raises(KeyboardInterrupt):
-        bench.prove()
+        bench.prove(commits=False)
     assert seen(bench) == before
     worker = int((bench.toys.home / "prove-0" / "old" / "pid").read_text())
     with pytest.raises(ProcessLookupError):
