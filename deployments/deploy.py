@@ -19,7 +19,7 @@ from deployments.pools import CPU, GPU, POOLS, TRAIN, Pool, ensure_pool
 from deployments.registry import Wanted, register
 from flows.orchestration.one_stage import one_stage
 from flows.orchestration.pipeline import nanochat
-from flows.sweep.flow import sweep
+from flows.sweep.build import sweep
 from infra.prefect.access import configured_webhook
 from infra.prefect.flow_runs import AUTO_RESUME
 from nanochat_core.errors import NanochatError
@@ -57,7 +57,7 @@ def deploy_all(*, webhook: str | None = None, pools: Sequence[str] = ()) -> Depl
         more = sorted(known - {pool.name for pool in POOLS})
         all_pools = [*POOLS, *(replace(gpu, name=name) for name in more)]
         wanted = _wanted(all_pools)
-        # Made by `nanochat evals schedule`; their entrypoint and form follow the code all the same.
+        # Made by `nanochat evals --schedule`; entrypoint and form follow the code all the same.
         names = {item.full_name for item in wanted}
         scheduled = [deployment_of(item) for item in read_recurring()]
         scheduled = [item for item in scheduled if item.full_name not in names]

@@ -5,8 +5,9 @@ as failed and names it; the same flow run again builds what is missing.
 """
 
 import contextlib
+import math
 import queue
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,22 +20,49 @@ from flows.building.build import BuildContext, Built
 from flows.identity.manifest import Manifest
 from flows.identity.ref import ArtifactRef
 from flows.leases.outage import StoreWait
-from flows.orchestration.flow_setup import open_flow, planned_by_caller, wait_of_run
+from flows.orchestration.flow_setup import open_flow, planned_by_caller, run_flow, wait_of_run
 from flows.orchestration.stage_page import BackgroundWriter
 from flows.orchestration.stage_runs import keeping_signals, stop_stages
 from flows.orchestration.stage_task import submit
 from flows.render.loss_curve import data_url
-from flows.render.text import fenced
+from flows.render.text import duration, fenced, money
 from flows.render.vega import picture
 from flows.run_request import RETRIES
-from flows.sweep.cost import Spent, spent_on
 from flows.sweep.files import SweepReport, write_files
-from flows.sweep.grid import Member, Sweep, open_sweep
+from flows.sweep.grid import Member, Sweep, name_of_sweep, open_sweep
 from flows.sweep.plan import Results, SweepPlan, Unit, lines_of, plan_sweep
 from flows.sweep.request import SweepRequest
 from flows.sweep.results import report_of_sweep, wanted_of
 from infra.launch.torchrun import StageInterrupted
 from nanochat_core.errors import NanochatError, StageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """The cost of several artifacts, summed over all executions of their jobs."""
+
+    stages: int
+    seconds: float
+    gpu_hours: float
+    dollars: float  # 0 where no price was given
+
+    def __str__(self) -> str:
+        gpus = f", {self.gpu_hours:.3g} GPU-hours" if self.gpu_hours else ""
+        return f"{self.stages} stages, {duration(self.seconds)}{gpus}, {money(self.dollars)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a sweep cost: the stages that this flow run built, and those that it reused."""
+
+    built: Cost
+    cached: Cost
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """The cost as sentences."""
+        yield f"built now: {self.built}"
+        yield f"reused: {self.cached}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +93,27 @@ def show_report(
         pages.show("plot", "image", data_url(picture([plot])), about=plot.caption)
 
 
-def build_sweep(request: SweepRequest) -> CompletedSweep:
-    """Plan the sweep, then build it as `build_units` does. In a flow only."""
+@run_flow("sweep", SweepRequest, name_of=lambda request: f"sweep-{name_of_sweep(request)}")
+def sweep(request: SweepRequest) -> CompletedSweep:
+    """Train settings of a grid with several seeds, stop what ranks behind, and compare the rest."""
     known = planned_by_caller(request, SweepPlan)
-    sweep = known.sweep if known else open_sweep(request)
+    opened = known.sweep if known else open_sweep(request)
 
     # With the time of the flow run in it, so a retry finds the same records.
     def ids_of(run_id: str) -> dict[str, str]:
-        when = run_id.removeprefix(f"sweep-{sweep.name}-")
-        return {member.label: f"{member.name}-{when}" for member in sweep.members}
+        when = run_id.removeprefix(f"sweep-{opened.name}-")
+        return {member.label: f"{member.name}-{when}" for member in opened.members}
 
     setup = open_flow(
         store=request.store, pool=request.pool, runs_of=lambda run: list(ids_of(run).values())
     )
     ids = ids_of(setup.run_id)
-    pins = {} if known else setup.known_pins(ids[sweep.largest.label])
+    pins = {} if known else setup.known_pins(ids[opened.largest.label])
     planned = known or setup.wait(
-        lambda: plan_sweep(sweep, setup.store, setup.home, log=setup.warn, known=pins)
+        lambda: plan_sweep(opened, setup.store, setup.home, log=setup.warn, known=pins)
     )
-    sweep = planned.sweep
-    run = sweep.largest.profile.run
+    opened = planned.sweep
+    run = opened.largest.profile.run
     context = setup.open_context(run, planned.placement, strict=request.strict)
     setup.check_before_building(
         [item for _, item in planned.items], builds=not planned.plan.up_to_date
@@ -96,15 +125,15 @@ def build_sweep(request: SweepRequest) -> CompletedSweep:
                 member.name,
                 request,
                 upstream=planned.pins,
-                until=sweep.stage.name,
+                until=opened.stage.name,
                 depth=member.depth,
                 overrides=member.overrides,
             )
         )
-        for member in sweep.members
+        for member in opened.members
     }
     return build_units(
-        sweep,
+        opened,
         planned.units,
         context,
         runs,
@@ -295,4 +324,29 @@ def _failed(
         f"{len(failed)} of {len(sweep.members)} runs failed, {', '.join(failed)} "
         f"({errors}); results of the others: {page}",
         hint=first.hint or "run the same command again; finished stages are reused",
+    )
+
+
+def spent_on(artifacts: Iterable[Built]) -> Spent:
+    """Sum up artifacts. One that an earlier, interrupted flow run began counts as built now."""
+    found = list(artifacts)
+    return Spent(
+        built=_cost([built for built in found if not built.cached]),
+        cached=_cost([built for built in found if built.cached]),
+    )
+
+
+def _cost(artifacts: list[Built]) -> Cost:
+    made = [built.manifest.provenance for built in artifacts]
+    gpus = (
+        (s.get("ended", 0.0) - s.get("started", 0.0)) * s.get("processes", 1)
+        for each in made
+        for s in each.segments
+        if s.get("device") == "cuda"
+    )
+    return Cost(
+        stages=len(artifacts),
+        seconds=math.fsum(each.seconds for each in made),
+        gpu_hours=math.fsum(gpus) / 3600,
+        dollars=math.fsum(each.dollars for each in made),
     )

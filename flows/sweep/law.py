@@ -24,7 +24,7 @@ _NARROW = 10.0  # a smaller ratio of the largest x to the smallest one is report
 _MIN_FALL, _MAX_FALL, _GRID = 1e-4, 60.0, 41
 # Each zoom divides the spacing of the grid by 5: after 14 it is below 1e-9 of the exponent. A draw
 # needs no more than 1e-3.
-_ZOOM_GRID, _ZOOMS, _ZOOMS_OF_DRAW = 11, 14, 4
+_ZOOM_GRID, _ZOOMS, _DRAW_ZOOMS = 11, 14, 4
 _DRAWS, _SEED = 400, 42
 _MAX_NOISE = 3.0  # of the logarithm of a drawn loss: one degree of freedom draws any deviation
 
@@ -193,7 +193,7 @@ def _fit(x: Array, y: Array, *, has_floor: bool) -> Array:
     exponents = np.geomspace(_MIN_FALL, _MAX_FALL, _GRID) / np.ptp(logs)
     grid: Array = np.broadcast_to(exponents, (len(y), _GRID))
     floors = scales = found = np.zeros(len(y))
-    for _ in range(1 + (_ZOOMS if len(y) == 1 else _ZOOMS_OF_DRAW)):
+    for _ in range(1 + (_ZOOMS if len(y) == 1 else _DRAW_ZOOMS)):
         every_floor, every_scale, squares = _solve(logs, y, grid, has_floor=has_floor)
         best = squares.argmin(axis=1)
         floors, scales, found = (a[rows, best] for a in (every_floor, every_scale, grid))

@@ -1,6 +1,5 @@
 """The plots of a sweep: the differences from its base, and the scaling law of a miniseries."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,7 +121,7 @@ class LawPlot:
             "x",
             scale={"type": "log", "domain": x_range, "nice": False},
             title=self.axis,
-            values=_ticks(*x_range),
+            tickCount=5,
             format=self.form,
             labelExpr="replace(datum.label, 'e+', 'e')",  # 1e20 instead of d3's 1e+20
             grid=False,
@@ -132,9 +131,9 @@ class LawPlot:
         axis = {"title": None, "tickCount": 6, "format": "~g", "domain": False, "ticks": False}
         y = channel("y", scale=scale, **axis)
         if self.fit.law is not None:
-            least, most = self.fit.points[0][0], self.fit.points[-1][0]
+            smallest, largest = self.fit.points[0][0], self.fit.points[-1][0]
             # Solid among the measured points, dashed beyond them.
-            for low, high, dash in ((least, most, [1, 0]), (most, x_range[1], [4, 4])):
+            for low, high, dash in ((smallest, largest, [1, 0]), (largest, x_range[1], [4, 4])):
                 style = {"stroke": colours["accent"], "strokeWidth": 2, "strokeDash": dash}
                 yield layer(self._curve(low, high, y_range), "line", style, x=x, y=y)
         # Cut at the axis: Vega-Lite would draw the rule beyond the plot.
@@ -153,13 +152,8 @@ class LawPlot:
         ):
             style = {"size": 70, "stroke": colour, "fill": fill, "strokeWidth": 2, "opacity": 1}
             yield layer(values, "circle", style, x=x, y=y)
-            # Labels of points below the falling line go below it: above they would be on the line.
-            law = self.fit.law
-            below = [value for value in values if law and value["y"] < law.at(value["x"])]
-            above = [value for value in values if value not in below]
-            for placed, dx, dy, align in ((above, 9, -9, "left"), (below, -9, 14, "right")):
-                style = {"fill": colour, "dx": dx, "dy": dy, "align": align, "fontSize": 13}
-                yield layer(placed, "text", style, x=x, y=y, text=text)
+            style = {"fill": colour, "dx": 9, "dy": -9, "align": "left", "fontSize": 13}
+            yield layer(values, "text", style, x=x, y=y, text=text)
 
     def _ranges(self) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the ranges of the axes: all measured and predicted values, and a margin."""
@@ -179,15 +173,3 @@ class LawPlot:
             y = round(self.fit.law.at(x), 6)
             if y_range[0] <= y <= y_range[1]:
                 yield {"x": x, "y": y}
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten in the range; with fewer than three, also multiples between them."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found: list[float] = []
-    for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)):
-        ticks = (step * 10.0**decade for decade in decades for step in steps)
-        found = [tick for tick in ticks if low <= tick <= high]
-        if len(found) >= 3:
-            break
-    return found

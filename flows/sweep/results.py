@@ -2,8 +2,16 @@
 
 Text and weights both depend on the seed, so scores of one seed are compared with each other: the
 mean of these differences has Student's 95 % interval.
+
+Which points get how many seeds is asynchronous successive halving. Rung r has the points that may
+use r + 1 seeds. Of its n points the best ceil(n / reduction), by the mean score over those seeds,
+get one more; one that failed gets none. The size of each rung follows from the one before, so a
+point continues as soon as enough others are certain to rank behind it, whatever the missing scores
+are. An early decision is therefore the one that all scores together would give: the order in which
+runs end changes when a run starts, never which runs exist.
 """
 
+import math
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,17 +23,17 @@ from flows.render.score import Delta
 from flows.render.table import Table
 from flows.sweep.files import SweepReport
 from flows.sweep.grid import Sweep, SweepPoint
-from flows.sweep.halving import FAILED, seeds_allowed
 from flows.sweep.plan import Results
 from flows.sweep.plots import DifferencePlot, PlottedPoint
 from flows.sweep.series import Series, series_of
 from nanochat_core.evaluate.intervals import mean_over_seeds
 
 FORMAT = 1  # of the JSON
+FAILED = math.inf  # the score of a point from the seed on that failed
 # Fields of the request that decide the results.
 _RECORDED = ("profile", "depth", "overrides", "vary", "seeds", "stage", "reduction", "run_name")
 _DECIMALS = 4
-_WHY = "_failed"  # an evaluation's metric TASK_failed is the reason why TASK has no score
+_REASON = "_failed"  # an evaluation's metric TASK_failed is the reason why TASK has no score
 _FOOTER = """The difference from base is the mean over pairs of runs with the same seed, with its
 95 % interval by Student's t. Each interval is of one point: of twenty points that are no better
 than base, one is expected to have an interval without 0. A point that was stopped ranked behind
@@ -120,7 +128,7 @@ def score_of(sweep: Sweep, manifest: Manifest) -> float | None:
 def _reasons(manifest: Manifest) -> str:
     """Return why tasks of an evaluation have no score, to follow a sentence; "" if none says."""
     metrics = manifest.provenance.metrics.items()
-    failed = [f"{k.removesuffix(_WHY)}: {why}" for k, why in metrics if k.endswith(_WHY)]
+    failed = [f"{k.removesuffix(_REASON)}: {why}" for k, why in metrics if k.endswith(_REASON)]
     return f" ({'; '.join(failed)})" if failed else ""
 
 
@@ -199,6 +207,44 @@ def _allowed(sweep: Sweep, results: Results) -> list[int]:
         scores.append({i: FAILED if s is None else sweep.sign * s for i, s in each.items()})
     reduction = sweep.request.reduction
     return [len(seeds), *seeds_allowed(scores, num_seeds=len(seeds), reduction=reduction)]
+
+
+def seeds_allowed(
+    scores: Sequence[Mapping[int, float]], *, num_seeds: int, reduction: int
+) -> list[int]:
+    """Return how many seeds each point may use, given the scores so far.
+
+    Args:
+        scores: For each point, by index of seed, the known scores; less is better.
+        num_seeds: Most seeds of a point, at least 1.
+        reduction: One of so many points of a rung continues, rounded up; 1 stops none.
+    """
+    allowed = [1] * len(scores)
+    size = len(scores)
+    for rung in range(num_seeds - 1):
+        known = sorted(
+            (mean, point)
+            for point, values in enumerate(scores)
+            if allowed[point] > rung and (mean := mean_to(values, rung)) is not None
+        )
+        missing = size - len(known)
+        size = math.ceil(size / reduction)
+        whole = [point for mean, point in known if mean < FAILED]
+        for rank, point in enumerate(whole):
+            if rank + missing < size:  # even if all missing ones are better
+                allowed[point] += 1
+        if not missing:
+            size = min(size, len(whole))
+    return allowed
+
+
+def mean_to(values: Mapping[int, float], rung: int) -> float | None:
+    """Return the mean over the seeds 0 to `rung`; FAILED if one failed, None if one is missing."""
+    first = [values.get(seed) for seed in range(rung + 1)]
+    if FAILED in first:
+        return FAILED  # the seeds after it are not needed
+    known = [value for value in first if value is not None]
+    return math.fsum(known) / len(first) if len(known) == len(first) else None
 
 
 def _row(sweep: Sweep, each: PointResult, *, has_core: bool) -> tuple[str, ...]:

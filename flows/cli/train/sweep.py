@@ -3,8 +3,9 @@
 import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass
-from typing import Annotated, TypeAlias
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -21,14 +22,10 @@ from flows.cli.requests import read_request
 from flows.cli.train.run import check_room, resumable
 from flows.render.text import duration
 from flows.run_request import shared
-from flows.sweep.grid import open_sweep
+from flows.stages import BASE_EVAL
+from flows.sweep.grid import DEPTH, open_sweep
 from flows.sweep.request import SEEDS, SweepRequest
 from nanochat_core.errors import ConfigError
-
-PlanOnly: TypeAlias = Annotated[
-    bool,
-    Parameter(name="--plan", negative="", help="Only show what would be done, and how long."),
-]
 
 
 @as_options
@@ -41,10 +38,23 @@ def sweep(
     profile: ProfileName,
     /,
     *,
+    depths: Annotated[
+        str | None,
+        Parameter(
+            help="Numbers of layers, such as 2,3,4,6: a miniseries. Short for --vary "
+            "model.depth=DEPTHS --stage base_eval --reduction 1, by default with one seed."
+        ),
+    ] = None,
     seeds: Annotated[
-        str, Parameter(help="Seeds of every point, in this order; one gives no intervals.")
-    ] = ",".join(map(str, SEEDS)),
-    plan: PlanOnly = False,
+        str | None,
+        Parameter(
+            help="Seeds of every point, in this order; one gives no intervals. Default 42,43,44.",
+        ),
+    ] = None,
+    plan: Annotated[
+        bool,
+        Parameter(name="--plan", negative="", help="Only show what would be done, and how long."),
+    ] = False,
     options: SweepOptions = SweepOptions(),
     as_json: AsJson = False,
 ) -> int:
@@ -53,11 +63,18 @@ def sweep(
     Each combination of the varied values is a point, and each seed of it a run. Points that rank
     behind are stopped after each seed. What remains has an interval, by pairs of equal seeds.
 
+    A miniseries, with --depths, trains a base model at several depths. The first one is the base.
+    The law by which loss falls with compute is fitted to all that were evaluated; it lists its
+    doubts.
+
     After Ctrl-C, a crash or a lost machine, the same command resumes and ends with the same table.
     """
     from flows.orchestration.local_run import check_pool_exists, ready
     from flows.sweep.plan import lines_of, plan_sweep, plan_to_json
 
+    if depths is not None:
+        options = _over_depths(options, numbers_in(depths, "--depths", "like --depths 2,3,4,6"))
+    seeds = seeds or ",".join(map(str, SEEDS if depths is None else SEEDS[:1]))
     again = shlex.join(["nanochat", "sweep", profile, "--seeds", seeds, *options.argv])
     given = shared(SweepRequest, options, read_request(profile, options))
     given["seeds"] = numbers_in(seeds, "--seeds", "like --seeds 42,43,44")
@@ -86,7 +103,7 @@ def sweep(
         # `ready` points Prefect at its server before the flow is imported.
         with ready(home, display, planned):
             from flows.orchestration.caller import call_flow
-            from flows.sweep.flow import sweep as flow
+            from flows.sweep.build import sweep as flow
 
             made = call_flow(flow, **given)
     if as_json:
@@ -101,6 +118,17 @@ def sweep(
         print_lines([f"picture  {made.page.with_suffix('.svg')}"])
     print_lines([f"numbers  {made.page.with_suffix('.json')}"])
     return 0
+
+
+def _over_depths(options: SweepOptions, depths: Sequence[int]) -> SweepOptions:
+    """Return the options of a miniseries. Raises ConfigError if they are of another sweep."""
+    if (options.stage, options.reduction) != (SweepRequest.stage, SweepRequest.reduction):
+        raise ConfigError(
+            "--depths has a stage and a reduction of its own",
+            hint=f"leave them out, or give --vary {DEPTH}={','.join(map(str, depths))}",
+        )
+    vary = (*options.vary, f"{DEPTH}={','.join(map(str, depths))}")
+    return replace(options, vary=vary, stage=BASE_EVAL.name, reduction=1)
 
 
 def numbers_in(text: str, option: str, hint: str) -> tuple[int, ...]:

@@ -81,7 +81,7 @@ def form_of(path: str) -> dict[str, Any]:
     [
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
-        "flows.sweep.flow.sweep",
+        "flows.sweep.build.sweep",
     ],
 )
 def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
@@ -96,7 +96,7 @@ def test_every_field_has_a_title_and_says_what_it_is(path: str) -> None:
     [
         "flows.orchestration.pipeline.nanochat",
         "flows.evals.flow.nanochat_eval",
-        "flows.sweep.flow.sweep",
+        "flows.sweep.build.sweep",
     ],
 )
 def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
@@ -113,7 +113,7 @@ def test_every_field_has_one_type_and_rules_beyond_it(path: str) -> None:
     [
         ("flows.orchestration.pipeline.nanochat", "profile depth run_name overrides steps data"),
         ("flows.evals.flow.nanochat_eval", "model profile overrides metric"),
-        ("flows.sweep.flow.sweep", "profile depth run_name vary seeds overrides"),
+        ("flows.sweep.build.sweep", "profile depth run_name vary seeds overrides"),
     ],
 )
 def test_a_form_begins_with_what_most_people_fill_in(path: str, first: str) -> None:

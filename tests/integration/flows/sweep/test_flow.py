@@ -95,7 +95,7 @@ def test_a_command_gives_the_flow_what_it_has_planned(
 ) -> None:
     from flows.orchestration.caller import LocalRun, call_flow, running_locally
     from flows.sweep import build
-    from flows.sweep.flow import sweep as flow
+    from flows.sweep.build import sweep as flow
 
     store = open_store((tmp_path / "store").as_uri())
     request = SweepRequest(vary=("optimizer.muon_lr=0.03",), seeds=(1,), store=store.url)

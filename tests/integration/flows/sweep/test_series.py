@@ -121,7 +121,7 @@ def test_a_depth_that_fails_takes_nothing_from_the_others_and_only_it_is_built_a
 
 
 def test_the_flow_refuses_a_depth_at_once(server: Server) -> None:
-    from flows.sweep.flow import sweep
+    from flows.sweep.build import sweep
 
     with pytest.raises(ConfigError, match="depth 0 is not between 1 and 100"):
         sweep(profile="tiny", vary=("model.depth=0,2",), stage="base_eval")

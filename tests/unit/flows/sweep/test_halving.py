@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from flows.sweep.halving import FAILED, seeds_allowed
+from flows.sweep.results import FAILED, seeds_allowed
 
 
 def allowed(table: list[list[float]], reduction: int = 2) -> list[int]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.render.text_charts import GAP, curve, scale_of
+from flows.compare.curves import GAP, curve, scale_of
 
 
 def test_a_falling_curve_falls():
