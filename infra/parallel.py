@@ -1,4 +1,4 @@
-"""The one parallel map: requests to a store, transfers, a wave of a plan."""
+"""The one parallel map: requests to a store, and transfers."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

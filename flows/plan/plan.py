@@ -6,9 +6,8 @@ this one is still up to date. Independent stages are planned in parallel, so tha
 costs a few round trips in a row, not one for each request.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -24,7 +23,6 @@ from flows.plan.pinned import check_stages, stages_with
 from flows.plan.reads import PlanReads
 from flows.render.text import listed
 from flows.stages import STAGES, Stage, stages_to_redo
-from infra.parallel import in_parallel
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.config import RunConfig
@@ -131,21 +129,18 @@ def make_plan(
         if stage.name in pinned
     }
     code = Code(root, cache=work / "code.json")
-    for stage in stages:
-        preimage_of(stage, run, code=code)  # fills `code`, which threads then only read
     reads = PlanReads(store, profile)
     planner = _Planner(run, store, work, placement, code, reads)
-    for wave in _waves(stages, done):
-        look = partial(planner.look_at, done=done, wanted=wanted)
-        for item in list(in_parallel(look, wave, threads=len(wave))):
-            done[item.stage.name] = item
+    for stage in stages:  # inputs first
+        if stage.name not in done:
+            done[stage.name] = planner.look_at(stage, done=done, wanted=wanted)
     code.save_cache()
     plans = tuple(done[stage.name] for stage in stages)
     return Plan(store=store.url, stages=plans, unread=tuple(reads.unread))
 
 
 class _Planner:
-    """A planner of single stages; safe to call from several threads."""
+    """A planner of single stages."""
 
     def __init__(
         self,
@@ -242,15 +237,15 @@ class _Planner:
         self, stage: Stage, identity: Identity, manifest: Manifest, revoked: Revoked
     ) -> StagePlan:
         builder = self._find_builder(identity)
-        said = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
+        why = f"revoked {revoked.revocation.when}: {revoked.revocation.why}"
         if revoked.ref != identity.ref:
-            said = f"the same as {revoked.ref.name}, {said}"
+            why = f"the same as {revoked.ref.name}, {why}"
         return StagePlan(
             stage=stage,
             state="!" if builder else "x",
             identity=identity,
             manifest=manifest,
-            reason=_joined(f"by {builder}" if builder else "", said),
+            reason=_joined(f"by {builder}" if builder else "", why),
             revoked=revoked,
             builder=builder,
             estimate=self._estimate(stage, [manifest]),
@@ -337,17 +332,6 @@ class _Planner:
         if self._placement is None:
             return None
         return estimate(stage, self._run, history, self._placement)
-
-
-def _waves(stages: Iterable[Stage], known: Iterable[str]) -> Iterator[list[Stage]]:
-    """Yield the stages that are not known in groups; each depends on earlier groups only."""
-    done = set(known)
-    left = [stage for stage in stages if stage.name not in done]
-    while left:
-        ready = [stage for stage in left if done.issuperset(s.name for s in stage.inputs)]
-        yield ready
-        done.update(stage.name for stage in ready)
-        left = [stage for stage in left if stage.name not in done]
 
 
 def _wanted(

@@ -6,7 +6,6 @@ plan needs: those are read ahead.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, product
@@ -55,13 +54,12 @@ def _read_runs(store: Store, profile: str | None) -> _Runs:
 
 
 class PlanReads:
-    """A cache of one plan's reads, safe for threads."""
+    """A cache of one plan's reads."""
 
     def __init__(self, store: Store, profile: str | None = None) -> None:
         self.unread: list[str] = []  # why earlier artifacts cannot be read
         self._store = store
         self._profile = profile
-        self._lock = threading.Lock()
         self._known: dict[tuple[str, ArtifactRef], object] = {}
         self._index = read_index(store)
         self._runs: _Runs | None = None
@@ -83,8 +81,7 @@ class PlanReads:
 
     def read_newest(self, stages: Iterable[str], count: int) -> None:
         """Read the last artifacts of these stages, which `history` needs next."""
-        with self._lock:  # stages of one wave ask for the same artifacts
-            self._read_ahead(product([find_manifest], self._newest_of(stages, count)))
+        self._read_ahead(product([find_manifest], self._newest_of(stages, count)))
 
     def history(
         self, stage: str, count: int, *, keep: Callable[[Manifest], bool]
@@ -130,10 +127,9 @@ class PlanReads:
 
     def _read_runs(self) -> _Runs:
         """Return the last runs of the profile; they are read once."""
-        with self._lock:
-            if self._runs is None:
-                self._runs = _read_runs(self._store, self._profile)
-            return self._runs
+        if self._runs is None:
+            self._runs = _read_runs(self._store, self._profile)
+        return self._runs
 
     def _read_ahead(self, reads: Iterable[tuple[_Read[Any], ArtifactRef]]) -> None:
         """Read records in parallel. A damaged one is read again where it is needed, and raises."""

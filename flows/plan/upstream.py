@@ -29,7 +29,7 @@ FORMAT = 1
 FILE = "upstream.json"  # in the home
 SECONDS = 5.0  # for an answer
 RECENT = 600.0  # seconds in which a plan uses a stored answer and sends no request
-MOST_RECORDS = 100  # of runs that are read for their pins
+MAX_RECORDS = 100  # of runs that are read for their pins
 SECTIONS = frozenset({"shards", "task_data"})  # that can name what moves
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -117,7 +117,7 @@ def recorded_pins(store: Store, profile: str) -> Pins:
 
     Damaged records are skipped.
     """
-    latest = latest_runs(store, MOST_RECORDS, unread=[])
+    latest = latest_runs(store, MAX_RECORDS, unread=[])
     runs = [run for run in latest if run.profile == profile]
     # Newest first: reversed, so that the newest pin of a name overwrites older ones.
     return {name: value for run in reversed(runs) for name, value in run.upstream.items()}

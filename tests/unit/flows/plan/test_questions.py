@@ -36,10 +36,9 @@ def test_a_plan_lists_once_and_reads_nothing_twice(built: House, seed: int):
 
 @pytest.mark.parametrize("seed", [RUN.seed, RUN.seed + 1])
 def test_questions_are_asked_together(built: House, seed: int):
-    """Those about the newest artifacts by eight threads, those of a wave of stages too."""
+    """Those about the newest artifacts, by eight threads."""
     store = Counting(built.root.parent / "store")
     store.meet(8, "manifest.json")
-    store.meet(2, "lease.json")  # of the two stages without inputs, if they are to be run
     plan = make_plan(dataclasses.replace(RUN, seed=seed), store, built.work, root=built.root)
     assert plan.up_to_date == (seed == RUN.seed)
 
