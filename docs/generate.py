@@ -35,7 +35,7 @@ EXIT_CODES = (
     (
         "3",
         "With `--exit-code`: `plan` has something to run, `compare` found a difference, `gc` has "
-        "something to mark or delete. `evals run`: the model got worse.",
+        "something to mark or delete. `evals`: the model got worse.",
     ),
     ("75", "`stage`: a retry may succeed, since a node or the store was lost."),
     ("130", "It was interrupted. A run has saved its state: the same command resumes."),
@@ -160,7 +160,8 @@ def commands() -> str:
     for idle in (" *[default: ()]*", " *[default: False]*"):
         text = text.replace(idle, "")
     text = re.sub(r"^nanochat (\w+) \1 ", r"nanochat \1 ", text, flags=re.MULTILINE)
-    text = text.replace("* [`fetch`]", "* [`fetch`, `nanochat pull`]")  # an alias is left out
+    for name, alias in (("fetch", "pull"), ("sweep", "miniseries")):  # aliases are left out
+        text = text.replace(f"* [`{name}`]", f"* [`{name}`, `nanochat {alias}`]")
     codes = _table(("exit code", "means"), EXIT_CODES)
     return _page("Command line", f"What `--help` says.\n\n{codes}", f"**{text}")
 

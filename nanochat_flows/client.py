@@ -151,4 +151,4 @@ def _of_artifact(manifest: Manifest) -> str:
 
 def _warn(passed_over: list[str]) -> None:
     for problem in passed_over:
-        _LOG.warning("passed over: %s", problem)
+        _LOG.warning("skipped: %s", problem)

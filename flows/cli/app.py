@@ -3,8 +3,7 @@
 A user's mistake ends as `error: ...` and `hint: ...` on stderr, never as a traceback. The exit code
 is 2 if the command line cannot be parsed, else 1. Bugs raise. Only the module of the requested
 command is imported, none for the list of commands, and commands import slow packages (torch,
-Prefect, rich's progress bars) inside their functions, so that `nanochat --help` and `nanochat plan`
-start at once.
+Prefect, rich's progress bars) inside their functions, so that `nanochat plan` starts at once.
 """
 
 import errno
@@ -24,9 +23,7 @@ from flows.cli.output import (
     print_lines,
     print_mistake,
     replace_unknown,
-    terminal_width,
 )
-from flows.cli.overview import overview
 from nanochat_core.errors import NanochatError, reason_of
 
 if TYPE_CHECKING:
@@ -39,45 +36,31 @@ _ABOUT = "Train your own ChatGPT as a pipeline you can stop, resume, schedule an
 _TRAIN, _USE, _ARTIFACTS, _MACHINE = "train", "use", "artifacts", "machine"  # folders of commands
 # Titles of the groups, in the order of the help.
 _TITLES = {_TRAIN: "Train", _USE: "Use", _ARTIFACTS: "Artifacts", _MACHINE: "This machine"}
-_OPTIONS = (
-    ("--help (-h)", "Display this message and exit."),
-    ("--version (-V)", "Display application version."),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Command:
-    """One command, or a group of commands that `make_{name}_app` of its module makes."""
+    """One command: the function called as its module."""
 
     name: str
     folder: str  # of its module in flows/cli; also its group in the help
     aliases: tuple[str, ...] = ()
-    function: str = ""  # name of the module and of the function in it; "" means the command's name
+    function: str = ""  # "" means that the module has the command's name
     usage: str | None = None  # replaces cyclopts' own, which shows optional words as [ARGS]
-    group_help: str = ""  # summary of a group of commands; "" means a single command
-    everyday: bool = True  # False: the help only names it
-
-    @property
-    def title(self) -> str:
-        """Return the name as the help shows it, with its aliases."""
-        return f"{self.name} ({', '.join(self.aliases)})" if self.aliases else self.name
 
     @property
     def path(self) -> str:
-        """Return MODULE:NAME of the command's function, or of the one that makes the group."""
+        """Return MODULE:NAME of the command's function."""
         module = self.function or self.name
-        name = f"make_{self.name}_app" if self.group_help else module
-        return f"flows.cli.{self.folder}.{module}:{name}"
+        return f"flows.cli.{self.folder}.{module}:{module}"
 
     def load(self) -> Any:
-        """Import and return what `path` names."""
+        """Import and return the command's function."""
         module, _, name = self.path.partition(":")
         return getattr(importlib.import_module(module), name)
 
     def summary(self) -> str:
-        """Return the first paragraph of the help; of a command, read from its source file."""
-        if self.group_help:
-            return self.group_help
+        """Return the first paragraph of the help, read from the command's source file."""
         module = self.function or self.name
         source = (Path(__file__).parent / self.folder / f"{module}.py").read_text(encoding="utf-8")
         # Not imported: all modules together take longer than the rest of `nanochat --help`.
@@ -90,11 +73,10 @@ class _Command:
 _COMMANDS = (
     _Command(name="plan", folder=_TRAIN, usage="[OPTIONS] PROFILE [STAGE]"),
     _Command(name="run", folder=_TRAIN),
-    _Command(name="stage", folder=_TRAIN, usage="[OPTIONS] PROFILE STAGE", everyday=False),
-    _Command(name="miniseries", folder=_TRAIN),
-    _Command(name="sweep", folder=_TRAIN),
+    _Command(name="stage", folder=_TRAIN, usage="[OPTIONS] PROFILE STAGE"),
+    _Command(name="sweep", folder=_TRAIN, aliases=("miniseries",)),
     _Command(name="status", folder=_TRAIN, usage="[OPTIONS] [RUN [STAGE]]"),
-    _Command(name="accept", folder=_TRAIN, everyday=False),
+    _Command(name="accept", folder=_TRAIN),
     _Command(name="config", folder=_TRAIN, usage="[OPTIONS] [PROFILE]"),
     _Command(name="chat", folder=_USE),
     _Command(name="serve", folder=_USE),
@@ -106,34 +88,25 @@ _COMMANDS = (
     _Command(name="tag", folder=_ARTIFACTS, usage="[OPTIONS] [NAME] [REF]"),
     _Command(name="compare", folder=_ARTIFACTS, usage="[OPTIONS] REF REF..."),
     _Command(name="sql", folder=_ARTIFACTS, usage="[OPTIONS] [QUERY]"),
-    _Command(name="revoke", folder=_ARTIFACTS, everyday=False),
+    _Command(name="revoke", folder=_ARTIFACTS),
     _Command(name="gc", folder=_ARTIFACTS),
-    _Command(name="data", folder=_ARTIFACTS, group_help="Show the data that models learn from."),
-    _Command(
-        name="evals",
-        folder=_ARTIFACTS,
-        group_help="Evaluate a model on a schedule, with an alert when it gets worse.",
-    ),
+    _Command(name="data", folder=_ARTIFACTS),
+    _Command(name="evals", folder=_ARTIFACTS, usage="[OPTIONS] [MODEL]"),
     _Command(name="doctor", folder=_MACHINE),
     _Command(name="up", folder=_MACHINE),
     _Command(name="down", folder=_MACHINE),
-    _Command(
-        name="infra",
-        folder=_MACHINE,
-        group_help="Write files for compose, systemd and clusters.",
-        everyday=False,
-    ),
-    _Command(name="bench", folder=_MACHINE, group_help="Measure this machine.", everyday=False),
-    _Command(name="completion", folder=_MACHINE, everyday=False),
+    _Command(name="infra", folder=_MACHINE),
+    _Command(name="bench", folder=_MACHINE, usage="[OPTIONS] [REF]"),
+    _Command(name="completion", folder=_MACHINE),
 )
 # Errors of the machine, each with its hint. Any other OSError is a bug and keeps its traceback.
-_ELSEWHERE = "--home for work and history, else the path that the command is given"
-_FACTS_OF_THE_MACHINE = {
-    errno.ENOSPC: f"free some space, or choose another place: {_ELSEWHERE}",
-    errno.EDQUOT: f"free some space, or choose another place: {_ELSEWHERE}",
-    errno.EACCES: f"choose a place you may write to: {_ELSEWHERE}",
-    errno.EPERM: f"choose a place you may write to: {_ELSEWHERE}",
-    errno.EROFS: f"choose a place you may write to: {_ELSEWHERE}",
+_OTHER_PLACES = "--home for work and history, else the path that the command is given"
+_MACHINE_ERRORS = {
+    errno.ENOSPC: f"free some space, or choose another place: {_OTHER_PLACES}",
+    errno.EDQUOT: f"free some space, or choose another place: {_OTHER_PLACES}",
+    errno.EACCES: f"choose a place you may write to: {_OTHER_PLACES}",
+    errno.EPERM: f"choose a place you may write to: {_OTHER_PLACES}",
+    errno.EROFS: f"choose a place you may write to: {_OTHER_PLACES}",
     errno.ENOTDIR: "a part of that path is a file: choose another path",
     errno.ENAMETOOLONG: "give a shorter name or path",
 }
@@ -158,13 +131,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _settle_stdout()
         return 1
     except OSError as error:
-        if error.errno not in _FACTS_OF_THE_MACHINE:
+        if error.errno not in _MACHINE_ERRORS:
             raise
         _settle_stdout()
         where = f": {error.filename}" if error.filename else ""
         print_error(
             f"{reason_of(error)}{where}",
-            hint=_FACTS_OF_THE_MACHINE[error.errno],
+            hint=_MACHINE_ERRORS[error.errno],
         )
         return 1
     except RuntimeError as error:
@@ -184,7 +157,6 @@ def make_app(asked: str | None = None) -> "App":
     With an unknown or empty name all commands are listed, as the help and `did you mean` need it,
     but none of their modules is imported.
     """
-    # Imported here: the list of commands needs no parser.
     from cyclopts import App, Group
 
     # The help shows the groups in this order; cyclopts would sort them by name.
@@ -209,51 +181,29 @@ def make_app(asked: str | None = None) -> "App":
         suppress_keyboard_interrupt=False,
     )
     alone = [command for command in _COMMANDS if asked in (command.name, *command.aliases)]
-    for place, command in enumerate(alone or _COMMANDS):
+    for rank, command in enumerate(alone or _COMMANDS):
         group, name = groups[command.folder], (command.name, *command.aliases)
         if asked is not None and not alone:
             app.command(
                 command.path,
                 name=name,
                 group=group,
-                sort_key=place,
+                sort_key=rank,
                 help=command.summary(),
-                show=command.everyday,
             )
-            continue
-        # A group makes an app of its own, with its own commands and help.
-        if command.group_help:
-            app.command(command.load()(about=command.group_help, group=group, sort_key=place))
             continue
         function, usage = command.load(), command.usage
         app.command(
             function,
             name=name,
             group=group,
-            sort_key=place,
+            sort_key=rank,
             help=_unwrap(function.__doc__ or ""),
             usage=None
             if usage is None
             else f"Usage: nanochat {asked if alone else command.name} {usage}\n",
         )
     return app
-
-
-def list_commands(*, everything: bool = False) -> str:
-    """Return what `nanochat --help` prints, for the width of this terminal.
-
-    Other commands than everyday ones are only named, unless `everything` is True.
-    """
-    shown = [each for each in _COMMANDS if each.everyday or everything]
-    panels = [
-        (title, [(each.title, each.summary()) for each in shown if each.folder == folder])
-        for folder, title in _TITLES.items()
-    ]
-    panels.append(("Options", list(_OPTIONS)))
-    page = overview("Usage: nanochat COMMAND", _ABOUT, panels, width=terminal_width())
-    if more := ", ".join(each.name for each in _COMMANDS if each not in shown):
-        page += f"More: {more}\n`nanochat help --all` describes them, too.\n"
-    return page
 
 
 def _version() -> str:
@@ -280,10 +230,6 @@ def _call(arguments: Sequence[str]) -> int:
             pass
     # `nanochat --help plan` asks for `plan` too.
     asked = next((word for word in arguments if not word.startswith("-")), "")
-    if not asked and set(arguments) <= {"--help", "-h", "--all"}:
-        sys.stdout.write(list_commands(everything="--all" in arguments))
-        return 0
-
     from cyclopts import CycloptsError
 
     try:

@@ -18,13 +18,13 @@ from nanochat_core.roofline import most_decoded, pretraining, state_bytes
 from nanochat_core.runtime.hardware.gpu_specs import PRICES_OF, GpuSpec, find_gpu_spec
 
 SELF_TEST = (sys.executable, "-m", "nanochat_core.self_test")
-PATIENCE = 600.0  # seconds: the first time attention may be compiled
+TIMEOUT = 600.0  # seconds: the first time attention may be compiled
 NODE = 8  # GPUs
 PRECISIONS = ("bf16", "fp8")
 
 
 def self_test(
-    command: Sequence[str] = SELF_TEST, *, patience: float = PATIENCE
+    command: Sequence[str] = SELF_TEST, *, timeout: float = TIMEOUT
 ) -> Iterator[tuple[Finding, Mapping[str, Any]]]:
     """Yield every finding of `nanochat_core.self_test` with its values, as it comes.
 
@@ -35,7 +35,7 @@ def self_test(
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
     ):
         assert process.stdout is not None
-        timer = threading.Timer(patience, process.kill)
+        timer = threading.Timer(timeout, process.kill)
         timer.start()
         try:
             for line in process.stdout:

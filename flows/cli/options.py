@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast
 
-from cyclopts import App, Group, Parameter
+from cyclopts import Group, Parameter
 
 from flows.cli.output import print_warning
 from flows.profiles import Profile, make_placement
@@ -149,17 +149,6 @@ CHANGES = 3  # exit code: there is something to do, a difference, or a model tha
 ExitCode: TypeAlias = Annotated[
     bool, Parameter(negative="", help="Exit with 3 if there is something to report, not with 0.")
 ]
-
-
-def make_group(name: str, *commands: Callable[..., int], about: str, **place: Any) -> App:
-    """Return a group of commands, in this order, for `flows.cli.app`."""
-    commands_first = Group("Commands", sort_key=-1)
-    app = App(
-        name=name, help=about, group_commands=commands_first, group_parameters=OPTIONS, **place
-    )
-    for number, command in enumerate(commands):
-        app.command(command, sort_key=number)
-    return app
 
 
 def device_of(gpus: int | None) -> str:

@@ -39,7 +39,7 @@ _CODES = {
     **{"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"},
     **{"magenta": "35", "cyan": "36"},
 }
-_WIDTH = 80  # columns, where the output is no terminal
+_WIDTH = 80  # columns of a terminal that does not say
 _COLOURLESS = ("dumb", "unknown")  # values of TERM
 
 
@@ -133,8 +133,8 @@ def print_warning(message: str) -> None:
 
 
 def _print_labelled(label: str, style: str, text: str) -> None:
-    said = visible(" ".join(text.split()))
-    _write(sys.stderr, f"{styled(label, style, sys.stderr)} {said}")
+    message = visible(" ".join(text.split()))
+    _write(sys.stderr, f"{styled(label, style, sys.stderr)} {message}")
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
@@ -162,15 +162,15 @@ def login_line(home: Path) -> str | None:
     return f"log in       {address}"
 
 
-def terminal_width() -> int:
-    """Return the columns of this terminal, or COLUMNS; 80 if the output is no terminal."""
+def table_width() -> int | None:
+    """Return the width of tables: COLUMNS, or the columns of this terminal.
+
+    None if the output is not a terminal: a row stays one line.
+    """
+    if not sys.stdout.isatty():
+        return None
     given = os.environ.get("COLUMNS", "")
     return int(given) if given.isdigit() else terminal_size().columns or _WIDTH
-
-
-def table_width() -> int | None:
-    """Return the width of tables; None if the output is no terminal: a row stays one line."""
-    return terminal_width() if sys.stdout.isatty() else None
 
 
 def terminal_size() -> os.terminal_size:

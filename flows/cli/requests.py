@@ -80,14 +80,14 @@ def command_of_run(
     *,
     use: tuple[str, ...] | None = None,
 ) -> str:
-    """Return the command that makes a recorded run again; of an evaluation, `evals run`.
+    """Return the command that makes a recorded run again; of an evaluation, `evals`.
 
     `use` replaces the names of the artifacts that were given to it.
     """
     from flows.evals.suite import evaluated_model  # few commands show other runs
 
     if (model := evaluated_model(run)) is not None:
-        return shlex.join(["nanochat", "evals", "run", model, *where.argv])
+        return shlex.join(["nanochat", "evals", model, *where.argv])
     return run_command(request_of_run(run, use=use), where)
 
 

@@ -70,8 +70,6 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
             hint = _near_option(option, names, error.root_input_tokens or ()) or help_hint
         return ConfigError(f"unknown option {option}", hint=hint)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        if _commands_of(error):
-            return _unknown_command(error)
         hint = _unexpected(error.unused_tokens[0], error) or help_hint
         return ConfigError(f"unexpected argument '{error.unused_tokens[0]}'", hint=hint)
     if isinstance(error, MissingArgumentError) and error.argument is not None:
@@ -87,31 +85,21 @@ def usage_mistake(error: CycloptsError) -> ConfigError:
     return ConfigError(text[:1].lower() + text[1:], hint=help_hint)
 
 
-def _unknown_command(error: UnknownCommandError | UnusedCliTokensError) -> ConfigError:
+def _unknown_command(error: UnknownCommandError) -> ConfigError:
     word, *rest = error.unused_tokens or [""]
-    group, names = " ".join(error.command_chain or ()), _commands_of(error)
-    if not group:
-        names += ["help", "version"]  # `flows.cli.app` answers them itself
-    kind = kind_of(word)
+    # An app iterates over its commands, among them --help. `flows.cli.app` answers the last two.
+    names = [name for name in (error.app or ()) if not name.startswith("-")] + ["help", "version"]
     if meant := [name for name in _OTHER_WORDS.get(word, ()) if name.split()[0] in names]:
         hint = f"did you mean {' or '.join(meant)}?"
-    elif kind and not group:
+    elif kind := kind_of(word):
         after = rest and rest[0] in names
         use = shlex.join([rest[0], word, *rest[1:]]) if after else _USES[kind].format(word)
         hint = f"it is {kind}: nanochat {use}"
-    elif nearest(word, names):
-        hint = suggest(word, names)
-    elif group:
-        alone = [""] if error.app and error.app.default_command else []
-        hint = f"one of: {', '.join(f'nanochat {group} {name}'.strip() for name in alone + names)}"
     else:
-        hint = "`nanochat --help` lists the commands"
+        hint = (
+            suggest(word, names) if nearest(word, names) else "`nanochat --help` lists the commands"
+        )
     return ConfigError(f"unknown command '{word}'", hint=hint)
-
-
-def _commands_of(error: CycloptsError) -> list[str]:
-    # An app iterates over its commands, among them --help and --version.
-    return [name for name in (error.app or ()) if not name.startswith("-")]
 
 
 def _near_option(option: str, names: Sequence[str], given: Sequence[str]) -> str | None:

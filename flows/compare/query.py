@@ -40,7 +40,7 @@ def select(query: str, directory: Path) -> tuple[list[str], list[tuple[Any, ...]
 def query_store(store: Store, query: str) -> tuple[Any, list[str]]:
     """Return the answer to one statement over the views of a store, as a pyarrow.Table.
 
-    The second value says which records were passed over, and why. Raises like `select`.
+    The second value says which records were skipped, and why. Raises like `select`.
     """
     with tempfile.TemporaryDirectory(prefix="nanochat-sql-") as directory:
         problems = write_tables(store, views_in(query), Path(directory))
@@ -128,14 +128,14 @@ def _mistake(error: duckdb.Error) -> ConfigError:
     """Return DuckDB's error as a ConfigError in one line, with its suggestion for a wrong name."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # DuckDB also suggests tables of its own, such as pg_settings, which lead nowhere here.
-    said = [
+    suggestions = [
         line
         for line in lines[1:]
         if line.startswith("Candidate")
         or (line.startswith("Did you mean") and any(name in line for name in VIEWS))
     ]
     first = re.sub(r"^(\w+ )+Error: ", "", lines[0])
-    message = " ".join([first[:1].lower() + first[1:], *said[:1]])[:_MAX_MESSAGE]
+    message = " ".join([first[:1].lower() + first[1:], *suggestions[:1]])[:_MAX_MESSAGE]
     return ConfigError(
         f"the query cannot be answered: {message}",
         hint="`nanochat sql` without a query lists the views and their columns",

@@ -25,7 +25,7 @@ from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
 NIGHTLY = "0 3 * * *"  # cron: minute, hour, day, month, weekday
-_OF_BASE_MODELS = ("core", "val_bpb", "train_bpb")
+_BASE_METRICS = ("core", "val_bpb", "train_bpb")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def _check_metric(metric: str | None, stage: Stage, run: RunRequest) -> None:
     """Raise ConfigError if the stage does not measure `metric`, before hours are spent on it."""
     if metric is None:
         return
-    known = [*_OF_BASE_MODELS]
+    known = [*_BASE_METRICS]
     if stage is not BASE_EVAL:
         known = ["chatcore", *(task.name for task in open_settings(run).run.chat_eval.tasks)]
     if metric not in known:

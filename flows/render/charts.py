@@ -15,7 +15,7 @@ PADDING = {"left": 46, "right": 12, "top": 8, "bottom": 36}
 MAX_POINTS = 400
 COLOURS = 6  # of the palette: c0 to c5
 FEW = 3  # points that are drawn as dots, without a line
-MOST_FAINT = 3  # with more curves the raw values behind their averages are left out
+MAX_FAINT = 3  # with more curves the raw values behind their averages are left out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Chart:
             # The first steps fall so steeply that they would flatten the rest of the curve.
             shown = shown[len(shown) // 20 :]
             # Each step is noisy: the raw values faint, and their average on top.
-            if len(self.curves) <= MOST_FAINT:
+            if len(self.curves) <= MAX_FAINT:
                 faint = {"stroke": style["stroke"], "strokeWidth": 1, "opacity": 0.3}
                 yield layer(_values(shown), "line", faint, x=x, y=y)
             yield layer(_values(smooth(shown)), "line", style, x=x, y=y)

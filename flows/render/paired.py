@@ -89,12 +89,12 @@ def pair(first: Path, other: Path) -> Pairs:
         why_not = f"their suites are {digits}"
     else:
         by_task, why_not = _pair_answers(
-            *(_read_table(place / EXAMPLES) for place in (first, other))
+            *(_read_table(folder / EXAMPLES) for folder in (first, other))
         )
     differences = {task: answers.interval for task, answers in by_task.items()}
     if (mean := _difference_of_means(by_task, old, new)) is not None:
         differences |= dict.fromkeys(_MEANS, mean)
-    differences |= _pair_losses(*(_read_table(place / LOSSES) for place in (first, other)))
+    differences |= _pair_losses(*(_read_table(folder / LOSSES) for folder in (first, other)))
     return Pairs(by_task=by_task, differences=differences, why_not=why_not)
 
 

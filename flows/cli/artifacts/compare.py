@@ -1,5 +1,6 @@
 """`nanochat compare`: how runs, or artifacts of one stage, differ, and what each gave."""
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +32,6 @@ from flows.render.charts import Chart
 from flows.render.score import Delta
 from flows.render.text import listed
 from flows.stages import STAGES
-from infra.parallel import in_parallel
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
 
@@ -156,6 +156,7 @@ def in_order(names: Collection[str]) -> list[str]:
 def _by_stage(store: Store, items: Sequence[Manifest | Run]) -> list[dict[str, Manifest]]:
     """Return the artifacts of each run by stage; one that several runs have is read once."""
 
+    @functools.cache
     def find(ref: ArtifactRef) -> Manifest | None:
         try:
             return find_manifest(store, ref)
@@ -165,12 +166,10 @@ def _by_stage(store: Store, items: Sequence[Manifest | Run]) -> list[dict[str, M
 
     # An artifact that is damaged, or that garbage collection has deleted, is left out; the others
     # can be compared.
-    refs = list(dict.fromkeys(ref for item in items if isinstance(item, Run) for ref in item.refs))
-    known = dict(zip(refs, in_parallel(find, refs), strict=True))
     return [
         {item.stage: item}
         if isinstance(item, Manifest)
-        else {ref.stage: found for ref in item.refs if (found := known[ref]) is not None}
+        else {ref.stage: found for ref in item.refs if (found := find(ref)) is not None}
         for item in items
     ]
 

@@ -1,17 +1,17 @@
-"""`nanochat data show`: print one conversation as a model is trained on it, with its loss mask."""
+"""`nanochat data`: print one conversation as a model is trained on it, with its loss mask."""
 
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from flows.artifacts.cache import Cache, fetch
 from flows.artifacts.names import open_run, open_usable
-from flows.cli.options import AsJson, StoreOptions, make_group
+from flows.cli.options import AsJson, StoreOptions
 from flows.cli.output import print_json, print_line, print_warning, styled
 from flows.cli.requests import request_of_run, run_command
 from flows.render.text import escaped
@@ -24,7 +24,7 @@ from nanochat_core.errors import ConfigError, DataError
 _NO_LIMIT = 2**62
 
 
-def show(
+def data(
     task: Annotated[str, Parameter(help="Name of a dataset, as task_data lists them.")],
     /,
     *,
@@ -43,9 +43,9 @@ def show(
 
     with place.cache as cache:
         store = place.open_store()
-        data, tokens = (_fetch(store, s.name, run, cache) for s in (TASK_DATA, TOKENIZER))
+        examples, tokens = (_fetch(store, s.name, run, cache) for s in (TASK_DATA, TOKENIZER))
         try:
-            conversation = _open_example(data, task, split, index)
+            conversation = _open_example(examples, task, split, index)
         except DataError as error:
             made = open_run(store, f"{TASK_DATA.name}@{run}")
             again = replace(request_of_run(made, use=()), until=None, force=(TASK_DATA.name,))
@@ -67,11 +67,6 @@ def show(
         sys.stdout.write(f"{{+{text}+}}" if is_target and shown == text else shown)
     sys.stdout.write("\n")
     return 0
-
-
-def make_data_app(**place: Any) -> App:
-    """Return the group of commands."""
-    return make_group("data", show, **place)
 
 
 def _fetch(store: Store, stage: str, run: str, cache: Cache) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from flows.cli.options import (
     CHANGES,
@@ -15,7 +15,6 @@ from flows.cli.options import (
     StoreOptions,
     as_options,
     check_gpus,
-    make_group,
     parameter_of,
 )
 from flows.cli.output import aligned, print_line, print_lines, print_result, print_warning
@@ -27,6 +26,7 @@ from flows.render.text import duration
 from flows.run_request import shared
 from flows.stages import PRETRAIN
 from infra.placement import NO_POOL, check_gpu_pool
+from nanochat_core.errors import ConfigError
 
 if TYPE_CHECKING:  # duckdb, Prefect and charts are slow to import, and every command imports this
     from deployments.evals import Recurring
@@ -56,10 +56,13 @@ class EvalOptions(EvalRequest, PlacementOptions):
         return found
 
 
-def schedule(
-    model: Model = "main",
+def evals(
+    model: Model | None = None,
     /,
     *,
+    schedule: Annotated[
+        bool, Parameter(negative="", help="Evaluate it from now on, by default every night.")
+    ] = False,
     cron: Annotated[str, Parameter(help="When: minute, hour, day, month, weekday.")] = NIGHTLY,
     timezone: Annotated[str, Parameter(help="The time zone that the hours are of.")] = "UTC",
     pause: Annotated[
@@ -69,16 +72,28 @@ def schedule(
         bool, Parameter(negative="", help="Forget the schedule; what it found stays.")
     ] = False,
     options: EvalOptions = EvalOptions(),
+    as_json: AsJson = False,
 ) -> int:
-    """Evaluate a model on a schedule, by default every night at three.
+    """Evaluate a model, now or on a schedule with an alert; without MODEL show the schedules.
 
-    A model that did not change costs nothing. Given again, the schedule is changed.
+    Exits with 3 when the model got worse. All results go into the same history.
 
-    A worker of Prefect's pool cpu does the work: the command to start one is printed.
+    With --schedule a worker of Prefect's pool cpu does the work: the command to start one is
+    printed. A model that did not change costs nothing. Given again, the schedule is changed.
     """
+    if model is None and not (schedule or remove):
+        return _show_schedules(options, as_json=as_json)
+    if as_json:
+        raise ConfigError("--json is of the list of schedules", hint="leave MODEL out")
+    model = model or EvalRequest.model
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, options)
+    return _schedule(model, cron, timezone, pause, options) if schedule else _run(model, options)
+
+
+def _schedule(model: str, cron: str, timezone: str, pause: bool, options: EvalOptions) -> int:
+    """Register a schedule, print what it does, and return the exit code."""
     # Before `_connect`, which may start a server: wrong options must cost nothing.
     suite = options.open(model)
     worker = _worker_command(options)  # before `_connect`, which sets PREFECT_API_URL
@@ -104,16 +119,8 @@ def schedule(
     return 0
 
 
-def run(
-    model: Model = "main",
-    /,
-    *,
-    options: EvalOptions = EvalOptions(),
-) -> int:
-    """Evaluate a model now. Exits with 3 when it got worse.
-
-    The result goes into the same history as those of the schedule.
-    """
+def _run(model: str, options: EvalOptions) -> int:
+    """Evaluate a model now, and return the exit code."""
     if options.pool is None:
         check_gpus(options.gpus)
     suite = options.open(model)
@@ -137,8 +144,8 @@ def run(
     return CHANGES if evaluated.verdict.regressed else 0
 
 
-def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) -> int:  # noqa: B008 - frozen
-    """Show which models are evaluated on a schedule. Without a command."""
+def _show_schedules(place: StoreOptions, *, as_json: bool) -> int:
+    """Print which models are evaluated on a schedule, and return the exit code."""
     from infra.prefect.access import configured_api_url
     from infra.prefect.server import find_server
 
@@ -155,20 +162,13 @@ def scheduled(*, place: StoreOptions = StoreOptions(), as_json: AsJson = False) 
         lambda: [
             {**{n: getattr(r, n) for n in names}, "parameters": dict(r.parameters)} for r in found
         ],
-        lines if found else ["nothing is scheduled: nanochat evals schedule MODEL"],
+        lines if found else ["nothing is scheduled: nanochat evals MODEL --schedule"],
         as_json=as_json,
     )
     return 0
 
 
 _HEADER = ("model", "cron", "timezone", "state", "metric", "drop", "against")
-
-
-def make_evals_app(**place: Any) -> App:
-    """Return the group of commands."""
-    app = make_group("evals", schedule, run, **place)
-    app.default(scheduled)
-    return app
 
 
 def _remove(model: str, place: StoreOptions) -> int:
@@ -218,7 +218,7 @@ def usual_metric(model: str) -> str:
 
 def _run_command(model: str, options: EvalOptions) -> str:
     """Return the command that evaluates the model now."""
-    return shlex.join(["nanochat", "evals", "run", model, *options.argv])
+    return shlex.join(["nanochat", "evals", model, *options.argv])
 
 
 def _worker_command(where: PlacementOptions) -> str:

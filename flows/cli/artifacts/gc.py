@@ -105,7 +105,7 @@ def _describe_collected(done: Collected) -> Iterator[str]:
         yield from _table([garbage[name] for name in sorted(swept.names)], done.plan.survey)
         yield f"freed {size(swept.size)} in {swept.objects:,} objects"
     if done.unfinished:
-        yield f"dropped {done.unfinished:,} half written objects"
+        yield f"aborted {done.unfinished:,} unfinished uploads"
     left = len(garbage) - len(swept.names)
     # `due` is when the first marked piece has waited long enough; None if nothing is marked.
     if done.due is not None:

@@ -156,8 +156,8 @@ def _facts(manifest: Manifest, listed: Listed, url: str) -> Iterator[tuple[str, 
         sources = ", ".join(ref.name for ref in accepted_from(manifest))
         yield "", "accepted", f"from {sources}: {manifest.accepted['why']}"
     if listed.revoked is not None:
-        said = listed.revoked.revocation
-        yield "", "revoked", f"{age(said.when)} by {said.who}: {said.why}"
+        revocation = listed.revoked.revocation
+        yield "", "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
 
 
 def _files(files: Sequence[File]) -> list[str]:

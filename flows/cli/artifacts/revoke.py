@@ -34,11 +34,11 @@ def revoke(
     store = place.open_store()
     manifest = open_artifact(store, reference)
     if undo:
-        said = undo_revocation(store, manifest)
-        print_lines([f"{manifest.name} is valid again; it was {said}"])
+        before = undo_revocation(store, manifest)
+        print_lines([f"{manifest.name} is valid again; it was {before}"])
         return 0
-    said = revoke_artifact(
+    revocation = revoke_artifact(
         store, manifest, why=why or "", who=this_person(), when=timestamp(time.time())
     )
-    print_lines([f"{manifest.name} {said}"])
+    print_lines([f"{manifest.name} {revocation}"])
     return 0

@@ -44,7 +44,7 @@ def sql(
         head, rows = ([], []) if query is None else select(query, Path(directory))
         known = columns_of(Path(directory)) if query is None else {}
     for problem in dict.fromkeys(problems):
-        print_warning(f"passed over: {problem}")
+        print_warning(f"skipped: {problem}")
     if query is None:
         described: dict[str, dict[str, Any]] = {
             name: {"about": VIEWS[name].about, "columns": known[name]} for name in VIEWS

@@ -1,4 +1,4 @@
-"""`nanochat bench infer`: how fast a model answers on this machine."""
+"""`nanochat bench`: how fast a model answers on this machine."""
 
 import dataclasses
 import json
@@ -6,9 +6,9 @@ import os
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
 from flows.artifacts.names import open_model
 from flows.cli.options import (
@@ -17,9 +17,8 @@ from flows.cli.options import (
     StoreOptions,
     at_least,
     device_of,
-    make_group,
 )
-from flows.cli.output import aligned, print_lines, print_warning, screen
+from flows.cli.output import aligned, print_lines, print_note, print_warning
 from flows.render.text import size
 from nanochat_core.errors import ConfigError
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:  # torch is slow to import, and every command imports this mod
 _HEAD = ("batch", "first token", "step", "tokens/s", "a step reads", "of the bandwidth")
 
 
-def infer(
+def bench(
     model: Annotated[
         str | None,
         Parameter(
@@ -85,8 +84,8 @@ def infer(
         raise ConfigError(f"--threads is {threads}, this machine has {most}")
     if (model is None) == (depth is None):  # exactly one of the two is needed
         raise ConfigError(
-            "bench infer needs a model or --depth, and not both",
-            hint="nanochat bench infer sft@tiny, or nanochat bench infer --depth 12",
+            "bench needs a model or --depth, and not both",
+            hint="nanochat bench sft@tiny, or nanochat bench --depth 12",
         )
     # Options that need no model are checked by now: opening a model may download it for minutes.
     device = device_of(gpus)
@@ -122,11 +121,6 @@ def infer(
     }
     sys.stdout.write(json.dumps(tree) + "\n")
     return 0
-
-
-def make_bench_app(**place: Any) -> App:
-    """Return the group of commands."""
-    return make_group("bench", infer, **place)
 
 
 def _load(directory: Path | None, depth: int | None, device: str) -> "GPT":
@@ -182,46 +176,27 @@ def _measure(
     rounds: int,
 ) -> "tuple[list[Speed], float]":
     """Return a row per batch size, and the bandwidth in bytes per second; progress is on stderr."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from nanochat_core.engine.speed import bytes_per_step, measure_speed, read_bandwidth
 
     # Random tokens: the speed does not depend on the text, and no tokenizer is needed.
     rng = random.Random(1)
     prompt = [rng.randrange(gpt.config.vocab_size) for _ in range(prompt_len)]
-    console = screen(stderr=True)
     speeds: list[Speed] = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        # A batch size yields once per round, once for the warm-up and once with its result.
-        bar = bars.add_task("bandwidth", total=1 + len(batch_sizes) * (rounds + 2))
-        bandwidth = read_bandwidth(gpt.lm_head.weight.device, threads=choice.threads)
-        bars.advance(bar)
-        for size in batch_sizes:
-            bars.update(bar, description=f"{size} at a time")
-            # The bars are disabled then, and a log should still show progress.
-            if not console.is_terminal:
-                console.print(f"measuring {size} at a time")
-            # Mean length of the KV cache: it grows by one key and value per token of the answer.
-            length = prompt_len + tokens // 2
-            for found in measure_speed(
-                scheduler,
-                batch_size=size,
-                prompt=prompt,
-                num_tokens=tokens,
-                bytes_per_step=bytes_per_step(gpt, choice, rows=size, length=length),
-                bandwidth=bandwidth,
-                rounds=rounds,
-            ):
-                bars.advance(bar)
-                if found is not None:
-                    speeds.append(found)
+    bandwidth = read_bandwidth(gpt.lm_head.weight.device, threads=choice.threads)
+    for batch_size in batch_sizes:
+        print_note(f"measuring {batch_size} at a time")
+        # Mean length of the KV cache: it grows by one key and value per token of the answer.
+        length = prompt_len + tokens // 2
+        found = measure_speed(
+            scheduler,
+            batch_size=batch_size,
+            prompt=prompt,
+            num_tokens=tokens,
+            bytes_per_step=bytes_per_step(gpt, choice, rows=batch_size, length=length),
+            bandwidth=bandwidth,
+            rounds=rounds,
+        )
+        speeds += [speed for speed in found if speed is not None]
     return speeds, bandwidth
 
 
@@ -239,5 +214,3 @@ def _show(speeds: "list[Speed]", bandwidth: float) -> None:
     ]
     print_lines(aligned([_HEAD, *rows], right=range(len(_HEAD))))
     print_lines([f"reading gets {size(round(bandwidth))}/s out of this machine's memory"])
-    # rich and `sys.stdout.write` below have buffers of their own; the JSON must be the last line.
-    sys.stdout.flush()

@@ -1,15 +1,14 @@
-"""`nanochat infra write`: the files for compose, systemd and clusters, as they are installed."""
+"""`nanochat infra`: the files for compose, systemd and clusters, as they are installed."""
 
 import os
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-import infra
-from flows.cli.options import make_group
+import infra as package
 from flows.cli.output import print_line
 from infra.storage.files import writing
 from nanochat_core.errors import ConfigError
@@ -22,7 +21,7 @@ _WRITTEN = ("*.example", "*.json", "*.sbatch", "*.service", "*.yaml", ".gitignor
 _FILLED_IN = "secrets.yaml"
 
 
-def write(
+def infra(
     kind: Annotated[Kind, Parameter(help="What runs nanochat.")],
     directory: Annotated[Path, Parameter(name="DIR", help="Directory to write into.")],
     /,
@@ -57,7 +56,7 @@ def write(
 
 def _files(kind: Kind) -> dict[str, bytes]:
     """Return what is written for a kind: path below the directory -> content."""
-    source = Path(infra.__file__).parent / _FOLDERS.get(kind, kind)
+    source = Path(package.__file__).parent / _FOLDERS.get(kind, kind)
     return {
         path.relative_to(source).as_posix(): path.read_bytes()
         for path in sorted(source.rglob("*"))
@@ -76,8 +75,3 @@ def _check_free(target: Path, files: Iterable[str]) -> None:
                 raise ConfigError(f"{parent} is not a directory", hint=hint)
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a file", hint=hint)
-
-
-def make_infra_app(**place: Any) -> App:
-    """Return the group of commands."""
-    return make_group("infra", write, **place)

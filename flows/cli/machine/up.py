@@ -69,7 +69,7 @@ def up(
     for the server there: register with it once, and after each upgrade, with --register. A pool
     that exists is used, whatever its type: make it first for Kubernetes and the like.
 
-    Registered again, what is out of date changes; what a person set in Prefect's pages stays. With
+    Registered again, what is out of date changes; what a user set in Prefect's pages stays. With
     NANOCHAT_WEBHOOK in the environment, alerts are posted to that address.
     """
     from infra.prefect.server import adopt_password

@@ -105,8 +105,8 @@ def _facts(item: StagePlan) -> Iterator[tuple[str, str]]:
 def _facts_of(item: StagePlan, manifest: Manifest, others: list[str]) -> Iterator[tuple[str, str]]:
     made = manifest.provenance
     if item.revoked is not None:
-        said = item.revoked.revocation
-        yield "revoked", f"{age(said.when)} by {said.who}: {said.why}"
+        revocation = item.revoked.revocation
+        yield "revoked", f"{age(revocation.when)} by {revocation.who}: {revocation.why}"
     for revoked in item.revoked_ancestors:
         yield "made from", str(revoked)
     # An accepted artifact has the bytes of older ones, down the chain of acceptances.

@@ -207,7 +207,7 @@ def _known_pins(store: Store, stage: Stage, request: RunRequest) -> Pins:
     return {name: value for name, value in pins.items() if name not in own}
 
 
-def _go_on(store: Store, run: Run) -> Run:
+def _merge_record(store: Store, run: Run) -> Run:
     """Return the run merged with its stored record, if an earlier command of it wrote one.
 
     Raises ConfigError if that record has other settings.
@@ -236,7 +236,7 @@ def _recorded(
     commands it names all. Until then it says "interrupted": names such as sft@tiny stand for
     finished runs, and a part of a run must not replace one.
     """
-    record = RunRecord(context.store, _go_on(context.store, run))
+    record = RunRecord(context.store, _merge_record(context.store, run))
     context = replace(context, record=record.add)
     with run_lock.hold(context.placement.home, run.run, store=context.store.url):
         try:

@@ -46,7 +46,7 @@ def test_its_code_comes_from_the_wheel(wheel: Installed) -> None:
 
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_it_writes_every_file_of_infra(kind: str, wheel: Installed, tmp_path: Path) -> None:
-    done = wheel.run("nanochat", "infra", "write", kind, str(tmp_path))
+    done = wheel.run("nanochat", "infra", kind, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert files_in(tmp_path) == files_in(ROOT / "infra" / FOLDERS[kind])
 
@@ -57,7 +57,7 @@ def test_a_checkout_writes_no_file_with_passwords(
 ) -> None:
     # python -m imports from the current directory first.
     checkout = replace(wheel, cwd=wheel.source)
-    done = checkout.run("python", "-m", "flows.cli.app", "infra", "write", kind, str(tmp_path))
+    done = checkout.run("python", "-m", "flows.cli.app", "infra", kind, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
     assert written == set(files_in(wheel.source / "infra" / FOLDERS[kind]))

@@ -82,4 +82,4 @@ def test_a_damaged_record_is_passed_over_with_a_warning(
     (tmp_path / "store" / "runs" / "tiny-3.json").write_text("{")
     assert client.sql("select run from runs").num_rows == 2
     assert [run.run for run in client.runs()] == ["tiny-2", "tiny-1"]
-    assert caplog.text.count("passed over: ") == 2
+    assert caplog.text.count("skipped: ") == 2

@@ -1,4 +1,4 @@
-"""`nanochat bench infer` on a random model of two layers."""
+"""`nanochat bench` on a random model of two layers."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def test_a_row_for_each_batch_size_and_the_figures_on_the_last_line(model, capsy
     monkeypatch.setattr("nanochat_core.engine.speed.PROBE_BYTES", 2**20)
     monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.01)
     words = ["--batch-sizes", "1", "3", "--tokens", "5", "--prompt-len", "40", "--rounds", "1"]
-    assert main(["bench", "infer", str(model), *words, "--runner", "torch"]) == 0
+    assert main(["bench", str(model), *words, "--runner", "torch"]) == 0
     out, err = capsys.readouterr()
     *shown, last = out.strip().splitlines()
     assert "tokens/s" in shown[1]
@@ -68,7 +68,7 @@ def test_random_weights_of_a_depth_need_no_model(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("nanochat_core.engine.speed.PROBE_BYTES", 2**20)
     monkeypatch.setattr("nanochat_core.engine.speed.PROBE_SECONDS", 0.0)
     words = ["--depth", "1", "--batch-sizes", "2", "--tokens", "2", "--rounds", "1"]
-    assert main(["bench", "infer", *words, "--home", str(tmp_path)]) == 0
+    assert main(["bench", *words, "--home", str(tmp_path)]) == 0
     tree = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert tree["model"] == "depth 1, random weights"
 
@@ -87,7 +87,7 @@ def test_random_weights_of_a_depth_need_no_model(capsys, monkeypatch, tmp_path):
     ids=str,
 )
 def test_a_first_mistake_is_one_line_and_a_hint(words, error, hint, capsys, tmp_path):
-    assert main(["bench", "infer", *words, "--home", str(tmp_path)]) == 1
+    assert main(["bench", *words, "--home", str(tmp_path)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     lines = err.strip().splitlines()

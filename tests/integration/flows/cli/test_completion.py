@@ -45,7 +45,7 @@ def script(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     [
         ("nanochat pl", ["plan"]),
         ("nanochat plan tiny --exit", ["--exit-code"]),
-        ("nanochat infra write sk", ["skypilot"]),
+        ("nanochat infra sk", ["skypilot"]),
         ("nanochat run tiny --attention fa", ["fa2", "fa3", "fa4"]),
     ],
 )

@@ -28,12 +28,11 @@ HEAVY = (
     *("rich.progress", "flows.orchestration.pipeline", "flows.orchestration.stage_task"),
 )
 LIGHT = (
-    *("--help", "plan --help", "run --help", "data show --help", "config"),
+    *("--help", "plan --help", "run --help", "data --help", "config"),
     *("plan tiny", "plan tiny --json", "status"),
     *("ls", "ls tiny", "ls sft@tiny", "tag"),
 )
-# The list of commands needs no parser, and lines on a terminal need no library.
-LIST_NEEDS_NOT = ("cyclopts", "rich", "attr", "flows.profiles", "flows.run_request")
+LIST_NEEDS_NOT = ("flows.profiles", "flows.run_request")
 PLAN_NEEDS_NOT = (
     *("rich", "tomllib", "flows.profile_file"),
     *("flows.artifacts.cache", "flows.artifacts.names"),

@@ -174,9 +174,9 @@ def prefect_terminal(
     put_run(store, "main-1", *made, name="main")
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
     before = dict(os.environ)
-    terminal.run("evals", "schedule", "main", "--remove")  # one that other tests registered
+    terminal.run("evals", "--schedule", "main", "--remove")  # one that other tests registered
     yield terminal
-    terminal.run("evals", "schedule", "main", "--remove")
+    terminal.run("evals", "--schedule", "main", "--remove")
     os.environ.clear()
     os.environ.update(before)
 
@@ -197,15 +197,15 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     prefect_terminal: Terminal, store: Store, server: Server
 ) -> None:
     terminal = prefect_terminal
-    assert terminal.said("evals") == ["nothing is scheduled: nanochat evals schedule MODEL"]
-    lines = terminal.said("evals", "schedule", "main")
+    assert terminal.said("evals") == ["nothing is scheduled: nanochat evals MODEL --schedule"]
+    lines = terminal.said("evals", "--schedule", "main")
     assert lines[0] == "main is evaluated by chat_eval_sft: 0 3 * * * (UTC)"
     assert lines[2] == f"worker  PREFECT_API_URL={server.api_url} nanochat up --pool cpu"
     assert terminal.said("evals")[1].split()[-3:] == ["chatcore", "0.02", "previous"]
     changed = ("--cron", "30 4 * * *", "--timezone", "Europe/Berlin", "--pause")
     rule = ("--metric", "spelling", "--drop", "0.1")
-    *_, at_once = terminal.said("evals", "schedule", "main", *changed, *rule)
-    assert at_once.startswith(f"at once nanochat evals run main {' '.join(rule)}")
+    *_, at_once = terminal.said("evals", "--schedule", "main", *changed, *rule)
+    assert at_once.startswith(f"at once nanochat evals main {' '.join(rule)}")
 
     [found] = terminal.read("evals")
     parameters = found.pop("parameters")
@@ -220,10 +220,10 @@ def test_a_schedule_given_twice_is_one_and_is_changed(
     assert parameters["pool"] == "none"  # or `nanochat up --register` would add the default of main
     assert terminal.said("evals")[1].split()[-4:] == ["paused", "spelling", "0.1", "previous"]
 
-    assert terminal.said("evals", "schedule", "main", "--remove") == [
+    assert terminal.said("evals", "--schedule", "main", "--remove") == [
         "main is no longer evaluated on a schedule"
     ]
-    assert terminal.said("evals", "schedule", "main", "--remove") == [
+    assert terminal.said("evals", "--schedule", "main", "--remove") == [
         "main is not evaluated on a schedule"
     ]
     assert terminal.read("evals") == []
@@ -244,7 +244,7 @@ def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
     monkeypatch.setattr("flows.orchestration.local_run.connect", connect)
     home = tmp_path / "other home"
     place = ("--home", str(home), "--store", store.url)
-    lines = prefect_terminal.said("evals", "schedule", "main", *place)
+    lines = prefect_terminal.said("evals", "--schedule", "main", *place)
     assert lines[2] == f"worker  nanochat up --pool cpu --home '{home}'"
 
 
@@ -269,7 +269,7 @@ def test_a_mistake_is_one_line_and_a_hint(
 def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
     from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 
-    prefect_terminal.said("evals", "schedule", "main", "--cron", "* * * * *")
+    prefect_terminal.said("evals", "--schedule", "main", "--cron", "* * * * *")
     with client() as asking:
         deployment = asking.read_deployment_by_name("nanochat-eval/main")
         assert deployment.work_pool_name == "cpu"
@@ -278,7 +278,7 @@ def test_a_schedule_creates_runs(prefect_terminal: Terminal) -> None:
         runs = wait_until(lambda: asking.read_flow_runs(flow_run_filter=of_it))
         assert all(run.auto_scheduled and run.parameters["model"] == "main" for run in runs)
 
-        prefect_terminal.said("evals", "schedule", "main", "--remove")
+        prefect_terminal.said("evals", "--schedule", "main", "--remove")
         assert asking.read_flow_runs(flow_run_filter=of_it) == []
 
 

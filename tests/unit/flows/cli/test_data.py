@@ -1,4 +1,4 @@
-"""`nanochat data show`: tokens and loss mask of one conversation."""
+"""`nanochat data`: tokens and loss mask of one conversation."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def runs_with_examples(store: Store, tmp_path: Path) -> None:
 
 
 def test_what_is_learnt_is_marked(terminal: Terminal):
-    head, text = terminal.said("data", "show", "arithmetic", "--index", "1")
+    head, text = terminal.said("data", "arithmetic", "--index", "1")
     assert head == "arithmetic train 1: 24 tokens, 12 of them learnt"
     assert text == (
         "<|bos|><|user_start|>7+5?<|user_end|><|assistant_start|>"
@@ -57,7 +57,7 @@ def test_what_is_learnt_is_marked(terminal: Terminal):
 
 
 def test_text_of_a_dataset_is_shown_whole_and_cannot_move_the_cursor(terminal: Terminal):
-    text = "\n".join(terminal.said("data", "show", "arithmetic", "--index", "2"))
+    text = "\n".join(terminal.said("data", "arithmetic", "--index", "2"))
     assert "\\x1b]0;owned\\x07\\x0d\\u202egnp" in text
     assert text.count("long ") == HOSTILE.count("long ")
     assert text.replace("\n", "").isprintable()
@@ -74,13 +74,13 @@ def test_text_of_a_dataset_is_shown_whole_and_cannot_move_the_cursor(terminal: T
 def test_a_broken_example_names_the_command_that_makes_its_run_again(
     terminal: Terminal, run: str, command: str
 ):
-    error, hint = terminal.fails("data", "show", "broken", "--run", run)
+    error, hint = terminal.fails("data", "broken", "--run", run)
     assert "train.jsonl" in error
     assert hint == f"make them again: {command}"
 
 
 def test_programs_get_ids_and_mask(terminal: Terminal):
-    tree = terminal.read("data", "show", "arithmetic", "--split", "test")
+    tree = terminal.read("data", "arithmetic", "--split", "test")
     assert tree["conversation"] == EXAMPLES[0]
     assert len(tree["ids"]) == len(tree["mask"])
     assert sum(tree["mask"]) == 3  # y, o and the end
@@ -96,6 +96,6 @@ def test_programs_get_ids_and_mask(terminal: Terminal):
     ],
 )
 def test_a_mistake_is_one_line(terminal: Terminal, words: tuple[str, ...], error: str, hint: str):
-    said, advice = terminal.fails("data", "show", *words)
+    said, advice = terminal.fails("data", *words)
     assert error in said
     assert hint in advice

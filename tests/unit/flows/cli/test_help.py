@@ -7,8 +7,7 @@ from infra.placement import SETTINGS
 from tests.support.flows.terminal import Terminal
 
 APP = make_app()
-NAMES = [name for name in APP if not name.startswith("-")]
-COMMANDS = [name for name in NAMES if APP[name].default_command]
+COMMANDS = [name for name in APP if not name.startswith("-")]
 
 
 def test_there_are_commands() -> None:
@@ -29,12 +28,6 @@ def test_the_usage_calls_every_word_by_its_name(
     assert usage[:3] == ["Usage:", "nanochat", command]
     named = [word.strip("[].") for word in usage[3:]]
     assert [word for word in named if word != "OPTIONS"][-len(words) or len(named) :] == words
-
-
-@pytest.mark.parametrize("group", sorted({*NAMES} - {*COMMANDS}))
-def test_a_group_says_its_usage(group: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([group, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"Usage: nanochat {group}")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -60,9 +53,9 @@ def test_talking_to_a_model_offers_nothing_that_only_training_reads() -> None:
     assert {"--home", "--store", "--gpus"} <= options_of("chat")
 
 
-def boxes_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+def boxes_of(command: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
     """Return the lines of each box of a command's help at 80 columns, by title, in order."""
-    assert main([*command, "--help"]) == 0
+    assert main([command, "--help"]) == 0
     found: dict[str, list[str]] = {}
     for line in capsys.readouterr().out.splitlines():
         if line.startswith("\u256d"):
@@ -72,19 +65,16 @@ def boxes_of(command: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str
     return found
 
 
-WORDS = [[name] for name in NAMES] + [
-    [name, inner] for name in NAMES for inner in APP[name] if not inner.startswith("-")
-]
 SHARED = ("What", "Where and how (same results, up to rounding)")
 
 
-@pytest.mark.parametrize("command", WORDS, ids=" ".join)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_options_of_a_command_stand_above_those_that_it_shares(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     titles = [*boxes_of(command, capsys)]
-    assert titles[0] in ("Commands", "Arguments", "Options", *SHARED)
+    assert titles[0] in ("Arguments", "Options", *SHARED)
     own = [title for title in titles if title not in SHARED]
     assert titles == own + [title for title in SHARED if title in titles]
 
@@ -94,7 +84,7 @@ def test_the_box_of_the_placement_is_short(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for command in ("run", "sweep", "plan", "ls"):
-        box = boxes_of([command], capsys)[SHARED[1]]
+        box = boxes_of(command, capsys)[SHARED[1]]
         options = sum(line.startswith("-") for line in box)
         assert len(box) <= 2 * options
 

@@ -1,4 +1,4 @@
-"""`nanochat infra write`: every file of a kind, and none of the user's own replaced in silence."""
+"""`nanochat infra`: every file of a kind, and none of the user's own replaced in silence."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_every_file_is_written_and_named(kind: str, terminal: Terminal, tmp_path: Path) -> None:
     target = tmp_path / "made" / "here"
-    lines = terminal.said("infra", "write", kind, str(target))
+    lines = terminal.said("infra", kind, str(target))
 
     assert files_in(target) == files_in(INFRA / FOLDERS[kind])
     assert {line.split()[1] for line in lines} == {str(target / name) for name in files_in(target)}
@@ -42,7 +42,7 @@ def test_a_file_in_place_of_the_directory_is_refused(terminal: Terminal, tmp_pat
     readme = tmp_path / "README.md"
     readme.write_text("mine")
     for target in (readme, readme / "below"):
-        error, hint = terminal.fails("infra", "write", "compose", str(target))
+        error, hint = terminal.fails("infra", "compose", str(target))
         assert error == f"{readme} is not a directory"
         assert "another directory" in hint
     assert readme.read_text() == "mine"
@@ -54,7 +54,7 @@ def test_a_directory_in_place_of_a_file_is_refused(
 ) -> None:
     target = tmp_path / "target"
     (target / "compose.yaml").mkdir(parents=True)
-    error, hint = terminal.fails("infra", "write", "compose", str(target), *words)
+    error, hint = terminal.fails("infra", "compose", str(target), *words)
     assert error == f"{target / 'compose.yaml'} is not a file"
     assert "another directory" in hint
     assert [path.name for path in target.iterdir()] == ["compose.yaml"]
@@ -66,7 +66,7 @@ def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_written(
     target = tmp_path / "target"
     target.mkdir()
     (target / "jobset").touch()
-    error, _ = terminal.fails("infra", "write", "kubernetes", str(target))
+    error, _ = terminal.fails("infra", "kubernetes", str(target))
     assert error == f"{target / 'jobset'} is not a directory"
     assert [path.name for path in target.iterdir()] == ["jobset"]
 
@@ -74,27 +74,27 @@ def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_written(
 def test_a_file_that_differs_is_replaced_only_with_force(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    terminal.said("infra", "write", "slurm", str(tmp_path))
+    terminal.said("infra", "slurm", str(tmp_path))
     script = tmp_path / "run.sbatch"
     original = script.read_bytes()
     script.write_text("mine")
     (tmp_path / "stage.sbatch").unlink()
 
-    error, hint = terminal.fails("infra", "write", "slurm", str(tmp_path))
+    error, hint = terminal.fails("infra", "slurm", str(tmp_path))
     assert error == f"{tmp_path} has other contents in run.sbatch"
     assert "--force" in hint
     assert script.read_text() == "mine"
     assert not (tmp_path / "stage.sbatch").exists()
 
-    lines = terminal.said("infra", "write", "slurm", str(tmp_path), "--force")
+    lines = terminal.said("infra", "slurm", str(tmp_path), "--force")
     assert [line.split()[0] for line in lines] == ["replaced", "written"]
     assert script.read_bytes() == original
-    assert terminal.said("infra", "write", "slurm", str(tmp_path))[0].split()[0] == "unchanged"
+    assert terminal.said("infra", "slurm", str(tmp_path))[0].split()[0] == "unchanged"
 
 
 def test_an_unknown_kind_is_refused_with_those_that_exist(
     terminal: Terminal, tmp_path: Path
 ) -> None:
-    error, hint = terminal.fails("infra", "write", "nomad", str(tmp_path), code=2)
+    error, hint = terminal.fails("infra", "nomad", str(tmp_path), code=2)
     assert "nomad" in error
     assert "systemd" in error + hint

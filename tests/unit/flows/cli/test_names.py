@@ -75,6 +75,10 @@ def put(store: Store, stage: str, seed: int = 0, **facts: Any):
         ("status sft -f", "'sft' is a stage, not a run", "for the artifact of a run: sft@tiny"),
         ("status rl", "'rl' is a stage, not a run", "for the artifact of a run: rl@tiny"),
         ("compare tiny seed=7", "tiny was never run in", "nanochat run tiny"),
+        ("evals tiny --json", "--json is of the list of schedules", "leave MODEL out"),
+        ("up --register --port 4300", "--register starts no server", "give --pool alone"),
+        ("fetch sft@tiny model --as hf", "--as hf is of a whole model", "leave model or --as out"),
+        ("fetch sft@tiny --dtype fp32", "--dtype is given without --as hf", "as they are"),
     ],
 )
 def test_a_mistake_is_answered_in_two_lines(words: str, error: str, hint: str, terminal: Terminal):

@@ -51,7 +51,7 @@ def test_a_directory_that_the_system_refuses_is_one_line(
     store: Store, tmp_path: Path, terminal: Terminal, target: str
 ):
     put_run(store, "tiny-1", publish_files(store, "sft", FILES, tmp_path))
-    for words in (("fetch", "tiny", "--to", target), ("infra", "write", "compose", target)):
+    for words in (("fetch", "tiny", "--to", target), ("infra", "compose", target)):
         error, hint = terminal.fails(*words)
 
         assert target in error
