@@ -122,7 +122,8 @@ def check_name(name: str) -> str:
         check_key(name)
     except StoreError as error:
         raise ConfigError(_no_name(name), hint=error.hint) from error
-    if "/" in name or len(f"20261121t055338z-{name}") > MAX_SEGMENT:
+    # The longest segment of a key with it: the entry of one of its runs.
+    if "/" in name or len(f"20261121t055338z-{name}-20261121t055338z-0123") > MAX_SEGMENT:
         raise ConfigError(_no_name(name), hint="a name is one short word, like tiny or main")
     return name
 

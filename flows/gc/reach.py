@@ -152,7 +152,7 @@ def read_referrers(records: Records) -> Referrers:
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
     pins = records.read(find_pin, written)
-    # First in the order in which a name means them, then those that have a record and no name.
+    # Those of an earlier version have a record and no name.
     listed = [run for _, run in listed_runs(store)]
     listed += [run_of(entry.key) for entry in store.list("runs/")]
     tagged = frozenset(records.read(find_tag, tag_names(store)).values())
@@ -209,7 +209,7 @@ def find_roots(
 def _newest_finished(runs: Iterable[Run]) -> set[str]:
     """Return the runs that NAME and STAGE@NAME stand for: the first finished ones that have it."""
     newest: dict[tuple[str, str | None], str] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: (run.started, run.run), reverse=True):
         if run.status == "finished":
             for stage in (None, *run.stages):
                 newest.setdefault((run.name, stage), run.run)

@@ -125,7 +125,7 @@ def _liveness(
             case "run record":
                 return run_of(piece.name) in roots.kept
             case "name":
-                return run_of(piece.name) in roots.kept & roots.runs.keys()
+                return (run := run_of(piece.name)) in roots.kept and run in roots.runs
             case "pin":
                 return now - piece.newest <= rules.keep
             case "divergent":

@@ -33,7 +33,6 @@ _RECORDS: tuple[_Read[Any], ...] = (find_redo, find_manifest, find_revocation)
 class _Runs:
     """The last runs of a profile."""
 
-    ids: frozenset[str]  # of all runs that have a record
     profiles: dict[str, str | None]  # by the id of the run, as far as known
     refs: tuple[ArtifactRef, ...]  # of the profile's runs that were read, the latest first
 
@@ -47,7 +46,6 @@ def _read_runs(store: Store, profile: str | None) -> _Runs:
     runs = find_whole_runs(store, chosen)
     runs.sort(key=lambda run: run.started, reverse=True)
     return _Runs(
-        ids=frozenset(run for _, run in listed),
         profiles={run.run: run.profile for run in runs},
         refs=tuple(ref for run in runs if run.profile == profile for ref in run.refs),
     )
@@ -121,7 +119,7 @@ class PlanReads:
     def _is_own(self, run: str, runs: _Runs) -> bool:
         """Return whether the run was of the profile, or has no record, so that it may have been."""
         if run not in runs.profiles:
-            found = find_whole_run(self._store, run) if run in runs.ids else None
+            found = find_whole_run(self._store, run)
             runs.profiles[run] = found.profile if found else self._profile
         return runs.profiles[run] == self._profile
 

@@ -49,12 +49,15 @@ def test_an_old_run_is_forgotten_with_what_only_it_reaches(store: MemoryStore):
     assert not store.names(f"{place(own)}/") - {f"{place(own)}/lease.json"}
 
 
-def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemoryStore):
+@pytest.mark.parametrize("is_named", [True, False], ids=["named", "of an earlier version"])
+def test_the_newest_finished_run_of_each_name_stays_however_old(store: MemoryStore, is_named: bool):
     old, new, other = (make(store, seed=seed) for seed in range(3))
     put_run(store, "tiny-1", old, started="2026-01-01T00:00:00Z")
     put_run(store, "tiny-2", new, started="2026-01-02T00:00:00Z")
     put_run(store, "tiny-3", old, started="2026-01-03T00:00:00Z", status="interrupted")
     put_run(store, "d12-1", other, name="d12")
+    for key in () if is_named else store.names("names/"):
+        store.delete(key)
     store.now += 300 * DAY
     gc_until_clean(store)
     assert store.names("runs/") == {"runs/tiny-2.json", "runs/d12-1.json"}

@@ -72,6 +72,8 @@ def test_an_artifact_whose_run_has_no_record_may_be_of_the_profile(house: House)
     assert house.plan(with_seed(3), profile="tiny").of("sft").reason.startswith("seed 42 -> 3")
     # The record of that very run shows that it is of another profile.
     put_run(house.store, run_of(built["sft"]), *built.values(), profile="d12")
+    for entry in list(house.store.list("names/")):  # as an earlier version left it
+        house.store.delete(entry.key)
     assert house.plan(with_seed(3), profile="tiny").of("sft").state == "+"
 
 
