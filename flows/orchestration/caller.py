@@ -124,7 +124,8 @@ def end_when_cancelled(body: Callable[[], R]) -> R:
         _note_stop(caller, run)
     except (KeyboardInterrupt, TerminationSignal):
         _note_stop(caller, run)
-        raise
+        if not cancelled.is_set():  # else an impatient Ctrl-C: the page says Cancelled
+            raise
     return state
 
 

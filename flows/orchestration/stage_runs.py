@@ -198,7 +198,7 @@ def stop_stages(
     with contextlib.suppress(StoreError):  # may be the error that is being raised
         for record in records.values():
             record.end("interrupted" if is_interrupted else "failed")
-    if isinstance(error, KeyboardInterrupt):  # a person who waits at a terminal
+    if isinstance(error, KeyboardInterrupt | StageInterrupted):  # a person waits at a terminal
         wait_saved(context.store, cancelled, seconds=grace)
     if is_interrupted:
         wait(futures)  # without a limit: a checkpoint may be being uploaded

@@ -180,6 +180,8 @@ def build_units(
                     if len(work.built) == len(work.futures):
                         break
                     work.wait()
+                    if context.stop.is_set():  # a unit that was interrupted counts as failed
+                        raise StageInterrupted(f"sweep {sweep.name} was stopped")
             failures = work.failures()
             for label in work.records:
                 work.end_record(label)

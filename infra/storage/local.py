@@ -50,6 +50,10 @@ _HINTS = {
     errno.EDQUOT: "free some space, or point NANOCHAT_STORE at another disk",
     errno.EACCES: "check who owns it, or point NANOCHAT_STORE at a directory of yours",
     errno.EPERM: "check who owns it, or point NANOCHAT_STORE at a directory of yours",
+    **dict.fromkeys(
+        (errno.ENOLCK, errno.ENOSYS),
+        "its file system locks no files: mount it with locks, or use an S3 store",
+    ),
     errno.EROFS: "the disk is mounted read-only; point NANOCHAT_STORE elsewhere",
 }
 

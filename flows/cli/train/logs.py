@@ -4,10 +4,11 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, find_run, timestamp
@@ -15,7 +16,7 @@ from flows.artifacts.transfer import read_file
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_error, print_lines, print_note, print_warning, terminal_size
 from flows.cli.progress import count_of
-from flows.cli.train.recorded import find_plan, signs_of_life
+from flows.cli.train.recorded import describe_live, find_plan, signs_of_life
 from flows.identity.manifest import EVENTS
 from flows.identity.ref import ArtifactRef
 from flows.leases.file_lock import work_directory
@@ -23,7 +24,8 @@ from flows.plan.dead_runs import end_dead_runs, settle
 from flows.render.text import number, one_line
 from flows.stages import STAGES
 from infra.polling import ASK_SECONDS
-from infra.storage.base import Store
+from infra.retry import NoAnswer, until_answered
+from infra.storage.base import Store, StoreUnavailable
 from nanochat_core.errors import ArtifactError
 from nanochat_core.runtime.progress import read_events
 
@@ -32,6 +34,7 @@ _SECONDS_BETWEEN_CHECKS = 10.0  # of whether a run that logs nothing is being bu
 _SECONDS_WITHOUT_BUILDER = 30.0  # a command of another machine may be between two stages
 _MIN_LINES = 10  # of a terminal that is lower
 _WIDTH = max(len(stage.name) for stage in STAGES)
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -54,21 +57,23 @@ def print_logs(
     """Print what the stages of a run logged, or one of them, and what their processes printed.
 
     Logs of finished stages come from the store, those of unfinished stages from this machine. With
-    `follow` more is printed until the run has ended, or no process builds it any more; returns the
-    exit code, 1 if it ended without being finished.
+    `follow` more is printed until the run has ended, or no process builds it any more. Returns the
+    exit code: with `follow` 1 unless the run is finished.
     """
+    reach = partial(_reach, follow=follow)
     positions: defaultdict[ArtifactRef, _Position] = defaultdict(_Position)
     watch = _Watch(place)
-    refs = _refs(store, run, place.work, stage)
+    refs = reach(partial(_refs, store, run, place.work, stage))
     is_first = True
     while True:
-        lines = [
-            line for ref in refs for line in _new_lines(store, place.work, ref, positions[ref])
-        ]
+        lines: list[str] = []
+        for ref in refs:
+            lines += reach(partial(_new_lines, store, place.work, ref, positions[ref]))
         is_over = not follow or run.status != "running"
-        is_lost = not is_over and watch.is_lost(store, run, is_logging=bool(lines))
+        is_lost = not is_over and reach(partial(watch.is_lost, store, run, is_logging=bool(lines)))
         if is_over or is_lost:
-            lines += [line for ref in refs for line in _output(store, place.work, ref)]
+            for ref in refs:
+                lines += reach(partial(_output, store, place.work, ref))
         print_lines(_last(lines, tail) if is_first else lines)
         is_first = False
         if is_lost:
@@ -76,37 +81,64 @@ def print_logs(
         if is_over or is_lost:
             break
         time.sleep(ASK_SECONDS)
-        before, run = run, find_run(store, run.run) or run
+        before, run = run, reach(partial(find_run, store, run.run)) or run
         # The fingerprint of a stage is known once its inputs exist.
         if run.stages != before.stages:
-            refs = _refs(store, run, place.work, stage)
+            refs = reach(partial(_refs, store, run, place.work, stage))
     if not any(position.offset for position in positions.values()):
         print_note(f"{run.run} has logged nothing that this machine can read")
-    if not follow or run.status in ("finished", "running"):
+    if not follow or run.status == "finished":
         return 0
-    print_end(place.home_path, run.run, run.status)
-    return 1
+    return 1 if is_lost else print_end(place.home_path, run.run, run.status)
 
 
 def wait_for_record(store: Store, run: str, home: Path) -> Run | None:
-    """Return the record of a submitted run once a worker has started it; None if none will."""
+    """Return the record of a submitted run once a worker has started it; None if none will.
+
+    Prints what Prefect says of the run whenever that changes.
+    """
     from infra.prefect.flow_runs import find_flow_runs
 
-    while (found := find_run(store, run)) is None:
-        known = find_flow_runs(home, run)  # None: the server does not answer now
+    printed: object = ()
+    while (found := _reach(partial(find_run, store, run))) is None:
+        known = find_flow_runs(home, run)
         if known is not None and not any(each.is_live for each in known):
-            return find_run(store, run)
+            return _reach(partial(find_run, store, run))
+        states = known and [(each.id, each.type, each.state) for each in known]
+        if states != printed:  # the lines also say for how long, which changes always
+            printed = states
+            lines = [describe_live(each, run) for each in known or () if each.is_live]
+            for line in lines or ["Prefect's server does not answer; following continues"]:
+                print_note(line)
         time.sleep(ASK_SECONDS)
     return found
 
 
-def print_end(home: Path, run: str, status: str) -> None:
-    """Print why a run did not finish, as far as Prefect knows it."""
+def print_end(home: Path, run: str, status: str | None) -> int:
+    """Print how a run ended, as far as Prefect knows it, and return the exit code.
+
+    `status` is that of its record, which is not finished; None if the store has no record.
+    """
     from infra.prefect.flow_runs import find_flow_runs
 
-    known = [each.message for each in find_flow_runs(home, run) or () if each.name == run]
-    error, _, hint = "".join(known[:1]).partition("\nhint: ")
-    print_error(one_line(error) or f"run {run} ended as {status}", hint=hint or None)
+    known = [each for each in find_flow_runs(home, run) or () if each.name == run]
+    if status is None and any(each.type == "COMPLETED" for each in known):
+        print_note(f"{run} finished in the worker's store: give --store")
+        return 0
+    error, _, hint = "".join(each.message for each in known[:1]).partition("\nhint: ")
+    ended = f"run {run} ended as {status or 'not started'}"
+    print_error(one_line(error) or ended, hint=hint or None)
+    return 1
+
+
+def _reach(look: Callable[[], _T], *, follow: bool = True) -> _T:
+    """Return what `look` returns; with `follow` repeat it while the store is unavailable."""
+
+    def report(failure: NoAnswer) -> None:
+        if failure.tries == 1:
+            print_note(f"{failure.error}; the run is not affected, and following continues")
+
+    return until_answered(look, StoreUnavailable, on_failure=report) if follow else look()
 
 
 def _last(lines: list[str], tail: int | None) -> list[str]:
@@ -158,14 +190,13 @@ class _Watch:
         return now - self.lost >= _SECONDS_WITHOUT_BUILDER
 
 
-def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> Iterator[str]:
-    """Yield the events after `position`, and advance it."""
+def _new_lines(store: Store, work: Path, ref: ArtifactRef, position: _Position) -> list[str]:
+    """Return the events after `position` as lines, and advance it."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(_new_bytes(store, work, ref, EVENTS, position))
         file.flush()
-        for event in read_events(Path(file.name)):
-            if line := _line(ref.stage, event):
-                yield line
+        lines = (_line(ref.stage, event) for event in read_events(Path(file.name)))
+        return [line for line in lines if line]
 
 
 def _new_bytes(store: Store, work: Path, ref: ArtifactRef, name: str, position: _Position) -> bytes:
@@ -184,12 +215,12 @@ def _new_bytes(store: Store, work: Path, ref: ArtifactRef, name: str, position: 
         # An artifact's logs never change: they are read from the store once.
         if position.is_stored or (manifest := find_manifest(store, ref)) is None:
             return b""
-        position.is_stored = True
         try:
             data = (read_file(store, manifest, name) or b"")[position.offset :]
         except ArtifactError as error:  # those of the other stages are printed
             print_warning(str(error))
-            return b""
+            data = b""
+        position.is_stored = True
     if name == EVENTS:
         data = data[: data.rfind(b"\n") + 1]
     position.offset += len(data)
@@ -219,8 +250,9 @@ def _values(values: dict[str, Any]) -> str:
     return f"  {', '.join(known)}" if known else ""
 
 
-def _output(store: Store, work: Path, ref: ArtifactRef) -> Iterator[str]:
-    """Yield what the processes of a job printed, below a heading."""
-    if data := _new_bytes(store, work, ref, OUTPUT, _Position()):
-        yield f"{ref.name}: output of its processes"
-        yield from (f"  {line}" for line in data.decode(errors="replace").splitlines())
+def _output(store: Store, work: Path, ref: ArtifactRef) -> list[str]:
+    """Return what the processes of a job printed, below a heading."""
+    lines = _new_bytes(store, work, ref, OUTPUT, _Position()).decode(errors="replace").splitlines()
+    return (
+        [f"{ref.name}: output of its processes", *(f"  {line}" for line in lines)] if lines else []
+    )

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.runs import Run, timestamp
@@ -21,6 +22,9 @@ from flows.render.text import duration
 from flows.stages import CHAT_MODELS
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError, ConfigError
+
+if TYPE_CHECKING:
+    from infra.prefect.flow_runs import FlowRun
 
 
 def signs_of_life(store: Store, run: str, planned: Plan | None, home: Path) -> list[str]:
@@ -44,18 +48,22 @@ def _live(run: str, home: Path) -> Iterator[str]:
         return
     from infra.prefect.flow_runs import find_flow_runs
 
-    for found in (each for each in find_flow_runs(home, run) or () if each.is_live):
-        what = "the run" if found.name == run else found.name.partition("/")[0]
-        where = f" in the pool {found.pool}" if found.pool else ""
-        if found.is_lost:
-            when = age(timestamp(found.since))
-            yield f"{what} crashed{where} {when}; `nanochat up` resumes it"
-        elif found.type == "SCHEDULED":
-            pool = f" `{found.pool}`" if found.pool else ""
-            waited = f" ({duration(time.time() - found.since)})" if found.since else ""
-            yield f"{what}: waiting for a free{pool} worker{waited}"
-        else:
-            yield f"{what} is {found.state.lower()}{where}"
+    yield from (
+        describe_live(each, run) for each in find_flow_runs(home, run) or () if each.is_live
+    )
+
+
+def describe_live(found: "FlowRun", run: str) -> str:
+    """Return in words how far a live flow run of the run with this id is."""
+    what = "the run" if found.name == run else found.name.partition("/")[0]
+    where = f" in the pool {found.pool}" if found.pool else ""
+    if found.is_lost:
+        return f"{what} crashed{where} {age(timestamp(found.since))}; `nanochat up` resumes it"
+    if found.type == "SCHEDULED":
+        pool = f" `{found.pool}`" if found.pool else ""
+        waited = f" ({duration(time.time() - found.since)})" if found.since else ""
+        return f"{what}: waiting for a free{pool} worker{waited}"
+    return f"{what} is {found.state.lower()}{where}"
 
 
 def uses(run: Run) -> Iterator[tuple[str, ArtifactRef]]:

@@ -65,7 +65,7 @@ def status(
 
     Logs of finished stages come from the store, those of unfinished stages from this machine. A
     stage that another machine is building is shown once it is finished. With --follow it exits with
-    1 if the run fails or is interrupted.
+    1 unless the run finishes.
     """
     if stage is not None:
         check_stage(stage)
@@ -93,8 +93,7 @@ def status(
             return print_logs(runs[0], stage, store, place, follow=follow, tail=tail)
         lines = list(_describe(runs[0], store, place))
     elif follow:
-        print_end(place.home_path, run, "not started")
-        return 1
+        return print_end(place.home_path, run, None)
     else:
         submitted = signs_of_life(store, run, None, place.home_path)
         runs, lines = [], [f"run {run}: not started by a worker", *submitted]
@@ -110,8 +109,12 @@ def _find(store: Store, run: str, home: Path, *, wait: bool) -> Run | None:
     try:
         return open_newest_run(store, run)
     except ConfigError:
-        # A worker writes the record of a submitted run when it starts it.
-        if not (name_in(run) and signs_of_life(store, run, None, home)):
+        from infra.prefect.flow_runs import find_flow_runs
+
+        # A worker writes the record of a submitted run when it starts it. With `wait` a run that
+        # ended without a record counts too: its end is printed.
+        known = signs_of_life(store, run, None, home) or (wait and find_flow_runs(home, run))
+        if not (name_in(run) and known):
             raise
     return wait_for_record(store, run, home) if wait else None
 

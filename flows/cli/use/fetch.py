@@ -55,6 +55,11 @@ def fetch(
     With --as it writes a model as files that other programs load, into a new directory: whole, or
     not at all.
     """
+    if form is not None and (model_only or (dtype is not None and form != "hf")):
+        raise ConfigError(
+            f"--as {form} takes no {'--model-only' if model_only else '--dtype'}",
+            hint="leave it out" if model_only else "its weights keep their precision",
+        )
     if form is not None and path is None:
         target = to or Path(f"{Path(reference).name.replace('@', '-')}-{form}")
         return _convert(reference, target.expanduser(), form, dtype or "bf16", place)

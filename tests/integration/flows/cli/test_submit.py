@@ -1,6 +1,7 @@
 """`nanochat run --submit` asks a Prefect server for a run, and `status --follow` waits for it."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from flows.artifacts.runs import Status, write_run
 from flows.cli.app import main
 from flows.identity.ref import name_in
 from flows.overrides import default_name
+from infra.storage.base import StoreUnavailable
+from infra.storage.local import LocalStore
 from tests.support.flows.prefect_api import Api
 from tests.support.flows.shelf import Counting, put_run
 from tests.support.flows.terminal import Terminal
@@ -79,6 +82,9 @@ def submitted(terminal: Terminal, api_url: str, monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+WAITING = "the run: waiting for a free worker"
+
+
 def show(run: str, kind: str, message: str = "") -> None:
     """Have the server show the run in this state."""
     Api.live = [{"name": run, "state_type": kind, "state_name": "", "state": {"message": message}}]
@@ -117,8 +123,9 @@ def test_a_submitted_run_is_followed_from_before_its_start_to_its_end(
     assert main(["status", submitted, "--follow"]) == (status != "finished")
     worker.join()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == f"{submitted} has logged nothing that this machine can read"
-    assert lines[1:] == [line.format(submitted) for line in said]
+    assert lines[0] == WAITING
+    assert lines[1] == f"{submitted} has logged nothing that this machine can read"
+    assert lines[2:] == [line.format(submitted) for line in said]
 
 
 def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_reason(
@@ -127,11 +134,70 @@ def test_following_continues_while_the_server_does_not_answer_and_ends_with_its_
     monkeypatch.setattr("infra.prefect.flow_runs.ANSWER_SECONDS", 0.0)
     show(submitted, "FAILED", "there is no sft@x\nhint: name another")
     waiting = Api.live[0] | {"state_type": "SCHEDULED"}
-    Api.lives = [[waiting], [waiting], 200, 503, None, [waiting]]
+    pending = waiting | {"state_type": "PENDING", "state_name": "Pending"}
+    Api.lives = [[waiting], [waiting], 200, 503, None, [waiting], [waiting], [pending]]
     assert main(["status", submitted, "--follow"]) == 1
     said = capsys.readouterr().err.splitlines()
-    assert said == ["error: there is no sft@x", "hint: name another"]
+    away = "Prefect's server does not answer; following continues"
+    changes = [WAITING, away, WAITING, "the run is pending"]
+    assert said == [*changes, "error: there is no sft@x", "hint: name another"]
     assert Api.lives == []
+
+
+def test_a_run_that_finished_in_another_store_is_followed_to_its_good_end(
+    submitted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Api.lives = [Api.live, Api.live]
+    show(submitted, "COMPLETED", "All states completed.")
+    note = f"{submitted} finished in the worker's store: give --store"
+    for said in ([WAITING, note], [note]):  # also if it had ended before
+        assert main(["status", submitted, "--follow"]) == 0
+        assert capsys.readouterr().err.splitlines() == said
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_following_continues_while_the_store_is_away(
+    submitted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    begun: bool,
+) -> None:
+    store = Away(tmp_path / "home" / "store", after=3)
+    monkeypatch.setattr("flows.cli.options.open_store", lambda url: store)
+    if begun:
+        run = put_run(LocalStore(tmp_path / "home" / "store"), submitted, status="running")
+        store.on_return = lambda: write_run(store, replace(run, status="finished"))
+    else:
+        store.on_return = lambda: put_run(store, submitted)
+    store.key = f"runs/{submitted}.json"
+    assert main(["status", submitted, "--follow"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said.count("gone for a second; the run is not affected, and following continues") == 1
+    assert store.failures == 0
+
+
+class Away(LocalStore):
+    """A store that is away for two reads of a key, after some that it answers."""
+
+    key = ""
+    failures = 2
+    on_return: Callable[[], object]
+
+    def __init__(self, directory: Path, *, after: int) -> None:
+        super().__init__(directory)
+        self.after = after
+
+    def get(self, key: str, *, size: int | None = None) -> bytes:
+        """See Store."""
+        if key == self.key:
+            self.after -= 1
+            if self.after < 0 < self.failures:
+                self.failures -= 1
+                if not self.failures:
+                    self.on_return()
+                raise StoreUnavailable("gone for a second")
+        return super().get(key, size=size)
 
 
 CREATE = "/api/deployments/d-1/create_flow_run"

@@ -112,6 +112,10 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
     assert (
         "--dtype is 'int3'" in terminal.fails(*export(str(model), str(out), "--dtype", "int3"))[0]
     )
+    words = export(str(model), str(out), "--as", "safetensors", "--dtype", "fp32")
+    assert terminal.fails(*words)[0] == "--as safetensors takes no --dtype"
+    words = export(str(model), str(out), "--model-only")
+    assert terminal.fails(*words)[0] == "--as hf takes no --model-only"
     assert "/proc/x cannot be written" in terminal.fails(*export(str(model), "/proc/x"))[0]
     assert not out.exists()
     out.mkdir()

@@ -1,8 +1,10 @@
 """What a command does about its own flow, beside what test_pipeline.py shows on a server."""
 
+import contextlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,3 +195,23 @@ def test_a_deployed_run_that_was_cancelled_ends_so_also_if_it_cannot_acknowledge
     else:
         with pytest.raises(TerminationSignal):
             stopped()
+
+
+def test_an_impatient_ctrl_c_after_cancel_still_ends_the_run_as_cancelled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from flows.orchestration import caller
+
+    called = caller.LocalRun(home=tmp_path, watch=lambda *_: None, leave=print)
+    monkeypatch.setattr(caller, "is_cancelled", lambda run: True)
+    monkeypatch.setattr(caller, "SLOW_SECONDS", 0.01)
+
+    def body() -> Any:
+        assert called.stop.wait(60)
+        raise KeyboardInterrupt
+
+    state: Any = None
+    with contextlib.suppress(KeyboardInterrupt), caller.running_locally(called):
+        state = caller.end_when_cancelled(body)
+    assert state is not None
+    assert state.is_cancelled()

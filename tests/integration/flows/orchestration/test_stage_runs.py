@@ -21,6 +21,7 @@ from prefect.utilities.engine import can_ack_control_intent, capture_sigterm
 
 from flows.building.retry import TransientStageError
 from flows.orchestration.stage_runs import keeping_signals
+from infra.launch.torchrun import StageInterrupted
 from infra.storage.local import LocalStore
 from nanochat_core.errors import ConfigError
 from tests.integration.flows.orchestration.test_dispatch import (
@@ -222,3 +223,21 @@ def test_a_request_that_was_deleted_meanwhile_does_not_keep_the_others_from_bein
     monkeypatch.setattr(stage_runs, "get_run_logger", lambda: logging.getLogger(__name__))
     assert stage_runs.cancel_requests_of("run") == runs
     assert asked == [1, 2]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StageInterrupted("cancelled")])
+def test_a_stopped_command_waits_until_its_remote_stages_have_saved(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flows.orchestration import stage_runs
+
+    waited: list[Any] = []
+    monkeypatch.setattr(stage_runs, "cancel_requests_of", lambda run: [run])
+    monkeypatch.setattr(stage_runs, "wait_saved", lambda store, runs, seconds: waited.extend(runs))
+    resources = SimpleNamespace(grace_seconds=1.0)
+    placement = SimpleNamespace(pool="gpu", resources=resources)
+    context: Any = SimpleNamespace(stop=threading.Event(), placement=placement, store=None)
+    ended: list[str] = []
+    record: Any = SimpleNamespace(end=ended.append)
+    assert stage_runs.stop_stages(error, context, [], {"run-1": record})
+    assert (waited, ended) == (["run-1"], ["interrupted"])

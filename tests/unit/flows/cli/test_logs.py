@@ -193,7 +193,7 @@ def test_following_ends_when_no_process_builds_the_run_any_more(
 ) -> None:
     put_run(store, "tiny-1", status="running")
     write_events(work_directory(tmp_path / "home" / "work", REF) / "events.jsonl", STEPS[:2])
-    assert main(["status", "tiny", "-f"]) == 0
+    assert main(["status", "tiny", "-f"]) == 1
     printed = capsys.readouterr()
     assert [line.split()[0] for line in printed.out.splitlines()] == ["12:00:00", "12:00:01"]
     assert printed.err == "no process seen here builds tiny-1; see: nanochat status tiny-1\n"
@@ -278,6 +278,6 @@ def test_following_a_dead_run_that_cannot_be_planned_ends_with_one_line(
     store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_run(store, "old-1", name="old", profile="removed", status="running")
-    assert main(["status", "old", "-f"]) == 0
+    assert main(["status", "old", "-f"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("no process seen here builds old-1; see: nanochat status old-1\n")
