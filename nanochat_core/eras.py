@@ -100,11 +100,6 @@ ERAS = {
     era.first_day: era for era in (JANUARY_5, JANUARY_11, JANUARY_17, MARCH_2, MARCH_9, MARCH_14)
 }
 HEAD = MARCH_14.first_day
-PARTS = ("residual_scalars", "value_embeds", "smear", "backout")
-CONSTANTS = (
-    *("rotary_base", "rotary_precision", "qk_scale", "softcap"),
-    *("gate_scale", "gate_channels"),
-)
 
 
 def open_era(name: str) -> Era:
@@ -143,19 +138,6 @@ def of_era(model: ModelConfig, era: str, *, pattern: str) -> ModelConfig:
         smear=row.smear,
         backout=row.backout,
     )
-
-
-def check_trained(model: ModelConfig, constants: NumericsConfig) -> None:
-    """Raise ModelError if a model is of an era whose models are only read."""
-    for row in list(ERAS.values())[1:-1]:
-        values = [(getattr(model, part), getattr(row, part)) for part in PARTS]
-        values += [(getattr(constants, name), getattr(row, name)) for name in CONSTANTS]
-        if all(of_model == of_row for of_model, of_row in values):
-            raise ModelError(
-                f"a model of nanochat's era {row.first_day} is read, not trained",
-                hint="evaluate it, chat with it or export it; to train on, import a model of "
-                f"{JANUARY_5.first_day} or of since {HEAD}",
-            )
 
 
 def windows_of(pattern: str, depth: int, sequence_len: int, *, era: str = HEAD) -> tuple[int, ...]:

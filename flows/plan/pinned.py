@@ -7,8 +7,9 @@ are. The report needs every stage's artifact, so a run with a pinned input has n
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from flows.identity.manifest import Manifest
-from flows.stages import REPORT, STAGES, Stage, stage_named
+from flows.stages import EVALUATORS, REPORT, STAGES, Stage, stage_named
 from infra.storage.base import Store
+from nanochat_core.eras import HEAD, JANUARY_5
 from nanochat_core.errors import ConfigError
 
 
@@ -99,6 +100,21 @@ def check_stages(stages: Sequence[Stage], pinned: Mapping[str, Manifest], names:
             f"stage {name} cannot be redone here: {why}",
             hint=f"leave out --use and --until, or {name} in --force and --from-stage",
         )
+
+
+def check_trained(stages: Iterable[Stage], pinned: Mapping[str, Manifest]) -> None:
+    """Raise ConfigError if a stage would train an imported model of an era that is only read."""
+    for stage in stages:
+        given = pinned.get(stage.inputs[0].name) if stage.inputs else None
+        if given is None or stage.model is None or stage.name in pinned:
+            continue
+        era = given.provenance.metrics.get("era", HEAD)  # only an imported model has one
+        if era not in (JANUARY_5.first_day, HEAD):
+            raise ConfigError(
+                f"{stage.name} cannot train {given.name}, a model of nanochat's era {era}",
+                hint=f"evaluate it (--until {EVALUATORS[given.stage].name}), chat with it or "
+                f"export it; models of {JANUARY_5.first_day} or of since {HEAD} are trained",
+            )
 
 
 def stages_before(stage: Stage) -> set[str]:

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 from flows.identity.manifest import Manifest
 from flows.overrides import ChangedSetting, open_name, settings_reach
-from flows.plan.pinned import open_pinned, sections_of
+from flows.plan.pinned import check_trained, open_pinned, sections_of, stages_with
 from flows.plan.plan import Plan, make_plan
 from flows.plan.upstream import Log, Pins, pin
 from flows.profiles import Profile, make_placement, open_profile
 from flows.run_request import RunRequest
+from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
@@ -63,6 +64,7 @@ def plan_run(
     *,
     log: Log,
     known: Mapping[str, str] | None = None,
+    only: Stage | None = None,
     will_run: bool = True,
 ) -> Planned:
     """Open and plan a run. `known` are upstream names that are resolved already.
@@ -72,12 +74,14 @@ def plan_run(
         store: The artifact store of the run.
         home: Directory of work and history on this machine.
         log: Receives warnings.
+        only: The stage to build; None means all.
         will_run: Resolve moving upstream names anew; a plan alone may use a recent answer.
 
     Raises ConfigError for a wrong name, setting or placement, and what `make_plan` raises.
     """
     opened = open_settings(request)
     pinned = open_pinned(store, request.use, warn=log)
+    check_trained([only] if only else stages_with(pinned, until=request.until), pinned)
     sections = sections_of(pinned, until=request.until)
     run, pins = pin(opened.run, home, log=log, known=known, sections=sections, plan=not will_run)
     placement = make_placement(

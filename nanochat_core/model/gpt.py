@@ -234,7 +234,7 @@ class GPT(LateModule):
         parents: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> Tensor:
-        """Compute the last block's output (B, T, C) of tokens (B, T): all of the model but lm_head.
+        """Return the last block's output (B, T, C) of tokens (B, T), before the norm and lm_head.
 
         `attends`: attention of each layer. `parents` and `rows`: see `forward_tree`, which has its
         own arrangement of tokens; with `rows` (R,) the last layer computes only these: (B, R, C).

@@ -2,7 +2,8 @@
 
 It owns the training state and divides it among the ranks (ZeRO-2). Parameters lie in *stacks*:
 Muon's matrices of one shape in one, a table of AdamW's, row by row, in one of its own. A stack's
-items (matrices, rows) have one owner each. A step of two ranks on a stack of four items:
+items (matrices, rows) have one owner each, but each rank owns all of a small parameter (SMALL),
+whose gradient is summed for all. A step of two ranks on a stack of four items:
 
                       rank 0                rank 1
     backward          g0 g1 g2 g3           g0 g1 g2 g3       gradients of a rank's own tokens

@@ -1,9 +1,8 @@
 """Stage `pretrain`: train a base model from packed rows of text.
 
-The plainest of the training loops: rows, forward, loss, backward, update, log, save, evaluate, from
-top to bottom. A lack of memory ends the job; it is started again with half the device batch size,
-from its last checkpoint. How documents become rows: data/packing.py; what is summed over the ranks,
-and when: optim/sharded.py.
+The plainest of the training loops. A step, from top to bottom: (evaluate,) rows, forward, backward,
+update, log, save. What a lack of memory does: runtime/hardware/oom.py; how documents become rows:
+data/packing.py; what is summed over the ranks, and when: optim/sharded.py.
 """
 
 import time

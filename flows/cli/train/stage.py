@@ -125,7 +125,9 @@ def stage(
     known = _known_pins(store, built_stage, request)
     if earlier is not None:
         known |= earlier.upstream
-    planned = plan_run(request, store, where.home_path, log=print_warning, known=known)
+    planned = plan_run(
+        request, store, where.home_path, log=print_warning, known=known, only=built_stage
+    )
     where.warn_of(planned.placement)
     plan = planned.plan
 

@@ -39,9 +39,9 @@ def import_model(
     ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Take over a model that nanochat trained: to chat, serve, evaluate or train further.
+    """Take over a model that nanochat trained: to chat, serve or evaluate.
 
-    Nothing in its files is executed.
+    Models of the first era and the last can be trained further. Nothing in the files is executed.
     """
     path = path.expanduser()
     called = name or path.absolute().name

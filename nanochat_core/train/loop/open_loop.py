@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from nanochat_core.config import ModelConfig, NumericsConfig, OptimizerConfig
-from nanochat_core.eras import check_trained
 from nanochat_core.job import Job
 from nanochat_core.model.attention import choose, choose_qk_kernel
 from nanochat_core.model.checkpoint import has_state, load_model, load_state, save_model
@@ -64,7 +63,9 @@ class Loop:
         """Prepare for the first step. Call it after everything that a signal may end at once.
 
         From here to the end of `open_loop` a signal waits until the step is done and saved, and
-        garbage is collected only between steps.
+        garbage is collected only between steps. An evaluation delays the signal too: if it takes
+        longer than the alarm allows (runtime/interrupt.py), the job ends without its scores and
+        evaluates the same state, which is saved already, when it resumes.
         """
         self.stack.enter_context(STOP.deferred())
         if self.fixed_shape:
@@ -103,7 +104,6 @@ def open_loop(
     choose_qk_kernel(job.resources.qk_kernel, device, head_dim(model.config))
     optimizer = Optimizer(model, optimizer_config, precision=model.numerics.precision, world=world)
     if init_from is not None:
-        check_trained(model.config, model.numerics)
         load_optimizer_state(optimizer, init_from, progress)
     fixed_shape, pace = tokens_per_step is not None, None
     if tokens_per_step is not None:
