@@ -98,7 +98,7 @@ class RunWatch:
         since, pid = datetime.fromisoformat(run["state"]["timestamp"]), run["infrastructure_pid"]
         if not self._is_own:
             return True
-        has_ended = pid is None or (pid.isdigit() and start_of(int(pid)) is None)
+        has_ended = pid is not None and pid.isdigit() and start_of(int(pid)) is None
         return since > self._started and not has_ended
 
     def _settle(self, api_url: str, run: dict[str, Any]) -> bool:

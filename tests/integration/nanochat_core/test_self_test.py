@@ -201,5 +201,5 @@ def test_the_command_line_gets_each_finding_and_why_the_test_died(
 
 def test_a_test_that_hangs_is_ended() -> None:
     command = (sys.executable, "-c", "import time; time.sleep(600)")
-    ((finding, _),) = gpu.self_test(command, patience=0.1)
+    ((finding, _),) = gpu.self_test(command, timeout=0.1)
     assert finding.found == "ended with -9: no output"

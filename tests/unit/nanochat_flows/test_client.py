@@ -79,6 +79,7 @@ def test_files_are_fetched_whole_or_one_by_one(tmp_path: Path) -> None:
 def test_a_damaged_record_is_passed_over_with_a_warning(
     client: Client, model: Manifest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    put_run(client.store, "tiny-3", model)
     (tmp_path / "store" / "runs" / "tiny-3.json").write_text("{")
     assert client.sql("select run from runs").num_rows == 2
     assert [run.run for run in client.runs()] == ["tiny-2", "tiny-1"]

@@ -313,7 +313,9 @@ def test_the_newest_run_of_a_profile_that_names_a_branch_has_its_pin(tmp_path: P
         ("d12-20260102t000000z-0001", "d12", {"a@main": "3"}),
         ("d20-20260103t000000z-0001", "d20", {"a@main": "4"}),
     ):
-        write_run(store, dataclasses.replace(RUN, run=run, profile=profile, upstream=upstream))
+        started = f"2026-01-0{upstream['a@main']}T00:00:00Z"
+        record = dataclasses.replace(RUN, run=run, profile=profile, upstream=upstream)
+        write_run(store, dataclasses.replace(record, started=started))
     assert recorded_pins(store, "d12") == {"a@main": "3", "b@main": "2"}
     assert recorded_pins(store, "tiny") == {}
 

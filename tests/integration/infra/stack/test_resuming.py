@@ -267,8 +267,7 @@ def test_heartbeats_are_read_from_prefects_events(watched: Watched, server: Serv
 
 def test_prefect_refuses_a_second_resume_of_one_crash(watched: Watched, server: Server) -> None:
     run = watched.run("running", "crashed")
-    crash = runs.find_run(server.api_url, run)
-    assert crash is not None
+    crash = watched.api.get(f"/flow_runs/{run}")
 
     def resume() -> bool:
         scheduled = ("SCHEDULED", "resumed", "AwaitingRetry")
