@@ -101,8 +101,8 @@ class Client:
 
     def sql(self, query: str) -> pa.Table:
         """Return the answer to one select over the views that `nanochat sql` lists."""
-        table, passed_over = query_store(self.store, query)
-        _warn(passed_over)
+        table, skipped = query_store(self.store, query)
+        _warn(skipped)
         return table
 
     def fetch(self, name: str, directory: str | Path, path: str | None = None) -> Path:
@@ -149,6 +149,6 @@ def _of_artifact(manifest: Manifest) -> str:
     return f"stage = '{manifest.stage}' and fingerprint = '{manifest.fingerprint}'"
 
 
-def _warn(passed_over: list[str]) -> None:
-    for problem in passed_over:
+def _warn(skipped: list[str]) -> None:
+    for problem in skipped:
         _LOG.warning("skipped: %s", problem)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from flows.artifacts.pins import PINS, find_pin
 from flows.artifacts.publish import find_manifest
 from flows.artifacts.revocations import accepted_from
-from flows.artifacts.runs import Run, find_run, find_tag, listed_runs, tag_names
+from flows.artifacts.runs import Run, find_run, find_tag, tag_names
 from flows.gc.inventory import Inventory, Piece, attempt_of, run_of
 from flows.identity.manifest import EARLIER, FORMAT, Manifest
 from flows.identity.records import find_document
@@ -152,9 +152,8 @@ def read_referrers(records: Records) -> Referrers:
     store = records.store
     written = {entry.key: entry.modified for entry in store.list(PINS)}
     pins = records.read(find_pin, written)
-    # Those of an earlier version have a record and no name.
-    listed = [run for _, run in listed_runs(store)]
-    listed += [run_of(entry.key) for entry in store.list("runs/")]
+    # Not by names, which runs of an earlier version do not have.
+    listed = [run_of(entry.key) for entry in store.list("runs/")]
     tagged = frozenset(records.read(find_tag, tag_names(store)).values())
     runs = records.read(find_run, dict.fromkeys([*listed, *sorted(tagged)]))
     found = Referrers(

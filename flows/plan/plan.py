@@ -2,8 +2,8 @@
 
 A stage whose inputs all exist has a fingerprint, and its artifact exists or has to be built. A
 stage after one that has to be built is provisional: if that one produces the same bytes as before,
-this one is still up to date. Independent stages are planned in parallel, so that a distant store
-costs a few round trips in a row, not one for each request.
+this one is still up to date. Records are read ahead, many at a time (reads.py), so that a distant
+store costs a few round trips in a row, not one for each request.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -7,7 +7,7 @@ time that a step can take. Embedding tables are not counted: a step reads a few 
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -63,9 +63,9 @@ def measure_speed(
     bandwidth: float,
     rounds: int = 3,
     params: SamplingParams = SamplingParams(top_k=50),  # noqa: B008 - frozen
-) -> Iterator[Speed | None]:
-    """Time answers to `prompt` by `batch_size` samples of `num_tokens` tokens. Yields None after
-    each round, for progress, and the result at the end. One more round warms up.
+) -> Speed:
+    """Time answers to `prompt` by `batch_size` samples of `num_tokens` tokens: medians of `rounds`,
+    after one round that warms up.
 
     The scheduler must not end answers early. bandwidth: bytes per second.
     """
@@ -75,11 +75,10 @@ def measure_speed(
         timed = time_answers(scheduler, prompt, batch_size, num_tokens, seed=number, params=params)
         if number:
             found.append(timed)
-        yield None
     first = statistics.median(one[0] for one in found)
     # - 1: the first token is timed apart.
     step = statistics.median(one[1] for one in found) / (num_tokens - 1)
-    yield Speed(
+    return Speed(
         batch_size=batch_size,
         first_token=first,
         step=step,

@@ -28,7 +28,7 @@ from nanochat_core.runtime.user_cache import user_cache
 
 Call: TypeAlias = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
-HALVES = (torch.bfloat16, torch.float16)
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 CPU_BLOCK = 128  # queries
 _FROM_AMPERE = (8, 9, 10, 11, 12)  # major compute capabilities
 MISSING = "its package is missing"
@@ -42,7 +42,7 @@ class Backend:
     name: str
     capabilities: tuple[int, ...]  # major compute capabilities of GPUs it runs on; (): any device
     load: Callable[[], Call]  # imports its package
-    dtypes: tuple[torch.dtype, ...] = HALVES
+    dtypes: tuple[torch.dtype, ...] = HALF_DTYPES
     written_for: tuple[int, ...] = ()  # GPUs on which "auto" prefers it
     is_compiled: bool = False  # by torch.compile, for minutes: that it is right is cached
     repeats: bool = False  # whether the same input always gives the same gradients, to the bit
@@ -254,7 +254,7 @@ def _block_mask(length: int, window: int, device: torch.device) -> Any:
 SDPA = Backend(
     name="sdpa",
     capabilities=(),
-    dtypes=(torch.float32, torch.float64, *HALVES),
+    dtypes=(torch.float32, torch.float64, *HALF_DTYPES),
     load=lambda: _sdpa,
     repeats=True,  # torch.use_deterministic_algorithms covers it
 )

@@ -27,7 +27,8 @@ def main(group: str = "") -> int:
         return 2
     rows = read_rows(TABLE.read_text("utf-8"))
     for name in [group] if group else by_urgency(rows, list(GROUPS)):
-        print(f"campaign {name!r}, seed {todays_seed()}; again: make campaign CAMPAIGN={name!r}")
+        again = f"NANOCHAT_SEED={todays_seed()} make campaign CAMPAIGN={name!r}"
+        print(f"campaign {name!r}; again: {again}")
         started = time.monotonic()
         result = run_tests([f"tests/campaigns/{path}" for path in GROUPS[name]])
         if result is None:

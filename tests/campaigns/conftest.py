@@ -32,5 +32,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         name = report.nodeid.removeprefix("tests/campaigns/")
         found = dict(report.user_properties).get("found", "")
         lines.append(f"| {name} | {report.outcome} | {found} | {report.duration:.0f} |")
-    for line in [*lines, f"again: NANOCHAT_SEED={todays_seed()} make campaign"]:
+    paths = " ".join(terminalreporter.config.args)
+    for line in [*lines, f"again: NANOCHAT_SEED={todays_seed()} .venv/bin/pytest {paths}"]:
         terminalreporter.write_line(line)

@@ -16,4 +16,4 @@ def test_a_campaign_ends_in_a_row_with_what_it_found_and_how_to_repeat_it() -> N
     name, ended, found = (cell.strip() for cell in lines[start + 2].split("|")[1:4])
     assert name.startswith("reliability/test_simulation.py::")
     assert (ended, found.partition(",")[0]) == ("passed", "0 of 5 broken")
-    assert lines[start + 3] == "again: NANOCHAT_SEED=7 make campaign"
+    assert lines[start + 3] == f"again: NANOCHAT_SEED=7 .venv/bin/pytest {ONE}"

@@ -63,8 +63,12 @@ def evals(
     schedule: Annotated[
         bool, Parameter(negative="", help="Evaluate it from now on, by default every night.")
     ] = False,
-    cron: Annotated[str, Parameter(help="When: minute, hour, day, month, weekday.")] = NIGHTLY,
-    timezone: Annotated[str, Parameter(help="The time zone that the hours are of.")] = "UTC",
+    cron: Annotated[
+        str | None, Parameter(help=f"When: minute, hour, day, month, weekday. Default {NIGHTLY}.")
+    ] = None,
+    timezone: Annotated[
+        str | None, Parameter(help="The time zone that the hours are of. Default UTC.")
+    ] = None,
     pause: Annotated[
         bool, Parameter(negative="", help="Do not start it; Prefect's pages can, or this again.")
     ] = False,
@@ -81,6 +85,8 @@ def evals(
     With --schedule a worker of Prefect's pool cpu does the work: the command to start one is
     printed. A model that did not change costs nothing. Given again, the schedule is changed.
     """
+    if not schedule and (cron or timezone or pause):
+        raise ConfigError("--cron, --timezone and --pause are of a schedule", hint="add --schedule")
     if model is None and not (schedule or remove):
         return _show_schedules(options, as_json=as_json)
     if as_json:
@@ -89,7 +95,9 @@ def evals(
     # Before anything is looked up: the model of a schedule to be removed may be gone.
     if remove:
         return _remove(model, options)
-    return _schedule(model, cron, timezone, pause, options) if schedule else _run(model, options)
+    if not schedule:
+        return _run(model, options)
+    return _schedule(model, cron or NIGHTLY, timezone or "UTC", pause, options)
 
 
 def _schedule(model: str, cron: str, timezone: str, pause: bool, options: EvalOptions) -> int:

@@ -187,7 +187,7 @@ def _measure(
         print_note(f"measuring {batch_size} at a time")
         # Mean length of the KV cache: it grows by one key and value per token of the answer.
         length = prompt_len + tokens // 2
-        found = measure_speed(
+        speed = measure_speed(
             scheduler,
             batch_size=batch_size,
             prompt=prompt,
@@ -196,7 +196,7 @@ def _measure(
             bandwidth=bandwidth,
             rounds=rounds,
         )
-        speeds += [speed for speed in found if speed is not None]
+        speeds.append(speed)
     return speeds, bandwidth
 
 

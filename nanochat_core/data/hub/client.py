@@ -157,9 +157,11 @@ def _digests(path: Path) -> Iterator[str]:
         size = path.stat().st_size
         # Git stores a large file as this pointer (LFS), and the list of a commit has its id.
         pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n"
-        yield hashlib.sha1(f"blob {len(pointer)}\0{pointer}".encode()).hexdigest()
+        yield hashlib.sha1(
+            f"blob {len(pointer)}\0{pointer}".encode(), usedforsecurity=False
+        ).hexdigest()
         stream.seek(0)
-        blob = hashlib.sha1(f"blob {size}\0".encode())
+        blob = hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
         yield hashlib.file_digest(stream, lambda: blob).hexdigest()
 
 

@@ -26,7 +26,7 @@ BLOCK = 128  # queries of a chunk that share one slice of keys and a mask
 # The group's pages hold k and v by then.
 PassAttention: TypeAlias = Callable[[int, int, Tensor, Tensor, Tensor], Tensor]
 
-# (q, k, v, query_ends, key_ends, most_queries, most_keys, window=, scale=), see `varlen`.
+# (q, k, v, query_ends, key_ends, max_queries, max_keys, window=, scale=), see `varlen`.
 Varlen: TypeAlias = Callable[..., Tensor]
 
 
@@ -53,8 +53,8 @@ def varlen(
     v: Tensor,
     query_ends: Tensor,
     key_ends: Tensor,
-    most_queries: int,
-    most_keys: int,
+    max_queries: int,
+    max_keys: int,
     *,
     window: int,
     scale: float,
@@ -63,7 +63,7 @@ def varlen(
     (S, K, D) -> (N, H, D), in bf16 or fp16 on a GPU.
 
     query_ends, key_ends (sequences + 1,) int32: where each begins and the last ends. A sequence's
-    last query stands at its last key. most_queries: of the longest sequence; most_keys: that many
+    last query stands at its last key. max_queries: of the longest sequence; max_keys: that many
     or more. Keys after the last end are not read.
     """
     from torch.nn.attention.varlen import varlen_attn
@@ -71,9 +71,9 @@ def varlen(
     if q.size(1) != k.size(1):  # varlen_attn of torch 2.11 has no groups of query heads
         k, v = (t.repeat_interleave(q.size(1) // k.size(1), dim=1) for t in (k, v))
     # As ours, its window counts keys to the left without the query's own; -1: no limit.
-    size = (window if window < most_keys - 1 else -1, 0)
+    size = (window if window < max_keys - 1 else -1, 0)
     out = varlen_attn(
-        q, k, v, query_ends, key_ends, most_queries, most_keys, scale=scale, window_size=size
+        q, k, v, query_ends, key_ends, max_queries, max_keys, scale=scale, window_size=size
     )
     assert isinstance(out, Tensor)  # a tuple only with `return_aux`
     return out
@@ -95,8 +95,8 @@ def difference(call: Varlen, device: torch.device, dtype: torch.dtype, head_dim:
     )
     worst = 0.0
     for window in (64, 200):
-        most = max(counts), max(lengths) + 1
-        found = call(q, k, v, query_ends, key_ends, *most, window=window, scale=scale)
+        longest = max(counts), max(lengths) + 1
+        found = call(q, k, v, query_ends, key_ends, *longest, window=window, scale=scale)
         keys, values = (t[:-1].split(lengths) for t in (k, v))
         sequences = zip(q.split(counts), keys, values, strict=True)
         expected = torch.cat(
@@ -119,14 +119,14 @@ class Keys(NamedTuple):
 
     places: Tensor | None  # in its pages (S,); None: the pass's own
     ends: Tensor  # as of `varlen`
-    most: int
+    max_keys: int
 
 
 class Sequences(NamedTuple):
     """The sequences of a pass, which lie one after the other."""
 
     query_ends: Tensor
-    most_queries: int
+    max_queries: int
     keys: Sequence[Keys]  # of each group
 
 
@@ -163,16 +163,16 @@ def attend_together(
 ) -> PassAttention:
     """Return the attention of all sequences in one call. wanted (R,): indices of the tokens whose
     logits are wanted."""
-    query_ends, most_queries, keys = sequences
+    query_ends, max_queries, keys = sequences
 
     def attend(layer: int, group: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if layer == last_layer and not len(wanted):
             return q[:0]
-        places, ends, most = keys[group]
+        places, ends, max_keys = keys[group]
         if places is not None:
             k, v = pools[group].gather(layer, places)
         window = pools[group].group.window
-        out = call(q, k, v, query_ends, ends, most_queries, most, window=window, scale=scale)
+        out = call(q, k, v, query_ends, ends, max_queries, max_keys, window=window, scale=scale)
         return out[wanted] if layer == last_layer else out
 
     return attend

@@ -257,6 +257,7 @@ def test_the_worker_of_a_schedule_is_of_the_home_whose_server_has_it(
         (["--schedule", "main", "--metric", "core"], "chat_eval_sft does not measure 'core'"),
         (["--schedule", "main", "--drop", "-1"], "--drop is -1"),
         (["main", "--set", "sft.num_epochs=2"], "sft.num_epochs does not change how"),
+        (["main", "--cron", "0 4 * * *"], "--cron, --timezone and --pause are of a schedule"),
     ],
 )
 def test_a_mistake_is_one_line_and_a_hint(

@@ -90,16 +90,16 @@ def plain_varlen(
     v: torch.Tensor,
     query_ends: torch.Tensor,
     key_ends: torch.Tensor,
-    most_queries: int,
-    most_keys: int,
+    max_queries: int,
+    max_keys: int,
     *,
     window: int,
     scale: float,
 ) -> torch.Tensor:
     """What torch's varlen_attn is documented to compute, in plain operations."""
     counts, lengths = query_ends.diff().tolist(), key_ends.diff().tolist()
-    assert most_queries == max(counts)
-    assert most_keys >= max(lengths)
+    assert max_queries == max(counts)
+    assert max_keys >= max(lengths)
     assert query_ends.dtype == key_ends.dtype == torch.int32
     outs = []
     k, v = (t[: sum(lengths)] for t in (k, v))  # keys after the last end are not read

@@ -129,7 +129,7 @@ def test_what_holds_programs_of_a_model_is_said() -> None:
     assert checks.check_sandbox("no way").found == "no way"
 
 
-def test_all_that_a_store_must_do_is_tried_and_it_is_left_as_it_was(tmp_path: Path) -> None:
+def test_all_that_a_store_must_do_is_tried_and_no_object_is_left(tmp_path: Path) -> None:
     found = list(checks.try_store((tmp_path / "store").as_uri()))
     assert (found[0].name, found[-1].name) == ("put", "delete")
     assert {check.state for check in found} == {"ok"}
