@@ -10,17 +10,14 @@ import pytest
 from flows.identity.manifest import File
 from infra.retry import RetryPolicy
 from infra.storage.base import OnBytes, Store, ignore_bytes
-from tests.support.infra.storage.fake_s3 import FakeS3
-from tests.support.infra.storage.s3_server import client_environment
+from tests.support.infra.storage.misbehaviour import Fault, Kind
 from tests.support.reliability import fault_pipeline
 from tests.support.reliability.fault_pipeline import (
-    BUCKET,
     Pipeline,
     TriedStore,
     find_partial,
     open_pipeline,
 )
-from tests.support.reliability.fault_proxy import Fault
 from tests.support.reliability.faults import bad, try_faults
 
 FEW = 19  # each kind once, and two storms
@@ -28,11 +25,8 @@ FEW = 19  # each kind once, and two storms
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
-    fake = FakeS3(bucket=BUCKET)  # campaigns ask a real server
-    directory = tmp_path_factory.mktemp("pipeline")
-    with open_pipeline(directory, client_environment(fake.endpoint)) as opened:
+    with open_pipeline(tmp_path_factory.mktemp("pipeline")) as opened:
         yield opened
-    fake.stop()
 
 
 @pytest.mark.timeout(900)
@@ -40,10 +34,10 @@ def test_a_broken_request_costs_a_retry_or_one_clear_error(pipeline: Pipeline) -
     assert bad(try_faults(pipeline, trials=FEW, seed=1)) == []
 
 
-@pytest.mark.parametrize("kind", ["status", "drop_response"])
-def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kind: str) -> None:
+@pytest.mark.parametrize("kind", [Kind.STATUS, Kind.LOSE])
+def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kind: Kind) -> None:
     with mock.patch.object(fault_pipeline, "PATIENCE_OF_A_PERSON", 0.2):
-        outcome = pipeline.run(Fault(kind=kind, nth=30, count=10**6))
+        outcome = pipeline.run(Fault(kind=kind, skip=29))
     assert (outcome.ended, outcome.is_good) == ("error", True), outcome
     assert "was stopped while it waited for" in outcome.said
 
@@ -52,12 +46,12 @@ def test_a_store_that_breaks_for_good_is_one_clear_error(pipeline: Pipeline, kin
     "fault",
     [
         # An error document with status 200 has no Last-Modified.
-        Fault(kind="error200", method="GET", target="lease.json", nth=2),
-        Fault(kind="error200", method="HEAD", target="/files/", nth=2),
+        Fault(kind=Kind.ERROR_200, verb="GET", key="lease.json", skip=1, times=1),
+        Fault(kind=Kind.ERROR_200, verb="HEAD", key="/files/", skip=1, times=1),
         # A large object has just been put together, and is not to be seen.
-        Fault(kind="stale", method="HEAD", target="b.bin", nth=2),
+        Fault(kind=Kind.STALE, verb="HEAD", key="b.bin", skip=1, times=1),
     ],
-    ids=lambda fault: f"{fault.kind}-{fault.method}",
+    ids=lambda fault: f"{fault.kind.name}-{fault.verb}",
 )
 def test_an_answer_that_cannot_be_is_asked_for_again(pipeline: Pipeline, fault: Fault) -> None:
     outcome = pipeline.run(fault)
@@ -66,10 +60,13 @@ def test_an_answer_that_cannot_be_is_asked_for_again(pipeline: Pipeline, fault: 
 
 def test_without_hashing_damage_goes_into_the_results(pipeline: Pipeline) -> None:
     """The damage is real, and nothing else would notice it."""
-    fault = Fault(kind="corrupt", method="GET", target="/files/.*value")
-    assert pipeline.run(fault).ended == "same"
+
+    def damage() -> Fault:
+        return Fault(kind=Kind.FLIP, verb="GET", key="/files/.*value", times=1)
+
+    assert pipeline.run(damage()).ended == "same"
     with mock.patch("flows.artifacts.transfer.find_fault", _find_absence):
-        assert pipeline.run(fault).ended == "different"
+        assert pipeline.run(damage()).ended == "different"
 
 
 def _find_absence(file: File, path: Path) -> str | None:
@@ -78,7 +75,7 @@ def _find_absence(file: File, path: Path) -> str | None:
 
 def test_without_a_limit_to_retries_the_store_is_stormed(pipeline: Pipeline) -> None:
     most = 1.2  # times the requests, not MOST_REQUESTS: enough to see that they are counted
-    fault = Fault(kind="status", nth=30, count=10**6)
+    fault = Fault(kind=Kind.STATUS, skip=29)
     many = int(1.1 * most * sum(pipeline.calm[False].values()))
     retry_policy = RetryPolicy(tries=many, first_wait=0.0)
     with (

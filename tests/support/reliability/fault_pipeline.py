@@ -1,4 +1,4 @@
-"""A small pipeline against an S3 server behind the fault proxy: what becomes of each fault.
+"""A small pipeline against an S3 server that misbehaves: what becomes of each fault.
 
 Two stages are built by flows.building.build, as in a run. Only the launch of jobs is replaced: a
 toy job runs in this process, because what is tried here is every request to the store, and
@@ -15,6 +15,7 @@ import shutil
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,8 +37,10 @@ from nanochat_core.errors import NanochatError
 from nanochat_core.job import Job, Result
 from nanochat_core.runtime.progress import Progress
 from tests.support.flows.fixtures import Toys
+from tests.support.infra.storage.fake_s3 import FakeS3
 from tests.support.infra.storage.fixtures import set_part
-from tests.support.reliability.fault_proxy import CALM, Fault, FaultProxy, Fired, Storm
+from tests.support.infra.storage.misbehaviour import CALM, Fault, Kind, Request, Storm
+from tests.support.infra.storage.s3_server import client_environment
 from tests.support.reliability.verdict import judge
 
 BUCKET = "faults"
@@ -45,7 +48,7 @@ MOST_REQUESTS = 8.0  # times those of a run without faults
 _PART = 64 << 10  # bytes
 _SIZES = {"value.json": 400, "weights/a.bin": 7_000}  # bytes
 _LARGE = {"weights/b.bin": 5 * _PART // 2}  # of the first stage
-_READ_SECONDS = 0.8  # the client's read timeout; the proxy drips for less
+_READ_SECONDS = 0.8  # the client's read timeout; the server drips for less
 # So that a job of a few hundredths of a second renews its lease.
 _TERMS = LeaseTimings(beat=0.03, poll=0.3, max_poll=0.6)
 PATIENCE_OF_A_PERSON = 2.0  # seconds: then the run that waits for its store is stopped
@@ -57,8 +60,8 @@ PATIENCE = RetryPolicy(tries=8, first_wait=0.01, longest_wait=0.05, deadline=20.
 class Outcome:
     """How a run with faults ended, and what was found after it."""
 
-    fired: tuple[Fired, ...]
-    methods: dict[str, int]  # how many requests of each
+    fired: tuple[tuple[int, Kind, Request], ...]
+    verbs: Mapping[str, int]  # how many requests of each
     ratio: float  # of their number to that of a run without faults
     ended: str  # "same", "error", or what is wrong: "different", "unclear"
     said: str  # the error
@@ -85,11 +88,11 @@ class Pipeline:
     """Where runs take place; see `open_pipeline`."""
 
     directory: Path
-    proxy: FaultProxy
-    clients: Mapping[str, Any]  # "proxy" and "server"
+    fake: FakeS3
+    clients: Mapping[bool, Any]  # by whether faults happen to their requests
     stages: Sequence[Stage]
     digests: Mapping[str, str] = field(default_factory=dict)  # of a run without faults
-    # Its requests by method, with and without trying the store's conditions first.
+    # Its requests by verb, with and without trying the store's conditions first.
     calm: Mapping[bool, Mapping[str, int]] = field(default_factory=dict)
 
     def run(
@@ -110,23 +113,24 @@ class Pipeline:
         prefix, home = uuid.uuid4().hex, self.directory / uuid.uuid4().hex
         home.mkdir()
         kind = kind or (S3Store if tries_conditions else TriedStore)
-        store = self._open(prefix, "proxy", kind, retry_policy)
-        direct = self._open(prefix, "server", TriedStore, RetryPolicy(tries=8))
+        store = self._open(prefix, kind, retry_policy, meets_faults=True)
+        direct = self._open(prefix, TriedStore, RetryPolicy(tries=8), meets_faults=False)
         began = time.monotonic()
-        self.proxy.arm(*faults, storm=storm, seed=seed)
+        self.fake.arm(*faults, storm=storm, seed=seed)
         with _reader(direct, every=0.1 if watched else None) as partial:
             ended, said = self._build(store, home)
-        methods, fired = dict(self.proxy.methods), tuple(self.proxy.fired)
-        calm = self.calm.get(tries_conditions, methods)
-        self.proxy.settle()
+        verbs = Counter(request.verb for request in self.fake.requests)
+        fired = tuple(self.fake.fired)
+        calm = self.calm.get(tries_conditions, verbs)
+        self.fake.settle()
         partial.extend(find_partial(direct))
-        self.proxy.arm()
+        self.fake.arm()
         again, why = self._build(store, home)
         shutil.rmtree(home)
         return Outcome(
             fired=fired,
-            methods=methods,
-            ratio=sum(methods.values()) / sum(calm.values()),
+            verbs=verbs,
+            ratio=verbs.total() / sum(calm.values()),
             ended=ended,
             said=said,
             partial=tuple(sorted(set(partial))),
@@ -135,12 +139,12 @@ class Pipeline:
         )
 
     def _open(
-        self, prefix: str, to: str, kind: type[S3Store], retry_policy: RetryPolicy
+        self, prefix: str, kind: type[S3Store], retry_policy: RetryPolicy, *, meets_faults: bool
     ) -> S3Store:
         store = kind(f"s3://{BUCKET}/{prefix}", retry_policy=retry_policy)
-        store.client = self.clients[to]  # to make one takes longer than a run
-        # The judge's own requests meet no faults, only a machine that is busy.
-        store.has_accepted = to == "server"
+        store.client = self.clients[meets_faults]  # to make one takes longer than a run
+        # The referee's own requests meet no faults, only a machine that is busy.
+        store.has_accepted = not meets_faults
         return store
 
     def _build(self, store: Store, home: Path) -> tuple[str, str]:
@@ -229,36 +233,29 @@ def toy_job(job: Job, *, on_event: Any, root: Path, **_: Any) -> Result:
 
 
 @contextlib.contextmanager
-def open_pipeline(directory: Path, environment: Mapping[str, str]) -> Generator[Pipeline]:
-    """A pipeline on BUCKET of a server, after one run without faults.
-
-    `environment` is that of the server's clients.
-    """
+def open_pipeline(directory: Path) -> Generator[Pipeline]:
+    """Yield a pipeline on a server of its own, after one run without faults."""
     (directory / "root" / "tasks").mkdir(parents=True)
     (directory / "root" / "tasks" / "__init__.py").touch()
     toys = Toys(root=directory / "root", home=directory)
-    with contextlib.ExitStack() as stack:
-        set_part(stack.enter_context(pytest.MonkeyPatch.context()).setattr, _PART)
-        stack.enter_context(mock.patch.object(flows.building.job, "run_job", toy_job))
-        endpoint = "AWS_ENDPOINT_URL_S3"
-        upstream = ("127.0.0.1", int(environment[endpoint].rpartition(":")[2]))
-        proxy = stack.enter_context(FaultProxy(upstream, slow=_READ_SECONDS / 3))
-        clients = {
-            "proxy": _make_client({**environment, endpoint: proxy.endpoint}),
-            "server": _make_client(environment),
-        }
+    fake = FakeS3(bucket=BUCKET)
+    fake.slow = _READ_SECONDS / 3
+    clients = {True: _make_client(fake.endpoint), False: _make_client(fake.calm_endpoint)}
+    with pytest.MonkeyPatch.context() as patch:
+        set_part(patch.setattr, _PART)
+        patch.setattr(flows.building.job, "run_job", toy_job)
         first = toys.stage("first")
-        second = toys.stage("second", first)
-        pipeline = Pipeline(directory, proxy, clients, (first, second))
+        pipeline = Pipeline(directory, fake, clients, (first, toys.stage("second", first)))
         calm = {tries: pipeline.run(tries_conditions=tries) for tries in (False, True)}
         assert all(outcome.is_good and outcome.ended == "same" for outcome in calm.values()), calm
-        pipeline.calm = {tries: outcome.methods for tries, outcome in calm.items()}
+        pipeline.calm = {tries: outcome.verbs for tries, outcome in calm.items()}
         yield pipeline
-        for made in clients.values():
-            made.close()
+    for made in clients.values():
+        made.close()
+    fake.stop()
 
 
-def _make_client(environment: Mapping[str, str]) -> Any:
+def _make_client(endpoint: str) -> Any:
     seconds = mock.patch.object(client, "READ_SECONDS", _READ_SECONDS)
-    with mock.patch.dict(os.environ, environment), seconds:
+    with mock.patch.dict(os.environ, client_environment(endpoint)), seconds:
         return client.make_client()

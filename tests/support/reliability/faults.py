@@ -1,7 +1,7 @@
 """A run over a network that breaks: the same artifacts in the end, or one clear error.
 
 Each trial is a run of a small pipeline (fault_pipeline.py) in which one request to the store is
-broken in one of seventeen ways (fault_kinds.py), or each with some probability. Whatever happens:
+broken in one of seventeen ways, or each with some probability. Whatever happens:
 
 - it ends with the digests of an undisturbed run, or with one line that says what is wrong and a
   hint; never with others, never with a traceback;
@@ -16,18 +16,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.support.reliability.fault_kinds import KINDS
+from tests.support.infra.storage.misbehaviour import CALM, NETWORK_FAULTS, Fault, Kind, Storm
 from tests.support.reliability.fault_pipeline import Outcome, Pipeline
-from tests.support.reliability.fault_proxy import CALM, Fault, Storm
 
-# Requests that a kind can break: others have no body, or are no write.
-_METHODS = {
-    "corrupt": "GET|POST",
-    "shorten": "GET|POST",
-    "truncate": "GET|POST",
-    "stale": "GET|HEAD",
-    "corrupt_request": "PUT|POST",
-    "replay_later": "PUT|POST",
+# Verbs of the requests that a kind can break: others have no body, or are no write.
+_VERBS = {
+    Kind.FLIP: "(GET|POST).*",
+    Kind.SHORTEN: "(GET|POST).*",
+    Kind.CUT: "(GET|POST).*",
+    Kind.STALE: "(GET|HEAD).*",
+    Kind.FLIP_REQUEST: "(PUT|POST).*",
+    Kind.REPLAY: "(PUT|POST).*",
 }
 _STORMS = 7  # one of so many trials is a storm
 _RATES = (0.02, 0.3)  # of requests that a storm breaks
@@ -37,8 +36,7 @@ _RATES = (0.02, 0.3)  # of requests that a storm breaks
 class Trial:
     """What is done to a run."""
 
-    kind: str  # of the fault, or "storm"
-    fault: Fault | None
+    fault: Fault | None  # None: a storm
     storm: Storm = CALM
     seed: int
     watched: bool
@@ -64,22 +62,24 @@ def bad(results: Sequence[tuple[Trial, Outcome]]) -> list[tuple[Trial, Outcome]]
 def plan(pipeline: Pipeline, *, trials: int, seed: int) -> list[Trial]:
     """As many trials, of all kinds alike, each request alike; some storms, some of a new store."""
     chance = random.Random(seed)
-    numbers: dict[tuple[str, bool], list[int]] = {}
+    numbers: dict[tuple[Kind, bool], list[int]] = {}
     planned: list[Trial] = []
     for number in range(trials):
         is_storm = number % _STORMS == _STORMS - 1
         tries_conditions = chance.random() < 0.1
-        kind = "storm" if is_storm else list(KINDS)[(number - number // _STORMS) % len(KINDS)]
-        method = _METHODS.get(kind, ".*")
-        left = numbers.setdefault((kind, tries_conditions), [])
-        if not left:  # every request has had its turn
-            calm = pipeline.calm[tries_conditions]
-            left.extend(range(1, sum(n for m, n in calm.items() if re.fullmatch(method, m)) + 1))
-            chance.shuffle(left)
+        kind = NETWORK_FAULTS[(number - number // _STORMS) % len(NETWORK_FAULTS)]
+        fault = None
+        if not is_storm:
+            verb = _VERBS.get(kind, ".*")
+            left = numbers.setdefault((kind, tries_conditions), [])
+            if not left:  # every request has had its turn
+                calm = pipeline.calm[tries_conditions]
+                left.extend(range(sum(n for v, n in calm.items() if re.fullmatch(verb, v))))
+                chance.shuffle(left)
+            fault = Fault(kind=kind, skip=left.pop(), times=1, verb=verb)
         planned.append(
             Trial(
-                kind=kind,
-                fault=None if is_storm else Fault(kind=kind, nth=left.pop(), method=method),
+                fault=fault,
                 storm=Storm(rate=chance.uniform(*_RATES)) if is_storm else CALM,
                 seed=chance.randrange(1 << 32),
                 watched=chance.random() < 0.25,

@@ -60,7 +60,7 @@ def test_a_store_that_lacks_both_guarantees_can_still_be_read(
     [
         Fault(kind=Kind.LOSE, verb="PUT", every=2),
         Fault(kind=Kind.FLIP_REQUEST, verb="PUT", every=2),
-        Fault(kind=Kind.REFUSE, verb="*", every=3),
+        Fault(kind=Kind.REFUSE, verb=".*", every=3),
         Fault(kind=Kind.REFUSE, verb="PUT", every=2, status=409, code="OperationAborted"),
         Fault(kind=Kind.PAGE, verb="PUT", every=5, status=400),
     ],

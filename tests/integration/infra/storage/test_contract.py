@@ -42,9 +42,9 @@ BAD_SERVERS: dict[str, tuple[Quirk | Fault, ...]] = {
     "conflicts": (
         Fault(kind=Kind.REFUSE, verb="PUT", every=3, status=409, code="ConditionalRequestConflict"),
     ),
-    "slow-down": (Fault(kind=Kind.REFUSE, verb="*", every=5),),
-    "resets": (Fault(kind=Kind.RESET, verb="*", every=5),),
-    "loses-everything-often": (Fault(kind=Kind.LOSE, verb="*", every=5),),
+    "slow-down": (Fault(kind=Kind.REFUSE, verb=".*", every=5),),
+    "resets": (Fault(kind=Kind.RESET, verb=".*", every=5),),
+    "loses-everything-often": (Fault(kind=Kind.LOSE, verb=".*", every=5),),
 }
 
 

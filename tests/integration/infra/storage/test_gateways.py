@@ -41,7 +41,7 @@ def test_a_web_page_is_one_line_after_few_requests_whatever_was_asked(
     fake: FakeS3, large: Path, verb: str, status: int
 ) -> None:
     headers = {"Location": "http://portal.invalid/login"} if status != 200 else {}
-    fake.faults.append(Fault(kind=Kind.PAGE, verb="*", status=status, headers=headers))
+    fake.faults.append(Fault(kind=Kind.PAGE, verb=".*", status=status, headers=headers))
     with pytest.raises(StoreError) as caught:
         VERBS[verb](store_on(fake), large)
     assert "\n" not in str(caught.value)
@@ -82,7 +82,7 @@ def test_a_page_between_answers_of_a_store_that_works_is_asked_again(fake: FakeS
     store.put("a", b"x")
     fake.faults.append(Fault(kind=Kind.PAGE, verb="GET list-type", status=200, times=2))
     assert [entry.key for entry in store.list("")] == ["a"]
-    fake.faults[:] = [Fault(kind=Kind.PAGE, verb="*", status=302)]
+    fake.faults[:] = [Fault(kind=Kind.PAGE, verb=".*", status=302)]
     with pytest.raises(StoreUnavailable, match=r"a redirect \(302\)"):
         list(store.list(""))
 
@@ -180,7 +180,7 @@ def _peer(one: socket.socket) -> object:
 
 def test_a_bucket_that_has_moved_names_its_region(fake: FakeS3) -> None:
     headers = {"x-amz-bucket-region": "eu-west-1"}
-    fake.faults.append(Fault(kind=Kind.PAGE, verb="*", status=301, headers=headers))
+    fake.faults.append(Fault(kind=Kind.PAGE, verb=".*", status=301, headers=headers))
     with pytest.raises(StoreError, match="301: Moved Permanently") as caught:
         store_on(fake).get("a")
     assert "AWS_REGION=eu-west-1" in (caught.value.hint or "")

@@ -129,7 +129,7 @@ def test_a_part_damaged_on_its_way_is_sent_again(fake: FakeS3, large: Path) -> N
 
 
 def test_a_wrong_secret_is_not_tried_eight_times(fake: FakeS3) -> None:
-    fake.faults.append(Fault(kind=Kind.REFUSE, verb="*", status=403, code="SignatureDoesNotMatch"))
+    fake.faults.append(Fault(kind=Kind.REFUSE, verb=".*", status=403, code="SignatureDoesNotMatch"))
     with pytest.raises(StoreError, match="SignatureDoesNotMatch"):
         store_on(fake).get("a")
     assert len(fake.requests) == 1

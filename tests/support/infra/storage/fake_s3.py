@@ -1,11 +1,15 @@
-"""A small S3 server in this process that can be told to misbehave as real ones do.
+"""A small S3 server in this process that can misbehave as real ones and networks do.
 
-`Quirk` is how a server is, `Fault` what happens to single requests. Without either it passes the
-same contract test as a real server. It checks no signatures; `requests` says what it was asked.
+`Quirk` is how a server is, `Fault` and `Storm` what happens to single requests. Without them it
+passes the same contract test as a real server. It checks no signatures; `requests` are all that
+were sent to it, `fired` those that a fault happened to.
 """
 
 import base64
+import contextlib
 import hashlib
+import random
+import socket
 import threading
 import time
 import uuid
@@ -17,7 +21,16 @@ from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from tests.support.infra.storage.fake_http import serve
-from tests.support.infra.storage.misbehaviour import Answer, FakeError, Fault, Quirk, Request
+from tests.support.infra.storage.misbehaviour import (
+    CALM,
+    Answer,
+    FakeError,
+    Fault,
+    Kind,
+    Quirk,
+    Request,
+    Storm,
+)
 
 RACE = 1.0  # seconds, between looking and writing, for which a racy store waits for a second
 
@@ -41,7 +54,14 @@ class FakeS3:
         self.quirks = set(quirks)
         self.faults = list(faults)
         self.requests: list[Request] = []
+        self.fired: list[tuple[int, Kind, Request]] = []  # faults that happened, by request
         self.objects: dict[str, Object] = {}
+        self.slow = 0.3  # seconds of an answer that drips
+        self.seed = 0
+        self.later: list[tuple[int, Request]] = []  # writes to carry out again, and when
+        self.connections: set[socket.socket] = set()
+        self._storm = CALM
+        self._before: dict[str, Object | None] = {}  # what a key held before its last write
         self.uploads: dict[str, tuple[str, float, dict[int, Object]]] = {}
         self._tags: dict[str, str | None] = {}  # by upload
         self.bucket = bucket
@@ -51,21 +71,85 @@ class FakeS3:
         self._looked: Counter[tuple[str, str | None]] = (
             Counter()
         )  # a racy store's conditional writes
-        self._server = serve(self)
+        self._servers = [serve(self), serve(self, is_calm=True)]
 
     @property
     def endpoint(self) -> str:
-        """Its address."""
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        """Return its address."""
+        return f"http://127.0.0.1:{self._servers[0].server_address[1]}"
+
+    @property
+    def calm_endpoint(self) -> str:
+        """Return another address of it, where no fault happens and no request is counted."""
+        return f"http://127.0.0.1:{self._servers[1].server_address[1]}"
 
     def stop(self) -> None:
-        """No longer listen."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Listen no longer."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
 
     def count(self, verb: str, key: str = "") -> int:
-        """How many requests of a verb there were for keys with a piece in it."""
+        """Return how many requests of a verb there were for keys with a piece in it."""
         return sum(r.verb == verb and key in r.key for r in self.requests)
+
+    def arm(self, *faults: Fault, storm: Storm = CALM, seed: int = 0) -> None:
+        """Count anew, with these faults. Connections and writes to be repeated are dropped."""
+        for connection in list(self.connections):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        with self._lock:
+            self.requests, self.fired, self.later = [], [], []
+            self.faults, self._storm, self.seed = list(faults), storm, seed
+
+    def settle(self) -> int:
+        """Carry out the writes that wait to be repeated; return how many."""
+        with self._lock:
+            due, self.later = self.later, []
+        for _, request in due:
+            self._repeat(request)
+        return len(due)
+
+    def meet(self, request: Request) -> tuple[int, Fault | None]:
+        """Count a request; return its number, from 1, and what happens to it."""
+        with self._lock:
+            self.requests.append(request)
+            number = len(self.requests)
+            due = [again for at, again in self.later if at <= number]
+            self.later = [(at, again) for at, again in self.later if at > number]
+        for again in due:
+            self._repeat(again)
+        # Each fault counts the requests that match it, whether another one comes first or not.
+        firing = [fault for fault in self.faults if fault.fires(request)]
+        storm = self._storm.draw(random.Random(f"{self.seed} storm {number}"))
+        return number, firing[0] if firing else storm
+
+    def note(self, number: int, kind: Kind, request: Request) -> None:
+        """Record that a fault happened."""
+        self.fired.append((number, kind, request))
+
+    def _repeat(self, request: Request) -> None:
+        with contextlib.suppress(FakeError):
+            self.answer(request)
+
+    def _set(self, key: str, new: Object | None) -> None:
+        with self._lock:
+            self._before[key] = self.objects.get(key)
+            if new is None:
+                self.objects.pop(key, None)
+            else:
+                self.objects[key] = new
+
+    def _seen(self, request: Request) -> dict[str, Object]:
+        """Return the objects that a request sees: a stale one not the last write."""
+        with self._lock:
+            seen = dict(self.objects)
+        if request.is_stale and request.key in self._before:
+            before = self._before[request.key]
+            seen = {request.key: before} if before else {}
+        elif request.is_stale and not request.key and seen:
+            seen.pop(max(seen, key=lambda key: seen[key].written))
+        return seen
 
     def answer(self, request: Request) -> Answer:
         """Carry a request out."""
@@ -88,7 +172,9 @@ class FakeS3:
         return actions[request.verb](request)
 
     def _get(self, request: Request) -> Answer:
-        found = self._find(request.key)
+        found = self._seen(request).get(request.key)
+        if found is None:
+            raise FakeError(404, "NoSuchKey")
         if request.headers.get("if-match", "").strip('"') not in ("", found.etag):
             raise FakeError(412, "PreconditionFailed")
         headers = {
@@ -124,7 +210,7 @@ class FakeS3:
             if not racy:
                 self._check_conditions(request)
             etag = hashlib.md5(data).hexdigest()
-            self.objects[request.key] = Object(data=data, etag=etag, written=self.now())
+            self._set(request.key, Object(data=data, etag=etag, written=self.now()))
         return Answer(headers={"ETag": f'"{etag}"'})
 
     def _check_conditions(self, request: Request) -> None:
@@ -146,14 +232,15 @@ class FakeS3:
             raise FakeError(412, "PreconditionFailed")
 
     def _delete(self, request: Request) -> Answer:
-        with self._lock:
-            self.objects.pop(request.key, None)
+        if request.key in self.objects:
+            self._set(request.key, None)
         return Answer(status=204)
 
     def _list(self, request: Request) -> Answer:
         prefix = request.query.get("prefix", "")
         after = request.query.get("continuation-token") or request.query.get("start-after", "")
-        keys = sorted(k for k in self.objects if k.startswith(prefix) and k > after)
+        seen = self._seen(request)
+        keys = sorted(k for k in seen if k.startswith(prefix) and k > after)
         if Quirk.LISTS_UNSORTED in self.quirks:
             keys.reverse()
         if Quirk.FORGETS_IN_LISTS in self.quirks:
@@ -164,9 +251,9 @@ class FakeS3:
         if Quirk.LISTS_MORE_AND_MORE in self.quirks:
             page, more = page if not after else [], True
         items = "".join(
-            f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key].data)}</Size>"
-            f"<LastModified>{_iso(self.objects[key].written)}</LastModified>"
-            f"<ETag>&quot;{self.objects[key].etag}&quot;</ETag></Contents>"
+            f"<Contents><Key>{escape(key)}</Key><Size>{len(seen[key].data)}</Size>"
+            f"<LastModified>{_iso(seen[key].written)}</LastModified>"
+            f"<ETag>&quot;{seen[key].etag}&quot;</ETag></Contents>"
             for key in page
         )
         tells = more and not {Quirk.LISTS_WITHOUT_TOKENS, Quirk.LISTS_MORE_AND_MORE} & self.quirks
@@ -213,7 +300,7 @@ class FakeS3:
         etags = b"".join(bytes.fromhex(etag) for _, etag in wanted)
         etag = f"{hashlib.md5(etags).hexdigest()}-{len(wanted)}"
         tag = self._tags.get(request.query["uploadId"])
-        self.objects[key] = Object(data=data, etag=etag, written=self.now(), tag=tag)
+        self._set(key, Object(data=data, etag=etag, written=self.now(), tag=tag))
         del self.uploads[request.query["uploadId"]]
         return _xml("CompleteMultipartUploadResult", f"<ETag>{etag}</ETag>")
 
@@ -227,12 +314,6 @@ class FakeS3:
             return self.uploads[request.query["uploadId"]]
         except KeyError:
             raise FakeError(404, "NoSuchUpload") from None
-
-    def _find(self, key: str) -> Object:
-        try:
-            return self.objects[key]
-        except KeyError:
-            raise FakeError(404, "NoSuchKey") from None
 
     def _body(self, request: Request) -> bytes:
         """The bytes to write, if their checksum is right."""

@@ -1,5 +1,7 @@
 """How servers that speak S3 differ from AWS, and what happens to single requests."""
 
+import random
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -33,22 +35,44 @@ class Quirk(Enum):
 class Kind(Enum):
     """What happens to a request."""
 
-    RESET = auto()  # closed before it is carried out
+    RESET = auto()  # the connection is reset before the body is read
+    RESET_REQUEST = auto()  # ... after half of the body is read
+    RESET_ANSWER = auto()  # carried out; reset after half of the answer
     LOSE = auto()  # carried out, closed without an answer
-    REFUSE = auto()  # answered with `status` and `code`, not carried out
-    REFUSE_AFTER = auto()  # carried out, answered with `status` and `code`
-    FLIP_REQUEST = auto()  # a byte of the body is changed on its way in
     CUT = auto()  # the answer's body ends in the middle, then the connection is closed
-    SHORTEN = auto()  # the answer's body is shorter, and so is its Content-Length
-    FLIP = auto()  # a byte of a good answer's body is changed
-    ERROR_200 = auto()  # carried out not at all, but answered with 200 and an error
+    HANG = auto()  # carried out; no answer, the connection stays open
+    BLACKHOLE = auto()  # not carried out; no answer, the connection stays open
+    REFUSE = auto()  # answered with `status` and `code` after `seconds`, not carried out
+    REFUSE_AFTER = auto()  # carried out, answered with `status` and `code`
+    STATUS = auto()  # not carried out, answered with one of STATUSES
+    ERROR_200 = auto()  # not carried out, answered with 200 and an error
     PAGE = auto()  # not carried out, answered with `status`, `headers` and a web page
-    HANG = auto()  # not answered for as long as `seconds`
+    SHORTEN = auto()  # half of the answer's body, with a Content-Length that fits
+    FLIP = auto()  # a bit of the answer's body is changed
+    FLIP_REQUEST = auto()  # a bit of the request's body is changed on its way in
+    DRIP = auto()  # the answer comes in small pieces
+    DUPLICATE = auto()  # carried out twice; the second answer is sent
+    REPLAY = auto()  # a write that is carried out again after some later requests
+    STALE = auto()  # a read that is answered as before the last write
+
+
+# Those of a network or of an overloaded server, which say nothing of how a server is made.
+NETWORK_FAULTS = tuple(kind for kind in Kind if kind not in (Kind.REFUSE, Kind.PAGE))
+STATUSES = (
+    (503, "SlowDown"),
+    (503, "ServiceUnavailable"),
+    (500, "InternalError"),
+    (502, "BadGateway"),
+    (504, "GatewayTimeout"),
+    (429, "TooManyRequests"),
+    (400, "RequestTimeout"),
+)
+CONFLICT = (409, "ConditionalRequestConflict")  # to conditional writes that meet each other
 
 
 @dataclass(kw_only=True)
 class Request:
-    """What a client asked."""
+    """What a client asks for."""
 
     method: str
     key: str  # "" for the bucket
@@ -56,21 +80,27 @@ class Request:
     headers: Mapping[str, str]
     body: bytes
     bucket: str
+    is_stale: bool = False  # answered as before the last write
 
     @property
     def verb(self) -> str:
-        """GET, or with what S3 names in the query: "POST uploads", "PUT partNumber"."""
+        """Return GET, or with what S3 names in the query: "POST uploads", "PUT partNumber"."""
         names = ("partNumber", "uploads", "uploadId", "list-type")
         return " ".join([self.method, *(name for name in names if name in self.query)][:2])
+
+    @property
+    def is_conditional(self) -> bool:
+        """Return whether it is a conditional write."""
+        return not {"if-match", "if-none-match"}.isdisjoint(self.headers)
 
 
 @dataclass(kw_only=True)
 class Fault:
-    """What happens to some of the requests that match."""
+    """Happens to some of the requests that match."""
 
     kind: Kind
-    verb: str  # as Request.verb, "*" for all
-    key: str = ""  # a piece of it
+    verb: str = ".*"  # a regular expression over the whole Request.verb
+    key: str = ""  # another one, anywhere in the key
     skip: int = 0  # the first so many pass
     times: int = 1 << 30
     every: int = 1  # only each so-manieth
@@ -82,8 +112,8 @@ class Fault:
     fired: int = 0
 
     def fires(self, request: Request) -> bool:
-        """Whether it happens to this request."""
-        if self.verb not in ("*", request.verb) or self.key not in request.key:
+        """Count the request if it matches; return whether the fault happens to it."""
+        if not re.fullmatch(self.verb, request.verb) or not re.search(self.key, request.key):
             return False
         with _COUNTING:
             self.seen += 1
@@ -91,6 +121,21 @@ class Fault:
                 return False
             self.fired += 1
             return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Storm:
+    """Happens to any request with a probability, of a random kind."""
+
+    rate: float
+    kinds: tuple[Kind, ...] = NETWORK_FAULTS
+
+    def draw(self, chance: random.Random) -> Fault | None:
+        """Return what happens to one request."""
+        return Fault(kind=chance.choice(self.kinds)) if chance.random() < self.rate else None
+
+
+CALM = Storm(rate=0.0)
 
 
 @dataclass(kw_only=True)
@@ -106,12 +151,17 @@ PAGE = b"<!DOCTYPE html><html><head><title>Log in</title></head><body>Wi-Fi<br><
 
 
 class FakeError(Exception):
-    """The server says no."""
+    """An answer with an error of S3."""
 
     def __init__(self, status: int, code: str, headers: Mapping[str, str] = {}) -> None:
         super().__init__(code)
-        self.answer = Answer(
-            status=status,
-            body=f"<Error><Code>{code}</Code><Message>says the fake</Message></Error>".encode(),
-            headers={"Content-Type": "application/xml", **headers},
+        self.status, self.code, self.headers = status, code, headers
+
+    def answer_to(self, request: Request) -> Answer:
+        """Return the answer, without a body if the request is a HEAD."""
+        text = f"<Error><Code>{self.code}</Code><Message>says the fake</Message></Error>"
+        return Answer(
+            status=self.status,
+            body=b"" if request.method == "HEAD" else text.encode(),
+            headers={"Content-Type": "application/xml", **self.headers},
         )
