@@ -39,6 +39,7 @@ from flows.cli.use.chat_session import ChatSession, Sampling
 from flows.compare.query import query_store
 from flows.compare.tables import METRICS, write_file
 from flows.identity.manifest import Manifest
+from flows.interop.hub_model import name_in_store
 from infra.storage.base import Store
 from nanochat_core.errors import ArtifactError
 
@@ -131,7 +132,14 @@ class Client:
         """
         sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
         device = device_of(None)
-        directory = open_model(self.store, model, cache=self.cache, warn=_LOG.warning)
+        name = name_in_store(
+            self.store,
+            model,
+            scratch=self.cache.directory.parent,  # the home
+            log=_LOG.info,
+            watch=watch_nothing,
+        )
+        directory = open_model(self.store, name, cache=self.cache, warn=_LOG.warning)
         return ChatSession.open(directory, sampling=sampling, device=device)
 
 

@@ -138,7 +138,7 @@ ModelName: TypeAlias = Annotated[
     str,
     Parameter(
         help="A profile or a tag (its newest chat model), a stage of one (sft@tiny), a fingerprint "
-        "(sft/1a2b3c) or a model directory."
+        "(sft/1a2b3c), a model directory or hf://OWNER/NAME."
     ),
 ]
 AsJson: TypeAlias = Annotated[

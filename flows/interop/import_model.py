@@ -29,7 +29,8 @@ from flows.artifacts.runs import (
 )
 from flows.identity.fingerprint import Identity, fingerprint_of
 from flows.identity.manifest import Facts, Manifest, Provenance
-from flows.stages import MIDTRAIN, PRETRAIN, RL, SFT, TOKENIZER
+from flows.interop.card import KINDS, read_card
+from flows.stages import TOKENIZER
 from infra.storage.base import OnBytes, Store
 from infra.storage.files import sha256_of
 from nanochat_core.errors import ConfigError, ModelError
@@ -37,7 +38,6 @@ from nanochat_core.section import Tree
 
 _ROOM = "import-"  # prefix of temporary directories, followed by the process id
 IMPORTED = "(imported)"  # instead of a profile's name, none of which has parentheses
-KINDS = {"base": PRETRAIN.name, "mid": MIDTRAIN.name, "sft": SFT.name, "rl": RL.name}
 # The directories in which nanochat stores its checkpoints, of both of its eras.
 _FOLDERS = {
     "base_checkpoints": "base",
@@ -53,55 +53,33 @@ class Import:
 
     run: Run
     model: Manifest
-    era: str
-    step: int
+    facts: Facts  # where it is from: era, step, address, scores of its card
     was_there: bool  # the same files were imported before
 
 
-def kind_of(path: Path, kind: str | None) -> str:
-    """Return the kind of the model at `path`: `kind` if given, else by its parent directory's name.
-
-    Raises ConfigError if neither names a kind, ModelError if there is no such directory.
-    """
-    if not path.is_dir():
-        raise ModelError(
-            f"{path} is a file" if path.exists() else f"there is no directory {path}",
-            hint="give a directory with nanochat's model_*.pt, meta_*.json and tokenizer.pkl",
-        )
-    if kind is not None:
-        if kind not in KINDS:
-            raise ConfigError(f"--kind is '{kind}'", hint=f"one of: {', '.join(KINDS)}")
-        return kind
-    found = _FOLDERS.get(path.absolute().parent.name)
-    if found is None:
-        raise ConfigError(
-            f"the kind of the model at {path} is unknown",
-            hint=f"name it with --kind: {', '.join(KINDS)}",
-        )
-    return found
-
-
-def import_checkpoint(
+def import_model(
     store: Store,
     path: Path,
     *,
-    kind: str,
     name: str,
-    tokenizer: Path | None,
-    step: int | None,
-    era: str | None,
+    kind: str | None = None,
+    tokenizer: Path | None = None,
+    step: int | None = None,
+    era: str | None = None,
+    origin: Facts | None = None,
     scratch: Path,
     log: Log,
     watch: Callable[[int], AbstractContextManager[OnBytes]],
 ) -> Import:
-    """Import nanochat's checkpoint in the directory `path` as a run called `name`.
+    """Import the model in the directory `path` as a run called `name`.
 
-    `tokenizer` is its tokenizer.pkl, if not where nanochat stores it; `scratch` a directory with
-    room for the model; `watch` gets the number of bytes to upload. No code in the files is
-    executed. Raises ModelError for files that nanochat did not write, ConfigError for a choice that
-    a person has to make, and StoreError.
+    It is in any form of `read_model`. `kind`, `tokenizer`, `step` and `era` are taken from the
+    files and the model's card where they are not given. `origin` is recorded with the model.
+    `scratch` is a directory with room for it; `watch` gets the number of bytes to upload. No code
+    in the files is executed. Raises ModelError for files that are no such model, ConfigError for a
+    choice that a person has to make, and StoreError.
     """
-    from nanochat_core.interop import nanochat_files as theirs
+    from nanochat_core.interop.read_model import read_model
 
     check_name(name)
     if find_tag(store, name) is not None:  # it wins over a run's name
@@ -109,26 +87,23 @@ def import_checkpoint(
             f"{name} is a tag: a model called so could not be found by its name",
             hint="choose another name with --name",
         )
+    card = read_card(path, log=log)
+    stage = KINDS[_kind_of(path, kind or card.kind)]
     log("reading the checkpoint")
-    checkpoint = theirs.read_checkpoint(path, step=step, era=era)
-    pickled = tokenizer or theirs.find_tokenizer(path)
-    if pickled is None:
-        raise ModelError(
-            f"{path} has no tokenizer.pkl beside it", hint="say where it is with --tokenizer"
-        )
-    words = theirs.read_checkpoint_tokenizer(pickled, checkpoint.config)
-    facts: Facts = {"source": "nanochat", "era": checkpoint.era, "from_step": checkpoint.step}
+    found = read_model(path, step=step, era=era or card.era, tokenizer=tokenizer)
+    known = {"era": found.era, "from_step": found.step, "published": dict(card.scores) or None}
+    facts = {key: value for key, value in known.items() if value is not None} | (origin or {})
     run = new_run_id(name, timestamp(time.time()))
     # A killed process cannot remove its temporary directory, which holds a whole model.
     _sweep(scratch)
     with tempfile.TemporaryDirectory(prefix=f"{_ROOM}{os.getpid()}-", dir=scratch) as room:
-        folders = {TOKENIZER.name: Path(room, "tokenizer"), KINDS[kind]: Path(room, "model")}
+        folders = {TOKENIZER.name: Path(room, "tokenizer"), stage: Path(room, "model")}
         for folder in folders.values():
             folder.mkdir()
-        words.save(folders[TOKENIZER.name])
-        theirs.write_model(folders[KINDS[kind]], checkpoint, words)
-        found = {stage: _identify(stage, folder) for stage, folder in folders.items()}
-        refs = [identity.ref for identity in found.values()]
+        found.tokenizer.save(folders[TOKENIZER.name])
+        found.write(folders[stage])
+        identities = {made: _identify(made, folder) for made, folder in folders.items()}
+        refs = [identity.ref for identity in identities.values()]
         size = sum(p.stat().st_size for p in Path(room).rglob("*") if p.is_file())
         # Pinned until the run's record names them: a garbage collection in between would delete the
         # new artifacts, which nothing refers to yet.
@@ -146,30 +121,52 @@ def import_checkpoint(
                 segments=(),
             )
             parts = {
-                stage: publish(
+                made: publish(
                     store,
                     identity,
-                    folders[stage],
+                    folders[made],
                     logs=[],
                     inputs={},
                     provenance=provenance,
                     check_lease=lambda: None,  # no lease: put-if-absent of the manifest is enough
                     on_bytes=on_bytes,
                 )
-                for stage, identity in found.items()
+                for made, identity in identities.items()
             }
-            fingerprints = {stage: part.manifest.fingerprint for stage, part in parts.items()}
+            fingerprints = {made: part.manifest.fingerprint for made, part in parts.items()}
             record = new_run(run, name, upstream={}, profile=IMPORTED, depth=None)
             record = replace(record, status="finished", ended=record.started, stages=fingerprints)
             write_run(store, record)
-    model = parts[KINDS[kind]]
-    return Import(
-        run=record,
-        model=model.manifest,
-        era=checkpoint.era,
-        step=checkpoint.step,
-        was_there=model.adopted,
-    )
+    model = parts[stage]
+    return Import(run=record, model=model.manifest, facts=facts, was_there=model.adopted)
+
+
+def _kind_of(path: Path, kind: str | None) -> str:
+    """Return `kind` if it is given, else what nanochat's folder or meta file says.
+
+    Raises ConfigError if neither names a kind, ModelError if there is no such directory.
+    """
+    if not path.is_dir():
+        raise ModelError(
+            f"{path} is a file" if path.exists() else f"there is no directory {path}",
+            hint="give a directory with nanochat's model_*.pt, meta_*.json and tokenizer.pkl",
+        )
+    if kind is not None:
+        if kind not in KINDS:
+            raise ConfigError(f"--kind is '{kind}'", hint=f"one of: {', '.join(KINDS)}")
+        return kind
+    from nanochat_core.interop.nanochat_files import find_kind
+    from nanochat_core.interop.read_model import form_of
+
+    found = _FOLDERS.get(path.absolute().parent.name)
+    if found is None and form_of(path) == "nanochat":
+        found = find_kind(path)
+    if found is None:
+        raise ConfigError(
+            f"the kind of the model at {path} is unknown",
+            hint=f"name it with --kind: {', '.join(KINDS)}",
+        )
+    return found
 
 
 def _sweep(scratch: Path) -> None:

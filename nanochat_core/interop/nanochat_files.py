@@ -46,14 +46,13 @@ _DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, kw_only=True)
 class NanochatCheckpoint:
-    """One checkpoint of nanochat's, validated."""
+    """One checkpoint of nanochat's, or an export of ours, validated."""
 
-    step: int
-    era: str
+    step: int | None  # None: the files do not record it
+    era: str | None  # None: no version of nanochat computes this model
     config: ModelConfig
     numerics: NumericsConfig
     weights: dict[str, Tensor]  # nanochat's names, dtypes as on disk, mapped from the file
-    meta: dict[str, Any]  # all of meta_{step}.json
 
 
 def read_checkpoint(
@@ -84,10 +83,24 @@ def _read(directory: Path, step: int | None, era: str | None) -> NanochatCheckpo
     # On the meta device: shapes only, no memory for what an untrusted file claims.
     with torch.device("meta"):
         expected = GPT(config, values).state_dict()
-    _check_weights(path, weights, expected)
-    return NanochatCheckpoint(
-        step=step, era=found, config=config, numerics=values, weights=weights, meta=meta
-    )
+    check_weights(path, weights, expected)
+    return NanochatCheckpoint(step=step, era=found, config=config, numerics=values, weights=weights)
+
+
+def find_kind(directory: Path) -> str | None:
+    """Return the kind of the last checkpoint: base, mid, sft or rl; None if it does not say.
+
+    nanochat records it in no version. Its scripts write different keys into the meta file.
+    """
+    path = _find_model(directory, None)
+    meta = _read_meta(path.with_name(f"meta_{path.stem.removeprefix('model_')}.json"))
+    if "device_batch_size" in meta:
+        return "base"
+    if "val_loss" in meta:
+        return "sft"
+    if "val_bpb" in meta:  # midtraining until January, since then SFT, which records the windows
+        return "sft" if "window_pattern" in meta["model_config"] else "mid"
+    return "rl" if set(meta) == {"model_config"} else None
 
 
 def find_tokenizer(directory: Path) -> Path | None:
@@ -118,7 +131,7 @@ def write_model(directory: Path, checkpoint: NanochatCheckpoint, tokenizer: Toke
             model,
             tokenizer=Path(scratch),
             optimizer=None,
-            made_by=f"nanochat, era {checkpoint.era}",
+            made_by=f"nanochat, era {checkpoint.era}" if checkpoint.era else "nanochat-flows",
         )
 
 
@@ -131,7 +144,14 @@ def write_checkpoint(
     embedding tables the compute dtype, as in nanochat. Raises ModelError for a model whose windows
     or constants no version of nanochat has.
     """
-    era, pattern = _era_of(model)
+    found = find_era(model.config, model.numerics)
+    if found is None:
+        raise ModelError(
+            "no version of nanochat computes what this model does",
+            hint="its constants or windows are its own; export it as hf instead",
+        )
+    era, pattern = found
+    assert len(model.lm_head.weight) == padded_vocab_size(model.config)
     number = f"{step:06d}"
     config: dict[str, Any] = {key: getattr(model.config, ours) for ours, key in _KEYS.items()}
     if open_era(era).short_window is not None:
@@ -280,7 +300,7 @@ def _config_of(
         raise ModelError(f"{path}: its meta file describes no model: {error}") from error
 
 
-def _check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     """Raise ModelError unless these are the tensors of such a model, with numbers in them."""
     for name in sorted(expected.keys() | weights.keys()):
         if name not in weights:
@@ -311,9 +331,11 @@ def _check_weights(path: Path, weights: dict[str, Tensor], expected: dict[str, T
             )
 
 
-def _era_of(model: GPT) -> tuple[str, str]:
-    """Return the era with the model's constants, and its windows as letters, one per layer."""
-    config = model.config
+def find_era(config: ModelConfig, values: NumericsConfig) -> tuple[str, str] | None:
+    """Return the era with a model's constants, and its windows as letters, one per layer.
+
+    None means that no version of nanochat computes this model.
+    """
     whole = config.sequence_len
     pattern = "".join("L" if window >= whole else "S" for window in config.windows)
     # nanochat's current version first: it can continue to train the model.
@@ -323,18 +345,10 @@ def _era_of(model: GPT) -> tuple[str, str]:
             is_shaped = of_era(config, era, pattern=pattern) == config
         except ConfigError:
             continue
-        if (
-            same_windows
-            and is_shaped
-            and _arithmetic(model.numerics)
-            == _arithmetic(numerics(model.numerics.precision, era=era))
-        ):
-            assert len(model.lm_head.weight) == padded_vocab_size(config)
+        is_same = _arithmetic(values) == _arithmetic(numerics(values.precision, era=era))
+        if same_windows and is_shaped and is_same:
             return era, pattern
-    raise ModelError(
-        "no version of nanochat computes what this model does",
-        hint="its constants or windows are its own; export it as hf instead",
-    )
+    return None
 
 
 def _arithmetic(values: NumericsConfig) -> dict[str, Any]:

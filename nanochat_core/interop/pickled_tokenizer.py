@@ -14,7 +14,7 @@ from typing import Any
 import tiktoken
 
 from nanochat_core.errors import ModelError, reason_of
-from nanochat_core.tokenizer.bpe import SPECIAL_TOKENS, SPLIT_PATTERN, Tokenizer
+from nanochat_core.tokenizer.bpe import KNOWN_PATTERNS, SPECIAL_TOKENS, Tokenizer
 from tasks.user_files import FileFault, check_lfs
 
 MOST_BYTES = 64 * 2**20  # of a file; nanochat's of 65,536 tokens has less than one
@@ -64,8 +64,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     """
     state = _read_state(path)
     ranks, pattern = state["mergeable_ranks"], state["pat_str"]
-    _check(path, ranks, state["special_tokens"])
-    if pattern != SPLIT_PATTERN:
+    check_tables(path, ranks, state["special_tokens"])
+    if pattern not in KNOWN_PATTERNS:
         raise ModelError(
             f"the tokenizer in {path} splits text by another pattern than nanochat's",
             hint="only tokenizers that nanochat trained can be imported",
@@ -125,7 +125,7 @@ def _check_program(data: bytes) -> None:
             raise _Refused(f"it counts its values from {argument}")
 
 
-def _check(path: Path, ranks: object, special: object) -> None:
+def check_tables(path: Path, ranks: object, special: object) -> None:
     """Raise ModelError unless these are the tables of a tokenizer that nanochat trained."""
     fault = None
     if not isinstance(ranks, dict) or not all(

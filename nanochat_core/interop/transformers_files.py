@@ -6,7 +6,6 @@ with trust_remote_code=True.
 """
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from nanochat_core.model.shape import value_embed_layers
 from nanochat_core.tokenizer.bpe import Tokenizer
 
 _OWN_CODE = Path(__file__).with_name("transformers_model.py")
-_JANUARY_NAMES = {
+JANUARY_NAMES = {  # ours, and those of transformers' own class
     "transformer.wte.weight": "model.embed_tokens.weight",
     "transformer.h.": "model.layers.",
     ".attn.c_q.": ".self_attn.q_proj.",
@@ -36,16 +35,10 @@ _JANUARY_NAMES = {
 
 
 def write_transformers_model(
-    directory: Path,
-    model: GPT,
-    tokenizer: Tokenizer,
-    *,
-    card: Callable[[bool], str],
-    dtype: torch.dtype,
+    directory: Path, model: GPT, tokenizer: Tokenizer, *, dtype: torch.dtype
 ) -> bool:
     """Write a directory that transformers loads; return whether it needs trust_remote_code.
 
-    `card` returns the text of README.md; its argument is whether the model brings its own code.
     Weights are written in `dtype`, fp32 or bf16. Raises ModelError for fp16, whose range is too
     small for these models.
     """
@@ -87,7 +80,6 @@ def write_transformers_model(
     write_transformers_tokenizer(tokenizer, directory, context=model.config.sequence_len)
     if not is_january:
         shutil.copyfile(_OWN_CODE, directory / _OWN_CODE.name)
-    (directory / "README.md").write_text(card(not is_january), encoding="utf-8")
     return not is_january
 
 
@@ -162,7 +154,7 @@ def _weights(model: GPT, dtype: torch.dtype, *, is_january: bool) -> dict[str, T
         # Tables are padded to a multiple of 64 rows; transformers expects vocab_size of them.
         if name == "lm_head.weight" or "wte" in name or name.startswith("value_embeds."):
             values = values[: config.vocab_size]
-        for ours, theirs in _JANUARY_NAMES.items() if is_january else ():
+        for ours, theirs in JANUARY_NAMES.items() if is_january else ():
             name = name.replace(ours, theirs)
         # A slice is copied: safetensors refuses a tensor that is a part of a larger storage.
         whole = len(values) == len(tensor) if tensor.ndim else True

@@ -1,15 +1,18 @@
-"""Export a tokenizer for Hugging Face transformers: tokenizer.json, its config, chat template.
+"""Write and read a tokenizer of Hugging Face transformers: tokenizer.json, config, chat template.
 
 It gives the same ids for a text, and the same ids and mask for a conversation, as
 nanochat_core/tokenizer/chat.py, with one exception: transformers converts special tokens that are
 spelled out in a text to special ids, which ours never does.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
+from nanochat_core.errors import ModelError, reason_of
+from nanochat_core.interop.pickled_tokenizer import check_tables
 from nanochat_core.job import write_json
-from nanochat_core.tokenizer.bpe import BOS, SPECIAL_TOKENS, Tokenizer
+from nanochat_core.tokenizer.bpe import BOS, KNOWN_PATTERNS, SPECIAL_TOKENS, Tokenizer
 
 # All that an assistant writes between two tool results is one {% generation %} block: transformers'
 # mask of a block that ends in a character of several tokens misses all but the first of them.
@@ -87,6 +90,35 @@ def write_transformers_tokenizer(tokenizer: Tokenizer, directory: Path, *, conte
             "padding_side": "left",  # generation continues at the right end
         },
     )
+
+
+def read_transformers_tokenizer(path: Path) -> Tokenizer:
+    """Read the tokenizer of a tokenizer.json. Raises ModelError unless it is one of nanochat's."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        vocabulary: dict[str, int] = tree["model"]["vocab"]
+        pattern = tree["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        special = {item["content"]: item["id"] for item in tree["added_tokens"]}
+        spelled = {letter: value for value, letter in _LETTERS.items()}
+        ranks = {
+            bytes(spelled[letter] for letter in token): rank
+            for token, rank in vocabulary.items()
+            if token not in special  # other converters list them here too
+        }
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {reason_of(error)}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is not a tokenizer of nanochat's: {type(error).__name__}: {error}"[:300],
+            hint="only tokenizers that nanochat or nanochat-flows trained can be read",
+        ) from error
+    check_tables(path, ranks, special)
+    if pattern not in KNOWN_PATTERNS:
+        raise ModelError(
+            f"the tokenizer in {path} splits text by another pattern than nanochat's",
+            hint="only tokenizers that nanochat or nanochat-flows trained can be read",
+        )
+    return Tokenizer(ranks, pattern=pattern)
 
 
 def _tree(tokenizer: Tokenizer) -> dict[str, Any]:

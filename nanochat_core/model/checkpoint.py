@@ -72,7 +72,7 @@ def load_model(directory: Path, device: torch.device) -> GPT:
     with torch.device("meta"):
         model = GPT(model_config, numerics)
     # Checked before memory is allocated: a damaged config may ask for any amount of it.
-    weights = _load_tensors(directory / "model.safetensors", device)
+    weights = load_tensors(directory / "model.safetensors", device)
     _check_shapes(directory, model.state_dict(), weights)
     model.to_empty(device=device)
     model.load_state_dict(weights)
@@ -112,12 +112,13 @@ def load_state(directory: Path) -> Tensors:
     Raises ModelError if it has no optimizer state.
     """
     cpu = torch.device("cpu")
-    weights = _load_tensors(directory / "model.safetensors", cpu)
-    state = _load_tensors(directory / "optimizer.safetensors", cpu)
+    weights = load_tensors(directory / "model.safetensors", cpu)
+    state = load_tensors(directory / "optimizer.safetensors", cpu)
     return {f"{WEIGHT}{name}": tensor for name, tensor in weights.items()} | state
 
 
-def _load_tensors(path: Path, device: torch.device) -> Tensors:
+def load_tensors(path: Path, device: torch.device) -> Tensors:
+    """Return the tensors of a safetensors file. Raises ModelError if it cannot be read."""
     try:
         return load_file(path, device=str(device))
     except (OSError, SafetensorError, ValueError, KeyError) as error:

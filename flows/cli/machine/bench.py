@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import open_model
+from flows.cli.models import open_named_model
 from flows.cli.options import (
     GpusFlag,
     Positive,
@@ -18,7 +18,7 @@ from flows.cli.options import (
     at_least,
     device_of,
 )
-from flows.cli.output import aligned, print_lines, print_note, print_warning
+from flows.cli.output import aligned, print_lines, print_note
 from flows.render.text import size
 from nanochat_core.errors import ConfigError
 
@@ -36,8 +36,8 @@ def bench(
         str | None,
         Parameter(
             name="REF",
-            help="A profile or a tag, a stage of one (sft@tiny), a fingerprint or a model "
-            "directory.",
+            help="A profile or a tag, a stage of one (sft@tiny), a fingerprint, a model directory "
+            "or hf://OWNER/NAME.",
         ),
     ] = None,
     /,
@@ -91,7 +91,7 @@ def bench(
     device = device_of(gpus)
     directory: Path | None = None
     if model is not None:
-        directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
+        directory = open_named_model(where, model)
     import torch
 
     if threads is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from flows.artifacts.names import open_model
+from flows.cli.models import open_named_model
 from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
 from flows.cli.output import (
     print_line,
@@ -71,11 +71,11 @@ def chat(
     gpus: GpusFlag = None,
     where: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Talk to a model: its newest chat model, `sft@tiny`, or a model directory."""
+    """Talk to a model: `tiny` (its newest chat model), `sft@tiny`, a directory, or hf://OWNER/NAME."""
     sampling = Sampling(temperature=temperature, top_k=top_k, max_tokens=max_tokens, seed=seed)
     replace_unknown(sys.stdin)
     device = device_of(gpus)
-    directory = open_model(where.open_store(), model, cache=where.cache, warn=print_warning)
+    directory = open_named_model(where, model)
     # On a terminal: compiling takes half a minute, once on a machine.
     note = "loading the model; the first time its kernels are compiled"
     with screen(stderr=True).status(note) if prompt is None else contextlib.nullcontext():

@@ -10,11 +10,13 @@ from cyclopts import Parameter
 
 from flows.artifacts.download import choose_files, copy_files
 from flows.artifacts.names import find_directory, open_model, open_usable
+from flows.cli.models import name_in_store
 from flows.cli.options import ArtifactName, StoreOptions
 from flows.cli.output import print_line, print_lines, print_note, print_warning
 from flows.cli.progress import count_of, describe_transfer, show_bytes
 from flows.identity.ref import short
-from flows.interop.export_model import Form, check_export, export_model, model_card
+from flows.interop.card import model_card
+from flows.interop.export_model import Form, check_export, export_model
 from nanochat_core.errors import ConfigError
 
 
@@ -69,6 +71,7 @@ def fetch(
             hint=f"leave {path} or --as out" if form else "files are copied as they are",
         )
     store = place.open_store()
+    reference = name_in_store(place, store, reference)
     manifest = open_usable(store, reference, warn=print_warning)
     files = choose_files(manifest, path, model_only=model_only)
     target = to or Path(f"{manifest.stage}-{short(manifest.fingerprint)}")
@@ -106,6 +109,7 @@ def _convert(model: str, target: Path, form: Form, dtype: str, place: StoreOptio
     # Before the model is fetched and loaded, which may take minutes.
     check_export(target, dtype=dtype)
     store = place.open_store()
+    name, model = model, name_in_store(place, store, model)
     # A directory has no manifest; its model card has no lineage.
     manifest = None
     if find_directory(model) is None:
@@ -117,7 +121,7 @@ def _convert(model: str, target: Path, form: Form, dtype: str, place: StoreOptio
             target,
             form=form,
             dtype=dtype,
-            card=lambda own: model_card(store, manifest, name=model, is_own_code=own),
+            card=partial(model_card, store, manifest, name=name),
         )
     print_lines([f"{done.directory}: {', '.join(done.files)}", *done.notes])
     return 0

@@ -1,8 +1,8 @@
-"""`nanochat import`: publish a checkpoint that nanochat trained as an artifact."""
+"""`nanochat import`: publish a model that was trained elsewhere as an artifact."""
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -10,24 +10,31 @@ from flows.artifacts.runs import check_name
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_lines, print_note
 from flows.cli.progress import show_bytes
-from flows.interop.import_model import import_checkpoint, kind_of
+from flows.interop import hub_model
+from flows.interop import import_model as interop
 from flows.profiles import PROFILES
-from flows.stages import TOKENIZER
+from flows.stages import PRETRAIN, TOKENIZER
 from nanochat_core.errors import ConfigError
+from nanochat_core.interop.hub_files import is_on_hub, pin_model
 
 
 def import_model(
-    path: Annotated[
-        Path, Parameter(name="PATH", help="Directory with model_*.pt and meta_*.json.")
+    model: Annotated[
+        str,
+        Parameter(
+            name="MODEL",
+            help="A directory with nanochat's model_*.pt and meta_*.json or with what "
+            "`nanochat fetch --as` wrote, or hf://OWNER/NAME on the Hub.",
+        ),
     ],
     /,
     *,
     name: Annotated[
-        str | None, Parameter(help="What to call it. Default the directory's name.")
+        str | None, Parameter(help="What to call it. Default the directory's or repository's name.")
     ] = None,
     kind: Annotated[
         str | None,
-        Parameter(help="base, mid, sft or rl. Default what nanochat's folder is called after."),
+        Parameter(help="base, mid, sft or rl. Default what the model's card or files say."),
     ] = None,
     step: Annotated[int | None, Parameter(help="Which checkpoint. Default the last one.")] = None,
     era: Annotated[
@@ -39,12 +46,14 @@ def import_model(
     ] = None,
     place: StoreOptions = StoreOptions(),  # noqa: B008 - frozen
 ) -> int:
-    """Take over a model that nanochat trained: to chat, serve or evaluate.
+    """Take over a model that nanochat trained or that was published: to chat, serve or evaluate.
 
     Models of the first era and the last can be trained further. Nothing in the files is executed.
     """
-    path = path.expanduser()
-    called = name or path.absolute().name
+    pinned = pin_model(model) if is_on_hub(model) else None
+    path = Path(model).expanduser()
+    found = path.absolute().name if pinned is None else Path(pinned.repository).name
+    called = name or found
     # The default comes from a directory, which may have a name that no run can have.
     try:
         check_name(called)
@@ -56,26 +65,29 @@ def import_model(
             f"{called} is the name of a profile: a model called so would hide its runs",
             hint="choose another one with --name",
         )
-    kind = kind_of(path, kind)
     store = place.open_store()
-    done = import_checkpoint(
-        store,
-        path,
-        kind=kind,
-        name=called,
-        tokenizer=tokenizer.expanduser() if tokenizer else None,
-        step=step,
-        era=era,
-        scratch=place.open_home(),
-        log=print_note,
-        watch=partial(show_bytes, what=called),
-    )
+    options: dict[str, Any] = {
+        "name": called,
+        "kind": kind,
+        "tokenizer": tokenizer.expanduser() if tokenizer else None,
+        "step": step,
+        "era": era,
+        "scratch": place.open_home(),
+        "log": print_note,
+        "watch": partial(show_bytes, what=called),
+    }
+    if pinned is None:
+        done = interop.import_model(store, path, **options)
+    else:
+        done = hub_model.import_from_hub(store, pinned, **options)
     reference = f"{done.model.stage}@{called}"
+    known = (("from_step", "step"), ("era", "era"), ("address", "from"))
+    facts = "".join(f", {word} {done.facts[key]}" for key, word in known if key in done.facts)
     # Only a base model's evaluation reads text that the pipeline itself has still to tokenize.
-    words = f" --use {TOKENIZER.name}@{called}" if kind == "base" else ""
+    words = f" --use {TOKENIZER.name}@{called}" if done.model.stage == PRETRAIN.name else ""
     note = ", imported before" if done.was_there else ""
     lines = [
-        f"{reference}: {done.model.name}, step {done.step}, era {done.era}{note}",
+        f"{reference}: {done.model.name}{facts}{note}",
         f"talk to it     nanochat chat {reference}",
         f"train further  nanochat run PROFILE --use {reference}{words}",
     ]

@@ -8,12 +8,12 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from flows.artifacts.names import find_directory, open_model
+from flows.artifacts.names import find_directory
+from flows.cli.models import open_named_model
 from flows.cli.options import GpusFlag, ModelName, StoreOptions, device_of
-from flows.cli.output import print_warning
-from flows.cli.progress import show_bytes
 from infra.placement import count_gpus
 from nanochat_core.errors import ConfigError
+from nanochat_core.interop.hub_files import is_on_hub
 from nanochat_core.server.config import Log, Overflow, ServerConfig
 
 _RULES = Group("Access and limits", sort_key=1)
@@ -89,16 +89,17 @@ def serve(
 ) -> int:
     """Serve a model: a chat page, nanochat's API and OpenAI's. Ctrl-C stops it."""
     # Before a model is loaded: a directory never changes, so there is nothing to reload.
-    is_path = find_directory(model) is not None
-    if is_path and reload_on:
+    is_hub = is_on_hub(model)
+    is_path = not is_hub and find_directory(model) is not None
+    if (is_path or is_hub) and reload_on:
         raise ConfigError(
-            f"{model} is a directory, which nothing replaces",
+            f"{model} is a {'published model' if is_hub else 'directory'}, which nothing replaces",
             hint="give a model in the store, like sft@main, with --reload-on",
         )
     device = device_of(gpus)
     gpus = count_gpus() if gpus is None else gpus
     # Imported after the model is open: FastAPI and the engine take seconds to load.
-    directory = _open(where, model)
+    directory = open_named_model(where, model)
     from nanochat_core.server.__main__ import Newer
     from nanochat_core.server.__main__ import serve as serve_directory
     from nanochat_core.server.launch import Engines, make_rules
@@ -121,11 +122,6 @@ def serve(
     return 0
 
 
-def _open(where: StoreOptions, name: str) -> Path:
-    watch = partial(show_bytes, what=name)
-    return open_model(where.open_store(), name, cache=where.cache, warn=print_warning, watch=watch)
-
-
 def newer_model(where: StoreOptions, model: str, name: str) -> Callable[[], Path]:
     """Return a function that opens the model `name` stands for at the time of the call.
 
@@ -133,4 +129,4 @@ def newer_model(where: StoreOptions, model: str, name: str) -> Callable[[], Path
     """
     stage, at, _ = model.partition("@")
     wanted = f"{stage}@{name}" if at and "@" not in name else name
-    return partial(_open, where, wanted)
+    return partial(open_named_model, where, wanted)

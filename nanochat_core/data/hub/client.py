@@ -1,4 +1,4 @@
-"""List, download and verify the files of a dataset on the Hugging Face Hub at one commit.
+"""List, download and verify files of a repository on the Hugging Face Hub at one commit.
 
 Everything goes through huggingface_hub, which reads HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE and
 HF_HOME. Its cache stores downloads and the list of each commit that was downloaded from, so a later
@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nanochat_core.data.hub.errors import explaining, with_retries
+from nanochat_core.data.hub.errors import Kind, explaining, with_retries
 from nanochat_core.data.hub.transfers import ByteProgress, Log, OnBytes, run_interruptible
 from nanochat_core.errors import DataError, reason_of
 from nanochat_core.runtime.heartbeat import HEARTBEAT
 
 if TYPE_CHECKING:
-    from huggingface_hub import RepoFile
+    from huggingface_hub import RepoFile, ResolvedRevision
 
 WAITS = (1.0, 4.0)  # seconds before a retry of what the client does not retry itself
 
@@ -36,19 +36,24 @@ def resolve(repository: str, revision: str, *, seconds: float) -> str | None:
         return HfApi().dataset_info(repository, revision=revision, timeout=seconds).sha
 
 
+def find_commit(repository: str, revision: str, *, kind: Kind = "dataset") -> str:
+    """Return the commit that `revision` points to; the last known one if the Hub is not reached.
+
+    A commit's own name needs no request. Raises like `list_files`.
+    """
+    return with_retries(lambda: _resolve(repository, revision, kind).resolved, _waits())
+
+
 def list_files(
-    repository: str, revision: str, patterns: Sequence[str]
+    repository: str, revision: str, patterns: Sequence[str], *, kind: Kind = "dataset"
 ) -> tuple[str, "list[RepoFile]"]:
     """Return the commit that `revision` points to, and its matching files, sorted by path.
 
     In a pattern `*` matches anything, '/' too. Raises DataError if a pattern matches nothing, if
-    the dataset or revision does not exist, or if the Hub cannot be reached; a branch then resolves
-    to its last known commit, if there is one.
+    the repository or revision does not exist, or if the Hub cannot be reached; a branch then
+    resolves to its last known commit, if there is one.
     """
-    from huggingface_hub import constants
-
-    waits = () if constants.HF_HUB_OFFLINE else WAITS
-    commit, files = with_retries(lambda: _list(repository, revision), waits)
+    commit, files = with_retries(lambda: _list(repository, revision, kind), _waits())
     for pattern in patterns:
         if not any(fnmatchcase(file.path, pattern) for file in files):
             raise DataError(
@@ -59,7 +64,14 @@ def list_files(
     return commit, sorted(wanted, key=lambda file: file.path)
 
 
-def download(repository: str, commit: str, files: "Sequence[RepoFile]", *, log: Log) -> list[Path]:
+def download(
+    repository: str,
+    commit: str,
+    files: "Sequence[RepoFile]",
+    *,
+    log: Log,
+    kind: Kind = "dataset",
+) -> list[Path]:
     """Download and verify files; return their paths in the client's cache. Do not write to them.
 
     A file that is damaged, in the cache or in transit, is removed and downloaded once more. Raises
@@ -67,7 +79,7 @@ def download(repository: str, commit: str, files: "Sequence[RepoFile]", *, log: 
     """
     from huggingface_hub import constants
 
-    paths = _download(repository, commit, files, log)
+    paths = _download(repository, commit, files, log, kind)
     pairs = list(zip(files, paths, strict=True))
     if faults := {path: fault for file, path in pairs if (fault := _fault(file, path))}:
         if constants.HF_HUB_OFFLINE:
@@ -83,7 +95,7 @@ def download(repository: str, commit: str, files: "Sequence[RepoFile]", *, log: 
         )
         for path in faults:
             _remove(path)
-        paths = _download(repository, commit, files, log)
+        paths = _download(repository, commit, files, log, kind)
     for file, path in pairs:
         if path in faults and (fault := _fault(file, path)):
             _remove(path)
@@ -95,31 +107,44 @@ def download(repository: str, commit: str, files: "Sequence[RepoFile]", *, log: 
     return paths
 
 
-def _list(repository: str, revision: str) -> "tuple[str, list[RepoFile]]":
+def _waits() -> tuple[float, ...]:
+    from huggingface_hub import constants
+
+    return () if constants.HF_HUB_OFFLINE else WAITS
+
+
+def _resolve(repository: str, revision: str, kind: Kind) -> "ResolvedRevision":
+    from huggingface_hub import HfApi
+
+    with explaining(repository, f"revision {revision}", kind=kind):
+        return HfApi().resolve_revision(repository, repo_type=kind, revision=revision)
+
+
+def _list(repository: str, revision: str, kind: Kind) -> "tuple[str, list[RepoFile]]":
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
-    with explaining(repository, f"revision {revision}"):
-        found = HfApi().resolve_revision(repository, repo_type="dataset", revision=revision)
+    found = _resolve(repository, revision, kind)
+    with explaining(repository, f"revision {revision}", kind=kind):
         try:
-            return found.resolved, get_cached_repo_tree(
-                repository, repo_type="dataset", revision=found
-            )
+            return found.resolved, get_cached_repo_tree(repository, repo_type=kind, revision=found)
         except CachedRepoTreeNotFoundError:
             entries = HfApi().list_repo_tree(
-                repository, repo_type="dataset", revision=found.resolved, recursive=True
+                repository, repo_type=kind, revision=found.resolved, recursive=True
             )
             return found.resolved, [entry for entry in entries if isinstance(entry, RepoFile)]
 
 
-def _download(repository: str, commit: str, files: "Sequence[RepoFile]", log: Log) -> list[Path]:
+def _download(
+    repository: str, commit: str, files: "Sequence[RepoFile]", log: Log, kind: Kind
+) -> list[Path]:
     """Return the files' paths in the cache, after downloading those that it lacks."""
     from huggingface_hub import snapshot_download
 
     def fetch(on_bytes: OnBytes) -> str:
         return snapshot_download(
             repository,
-            repo_type="dataset",
+            repo_type=kind,
             revision=commit,
             allow_patterns=[glob.escape(file.path) for file in files],
             tqdm_class=_bar_for(on_bytes),
@@ -127,7 +152,8 @@ def _download(repository: str, commit: str, files: "Sequence[RepoFile]", log: Lo
 
     def attempt() -> Path:
         progress = ByteProgress(sum(file.size for file in files), log)
-        with explaining(repository, files[0].path if len(files) == 1 else f"{len(files)} files"):
+        what = files[0].path if len(files) == 1 else f"{len(files)} files"
+        with explaining(repository, what, kind=kind):
             return Path(run_interruptible(fetch, progress.add))
 
     folder = with_retries(attempt, WAITS) if files else Path()

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from nanochat_core.errors import DataError
 
@@ -16,6 +16,7 @@ PROXY = "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY (http, https, socks5 or socks5h), SS
 _NO_WRITE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS})
 
 _Result = TypeVar("_Result")
+Kind: TypeAlias = Literal["dataset", "model"]  # of a repository, the Hub's words
 
 
 class Unreachable(DataError):
@@ -33,7 +34,7 @@ def with_retries(action: Callable[[], _Result], waits: Sequence[float]) -> _Resu
 
 
 @contextlib.contextmanager
-def explaining(repository: str, what: str) -> Generator[None]:
+def explaining(repository: str, what: str, *, kind: Kind = "dataset") -> Generator[None]:
     """Raise DataError that says why `what` of `repository` cannot be downloaded."""
     from huggingface_hub import errors
 
@@ -44,19 +45,19 @@ def explaining(repository: str, what: str) -> Generator[None]:
     # Most are OSErrors. ValueError and KeyError come from an answer that is not the Hub's,
     # ImportError from a proxy of a kind for which the client needs another package.
     except (OSError, ImportError, *kinds, errors.CachedRepoTreeNotFoundError) as error:
-        raise _explain(error, repository, what) from error
+        raise _explain(error, repository, what, kind) from error
     except Exception as error:
         if type(error).__name__ != "InvalidURL":  # of a proxy; it has no public base
             raise
-        raise _explain(error, repository, what) from error
+        raise _explain(error, repository, what, kind) from error
 
 
-def _explain(error: Exception, repository: str, what: str) -> DataError:
+def _explain(error: Exception, repository: str, what: str, kind: Kind) -> DataError:
     from huggingface_hub import constants, errors
 
     causes = list(_causes(error))
     endpoint = constants.ENDPOINT
-    page = f"{endpoint}/datasets/{repository}"
+    page = f"{endpoint}/{'datasets/' if kind == 'dataset' else ''}{repository}"
     # With the first the client says that it has retried for half a minute already.
     is_final = any(isinstance(cause, errors.LocalEntryNotFoundError) for cause in causes)
     unreachable = DataError if is_final else Unreachable
@@ -77,8 +78,8 @@ def _explain(error: Exception, repository: str, what: str) -> DataError:
         )
     if find(errors.RepositoryNotFoundError, errors.HFValidationError):
         return DataError(
-            f"there is no dataset {repository} at {endpoint}, or it is private",
-            hint="a name is OWNER/NAME; for a private dataset set HF_TOKEN",
+            f"there is no {kind} {repository} at {endpoint}, or it is private",
+            hint=f"a name is OWNER/NAME; for a private {kind} set HF_TOKEN",
         )
     if find(errors.RevisionNotFoundError):
         return DataError(
@@ -101,8 +102,8 @@ def _explain(error: Exception, repository: str, what: str) -> DataError:
     return (unreachable if lost else DataError)(
         f"{what} of {repository} cannot be downloaded from {endpoint}: "
         f"{_first_line(lost or causes[-1])}",
-        hint=f"check the network, HF_ENDPOINT and {PROXY}; finished downloads are cached; or train "
-        "on local text with --set shards.source=local",
+        hint=f"check the network, HF_ENDPOINT and {PROXY}; finished downloads are cached"
+        + ("; or train on local text with --set shards.source=local" if kind == "dataset" else ""),
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from flows.interop import export_model
+from flows.interop.card import model_card
 from infra.storage.base import Store
 from nanochat_core.interop.nanochat_files import read_checkpoint
 from nanochat_core.model.checkpoint import load_model, save_model
@@ -126,7 +127,7 @@ def test_first_mistakes_are_one_line_and_leave_nothing(
 def test_an_export_that_fails_half_way_leaves_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(is_own_code: bool) -> str:
+    def fail(**_: object) -> str:
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
@@ -141,10 +142,10 @@ def test_the_card_says_where_the_model_is_from_and_how_it_did(store: Store) -> N
     put_artifact(store, report)
     sft = make_manifest("sft", run="tiny-1", metrics={"val_loss": 1.5})
     put_run(store, "tiny-1", report, sft)
-    text = export_model.model_card(store, sft, name="me/mine", is_own_code=True)
+    text = model_card(store, sft, name="me/mine", form="hf", era=None, is_own_code=True)
     assert text.startswith("---\nlibrary_name: transformers\n")
     assert "A nanochat-style chat model" in text
-    base = export_model.model_card(store, make_manifest("pretrain"), name="b", is_own_code=False)
+    base = model_card(store, make_manifest("pretrain"), name="b", form="nanochat", era=None)
     assert "A nanochat-style base model" in base
     assert "# me/mine" in text
     assert f"digest `{sft.digest}`" in text

@@ -24,9 +24,7 @@ def test_the_harness_scores_a_continuation_as_we_do(
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "hf"))
     model, tokenizer, directory = a_model("2026-03-14"), a_tokenizer(), tmp_path / "out"
     directory.mkdir()
-    write_transformers_model(
-        directory, model, tokenizer, card=lambda own: "# A model\n", dtype=torch.float32
-    )
+    write_transformers_model(directory, model, tokenizer, dtype=torch.float32)
     harness = huggingface.HFLM(
         pretrained=str(directory), trust_remote_code=True, dtype="float32", device="cpu"
     )

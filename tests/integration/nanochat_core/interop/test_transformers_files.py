@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flows.interop.export_model import model_card
+from flows.interop.card import model_card
 from nanochat_core.engine.reference import generate_naive
 from nanochat_core.eras import ERAS
 from nanochat_core.errors import ModelError
@@ -58,9 +58,7 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def export(directory: Path, model: GPT, dtype: torch.dtype = torch.float32) -> bool:
     directory.mkdir()
-    return write_transformers_model(
-        directory, model, a_tokenizer(), card=lambda own: "# A model\n", dtype=dtype
-    )
+    return write_transformers_model(directory, model, a_tokenizer(), dtype=dtype)
 
 
 def load(directory: Path, *, trust: bool, dtype: torch.dtype = torch.float32) -> Any:
@@ -215,9 +213,9 @@ def test_the_cards_own_lines_run_and_need_nothing_of_ours(
     for era in (JANUARY, "2026-03-14"):
         directory = tmp_path / era
         own = export(directory, a_model(era))
-        card = model_card(None, None, name="x", is_own_code=own)
+        card = model_card(None, None, name="x", form="hf", era=None, is_own_code=own)
         lines = card.partition("```python\n")[2].partition("```")[0]
-        code += lines.replace("DIRECTORY", str(directory)) + "\n"
+        code += lines.replace("OWNER/NAME", str(directory)) + "\n"
     # What is imported of ours from here on is imported by these lines.
     for name in modules_of_ours():
         monkeypatch.delitem(sys.modules, name)

@@ -1,4 +1,4 @@
-"""A server that answers like the Hugging Face Hub, for datasets, and misbehaves when told to.
+"""A server that answers like the Hugging Face Hub and misbehaves on request.
 
 Two listeners, as on the Hub: one has the API and `resolve`, the other the bytes of large files, to
 which `resolve` redirects and which must never see a token. Parquet files and whatever has 64 KB or
@@ -32,6 +32,7 @@ from tests.support.nanochat_core.data.hub_records import (
     tree_of,
 )
 
+KINDS = ("datasets", "models")  # of repositories, as addresses name them
 PAGE = 100  # entries of a tree in one answer; the Hub's are 1000
 CHUNK = 1 << 14
 
@@ -43,7 +44,7 @@ class HubServer:
         self.home = home  # HF_HOME of whoever uses `environment`
         self.is_closed = False
         self.requests: list[Request] = []
-        self._commits: dict[str, list[Commit]] = {}
+        self._commits: dict[tuple[str, str], list[Commit]] = {}
         self._objects: dict[str, tuple[str, bytes]] = {}  # large files by sha256
         self._tokens: dict[str, str] = {}
         self._faults: list[Fault] = []
@@ -76,9 +77,9 @@ class HubServer:
             "NO_PROXY": "127.0.0.1",
         }
 
-    def add(self, repository: str, files: Mapping[str, bytes]) -> str:
-        """Commit these files, and no others, to `main` of a dataset; returns the commit."""
-        history = self._commits.setdefault(repository, [])
+    def add(self, repository: str, files: Mapping[str, bytes], *, kind: str = "dataset") -> str:
+        """Commit these files, and no others, to `main` of a repository; returns the commit."""
+        history = self._commits.setdefault((f"{kind}s", repository), [])
         parts = [
             repository,
             str(len(history)),
@@ -147,16 +148,17 @@ class HubServer:
                 fault.left = None if fault.left is None else fault.left - 1
             return found
 
-    def find_commit(self, repository: str, revision: str) -> Commit | None:
+    def find_commit(self, kind: str, repository: str, revision: str) -> Commit | None:
         """A commit by `main` or by its name."""
-        history = self._commits[repository]
+        history = self._commits[kind, repository]
         if revision == "main":
             return history[-1]
         return next((commit for commit in history if commit.name == revision), None)
 
-    def repository_in(self, path: str) -> str | None:
-        """The dataset that a path begins with."""
-        return next((name for name in self._commits if f"{path}/".startswith(f"{name}/")), None)
+    def repository_in(self, kind: str, path: str) -> str | None:
+        """The dataset or model that a path begins with; `kind` is datasets or models."""
+        names = (name for of_kind, name in self._commits if of_kind == kind)
+        return next((name for name in names if f"{path}/".startswith(f"{name}/")), None)
 
     def find_object(self, sha256: str) -> tuple[str, bytes] | None:
         """Path and bytes of a large file."""
@@ -221,23 +223,23 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if self.server.url == self.server.hub.storage:
             self._answer_storage(parts[-1])
-        elif parts[:2] == ["api", "datasets"]:
-            self._answer_api("/".join(parts[2:]), parse_qs(url.query))
-        elif parts[:3] == ["api", "resolve-cache", "datasets"]:
-            self._answer_resolve("/".join(parts[3:]), is_cache=True)
+        elif parts[0] == "api" and parts[1] in KINDS:
+            self._answer_api(parts[1], "/".join(parts[2:]), parse_qs(url.query))
+        elif parts[:2] == ["api", "resolve-cache"]:
+            self._answer_resolve(parts[2], "/".join(parts[3:]), is_cache=True)
         elif parts[0] == "datasets":
-            self._answer_resolve("/".join(parts[1:]), is_cache=False)
+            self._answer_resolve("datasets", "/".join(parts[1:]), is_cache=False)
         else:
-            self._refuse(404)
+            self._answer_resolve("models", "/".join(parts), is_cache=False)
 
-    def _answer_api(self, path: str, query: Mapping[str, list[str]]) -> None:
-        hub, repository = self.server.hub, self.server.hub.repository_in(path)
+    def _answer_api(self, kind: str, path: str, query: Mapping[str, list[str]]) -> None:
+        hub, repository = self.server.hub, self.server.hub.repository_in(kind, path)
         if self._fails():
             return
         if repository is None:
             return self._refuse_repository()
         what, _, rest = path.removeprefix(repository).removeprefix("/").partition("/")
-        commit = hub.find_commit(repository, rest.partition("/")[0] or "main")
+        commit = hub.find_commit(kind, repository, rest.partition("/")[0] or "main")
         if commit is None:
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {rest}")
         if what in ("", "revision"):
@@ -255,8 +257,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Link"] = f'<{url}?recursive=true&cursor={first + PAGE}>; rel="next"'
         self._send_json(entries[first : first + PAGE], headers)
 
-    def _answer_resolve(self, path: str, *, is_cache: bool) -> None:
-        hub, repository = self.server.hub, self.server.hub.repository_in(path)
+    def _answer_resolve(self, kind: str, path: str, *, is_cache: bool) -> None:
+        hub, repository = self.server.hub, self.server.hub.repository_in(kind, path)
         self.request_.kind = "head" if self.command == "HEAD" else "bytes"
         if repository is None:
             return self._refuse_repository()
@@ -265,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.request_.file = file
         if self._fails():
             return
-        commit = hub.find_commit(repository, revision)
+        commit = hub.find_commit(kind, repository, revision)
         if commit is None:
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         data = commit.files.get(file)
@@ -282,7 +284,7 @@ class _Handler(BaseHTTPRequestHandler):
             extra |= {"X-Linked-Size": str(len(data)), "X-Linked-Etag": f'"{sha256}"'}
             self._redirect(302, f"{hub.storage}/repos/{sha256}", extra)
         elif not is_cache:
-            url = f"/api/resolve-cache/datasets/{repository}/{commit.name}/{quote(file)}"
+            url = f"/api/resolve-cache/{kind}/{repository}/{commit.name}/{quote(file)}"
             self._redirect(307, url, extra)
         else:
             self._send_bytes(data, {**extra, "ETag": f'"{git_id(data)}"'})

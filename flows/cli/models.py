@@ -1,0 +1,30 @@
+"""The one way in which commands resolve a model: in the store, in a directory or on the Hub."""
+
+from functools import partial
+from pathlib import Path
+
+from flows.artifacts.names import open_model
+from flows.cli.options import StoreOptions
+from flows.cli.output import print_note, print_warning
+from flows.cli.progress import show_bytes
+from flows.interop import hub_model
+from infra.storage.base import Store
+
+
+def name_in_store(where: StoreOptions, store: Store, model: str) -> str:
+    """Return the name by which the store has `model`; one on the Hub is imported first."""
+    return hub_model.name_in_store(
+        store,
+        model,
+        scratch=where.open_home(),
+        log=print_note,
+        watch=partial(show_bytes, what=model),
+    )
+
+
+def open_named_model(where: StoreOptions, model: str) -> Path:
+    """Return a verified local directory with the model, as `flows.artifacts.names.open_model`."""
+    store = where.open_store()
+    name = name_in_store(where, store, model)
+    watch = partial(show_bytes, what=model)
+    return open_model(store, name, cache=where.cache, warn=print_warning, watch=watch)
