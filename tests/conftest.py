@@ -20,7 +20,7 @@ from filelock import FileLock
 from xdist.scheduler import LoadScopeScheduling
 
 from flows.identity import cpp_source, fingerprint
-from infra.prefect.access import AUTH, auth
+from infra.prefect.access import AUTH
 from infra.prefect.records import Server
 from infra.prefect.server import client_environment, stop_server
 from infra.storage.base import Store
@@ -134,7 +134,7 @@ def server(shared: Path, prefect_database: Path, authority: Path) -> Iterator[Se
         patch.setattr("flows.orchestration.client.ANSWER_SECONDS", 100.0)  # it may be busy
         settings = {
             PREFECT_API_URL: server.api_url,
-            PREFECT_API_AUTH_STRING: auth(),
+            PREFECT_API_AUTH_STRING: os.environ[AUTH],
             PREFECT_HOME: str(home),
         }
         with temporary_settings(settings), SyncClientContext():  # one client for all tests

@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.placement import count_gpus, count_threads, default_sinks, missing_packages
 from infra.prefect.access import ServerError, check_answers, configured_api_url
-from infra.prefect.records import find_stack
+from infra.prefect.records import find_supervisor
 from infra.prefect.server import find_server
 from infra.storage.base import Store
 from infra.storage.open import open_store
@@ -306,9 +306,7 @@ def check_server(home: Path, *, shared: str | None) -> Finding:
 
 def check_workers(home: Path) -> Finding:
     """Check the workers that execute runs started in Prefect's pages on this machine."""
-    stack = find_stack(home)
-    if stack is None:
+    supervisor = find_supervisor(home)
+    if supervisor is None:
         return _ok("workers", "not running; `nanochat up` starts them")
-    if stack.problem is not None:
-        return _warn("workers", stack.problem, stack.hint)
-    return _ok("workers", f"pools {', '.join(stack.workers)}: {stack.state}")
+    return _ok("workers", f"run by process {supervisor.pid}")

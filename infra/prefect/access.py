@@ -1,13 +1,12 @@
-"""Address, password and database of the Prefect server, and plain requests to its API.
+"""Address and password of the Prefect server, and plain requests to its API.
 
-Three values are secret: NANOCHAT_PREFECT_AUTH, "user:password" of the server,
-NANOCHAT_PREFECT_DATABASE, the URL of its Postgres database, and NANOCHAT_WEBHOOK, an address to
-which any client that knows it may post. They come from the environment (the first one, for a local
-server, from the home: infra/prefect/password.py) and go to the environment of processes that need
-them; they never appear on a command line, in a record or in a log.
+Both are Prefect's own settings: PREFECT_API_URL names a shared server, PREFECT_API_AUTH_STRING is
+"user:password" (PREFECT_API_KEY, a key of Prefect Cloud). The password of a home's own server is in
+the home: infra/prefect/password.py. It is secret, and so is NANOCHAT_WEBHOOK, an address to which
+any client that knows it may post: they go to the environment of processes that need them and never
+appear on a command line, in a record or in a log.
 """
 
-import asyncio
 import base64
 import http.client
 import json
@@ -22,16 +21,13 @@ from typing import Any
 from infra.polling import ANSWER_SECONDS
 from nanochat_core.errors import NanochatError
 
-AUTH = "NANOCHAT_PREFECT_AUTH"
-DATABASE = "NANOCHAT_PREFECT_DATABASE"
+AUTH = "PREFECT_API_AUTH_STRING"
 WEBHOOK = "NANOCHAT_WEBHOOK"
-SQLITE = "sqlite"  # a file in the home: the default when no database is named
-_DRIVER = "postgresql+asyncpg"
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?")  # host and port of a URL
 
 
 class ServerError(NanochatError):
-    """An error of starting or reaching the Prefect server, or of its database."""
+    """An error of starting or reaching the Prefect server."""
 
 
 def configured_api_url() -> str | None:
@@ -42,75 +38,6 @@ def configured_api_url() -> str | None:
 def configured_webhook() -> str | None:
     """Return NANOCHAT_WEBHOOK, the address that alerts are posted to, or None for no alerts."""
     return os.environ.get(WEBHOOK) or None
-
-
-def auth() -> str | None:
-    """Return `user:password` of the server, or None if none is set. Raises ServerError."""
-    given = os.environ.get(AUTH) or None
-    if given is not None and not all(given.partition(":")):
-        raise ServerError(f"{AUTH} is not user:password", hint="for example nanochat:a-long-secret")
-    return given
-
-
-def database() -> str | None:
-    """Return the URL of the server's Postgres database as Prefect wants it, or None for SQLite.
-
-    Raises ServerError if the value is not the URL of a Postgres database.
-    """
-    given = os.environ.get(DATABASE)
-    if not given:
-        return None
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    try:
-        url = make_url(given)
-    except (ArgumentError, ValueError):
-        url = None
-    if url is None or url.drivername not in ("postgresql", "postgres", _DRIVER):
-        raise ServerError(
-            "the database is not given as the URL of a Postgres database",
-            hint="for example postgresql://prefect@db.example.org:5432/prefect; without one the "
-            "history is kept in the home",
-        )
-    query = dict(url.query)
-    # Postgres's own name of the option, which the driver asyncpg does not know.
-    if "sslmode" in query:
-        query["ssl"] = query.pop("sslmode")
-    url = url.set(drivername=_DRIVER, query=query)
-    return url.render_as_string(hide_password=False)
-
-
-def shown_database(url: str | None) -> str:
-    """Return a database's URL without its password, to show to a person."""
-    from sqlalchemy.engine import URL, make_url
-
-    if url is None:
-        return SQLITE
-    whole = make_url(url)
-    shown = URL.create(
-        "postgresql",
-        username=whole.username,
-        host=whole.host,
-        port=whole.port,
-        database=whole.database,
-    )
-    return shown.render_as_string()
-
-
-def check_database(url: str) -> None:
-    """Raise ServerError unless the database accepts a connection."""
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        asyncio.run(_connect(url))
-    except (OSError, SQLAlchemyError, ValueError, TypeError) as error:
-        raise _unreachable(url, error) from error
-    # The driver's own errors are recognised by their module: asyncpg is not imported here.
-    except Exception as error:
-        if not type(error).__module__.startswith("asyncpg"):
-            raise
-        raise _unreachable(url, error) from error
 
 
 def ask(
@@ -221,8 +148,8 @@ def refused_password(api_url: str) -> ServerError:
     """Return the error of a server that refuses our password, or that we have none."""
     return ServerError(
         f"the Prefect server at {api_url} "
-        + (f"refuses {AUTH}" if auth() else "asks for a password"),
-        hint=f"set {AUTH} to the user:password that it was started with",
+        + (f"refuses {AUTH}" if os.environ.get(AUTH) else "asks for a password"),
+        hint=f"set {AUTH} to its user:password",
     )
 
 
@@ -237,31 +164,8 @@ def check_answers(api_url: str) -> None:
 
 
 def _headers() -> dict[str, str]:
-    # Ours first, then Prefect's own variable, then the key of Prefect Cloud.
-    if given := auth() or os.environ.get("PREFECT_API_AUTH_STRING"):
+    if given := os.environ.get(AUTH):
         return {"Authorization": f"Basic {base64.b64encode(given.encode()).decode()}"}
     if key := os.environ.get("PREFECT_API_KEY"):
         return {"Authorization": f"Bearer {key}"}
     return {}
-
-
-async def _connect(url: str) -> None:
-    from sqlalchemy.ext.asyncio import create_async_engine
-
-    engine = create_async_engine(url)
-    try:
-        async with asyncio.timeout(ANSWER_SECONDS), engine.connect():
-            pass
-    finally:
-        await engine.dispose()
-
-
-def _unreachable(url: str, error: Exception) -> ServerError:
-    what = (str(error).splitlines() or [""])[0] or type(error).__name__
-    if isinstance(error, OSError) and (error.errno or 0) > 0:
-        # The text of asyncio's errors has the number only.
-        what = os.strerror(error.errno or 0).lower()
-    return ServerError(
-        f"the database {shown_database(url)} cannot be used: {what}",
-        hint=f"look at host, port, user, password and name in {DATABASE}",
-    )

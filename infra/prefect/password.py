@@ -96,7 +96,7 @@ def login_address(home: Path) -> str | None:
     server, password = find_process_of_server(home), find_password(home)
     # Prefect creates this directory anew when it first starts: an earlier file would be lost.
     pages = pages_directory(home) / "v1"
-    if server is None or not server.is_guarded or password is None or not pages.is_dir():
+    if server is None or password is None or not pages.is_dir():
         return None
     page = pages / LOGIN_PAGE
     if not page.exists():

@@ -1,32 +1,22 @@
 """Find, start, await and stop the local Prefect server of a home directory.
 
 Prefect runs as a program here and is never imported. The server survives the command that started
-it, stores its history in HOME/prefect or in the configured database, and is configured only by its
-environment. HOME/prefect/server.json records its process and port.
+it, and is configured only by its environment. HOME/prefect/server.json records its process and
+port.
 """
 
 import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 from filelock import FileLock
 
 from infra.polling import wait_until
-from infra.prefect.access import (
-    AUTH,
-    DATABASE,
-    WEBHOOK,
-    ServerError,
-    answers,
-    auth,
-    configured_api_url,
-    database,
-    shown_database,
-)
+from infra.prefect.access import AUTH, WEBHOOK, ServerError, answers, configured_api_url
 from infra.prefect.logs import last_line, spawn
 from infra.prefect.password import (
     ensure_password,
@@ -38,7 +28,7 @@ from infra.prefect.records import (
     HOST,
     Server,
     find_process_of_server,
-    find_running,
+    find_supervisor,
     server_path,
     write_record,
 )
@@ -47,12 +37,14 @@ from nanochat_core.runtime.process_start import start_of
 
 FIRST_PORT = 4200
 PORTS = 100
-SECONDS_TO_START = 240.0  # of a server or a stack: 10 s on an idle machine, minutes on a busy one
+SECONDS_TO_START = 240.0  # of a server: 10 s on an idle machine, minutes on a busy one
+SECONDS_TO_END = 120.0  # of a supervisor: first runs save, then the processes that they left end
 SECONDS_TO_DIE = 10.0  # of a process that was asked to end
-START_ANEW = "`nanochat down` stops it; then give the same command again"  # a hint
-# Settings of a person's own Prefect: our server's pages would show that server's address.
+# Where the server stores its history, and with which password: Prefect's variables begin so.
+DATABASE = ("PREFECT_SERVER_DATABASE_", "PREFECT_API_DATABASE_")
+# Settings of a user's own Prefect: our server's pages would show that server's address.
 FOREIGN = (
-    "PREFECT_API_AUTH_STRING",
+    AUTH,
     "PREFECT_API_KEY",
     "PREFECT_API_URL",
     "PREFECT_PROFILE",
@@ -69,9 +61,8 @@ def find_server(home: Path) -> Server | None:
 def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) -> Server:
     """Return the server of `home`; start it on `port` or the next free one unless it runs.
 
-    Does not wait until it answers: see `wait_for_server`. A new server requires the environment's
-    password, else the home's own; none if `guarded` is False. This process uses the same from then
-    on.
+    Does not wait until it answers: see `wait_for_server`. A new server requires the home's
+    password, or none if `guarded` is False. This process uses the same from then on.
     """
     directory = _directory(home)
     with writing(directory, ServerError):
@@ -83,38 +74,43 @@ def start_server(home: Path, *, port: int = FIRST_PORT, guarded: bool = True) ->
         with FileLock(directory / "start.lock"):
             server = find_process_of_server(home)
             if server is None:
-                if guarded and auth() is None:
+                if guarded:
                     ensure_password(home)
-                elif not guarded:
-                    if auth() == find_password(home):  # adopted from an earlier server
-                        os.environ.pop(AUTH, None)
+                else:
                     remove_password(home)
-                adopt_password(home)
-                return _spawn_on_free_port(home, port)
+                server = _spawn_on_free_port(home, port)
     adopt_password(home)
-    check_wanted(server)
     return server
 
 
 def adopt_password(home: Path) -> None:
     """Make this process use the password of the home's server, if that is the server it uses.
 
-    A password in the environment is left as it is: a person has set it.
+    Without PREFECT_API_URL a password in the environment is that of another server.
     """
-    if auth() is None and (password := find_password(home)) is not None:
-        shared = configured_api_url()
-        server = find_process_of_server(home) if shared is not None else None
-        if shared is None or (server is not None and server.api_url == shared):
-            os.environ[AUTH] = password
+    shared, server = configured_api_url(), find_process_of_server(home)
+    is_own = shared is None or (server is not None and server.api_url == shared)
+    if is_own and (password := find_password(home)) is not None:
+        os.environ[AUTH] = password
+    elif shared is None:
+        os.environ.pop(AUTH, None)
 
 
-def wait_for_server(home: Path, server: Server, *, seconds: float = SECONDS_TO_START) -> None:
-    """Wait until `server` answers. Raises ServerError if it ends or takes longer."""
-    is_over = wait_until(lambda: server.process is None or is_healthy(server), seconds=seconds)
+def wait_for_server(
+    home: Path,
+    server: Server,
+    *,
+    seconds: float = SECONDS_TO_START,
+    stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Wait until `server` answers, or `stop`. Raises ServerError if it ends or takes longer."""
+    is_over = wait_until(
+        lambda: server.process is None or stop() or is_healthy(server), seconds=seconds
+    )
     if server.process is None:
-        raise did_not_start(home, "ended while starting")
+        raise _did_not_start(home, "ended while starting")
     if not is_over:
-        raise did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
+        raise _did_not_start(home, f"does not answer on port {server.port} after {seconds:g} s")
 
 
 def wait_for_own_server(home: Path) -> None:
@@ -124,9 +120,18 @@ def wait_for_own_server(home: Path) -> None:
     """
     if configured_api_url() is None:
         wait_until(
-            lambda: find_running(home) is None or find_process_of_server(home) is not None,
+            lambda: find_supervisor(home) is None or find_process_of_server(home) is not None,
             seconds=SECONDS_TO_START,
         )
+
+
+def stop_stack(home: Path) -> bool:
+    """End the home's supervisor with its workers, and its server; return whether any ran."""
+    # The supervisor first: it ends runs and workers in order, and would restart the server.
+    supervisor = find_supervisor(home)
+    if supervisor is not None:
+        end_process(supervisor, SECONDS_TO_END)
+    return stop_server(home) or supervisor is not None
 
 
 def stop_server(home: Path) -> bool:
@@ -168,7 +173,7 @@ def client_environment(home: Path, api_url: str, *, console_logs: bool) -> dict[
     """Return the environment variables that `use_server` sets."""
     environment = {
         **_settings(home),
-        **_password("PREFECT_API_AUTH_STRING"),
+        **({AUTH: os.environ[AUTH]} if AUTH in os.environ else {}),
         "PREFECT_API_URL": api_url,
         # Retries of a request without an answer, their waits doubling from 2 seconds: the end of a
         # run is still reported after a server was away for eight minutes.
@@ -203,28 +208,25 @@ def _settings(home: Path) -> dict[str, str]:
     }
 
 
-def _password(name: str) -> dict[str, str]:
-    """Return the password under the variable `name`; empty if there is no password."""
-    given = auth()
-    return {} if given is None else {name: given}
-
-
 def own_environment(*, but: Iterable[str] = FOREIGN) -> dict[str, str]:
     """Return this process's environment without what our server and workers must not see."""
-    hidden = {AUTH, DATABASE, WEBHOOK, *but}
-    return {name: value for name, value in os.environ.items() if name not in hidden}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {WEBHOOK, *but} and not name.startswith(DATABASE)
+    }
 
 
 def _server_environment(home: Path, port: int) -> dict[str, str]:
-    url = database()
+    password = find_password(home)
     return {
         # Events go after a week, runs with their logs and artifacts after 90 days; Prefect's own
-        # default keeps runs for ever. A person's own setting wins.
+        # default keeps runs for ever. A user's own setting wins.
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
         **own_environment(),
+        **{name: value for name, value in os.environ.items() if name.startswith(DATABASE)},
         **_settings(home),
-        **_password("PREFECT_SERVER_API_AUTH_STRING"),
-        **({} if url is None else {"PREFECT_SERVER_DATABASE_CONNECTION_URL": url}),
+        **({} if password is None else {"PREFECT_SERVER_API_AUTH_STRING": password}),
         "PREFECT_UI_API_URL": f"http://{HOST}:{port}/api",
         "PREFECT_UI_STATIC_DIRECTORY": str(pages_directory(home)),
         # By default pages of every origin may call the API, and no change needs a token.
@@ -293,8 +295,6 @@ def _spawn(home: Path, port: int, *, reservation: int) -> Server:
         port=port,
         pid=process.pid,
         start=start_of(process.pid) or "",  # "": it has ended already
-        database=shown_database(database()),
-        is_guarded=auth() is not None,
     )
     write_record(home, server)
     return server
@@ -313,26 +313,7 @@ def is_healthy(server: Server) -> bool:
     return any(s.status == psutil.CONN_LISTEN and s.laddr.port == server.port for s in sockets)
 
 
-def check_wanted(server: Server, *, exactly: bool = False) -> None:
-    """Raise ServerError if the running server differs from what the environment asks for.
-
-    `exactly`: also if the environment names no database and the server uses one.
-    """
-    if auth() and not server.is_guarded:
-        raise ServerError(
-            f"{AUTH} is set, but the server at {server.ui_url} runs without a password",
-            hint=START_ANEW,
-        )
-    wanted = database()
-    if (wanted is not None or exactly) and shown_database(wanted) != server.database:
-        raise ServerError(
-            f"the server at {server.ui_url} keeps its history in {server.database}, not in "
-            f"{shown_database(wanted)}",
-            hint=START_ANEW,
-        )
-
-
-def did_not_start(home: Path, what: str) -> ServerError:
+def _did_not_start(home: Path, what: str) -> ServerError:
     """Return the error of a server that failed to start, with the last line of its log."""
     path = log_path(home)
     if words := last_line(path):

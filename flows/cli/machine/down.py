@@ -1,4 +1,4 @@
-"""`nanochat down`: stop the background processes that `nanochat up` and `nanochat run` started."""
+"""`nanochat down`: stop what `nanochat up` runs, and the server that `nanochat run` started."""
 
 from flows.cli.options import StoreOptions
 from flows.cli.output import print_line
@@ -9,8 +9,8 @@ def down(*, place: StoreOptions = StoreOptions()) -> int:  # noqa: B008 - frozen
 
     Runs in progress save first; those of deployments resume with the next `nanochat up`.
     """
-    from infra.prefect.supervisor.control import stop_stack
+    from infra.prefect.server import stop_stack
 
-    stopped = ", ".join(stop_stack(place.home_path))
-    print_line(f"stopped: {stopped}" if stopped else "no Prefect server was running")
+    is_stopped = stop_stack(place.home_path)
+    print_line("stopped" if is_stopped else "no Prefect server was running")
     return 0

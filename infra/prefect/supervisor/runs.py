@@ -21,12 +21,11 @@ from infra.polling import SLOW_SECONDS
 from infra.prefect.access import ask, configured_api_url, may_pass
 from infra.prefect.ended_runs import end_task_runs, set_state
 from infra.prefect.flow_runs import AUTO_RESUME, MOST, NO_ANSWER, RESUMES
-from infra.prefect.supervisor.workers import HEARTBEAT_SECONDS
+from infra.prefect.supervisor.workers import SILENT_SECONDS
 from nanochat_core.runtime.process_start import start_of
 
 # The flows whose deployed runs are watched: their workers let them send heartbeats often enough.
 FLOWS = ("nanochat", "nanochat-eval", "sweep", "one-stage")
-SILENT_SECONDS = 3.0 * HEARTBEAT_SECONDS
 PENDING_SECONDS = 300.0  # from a worker's taking a run to its start; on a busy machine a minute
 QUEUED_SECONDS = 3600.0  # the same where a run may wait for a node, as on Kubernetes
 # A worker reports a killed process twice, some six seconds apart. If the run were resumed at the
@@ -184,16 +183,6 @@ def _limit(api_url: str, run: dict[str, Any], seconds: float) -> float:
         return PENDING_SECONDS
     pool = ask(api_url, f"/work_pools/{quote(run['work_pool_name'], safe='')}")
     return PENDING_SECONDS if pool["type"] == "process" else QUEUED_SECONDS
-
-
-def is_polling(api_url: str, pool: str, worker: str, *, since: float) -> bool:
-    """Return whether the worker has polled its pool since `since`, in unix seconds."""
-    try:
-        found = ask(api_url, f"/work_pools/{quote(pool, safe='')}/workers/filter", body={})
-    except (OSError, ValueError):
-        return False
-    beats = (item["last_heartbeat_time"] for item in found if item["name"] == worker)
-    return any(beat and datetime.fromisoformat(beat).timestamp() >= since for beat in beats)
 
 
 def main() -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import psutil
 
-from infra.prefect.access import ServerError, check_admitted
+from infra.prefect.access import ServerError
 from infra.prefect.records import Server, find_process_of_server
-from infra.prefect.server import did_not_start, is_healthy, start_server
+from infra.prefect.server import is_healthy, start_server
 from infra.prefect.supervisor.processes import Backoff, Interval
 
 # A server that runs but does not answer is killed: after so many questions in a row, which also
@@ -25,43 +25,37 @@ class OwnServer:
         self._port = port
         self._guarded = guarded  # whether a new server requires a password
         self._log = log
-        self._server: Server | None = None  # the last one
         self._pause = Backoff()
         self._questions = Interval(SECONDS_BETWEEN_QUESTIONS)
         self._unanswered = 0  # questions in a row
-        self._is_up: bool | None = None  # None: no server of this stack has ever been up
+        self._is_up = False
 
-    def look(self) -> str | None:
-        """Return the API's address while the server is up, else None; restart it if it ended.
+    def start(self) -> Server:
+        """Return the home's server, started unless it runs. Raises ServerError."""
+        server = start_server(self._home, port=self._port, guarded=self._guarded)
+        self._port = server.port
+        return server
 
-        Raises ServerError if it never came up.
-        """
-        try:
-            if (server := find_process_of_server(self._home)) is None:
-                self._restart()
-            else:
-                self._check(server)
-        except ServerError as error:
-            # A server that never came up is misconfigured. A later failure, such as a full disk,
-            # may pass, and the runs continue meanwhile.
-            if self._is_up is None:
-                raise
-            self._log(f"server: {error}; again in {self._pause.ended():g} s")
-        return self._server.api_url if self._server and self._is_up else None
+    def poll(self) -> str | None:
+        """Return the API's address while the server is up, else None; restart it if it ended."""
+        server = find_process_of_server(self._home)
+        if server is None:
+            self._restart()
+        else:
+            self._check(server)
+        return server.api_url if server is not None and self._is_up else None
 
     def _check(self, server: Server) -> None:
         """Ask whether the server answers; kill one that has been silent for too long."""
-        self._server = server
         is_due = self._questions.begins()
         if self._is_up and not is_due:
             return
         if is_healthy(server):
             self._unanswered = 0
             if not self._is_up:
-                check_admitted(server.api_url)
                 self._is_up = True
                 self._log(f"server: process {server.pid} answers at {server.ui_url}")
-        elif is_due and self._is_up is not None:
+        elif is_due:
             self._unanswered += 1
             if self._unanswered >= MAX_UNANSWERED:
                 self._log(
@@ -73,14 +67,16 @@ class OwnServer:
                         process.kill()
 
     def _restart(self) -> None:
-        if self._server is not None and self._is_up is None:
-            raise did_not_start(self._home, "ended while starting")
         if self._is_up:
             self._is_up = False
             self._log(f"server: ended; again in {self._pause.ended():g} s")
-        if self._pause.is_over:
-            self._pause.began()
-            port = self._server.port if self._server else self._port
-            self._server = start_server(self._home, port=port, guarded=self._guarded)
-            self._unanswered = 0
+        if not self._pause.is_over:
+            return
+        self._pause.began()
+        self._unanswered = 0
+        try:
+            self.start()
+        except ServerError as error:  # a full disk, for example: runs continue meanwhile
+            self._log(f"server: {error}; again in {self._pause.ended():g} s")
+        else:
             self._pause.ended()  # if it does not come up, the next try waits longer

@@ -12,11 +12,14 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from urllib.parse import quote
 
-from infra.prefect.access import configured_api_url
+from infra.prefect.access import ask, configured_api_url
 from infra.prefect.server import client_environment, own_environment
 from infra.prefect.supervisor.processes import ManagedProcess
 from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
@@ -24,6 +27,7 @@ from nanochat_core.worker import LAUNCHER_VARIABLE, die_with_parent
 # Interval of a flow run's heartbeats: Prefect's minimum. The silence after which a run counts as
 # lost follows from it; see runs.py.
 HEARTBEAT_SECONDS = 30
+SILENT_SECONDS = 3.0 * HEARTBEAT_SECONDS
 QUERY_SECONDS = 2  # between two polls of a worker, and before its time a scheduled run is taken
 _MODULE = "infra.prefect.supervisor.workers"
 RUNS_OF_CPU = 6  # at once, including flows that only wait for their GPU stages
@@ -68,6 +72,22 @@ def managed_worker(pool: str, home: Path, *, log: Callable[[str], None]) -> Mana
     """Return the process of the pool's worker, which is not started yet."""
     output = home / "prefect" / f"worker-{pool}.log"
     return ManagedProcess(f"worker {pool}", worker_command(pool), output=output, log=log)
+
+
+def is_polling(api_url: str, pool: str, *, since: float) -> bool:
+    """Return whether this machine's worker has polled its pool since `since`, in unix seconds."""
+    try:
+        found = ask(api_url, f"/work_pools/{quote(pool, safe='')}/workers/filter", body={})
+    except (OSError, ValueError):
+        return False
+    beats = (item["last_heartbeat_time"] for item in found if item["name"] == worker_name(pool))
+    return any(beat and datetime.fromisoformat(beat).timestamp() >= since for beat in beats)
+
+
+def is_working() -> bool:
+    """Return whether a worker of this container polls the server of PREFECT_API_URL."""
+    api_url, since = configured_api_url(), time.time() - SILENT_SECONDS
+    return any(is_polling(api_url or "", pool, since=since) for pool in ("cpu", "gpu"))
 
 
 def end_with_worker() -> None:

@@ -34,7 +34,6 @@ class Stack:
     home: Path
     environment: dict[str, str] = field(default_factory=dict)
     port: int = 4200
-    password: str | None = None  # None: the one that the home's server makes for itself
     patience: float = 60.0  # seconds for a server that does not answer
     api: PrefectApi = field(init=False)
     _ours: dict[tuple[int, float], bool] = field(default_factory=dict)
@@ -63,12 +62,28 @@ class Stack:
 
     def up(self, *words: str) -> str:
         """`nanochat up`; connects to the server whose address it prints."""
-        said = self.command("up", "--port", str(self.port), *words, timeout=SECONDS_TO_COME_UP)
+        log = self.home.parent / "up.log"
+        with log.open("w") as file:
+            # A process of its own, which no command of ours waits for.
+            subprocess.run(
+                ["setsid", "--fork", *_NANOCHAT, "up", "--port", str(self.port), *words],
+                env=self.full_environment,
+                cwd=self.home.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                check=True,
+            )
+        deadline = time.monotonic() + SECONDS_TO_COME_UP
+        while "(or Ctrl-C here" not in (said := log.read_text()) and "error: " not in said:
+            assert time.monotonic() < deadline, said
+            time.sleep(0.1)
+        assert "error: " not in said, said
         address = _ADDRESS.search(said)
         assert address is not None, f"no address in: {said}"
         if hasattr(self, "api"):
             self.api.close()
-        password = self.password or find_password(self.home)
+        password = find_password(self.home)
         self.api = PrefectApi(f"{address[0]}/api", password=password, patience=self.patience)
         return said
 
@@ -131,7 +146,7 @@ def kind_of(process: psutil.Process) -> Kind:
         ("flow", "prefect.engine"),
         ("worker", "worker start"),
         ("server", "server start"),
-        ("supervisor", " up --foreground"),
+        ("supervisor", "flows.cli.app up"),
     )
     for kind, mark in kinds:
         if mark in line and not (kind == "job" and "infra.launch.agent" in line):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from infra.prefect.password import password_path
 from tests.campaigns.end_to_end.small import form_values
 from tests.campaigns.end_to_end.stack import Stack
 from tests.conftest import BUCKET
@@ -55,24 +56,24 @@ def database(canaries: dict[str, str]) -> Iterator[Postgres | None]:
 def stack(
     tmp_path: Path, s3_server: S3Server, canaries: dict[str, str], database: Postgres | None
 ) -> Iterator[Stack]:
-    password = canaries["password of Prefect"]
     environment = {
         **s3_server.environment,
         "AWS_ACCESS_KEY_ID": canaries["access key"],
         "AWS_SECRET_ACCESS_KEY": canaries["secret key"],
-        "NANOCHAT_PREFECT_AUTH": f"{USER}:{password}",
         # Nobody listens there: what fails is told of, and that must not tell the address.
         "NANOCHAT_WEBHOOK": f"http://127.0.0.1:9/{canaries['address of the webhook']}",
         "NANOCHAT_STORE": f"s3://{BUCKET}/secrets",
     }
     if database is not None:
-        environment["NANOCHAT_PREFECT_DATABASE"] = database.url
-    (tmp_path / "place").mkdir()
+        environment["PREFECT_SERVER_DATABASE_CONNECTION_URL"] = database.prefect_url
+    password = password_path(tmp_path / "place" / "home")
+    password.parent.mkdir(parents=True)
+    password.touch(mode=0o600)
+    password.write_text(f"{USER}:{canaries['password of Prefect']}\n")
     stack = Stack(
         home=tmp_path / "place" / "home",
         port=4730,
         environment=environment,
-        password=f"{USER}:{password}",
     )
     yield stack
     stack.end()
@@ -102,6 +103,7 @@ def test_a_deployed_flow_leaves_no_secret_anywhere(
     assert sorted(lines.found) == []
     assert logs.count(b"message") > 10
     assert find_in_text(logs, canaries) == []
+    password_path(stack.home).unlink()  # the one place of the server's password
     assert list(find_in_files(stack.home.parent, canaries)) == []
     if database is not None:
         (tmp_path / "dump.sql").write_bytes(database.dump())

@@ -13,7 +13,7 @@ from tests.campaigns.security.rows import Row
 from tests.support.browser.chromium import NO_CHROMIUM, find_chromium
 from tests.support.infra.stack.attempts import (
     csrf_token,
-    stack_without_a_set_password,
+    running_stack,
     try_api_as_another_user,
     try_files_as_another_user,
     try_from_a_foreign_origin,
@@ -24,8 +24,8 @@ from tests.support.infra.stack.attempts import (
 
 def run() -> list[Row]:
     """Bring a stack up and try everything that this machine allows."""
-    with stack_without_a_set_password("--pool", "cpu") as stack:
-        api_url = str(stack.record.api_url)
+    with running_stack("--pool", "cpu") as stack:
+        api_url = stack.api_url
         password = stack.password
         token = csrf_token(api_url, password)
         rows = [

@@ -29,7 +29,7 @@ def test_a_page_that_follows_an_answer_gets_through_the_renderings():
 
 @pytest.mark.prefect
 def test_a_server_without_a_password_gets_through_the_attempts(tmp_path: Path, monkeypatch):
-    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     (tmp_path / "prefect").mkdir()
     server = start_server(tmp_path, guarded=False)
     try:

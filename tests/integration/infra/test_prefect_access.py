@@ -13,12 +13,8 @@ import pytest
 from infra.prefect import access
 from infra.prefect.access import (
     ServerError,
-    auth,
     check_admitted,
     check_client,
-    check_database,
-    database,
-    shown_database,
 )
 from infra.prefect.server import client_environment, own_environment
 
@@ -54,15 +50,14 @@ def guarded() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (access.AUTH, access.DATABASE, "PREFECT_API_AUTH_STRING"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv(access.AUTH, raising=False)
 
 
 @pytest.mark.parametrize("variable", ["http_proxy", "all_proxy"])
 def test_a_server_elsewhere_is_asked_through_a_proxy_and_one_of_this_machine_is_not(
     variable: str, guarded: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
     _remove_proxies(monkeypatch)
     monkeypatch.setenv(variable, guarded.removesuffix("/api"))
     assert check_admitted("http://prefect.example.org/api")
@@ -120,7 +115,7 @@ def _remove_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_right_password_is_let_in(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
 
     assert check_admitted(guarded)
 
@@ -130,11 +125,11 @@ def test_no_password_and_a_wrong_one_are_distinguished(
 ) -> None:
     with pytest.raises(ServerError, match="asks for a password") as caught:
         check_admitted(guarded)
-    assert "NANOCHAT_PREFECT_AUTH" in (caught.value.hint or "")
+    assert "PREFECT_API_AUTH_STRING" in (caught.value.hint or "")
     assert caught.value.__context__ is None  # which would keep the connection open
 
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "nanochat:guess")
-    with pytest.raises(ServerError, match="refuses NANOCHAT_PREFECT_AUTH") as caught:
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "nanochat:guess")
+    with pytest.raises(ServerError, match="refuses PREFECT_API_AUTH_STRING") as caught:
         check_admitted(guarded)
     assert "guess" not in f"{caught.value} {caught.value.hint}"
 
@@ -143,74 +138,16 @@ def test_a_server_that_does_not_answer_refuses_no_password() -> None:
     assert not check_admitted("http://127.0.0.1:1/api")
 
 
-@pytest.mark.parametrize("given", ["secret", ":secret", "nanochat:", ":"])
-def test_a_password_needs_its_user(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", given)
-
-    with pytest.raises(ServerError, match="is not user:password"):
-        auth()
-
-
 def test_clients_get_the_password_and_the_database_stays_with_the_server(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", USER)
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", URL)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", USER)
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", URL)
 
     told = {**own_environment(), **client_environment(tmp_path, "http://x/api", console_logs=True)}
 
     assert told["PREFECT_API_AUTH_STRING"] == USER
     assert not [name for name, value in told.items() if "hidden" in value]
-
-
-@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg"])
-def test_a_database_is_named_in_either_way(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", URL.replace("postgresql", scheme))
-
-    assert database() == URL.replace("postgresql", "postgresql+asyncpg")
-
-
-def test_how_postgres_itself_calls_encryption_is_understood(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", f"{URL}?sslmode=require")
-
-    assert database() == f"{URL.replace('postgresql', 'postgresql+asyncpg')}?ssl=require"
-
-
-def test_a_database_is_shown_without_its_password() -> None:
-    assert shown_database(URL) == "postgresql://prefect@db.example.org:5433/history"
-    assert shown_database(None) == "sqlite"
-
-
-@pytest.mark.parametrize(
-    "given", ["prefect", "mysql://a:hidden@b/c", "postgresql://a:hidden@b:x/c"]
-)
-def test_what_is_no_database_is_refused_without_repeating_it(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", given)
-
-    with pytest.raises(ServerError, match="not given as the URL of a Postgres") as caught:
-        database()
-    assert "hidden" not in f"{caught.value} {caught.value.hint}"
-
-
-def test_a_database_that_is_not_there_is_one_line_with_a_hint(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", f"postgresql://me:hidden@127.0.0.1:{port}/x")
-    url = database()
-    assert url is not None
-
-    with pytest.raises(ServerError, match=f"127.0.0.1:{port}/x cannot be used: ") as caught:
-        check_database(url)
-
-    assert "\n" not in str(caught.value)
-    assert "hidden" not in f"{caught.value} {caught.value.hint}"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from infra.prefect.access import ServerError, check_answers
+from infra.prefect.access import AUTH, ServerError, check_answers
 from infra.prefect.password import ensure_password, find_password
 from infra.prefect.records import Server
 from infra.prefect.server import (
@@ -32,7 +32,7 @@ from tests.support.infra.prefect_server import ensure_server
 @pytest.fixture(autouse=True)
 def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process uses the password of a server from when it starts it until the test's end."""
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "")
+    monkeypatch.setenv(AUTH, "another-servers:password")
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
 
 
@@ -158,31 +158,15 @@ def test_a_server_without_a_password_is_had_by_asking_for_it(
 
     server = start_server(home, guarded=False)
 
-    assert (server.is_guarded, find_password(home)) == (False, None)
+    assert find_password(home) is None
     assert server.process is not None
     assert not [
         name for name in server.process.environ() if name.startswith("PREFECT") and "AUTH" in name
     ]
     stop_server(home)
     server = start_server(home)
-    assert server.is_guarded
     assert server.process is not None
     assert server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"] == find_password(home)
-
-
-def test_the_environments_password_is_the_servers_and_in_no_file(
-    tmp_path: Path, silent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "nanochat:only-in-the-environment")
-
-    server = start_server(tmp_path / "home")
-
-    assert server.process is not None
-    given = server.process.environ()["PREFECT_SERVER_API_AUTH_STRING"]
-    assert given == "nanochat:only-in-the-environment"
-    files = [path for path in (tmp_path / "home").rglob("*") if path.is_file()]
-    assert files
-    assert not [path for path in files if b"only-in-the" in path.read_bytes()]
 
 
 def test_a_server_that_dies_while_starting_is_reported_with_its_last_words(tmp_path: Path) -> None:

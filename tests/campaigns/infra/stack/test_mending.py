@@ -26,7 +26,7 @@ def finish_other_attempt(live: LiveStack, run: str, name: str, before: int) -> N
 
 def test_a_run_survives_a_killed_server_which_is_back_at_its_address(live: LiveStack) -> None:
     run = live.start_toy("outlives")
-    before, server = live.record, live.server
+    before, server = (live.api_url, live.workers), live.server
     assert server is not None
 
     os.kill(server, signal.SIGKILL)
@@ -34,13 +34,12 @@ def test_a_run_survives_a_killed_server_which_is_back_at_its_address(live: LiveS
 
     live.wait_for_state(run, "Completed")
     wait_for(lambda: live.server not in (None, server), "another server")
-    assert live.record.api_url == before.api_url
-    assert live.record.workers == before.workers
+    assert (live.api_url, live.workers) == before
 
 
 def test_a_server_that_hangs_is_replaced_and_its_run_ends(live: LiveStack) -> None:
     run = live.start_toy("hung")
-    before, server = live.record, live.server
+    before, server = (live.api_url, live.workers), live.server
     assert server is not None
 
     os.kill(server, signal.SIGSTOP)
@@ -48,25 +47,24 @@ def test_a_server_that_hangs_is_replaced_and_its_run_ends(live: LiveStack) -> No
     wait_for(lambda: live.server not in (None, server), "another server")
     live.finish_toy("hung")
     live.wait_for_state(run, "Completed")
-    assert live.record.api_url == before.api_url
-    assert live.record.workers == before.workers
+    assert (live.api_url, live.workers) == before
 
 
 def test_a_killed_worker_is_replaced_and_its_run_saves_and_resumes(live: LiveStack) -> None:
     run = live.start_toy("orphan")
-    worker, pid = live.record.workers["cpu"], pid_of(live, "orphan")
+    worker, pid = live.worker("cpu"), pid_of(live, "orphan")
 
     os.kill(worker, signal.SIGKILL)
 
     wait_for(lambda: not psutil.pid_exists(pid), "the end of the orphan", seconds=40)
     assert (live.home / "orphan.saved").exists()
-    wait_for(lambda: live.record.workers.get("cpu", worker) != worker, "another worker")
+    wait_for(lambda: live.worker("cpu") not in (None, worker), "another worker")
     finish_other_attempt(live, run, "orphan", pid)
 
 
 def test_a_stopped_worker_is_replaced_and_its_run_resumes(live: LiveStack) -> None:
     run = live.start_toy("stopped")
-    worker, pid = live.record.workers["cpu"], pid_of(live, "stopped")
+    worker, pid = live.worker("cpu"), pid_of(live, "stopped")
 
     os.kill(worker, signal.SIGTERM)
 
@@ -77,16 +75,16 @@ def test_a_stopped_worker_is_replaced_and_its_run_resumes(live: LiveStack) -> No
 
 def test_the_workers_of_a_killed_supervisor_end_and_the_next_up_resumes(live: LiveStack) -> None:
     run = live.start_toy("kept")
-    before, server, pid = live.record, live.server, pid_of(live, "kept")
+    supervisor, server, pid = live.supervisor, live.server, pid_of(live, "kept")
+    workers = filter(None, live.workers)
 
-    os.kill(before.pid, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
 
-    workers = before.workers.values()
     wait_for(lambda: not any(map(psutil.pid_exists, [*workers, pid])), "their end", seconds=60)
     assert live.ask("/admin/version")  # others may use the server
-    assert live.nanochat("up").returncode == 0
+    assert live.up().returncode == 0
     assert live.server == server
-    assert live.record.pid != before.pid
+    assert live.supervisor != supervisor
     finish_other_attempt(live, run, "kept", pid)
 
 
@@ -94,21 +92,20 @@ def test_down_has_runs_save_and_the_next_up_has_them_go_on(live: LiveStack) -> N
     run = live.start_toy("interrupted")
     pid = pid_of(live, "interrupted")
 
-    down = live.nanochat("down")
+    down = live.down()
 
-    said = "stopped: the worker of cpu, the worker of gpu, the Prefect server\n"
-    assert (down.returncode, down.stdout, down.stderr) == (0, said, "")
+    assert (down.returncode, down.stdout, down.stderr) == (0, "stopped\n", "")
     assert (live.home / "interrupted.saved").exists()
     assert live.processes() == []
-    assert live.nanochat("up").returncode == 0
+    assert live.up().returncode == 0
     finish_other_attempt(live, run, "interrupted", pid)
 
 
 def test_down_works_when_the_supervisor_was_killed(live: LiveStack) -> None:
     live.start_toy("left")
 
-    os.kill(live.record.pid, signal.SIGKILL)
+    os.kill(live.supervisor, signal.SIGKILL)
 
-    assert live.nanochat("down").returncode == 0
+    assert live.down().returncode == 0
     wait_for(lambda: live.processes() == [], "the end of its workers and runs", seconds=60)
     assert live.nanochat("down").stdout == "no Prefect server was running\n"

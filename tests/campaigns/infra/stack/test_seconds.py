@@ -39,9 +39,9 @@ def kill_all(live: LiveStack, name: str) -> None:
 # The supervisor and the stack are started again by the command, as systemd would.
 KILLS: dict[str, Callable[[LiveStack, str], None]] = {
     "flow process": lambda live, name: os.kill(attempt(live, name), signal.SIGKILL),
-    "worker": lambda live, name: os.kill(live.record.workers["cpu"], signal.SIGKILL),
+    "worker": lambda live, name: os.kill(live.worker("cpu") or 0, signal.SIGKILL),
     "server": kill_server,
-    "supervisor": lambda live, name: os.kill(live.record.pid, signal.SIGKILL),
+    "supervisor": lambda live, name: os.kill(live.supervisor, signal.SIGKILL),
     "whole stack": kill_all,
 }
 
@@ -56,7 +56,7 @@ def seconds_to_run_again(live: LiveStack, part: str, name: str) -> tuple[float, 
     KILLS[part](live, name)
     began = time.monotonic()
     if part in ("supervisor", "whole stack"):
-        assert live.nanochat("up").returncode == 0
+        assert live.up().returncode == 0
     of_up = time.monotonic() - began
     if part == "server":
         wait_for(lambda: live.server != server and bool(live.state(run)), "the server")

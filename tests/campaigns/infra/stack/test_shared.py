@@ -1,44 +1,45 @@
 """A stack without a server of its own: its worker takes runs of a server that others keep."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from infra.prefect.access import auth
+from infra.prefect.access import AUTH
+from infra.prefect.flow_runs import has_deployment
 from infra.prefect.records import Server
-from infra.prefect.supervisor.control import unknown_to
 from tests.support.infra.stack.live import LiveStack, make_code
 
 pytestmark = [pytest.mark.prefect, pytest.mark.timeout(900)]
 
 
 def test_a_stack_on_a_shared_server_is_workers_only(tmp_path: Path, server: Server) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=auth())
-    stack.environment["PREFECT_API_URL"] = server.api_url
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"))
+    stack.environment |= {"PREFECT_API_URL": server.api_url, AUTH: os.environ[AUTH]}
     try:
-        is_told = not unknown_to(server.api_url, ["cpu"])
-        up = stack.nanochat("up", "--pool", "cpu")
+        is_told = has_deployment(server.api_url, "nanochat/nanochat")
+        up = stack.up("--pool", "cpu")
         assert up.returncode == 0, up.stdout + up.stderr
         assert ("`nanochat up --register`" not in up.stderr) == is_told
         assert len(up.stderr.splitlines()) == (0 if is_told else 1)
         assert f"Prefect      {server.ui_url}" in up.stdout
         assert stack.server is None
-        assert list(stack.record.workers) == ["cpu"]
+        assert stack.worker("gpu") is None
         stack.deploy_toy()
         run = stack.start_toy("shared")
         stack.finish_toy("shared")
         stack.wait_for_state(run, "Completed")
     finally:
-        down = stack.nanochat("down")
-    assert down.stdout == "stopped: the worker of cpu\n"
+        down = stack.down()
+    assert down.stdout == "stopped\n"
     assert stack.processes() == []
     assert stack.ask("/admin/version")  # it is not ours to stop
 
 
 def test_a_shared_server_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
-    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"), password=None)
+    stack = LiveStack(tmp_path / "home", code=make_code(tmp_path / "code"))
 
-    done = stack.nanochat("up", PREFECT_API_URL="http://127.0.0.1:1/api")
+    done = stack.up(PREFECT_API_URL="http://127.0.0.1:1/api")
 
     assert done.returncode == 1
     assert "no Prefect server answers at http://127.0.0.1:1/api" in done.stderr

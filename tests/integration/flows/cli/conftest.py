@@ -14,7 +14,7 @@ from tests.support.flows.prefect_api import Api
 @pytest.fixture
 def api_url(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The API of a small Prefect server, which is the one to use."""
-    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     for name in ("created", "live", "lives", "faults", "set_states"):
         monkeypatch.setattr(Api, name, [])
     monkeypatch.setattr(Api, "refuses", None)

@@ -31,7 +31,7 @@ class Api(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()

@@ -86,7 +86,7 @@ def test_ctrl_c_ends_a_run_with_the_command_that_resumes(
 def test_the_server_starts_once_survives_its_starter_and_stops(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", "")  # the server's from here to the test's end
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", "")  # the server's from here to the test's end
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     server = start_server(home)  # it runs already, if a test above has run
     wait_for_server(home, server)

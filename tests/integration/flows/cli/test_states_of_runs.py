@@ -203,5 +203,5 @@ def test_a_malformed_password_ends_no_command_that_only_looks(
 ) -> None:
     leave_locks(store, tmp_path / "home", "tiny-2")
     put_run(store, "tiny-1", status="running", ended=None)
-    monkeypatch.setenv("NANOCHAT_PREFECT_AUTH", auth)
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", auth)
     assert main(words) == 0

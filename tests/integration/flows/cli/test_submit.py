@@ -232,10 +232,10 @@ def test_a_run_that_may_have_been_created_is_named_with_how_to_look(
 @pytest.mark.parametrize(
     ("path", "code", "hint"),
     [
-        (CREATE, 401, "set NANOCHAT_PREFECT_AUTH to"),
+        (CREATE, 401, "set PREFECT_API_AUTH_STRING to"),
         (CREATE, 400, "nothing was submitted; the log of the server"),
         (CREATE, 422, "if the code is newer than the deployment, run: nanochat up --register"),
-        ("/api/deployments/name/", 401, "set NANOCHAT_PREFECT_AUTH to"),
+        ("/api/deployments/name/", 401, "set PREFECT_API_AUTH_STRING to"),
         ("/api/deployments/name/", 200, "nothing was submitted: run the same command again"),
         ("/api/deployments/name/", 502, "nothing was submitted: run the same command again"),
     ],

@@ -90,7 +90,7 @@ def test_a_server_that_stands_still_is_reported_too(
 
 @pytest.mark.parametrize(
     ("status", "hint"),
-    [(401, "NANOCHAT_PREFECT_AUTH"), (409, "up --register"), (422, "--register")],
+    [(401, "PREFECT_API_AUTH_STRING"), (409, "up --register"), (422, "--register")],
 )
 def test_a_refusal_is_a_persons_to_mend(
     refuse: Callable[[int, bytes], str], status: int, hint: str

@@ -1,7 +1,6 @@
-"""Records, pauses and processes of a stack, without one."""
+"""Locks, pauses and processes of a stack, without one."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,18 +13,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from infra.prefect.access import ServerError
+from infra.prefect.access import AUTH
 from infra.prefect.logs import MOST_BYTES, last_line, rotate
-from infra.prefect.records import find_stack, my_stack, read_stack, write_record
-from infra.prefect.server import wait_for_own_server
+from infra.prefect.records import find_supervisor, supervisor_lock
+from infra.prefect.server import stop_stack, wait_for_own_server
 from infra.prefect.supervisor import processes
-from infra.prefect.supervisor.control import (
-    check_adoptable,
-    check_same,
-    stop_stack,
-    wait_until_ready,
-)
 from infra.prefect.supervisor.processes import Backoff, ManagedProcess, end_workers
+from infra.prefect.supervisor.supervisor import supervising
 from infra.prefect.supervisor.workers import (
     runs_at_once,
     worker_command,
@@ -61,83 +55,38 @@ SAVES = "lambda *_: sys.exit(Path('saved').touch())"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NANOCHAT_PREFECT_AUTH", "NANOCHAT_PREFECT_DATABASE", "PREFECT_API_URL"):
+    for name in (AUTH, "PREFECT_API_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    stack = replace(my_stack(), state="ready", workers={"cpu": 7})
+def test_one_process_supervises_a_home_and_is_named_while_it_does(tmp_path: Path) -> None:
+    assert find_supervisor(tmp_path) is None
 
-    write_record(tmp_path, stack)
+    with supervising(tmp_path) as is_first, supervising(tmp_path) as is_second:
+        found = find_supervisor(tmp_path)
+        assert (is_first, is_second) == (True, False)
+        assert found is not None
+        assert found.pid == os.getpid()
 
-    assert read_stack(tmp_path) == find_stack(tmp_path) == stack
-
-
-def test_the_record_of_a_supervisor_that_is_gone_is_no_stack(tmp_path: Path) -> None:
-    write_record(tmp_path, replace(my_stack(), start="1"))  # its number is another process's by now
-
-    assert read_stack(tmp_path) is not None
-    assert find_stack(tmp_path) is None
+    assert find_supervisor(tmp_path) is None
+    with supervising(tmp_path) as is_ours:
+        assert is_ours
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "pid": 1}'])
-def test_a_record_that_is_not_one_is_no_stack(tmp_path: Path, text: str) -> None:
-    (tmp_path / "prefect").mkdir()
-    (tmp_path / "prefect" / "stack.json").write_text(text)
+def test_a_lock_that_names_no_process_is_no_supervisor(tmp_path: Path, text: str) -> None:
+    supervisor_lock(tmp_path).parent.mkdir()
+    supervisor_lock(tmp_path).write_text(text)
 
-    assert read_stack(tmp_path) is None
-
-
-def test_a_supervisor_that_gave_up_is_quoted(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as supervisor:
-        supervisor.wait()
-    failed = replace(my_stack(), pid=supervisor.pid, start="1", problem="no server", hint="look")
-    write_record(tmp_path, failed)
-
-    with pytest.raises(ServerError, match="no server") as caught:
-        wait_until_ready(tmp_path, supervisor)
-    assert caught.value.hint == "look"
+    assert find_supervisor(tmp_path) is None
 
 
-def write_server(home: Path) -> None:
-    """The record of a server that is this process."""
-    me = this_process()
-    record = {"port": 1, "pid": me.pid, "start": me.start}
-    (home / "prefect").mkdir()
-    (home / "prefect" / "server.json").write_text(json.dumps(record))
+def test_a_process_that_has_the_number_of_a_supervisor_is_none(tmp_path: Path) -> None:
+    supervisor_lock(tmp_path).parent.mkdir()
+    with supervisor_lock(tmp_path).open("a") as file:
+        replace(this_process(), start="1").write(file)
 
-
-def test_a_stack_on_another_database_is_not_the_one_that_is_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_server(tmp_path)
-    stack = replace(my_stack(), state="ready", api_url="http://127.0.0.1:1/api")
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
-
-    with pytest.raises(ServerError, match="in sqlite, not in postgresql://me@db/x") as caught:
-        check_same(tmp_path, stack, port=None)
-    assert "nanochat down" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("NANOCHAT_PREFECT_AUTH", "nanochat:secret", "runs without a password"),
-        ("NANOCHAT_PREFECT_DATABASE", "postgresql://me@db/x", "history in sqlite, not in"),
-        ("NANOCHAT_PREFECT_AUTH", "", None),
-    ],
-)
-def test_a_server_is_taken_over_only_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str | None
-) -> None:
-    write_server(tmp_path)
-    monkeypatch.setenv(name, value)
-
-    if said is None:
-        check_adoptable(tmp_path)
-    else:
-        with pytest.raises(ServerError, match=said):
-            check_adoptable(tmp_path)
+    assert find_supervisor(tmp_path) is None
 
 
 def test_without_a_supervisor_there_is_no_wait_for_its_server(tmp_path: Path) -> None:
@@ -277,7 +226,7 @@ def test_a_long_log_is_begun_anew_while_a_process_writes_it(tmp_path: Path) -> N
 
 
 def test_down_in_a_fresh_home_finds_nothing(tmp_path: Path) -> None:
-    assert stop_stack(tmp_path) == []
+    assert not stop_stack(tmp_path)
 
 
 def test_a_gpu_is_for_one_run_and_planning_is_for_several() -> None:
@@ -288,7 +237,7 @@ def test_a_gpu_is_for_one_run_and_planning_is_for_several() -> None:
 def test_workers_know_their_home_and_never_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NANOCHAT_PREFECT_DATABASE", "postgresql://me:hidden@db/x")
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "postgresql://me:hidden@db/x")
     monkeypatch.setenv("PREFECT_API_KEY", "of somebody else's server")
 
     environment = worker_environment(tmp_path, "http://127.0.0.1:1/api")

@@ -1,4 +1,4 @@
-"""What `nanochat up` says first of a shared server that was not told of us.
+"""What `nanochat up` warns of when a shared server lacks our deployments.
 
 The server here is a small one that knows some paths of Prefect's API.
 """
@@ -10,13 +10,9 @@ from typing import ClassVar
 
 import pytest
 
-from flows.cli.machine.up import (
-    _what_is_missing,  # pyright: ignore[reportPrivateUsage]
-)
-from infra.prefect.supervisor.control import unknown_to
+from flows.cli.machine.up import _warn_of_missing  # pyright: ignore[reportPrivateUsage]
 
-FLOW = "/api/deployments/name/nanochat/nanochat"
-POOLS = ("/api/work_pools/cpu", "/api/work_pools/gpu")
+FLOW, GPU = ("/api/deployments/name/nanochat/nanochat", "/api/deployments/name/one-stage/gpu")
 
 
 class Known(BaseHTTPRequestHandler):
@@ -36,53 +32,41 @@ class Known(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.delenv("NANOCHAT_PREFECT_AUTH", raising=False)
-    monkeypatch.setattr(Known, "paths", {FLOW, *POOLS})
+    monkeypatch.delenv("PREFECT_API_AUTH_STRING", raising=False)
+    monkeypatch.setattr(Known, "paths", {FLOW, GPU})
     server = ThreadingHTTPServer(("127.0.0.1", 0), Known)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}/api"
-    monkeypatch.setenv("PREFECT_API_URL", url)
     yield url
     server.shutdown()
     thread.join()
     server.server_close()
 
 
-def test_a_server_that_knows_every_variable_is_not_mentioned(api_url: str) -> None:
-    assert unknown_to(api_url, ["cpu", "gpu"]) == []
-    assert _what_is_missing(("cpu", "gpu")) is None
-
-
-def test_what_a_server_does_not_know_is_one_line_with_the_command(api_url: str) -> None:
-    Known.paths = {POOLS[0]}
-
-    assert _what_is_missing(("cpu", "gpu")) == (
-        f"{api_url} does not know the pool gpu, our deployments; register them with "
-        "`nanochat up --register`"
-    )
-
-
-def test_the_command_names_pools_that_are_not_among_ours(api_url: str) -> None:
-    said = _what_is_missing(("gpu", "h100"))
-
-    assert said is not None
-    assert "the pool h100;" in said
-    assert "`nanochat up --register --pool h100`" in said
-
-
-@pytest.mark.parametrize("code", [401, 500])
-def test_a_server_that_does_not_tell_is_not_said_to_know_nothing(
-    api_url: str, monkeypatch: pytest.MonkeyPatch, code: int
+def test_what_a_server_lacks_is_one_line_with_the_command(
+    api_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Known, "paths", {FLOW})
-    monkeypatch.setattr(Known, "otherwise", code)
+    def warning(*pools: str) -> str:
+        _warn_of_missing(api_url, pools)
+        return capsys.readouterr().err
 
-    assert unknown_to(api_url, ["gpu"]) == []
+    assert warning("cpu", "gpu") == ""
+    assert warning("gpu", "h100") == (
+        f"warning: {api_url} lacks the deployments one-stage/h100; register them with "
+        "`nanochat up --register --pool h100`\n"
+    )
+    monkeypatch.setattr(Known, "paths", {GPU})
+    assert (
+        "lacks the deployments nanochat/nanochat; register them with `nanochat up --register`"
+        in (warning("cpu", "gpu"))
+    )
+    for code in (401, 500):  # it says nothing of what it has
+        monkeypatch.setattr(Known, "otherwise", code)
+        assert warning("cpu") == ""
 
 
-def test_a_local_server_is_not_checked(api_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    Known.paths = set()
-    monkeypatch.delenv("PREFECT_API_URL")
+def test_a_local_server_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    _warn_of_missing(None, ("cpu", "gpu"))
 
-    assert _what_is_missing(("cpu", "gpu")) is None
+    assert capsys.readouterr().err == ""

@@ -58,7 +58,7 @@ ASK = (
 
 
 @contextlib.contextmanager
-def stack_without_a_set_password(*options: str, history: Path | None = None) -> Iterator[LiveStack]:
+def running_stack(*options: str, history: Path | None = None) -> Iterator[LiveStack]:
     """Bring a stack up in a home that the modes of no directory above it protect.
 
     `options` are those of `nanochat up`; `history` is a database that the home has already. If this
@@ -69,7 +69,6 @@ def stack_without_a_set_password(*options: str, history: Path | None = None) -> 
         stack = LiveStack(
             Path(directory) / "home",
             code=make_code(Path(directory) / "code"),
-            password=None,
             prefix=_AS_OWNER if os.geteuid() == 0 else (),
         )
         stack.home.mkdir()
@@ -80,11 +79,11 @@ def stack_without_a_set_password(*options: str, history: Path | None = None) -> 
             for path in (stack.home, *stack.home.rglob("*")):
                 os.chown(path, OWNER, OWNER)
         try:
-            done = stack.nanochat("up", *options)
+            done = stack.up(*options)
             assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
             yield stack
         finally:
-            stack.nanochat("down")
+            stack.down()
         assert stack.processes() == []
 
 
@@ -211,7 +210,7 @@ def try_from_a_foreign_origin(stack: LiveStack) -> dict[str, str]:
     said = stack.show("up")
     address = re.search(r"^log in\s+(\S+)\s*$", said, flags=re.MULTILINE)
     assert address is not None, said
-    with _foreign_page(str(stack.record.api_url)) as foreign, sync_playwright() as playwright:
+    with _foreign_page(stack.api_url) as foreign, sync_playwright() as playwright:
         browser = launch(playwright)
         page = browser.new_page()
         page.goto(address[1])

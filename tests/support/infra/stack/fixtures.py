@@ -10,14 +10,14 @@ from tests.support.infra.stack.live import LiveStack, make_code
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveStack]:
-    """A stack that is up, with a password of the environment."""
+    """A stack that is up."""
     directory = tmp_path_factory.mktemp("stack")
     stack = LiveStack(directory / "home", code=make_code(directory / "code"))
     try:
-        done = stack.nanochat("up", "--port", str(quiet_port()))
+        done = stack.up("--port", str(quiet_port()))
         assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
         stack.deploy_toy()
         yield stack
     finally:
-        stack.nanochat("down")
+        stack.down()
     assert stack.processes() == []

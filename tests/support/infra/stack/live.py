@@ -1,5 +1,6 @@
 """A stack as a person starts it, in a home of its own, and a toy flow that its workers can run."""
 
+import contextlib
 import os
 import pty
 import subprocess
@@ -13,11 +14,9 @@ import httpx
 import psutil
 
 from infra.prefect.password import password_path
-from infra.prefect.records import Stack, find_process_of_server, read_stack
+from infra.prefect.records import find_process_of_server, find_supervisor
 from tests.support.prefect_login import Login
 
-PASSWORD = "only-in-the-environment"
-AUTH = f"nanochat:{PASSWORD}"
 DEADLINE = 280.0  # seconds; a stack comes up in 20 on an idle machine
 TAGS = ["auto-resume"]
 
@@ -57,7 +56,6 @@ class LiveStack:
         home: Path,
         *,
         code: Path,
-        password: str | None = AUTH,
         prefix: Sequence[str] = (),  # of each command; it may change the user
     ) -> None:
         self.home = home
@@ -70,9 +68,8 @@ class LiveStack:
             "NANOCHAT_HOME": str(home),
             "PYTHONPATH": os.pathsep.join([str(code), *_python_path()]),
             "TMPDIR": str(self.temporary),
-            **({"NANOCHAT_PREFECT_AUTH": password} if password else {}),
         }
-        self._password = password  # None: the one that the home makes
+        self._ups: list[subprocess.Popen[bytes]] = []
         self._cwd = make_project(home.parent / "project")
 
     def nanochat(self, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -85,6 +82,34 @@ class LiveStack:
             text=True,
             timeout=DEADLINE,
         )
+
+    def up(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Start `nanochat up`; return what it printed once it is up (exit code 0) or has ended."""
+        printed = [self.home.parent / f"up-{name}" for name in ("out", "err")]
+        with printed[0].open("w") as out, printed[1].open("w") as err:
+            command = [*self._prefix, sys.executable, "-P", "-m", "flows.cli.app", "up", *options]
+            process = subprocess.Popen(
+                command,
+                cwd=self._cwd,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        self._ups.append(process)
+        wait_for(
+            lambda: process.poll() is not None or "(or Ctrl-C here" in printed[0].read_text(), "up"
+        )
+        texts = [path.read_text() for path in printed]
+        return subprocess.CompletedProcess(command, process.returncode or 0, *texts)
+
+    def down(self) -> subprocess.CompletedProcess[str]:
+        """Run `nanochat down`, and collect the supervisors that were started here."""
+        done = self.nanochat("down")
+        while self._ups:
+            self._ups.pop().wait(DEADLINE)
+        return done
 
     def show(self, *words: str) -> str:
         """Run one command whose output is a terminal; return what it shows."""
@@ -105,10 +130,30 @@ class LiveStack:
         return shown
 
     @property
-    def record(self) -> Stack:
-        stack = read_stack(self.home)
-        assert stack is not None
-        return stack
+    def supervisor(self) -> int:
+        """The pid of the supervisor."""
+        found = find_supervisor(self.home)
+        assert found is not None
+        return found.pid
+
+    def worker(self, pool: str) -> int | None:
+        """The pid of the pool's worker, while it lives."""
+        for child in psutil.Process(self.supervisor).children():
+            with contextlib.suppress(psutil.Error):
+                if f"--pool {pool} " in " ".join(child.cmdline()):
+                    return child.pid
+        return None
+
+    @property
+    def workers(self) -> list[int | None]:
+        """The pids of the workers of cpu and gpu."""
+        return [self.worker("cpu"), self.worker("gpu")]
+
+    @property
+    def api_url(self) -> str:
+        """The address of the API."""
+        found = find_process_of_server(self.home)
+        return found.api_url if found is not None else self.environment["PREFECT_API_URL"]
 
     @property
     def server(self) -> int | None:
@@ -119,17 +164,14 @@ class LiveStack:
     @property
     def password(self) -> str:
         """`user:password` of the server."""
-        return self._password or password_path(self.home).read_text().strip()
+        return password_path(self.home).read_text().strip()
 
     def ask(self, path: str, body: Any = None) -> Any:
         """The API's answer to a GET, or to a POST of `body`."""
-        api_url = self.record.api_url
-        assert api_url is not None
-        with httpx.Client(
-            auth=Login(api_url, self.password), timeout=30, trust_env=False
-        ) as client:
-            method = "GET" if body is None else "POST"
-            return client.request(method, f"{api_url}{path}", json=body).raise_for_status().json()
+        auth = Login(self.api_url, self.password)
+        with httpx.Client(auth=auth, timeout=30, trust_env=False) as client:
+            method, url = "GET" if body is None else "POST", f"{self.api_url}{path}"
+            return client.request(method, url, json=body).raise_for_status().json()
 
     def deploy_toy(self) -> None:
         """Make the deployment of the toy flow."""

@@ -32,6 +32,11 @@ class Postgres:
         """Of the database, with the password."""
         return self.url_with(self.password)
 
+    @property
+    def prefect_url(self) -> str:
+        """Of the database, as Prefect's server takes it."""
+        return self.url.replace("://", "+asyncpg://")
+
     def url_with(self, password: str) -> str:
         return f"postgresql://prefect:{password}@127.0.0.1:{self.port}/history"
 

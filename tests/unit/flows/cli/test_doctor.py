@@ -2,15 +2,15 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flows.cli import checks
 from flows.cli.checks import GIB
-from infra.prefect.records import my_stack, write_record
+from infra.prefect.supervisor.supervisor import supervising
 from tasks.sandbox.backends import Backend
 
 TORCH = {
@@ -158,17 +158,8 @@ def test_a_local_prefect_server_need_not_run_yet(tmp_path: Path) -> None:
     assert (check.state, check.found) == ("ok", "not running; `nanochat run` starts one")
 
 
-def test_workers_are_those_of_a_living_supervisor_and_their_problem_is_a_warning(
-    tmp_path: Path,
-) -> None:
+def test_workers_are_those_of_a_living_supervisor(tmp_path: Path) -> None:
     assert checks.check_workers(tmp_path).found == "not running; `nanochat up` starts them"
 
-    stack = replace(my_stack(), state="ready", workers={"cpu": 1, "gpu": 2})
-    write_record(tmp_path, stack)
-    check = checks.check_workers(tmp_path)
-    assert (check.state, check.found) == ("ok", "pools cpu, gpu: ready")
-
-    problem = replace(stack, problem="the deployments are missing", hint="do it")
-    write_record(tmp_path, problem)
-    check = checks.check_workers(tmp_path)
-    assert (check.state, check.remedy) == ("warn", "do it")
+    with supervising(tmp_path):
+        assert checks.check_workers(tmp_path).found == f"run by process {os.getpid()}"

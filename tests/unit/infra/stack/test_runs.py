@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from infra.prefect.supervisor import runs
+from infra.prefect.supervisor import runs, workers
 
 BEGAN = 1_800_000_000.0
 SHOWN = "2027-01-15T08:00:00+00:00"  # the same
@@ -183,8 +183,10 @@ def test_an_answer_that_is_not_prefects_is_logged_once(server: Server) -> None:
 def test_a_worker_polls_a_pool_of_any_name(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(api_url: str, path: str, **options: Any) -> Any:
         assert path == f"/work_pools/{quote(pool)}/workers/filter"
-        return [{"name": "here", "last_heartbeat_time": SHOWN}]
+        return [{"name": name, "last_heartbeat_time": SHOWN}]
 
-    monkeypatch.setattr(runs, "ask", ask)
-    assert runs.is_polling("api", pool, "here", since=BEGAN - 1)
-    assert not runs.is_polling("api", pool, "there", since=BEGAN - 1)
+    monkeypatch.setattr(workers, "ask", ask)
+    name = workers.worker_name(pool)
+    assert workers.is_polling("api", pool, since=BEGAN - 1)
+    name = "another"
+    assert not workers.is_polling("api", pool, since=BEGAN - 1)
