@@ -158,7 +158,8 @@ class Supervisor:
             **({} if webhook is None else {WEBHOOK: webhook}),
             "NANOCHAT_HOME": str(self._home),
         }
-        with spawn(self._register, log=log, environment=environment) as process:
+        # In the log's directory: packages of the caller's may have the names of ours.
+        with spawn(self._register, log=log, environment=environment, cwd=log.parent) as process:
             while process.poll() is None and not self._stop.wait(POLL_SECONDS):
                 pass
             if self._stop.is_set():

@@ -102,6 +102,7 @@ class LiveStack:
             lambda: process.poll() is not None or "(or Ctrl-C here" in printed[0].read_text(), "up"
         )
         texts = [path.read_text() for path in printed]
+        assert process.returncode != 0 or "(or Ctrl-C here" in texts[0], "a signal ended it"
         return subprocess.CompletedProcess(command, process.returncode or 0, *texts)
 
     def down(self) -> subprocess.CompletedProcess[str]:
