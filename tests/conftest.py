@@ -27,6 +27,9 @@ from infra.storage.base import Store
 from infra.storage.open import open_store
 from tests.support.infra.prefect_server import ensure_server
 from tests.support.infra.storage.s3_server import S3Server, ensure_s3, stop_s3
+from tests.support.transcripts import transcript
+
+__all__ = ["transcript"]
 
 BUCKET = "nanochat"
 # Their tests change the deployments and automations of the one server.

@@ -11,6 +11,7 @@ from infra.prefect.records import Server
 from nanochat_core.errors import ConfigError
 from tests.support.deployments.prefect_api import PrefectApi
 from tests.support.flows.terminal import Terminal
+from tests.support.transcripts import Transcript
 
 pytestmark = pytest.mark.prefect
 
@@ -258,12 +259,13 @@ def terminal(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    transcript: Transcript,
 ) -> Iterator[Terminal]:
     """The command line of a person who works with that server."""
     monkeypatch.setenv("PREFECT_API_URL", server.api_url)
     monkeypatch.setenv("NANOCHAT_HOME", str(tmp_path))
     before = dict(os.environ)
-    yield Terminal(capsys)
+    yield Terminal(capsys, transcript)
     os.environ.clear()
     os.environ.update(before)
 

@@ -10,6 +10,7 @@ import pytest
 
 from flows.building.build import BuildContext
 from flows.profiles import open_profile
+from flows.render.text import ago
 from flows.stages import Stage
 from infra.placement import Placement
 from infra.storage.base import Store
@@ -17,6 +18,10 @@ from infra.storage.open import open_store
 from tests.support.flows.house import House, make_house
 from tests.support.flows.terminal import Terminal
 from tests.support.small_job import one_thread
+from tests.support.transcripts import Transcript
+
+DAYS_OF_RECORDS = ("2026-11-20T", "2026-11-21T", "2026-11-22T")
+AFTERNOON = 1_795_275_000.0  # 2026-11-21, 15:30 UTC
 
 # Writes its inputs' values and its own name; a file named after the stage in HOME/broken makes it
 # fail.
@@ -145,6 +150,16 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
-def terminal(store: Store, capsys: pytest.CaptureFixture[str]) -> Terminal:
-    """The command line in that home."""
-    return Terminal(capsys)
+def terminal(
+    store: Store,
+    capsys: pytest.CaptureFixture[str],
+    transcript: Transcript,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Terminal:
+    """The command line in that home, in the afternoon of the day of the records of tests."""
+
+    def since(stamp: str, now: float) -> str:
+        return ago(stamp, AFTERNOON if stamp.startswith(DAYS_OF_RECORDS) else now)
+
+    monkeypatch.setattr("flows.cli.output.ago", since)
+    return Terminal(capsys, transcript)

@@ -2,73 +2,43 @@
 
 import pytest
 
-from flows.cli.output import age
-from flows.identity.manifest import Manifest
-from infra.storage.base import Store
+from flows.identity.fingerprint import fingerprint_of
 from tests.support.flows.measured import put_measured
-from tests.support.flows.shelf import CREATED, make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
-
-ONE_TWO = ("one", "two")
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
 
 
-def judged(store: Store, seed: int, right: list[bool]) -> Manifest:
+def put_scores(store, seed, right):
     share = sum(right) / len(right)
+    bounds = {"sums_low": share - 0.1, "sums_high": share + 0.1}
     return put_measured(
         store,
         "base_eval",
         config={"seed": seed},
-        metrics={
-            "sums": share,
-            "sums_low": share - 0.1,
-            "sums_high": share + 0.1,
-            "val_bpb": 1.0 + seed / 8,
-        },
+        metrics={"sums": share, **bounds, "val_bpb": 1.0 + seed / 8},
         examples=[
-            {
-                "task": "sums",
-                "place": i,
-                "answer": f"{seed if is_right else 'no'}",
-                "correct": is_right,
-            }
-            for i, is_right in enumerate(right)
+            {"task": "sums", "place": i, "answer": str(seed if ok else "no"), "correct": ok}
+            for i, ok in enumerate(right)
         ],
     )
 
 
 @pytest.fixture
-def runs(store: Store) -> list[Manifest]:
+def runs(store):
     """The second answers 30 of 100 questions right that the first does not, and loses 5."""
     model = put_measured(store, "pretrain", metrics={"val_bpb": 1.5})
-    first = judged(store, 0, [i < 40 for i in range(100)])
-    second = judged(store, 1, [5 <= i < 70 for i in range(100)])
+    first = put_scores(store, 0, [i < 40 for i in range(100)])
+    second = put_scores(store, 1, [5 <= i < 70 for i in range(100)])
     put_run(store, "one", model, first, name="one")
     put_run(store, "two", model, second, name="two")
-    return [first, second]
 
 
-def test_scores_stand_side_by_side_with_what_changed(runs: list[Manifest], terminal: Terminal):
-    lines = terminal.said("compare", "one", "two")
-    assert lines == [
-        "two against one: 1 better (pretraining sums), 1 without a significant difference",
-        "two differs from one in seed 0 -> 1",
-        "",
-        "stage        score          one     two     difference",
-        "pretraining  sums           40.0 %  65.0 %  +25.0 points (+14.0 to +35.0) better",
-        "pretraining  bits per byte  1       1.125   +0.125",
-        "",
-        "pretraining sums: two gained 30 and lost 5 of 100 questions; 70 answers changed",
-        "",
-        "the same artifact: pretraining",
-        "",
-        f"one  finished  {age(CREATED)}  nanochat run tiny --name one",
-        f"two  finished  {age(CREATED)}  nanochat run tiny --name two",
-        "",
-        f"two  ~  base_eval  {runs[0].fingerprint[:12]} -> {runs[1].fingerprint[:12]}  seed 0 -> 1",
-    ]
+@pytest.mark.usefixtures("runs")
+def test_scores_stand_side_by_side_with_what_changed(terminal):
+    terminal.shows("compare one two")
+    terminal.shows("compare base_eval@one base_eval@two --answers 2")
 
 
-def test_less_is_better_of_losses_and_counts_are_written_alike(store: Store, terminal: Terminal):
+def test_less_is_better_of_losses_and_counts_are_written_alike(store, terminal):
     for seed, (bpb, tokens) in enumerate(((1.0, 40_960), (1.2, 245_760), (0.9, 1_186_917_580_800))):
         bounds = {"val_bpb": bpb, "val_bpb_low": bpb - 0.01, "val_bpb_high": bpb + 0.01}
         config = {"seed": seed}
@@ -78,39 +48,23 @@ def test_less_is_better_of_losses_and_counts_are_written_alike(store: Store, ter
             put_measured(store, "report", config=config, metrics={"bytes": seed}),
         ]
         put_run(store, f"r{seed}", *made, name=f"r{seed}")
-    lines = terminal.said("compare", "r0", "r1", "r2", "r0")
-    assert [" ".join(line.split()) for line in lines if line.startswith("pretraining")] == [
-        "pretraining bits per byte 1.0000 1.2000 +0.2000 (+0.1859 to +0.2141) worse "
-        "0.9000 -0.1000 (-0.1141 to -0.0859) better 1.0000 same",
-        "pretraining tokens 40,960 245,760 +204,800 1.19 T +1.19 T 40,960 same",
-    ]
-    table = lines[: lines.index(next(line for line in lines if line.startswith("r0  ")))]
-    assert not any("report" in line or "bytes" in line.split() for line in table)
-    assert [stage["stage"] for stage in terminal.read("compare", "r0", "r1")["stages"]] == [
-        *("pretrain", "base_eval", "report")
-    ]
+    terminal.shows("compare r0 r1 r2 r0")
+    stages = [stage["stage"] for stage in terminal.read("compare", "r0", "r1")["stages"]]
+    assert stages == ["pretrain", "base_eval", "report"]
 
 
-def test_a_difference_has_the_colour_of_its_verdict(
-    runs: list[Manifest], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("runs")
+def test_a_difference_has_the_colour_of_its_verdict(terminal, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    there, back = (
-        "\n".join(terminal.said("compare", *names)) for names in (ONE_TWO, ONE_TWO[::-1])
-    )
+    there = "\n".join(terminal.said("compare", "one", "two"))
+    back = "\n".join(terminal.said("compare", "two", "one"))
     assert "65.0 %  \x1b[32m+25.0 points (+14.0 to +35.0) better\x1b[0m" in there
     assert "40.0 %  \x1b[33m-25.0 points (-35.0 to -14.0) worse\x1b[0m" in back
 
 
-def test_changed_answers_are_printed_when_asked_for(runs: list[Manifest], terminal: Terminal):
-    lines = terminal.said("compare", "base_eval@one", "base_eval@two", "--answers", "2")
-    at = lines.index("  0: 0 (right) -> no (wrong)")
-    assert lines[at + 1] == "  1: 0 (right) -> no (wrong)"
-    assert lines[at + 2] == ""
-
-
-def test_for_programs_there_are_all_of_them(runs: list[Manifest], terminal: Terminal):
+@pytest.mark.usefixtures("runs")
+def test_for_programs_there_are_all_of_them(terminal):
     tree = terminal.read("compare", "one", "two", "one")
     [same, stage] = tree["stages"]
     sums = stage["scores"][0]
@@ -125,58 +79,30 @@ def test_for_programs_there_are_all_of_them(runs: list[Manifest], terminal: Term
     assert stage["changes"] == [[], ["seed 0 -> 1"], []]
 
 
-def test_a_run_that_lacks_a_stage_has_no_numbers_there(
-    runs: list[Manifest], store: Store, terminal: Terminal
-):
+@pytest.mark.usefixtures("runs")
+def test_a_run_that_lacks_a_stage_has_no_numbers_there(store, terminal):
     put_run(store, "three", name="three")
-    tree = terminal.read("compare", "one", "three", "two")
-    [pretrain, base_eval] = tree["stages"]
+    [pretrain, base_eval] = terminal.read("compare", "one", "three", "two")["stages"]
     assert not pretrain["same"]
     assert base_eval["scores"][0]["of"][1] is None
     assert base_eval["scores"][0]["of"][2]["delta"]["clear"]
     assert base_eval["answers"][1] == []
-    tree = terminal.read("compare", "three", "one")
-    assert all(
-        "delta" not in (cell or {}) for s in tree["stages"] for r in s["scores"] for cell in r["of"]
-    )
+    stages = terminal.read("compare", "three", "one")["stages"]
+    cells = [cell or {} for stage in stages for score in stage["scores"] for cell in score["of"]]
+    assert not any("delta" in cell for cell in cells)
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "hint"),
-    [
-        ([], "compare needs at least two", "nanochat compare main mine"),
-        (["one"], "compare needs at least two", "nanochat compare main mine"),
-        (["one", "base_eval@two"], "one is a run and base_eval@two is an artifact", "sft@one"),
-        (["base_eval@two", "one"], "one is a run and base_eval@two is an artifact", "sft@one"),
-        (
-            ["base_eval@one", "pretrain@two"],
-            "of different stages: base_eval, pretrain",
-            "one stage",
-        ),
-        (["one", "nobody"], "nobody", ""),
-    ],
-)
-def test_mistakes_are_answered_in_a_line(
-    runs: list[Manifest], terminal: Terminal, words: list[str], said: str, hint: str
-):
-    error, told = terminal.fails("compare", *words)
-    assert said in error
-    assert hint in told
-
-
-def test_what_measured_nothing_is_said(store: Store, terminal: Terminal):
+def test_that_nothing_was_measured_is_reported(store, terminal):
     put_run(store, "a", put_measured(store, "shards"), name="a")
-    lines = terminal.said("compare", "a", "a")
-    assert lines[0] == "nothing that they made measured anything"
-    assert lines[-1] == "there is no difference"
+    terminal.shows("compare a a")
 
 
 # Questions that are not the same.
 
 
-def asked(store: Store, seed: int, *, suite: str | None, prompt: str = "1 + 1?") -> Manifest:
-    """Of two tasks, the prompt of the second one given."""
-    return put_measured(
+def ask(store, seed, *, suite, prompt="1 + 1?"):
+    """Put answers to two questions, one for each task; the second has this prompt."""
+    made = put_measured(
         store,
         "chat_eval_sft",
         config={"seed": seed},
@@ -187,32 +113,22 @@ def asked(store: Store, seed: int, *, suite: str | None, prompt: str = "1 + 1?")
         ],
         scores={"suite": suite},
     )
+    put_run(store, f"r{seed}", made, name=f"r{seed}")
 
 
-def test_answers_to_another_suite_are_not_paired(store: Store, terminal: Terminal):
+def test_answers_to_another_suite_are_not_paired(store, terminal):
     for number, suite in enumerate(("a" * 64, "b" * 64, "a" * 64)):
-        put_run(store, f"r{number}", asked(store, number, suite=suite), name=f"r{number}")
-    lines = terminal.said("compare", "r0", "r1", "r2")
-    at = next(number for number, line in enumerate(lines) if line.startswith("SFT: r1"))
-    assert lines[at : at + 3] == [
-        "SFT: r1 was not asked what r0 was: their suites are aaaaaaaaaaaa and bbbbbbbbbbbb",
-        "SFT sums: r2 gained 1 and lost 0 of 1 questions; 1 answers changed",
-        "SFT words: r2 gained 1 and lost 0 of 1 questions; 1 answers changed",
-    ]
+        ask(store, number, suite=suite)
+    terminal.shows("compare r0 r1 r2")
     [stage] = terminal.read("compare", "r0", "r1", "r2")["stages"]
     assert [len(tasks) for tasks in stage["answers"]] == [0, 0, 2]
     assert [bool(reason) for reason in stage["not_paired"]] == [False, True, False]
 
 
-def test_a_question_with_another_text_is_not_the_same_question(store: Store, terminal: Terminal):
+def test_a_question_with_another_text_is_not_the_same_question(store, terminal):
     for number, prompt in enumerate(("1 + 1?", "1 + 2?")):
-        put_run(store, f"r{number}", asked(store, number, suite=None, prompt=prompt), name="r")
-    lines = terminal.said("compare", "r0", "r1")
-    at = next(number for number, line in enumerate(lines) if line.startswith("SFT: r1"))
-    assert lines[at : at + 2] == [
-        "SFT: r1 was not asked what r0 was: the questions differ in words",
-        "SFT sums: r1 gained 1 and lost 0 of 1 questions; 1 answers changed",
-    ]
+        ask(store, number, suite=None, prompt=prompt)
+    terminal.shows("compare r0 r1")
 
 
 # What is not the same.
@@ -220,7 +136,7 @@ def test_a_question_with_another_text_is_not_the_same_question(store: Store, ter
 OLD = {
     "config": {"sft": {"num_epochs": 1}},
     "code": {"nanochat_core.train.sft": "1"},
-    "files": {"model": "x" * 1500, "config.json": "{}"},
+    "files": {"model": "x" * 1500, "config.json": "{}", "gone": "12"},
     "git_commit": "1" * 40,
 }
 NEW = {
@@ -231,99 +147,75 @@ NEW = {
 
 
 @pytest.fixture
-def pair(store: Store) -> tuple[Manifest, Manifest]:
+def pair(store):
     """Two SFT models that were trained differently, on different mid models."""
-    made: list[Manifest] = []
+    made = []
     for n, facts in enumerate((OLD, NEW), start=1):
         mid = make_manifest("midtrain", config={"n": n}, files={"data": str(n)})
         sft = make_manifest("sft", inputs={"midtrain": mid}, run=f"tiny-{n}", **facts)
         put_artifact(store, mid)
         made.append(put_artifact(store, sft))
-    return made[0], made[1]
+    return made
 
 
 def test_two_artifacts_differ_in_what_they_are_made_from_and_in_what_they_hold(
-    pair: tuple[Manifest, Manifest], terminal: Terminal
-):
-    old, new = pair
-    lines = terminal.said("compare", old.name, new.name)
-    mids = [each.inputs["midtrain"].fingerprint[:12] for each in pair]
-    assert f"{age(CREATED)}  run tiny-1  commit {'1' * 12}" in lines[-8]
-    assert [line.split(maxsplit=1)[0] for line in lines[-5:]] == [new.name] * 5
-    assert [" ".join(line.split()[1:]) for line in lines[-5:]] == [
-        "setting sft.num_epochs 1 -> 2",
-        "code nanochat_core.train.sft changed",
-        f"input midtrain {mids[0]} -> {mids[1]}",
-        "file extra added, 1 bytes",
-        "file model 1,500 bytes -> 1,600 bytes",
-    ]
-    [tree] = terminal.read("compare", old.name, new.name)["differences"]
-    assert (tree["old"], tree["new"]) == (old.fingerprint, new.fingerprint)
-    assert tree["changes"][0]["name"] == "sft.num_epochs"
-    assert [change["path"] for change in tree["files"]] == ["extra", "model"]
-
-
-def test_an_artifact_is_the_same_by_every_name_and_the_exit_code_says_so(
-    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+    pair, store, terminal
 ):
     old, new = pair
     put_run(store, "tiny-1", old)
-    code, lines = terminal.run("compare", "sft@tiny-1", old.name, "--exit-code")
-    assert (code, lines[-1]) == (0, "there is no difference")
-    assert terminal.read("compare", "sft@tiny-1", old.name)["same"] is True
-    assert terminal.run("compare", old.name, new.name)[0] == 0
+    terminal.shows(f"compare {old.name} {new.name}")
     assert terminal.run("compare", old.name, new.name, "--exit-code")[0] == 3
+    terminal.shows(f"compare sft@tiny-1 {old.name} --exit-code")
+    assert terminal.read("compare", "sft@tiny-1", old.name)["same"] is True
+    [tree] = terminal.read("compare", old.name, new.name)["differences"]
+    assert (tree["old"], tree["new"]) == (old.fingerprint, new.fingerprint)
+    assert tree["changes"][0]["name"] == "sft.num_epochs"
+    assert [change["path"] for change in tree["files"]] == ["extra", "gone", "model"]
 
 
-def test_equal_bytes_and_an_input_that_was_built_twice_are_named(store: Store, terminal: Terminal):
+def test_equal_bytes_and_an_input_that_was_built_twice_are_named(store, terminal):
     one, two = (put_artifact(store, make_manifest("sft", code={"m": c})) for c in "ab")
-    assert terminal.said("compare", one.name, two.name)[-1].endswith("the same, to the byte")
+    terminal.shows(f"compare {one.name} {two.name}")
     mids = [make_manifest("midtrain", files={"a": text}) for text in "12"]
     one, two = (put_artifact(store, make_manifest("sft", inputs={"midtrain": mid})) for mid in mids)
-    said = terminal.said("compare", one.name, two.name)[-2].split()
-    assert said[1:] == ["input", "midtrain", mids[0].digest[:12], "->", mids[1].digest[:12]]
+    terminal.shows(f"compare {one.name} {two.name}")
 
 
-def test_two_runs_differ_stage_by_stage(
-    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
-):
-    old, new = pair
+def test_every_kind_of_cause_is_named(store, terminal):
+    made = make_manifest("sft", code={"gone": "1"}, config={"sft": {"lr": 0.1, "gone": 1}})
+    names = []
+    for change in (
+        *({}, {"format": 2}, {"redo": 1}, {"code": {"new": "1"}}),
+        {"config": {"sft": {"lr": 0.1 + 1e-12, "new": {"a": [1, 2]}}}},
+    ):
+        preimage = made.preimage | change
+        facts = {"preimage": preimage, "fingerprint": fingerprint_of(preimage)}
+        names.append(put_artifact(store, type(made)(**(vars(made) | facts))).name)
+    for other in names[1:]:
+        terminal.shows(f"compare {names[0]} {other}")
+
+
+def test_two_runs_differ_stage_by_stage(pair, store, terminal):
     shards, tokens, rl = (
         put_artifact(store, make_manifest(name)) for name in ("shards", "tokens", "rl")
     )
-    put_run(store, "one", shards, tokens, old, status="failed")
-    put_run(store, "two", shards, new, rl, name="best", overrides=("sft.num_epochs=2",))
-    assert terminal.said("compare", "one", "two")[-6:] == [
-        f"one  failed    {age(CREATED)}  nanochat run tiny",
-        f"two  finished  {age(CREATED)}  nanochat run tiny --set sft.num_epochs=2 --name best",
-        "",
-        f"two  -  tokens  {tokens.fingerprint[:12]}                  only in the first",
-        f"two  ~  sft     {old.fingerprint[:12]} -> {new.fingerprint[:12]}  "
-        "sft.num_epochs 1 -> 2, code nanochat_core.train.sft changed, input midtrain changed",
-        f"two  +  rl      {rl.fingerprint[:12]}                  not in the first",
-    ]
+    put_run(store, "one", shards, tokens, pair[0], status="failed")
+    put_run(store, "two", shards, pair[1], rl, name="best", overrides=("sft.num_epochs=2",))
+    terminal.shows("compare one two")
     tree = terminal.read("compare", "one", "two")
-    assert [(each["stage"], each["state"]) for each in tree["differences"]] == [
-        *(("tokens", "-"), ("sft", "~"), ("rl", "+"))
-    ]
+    states = [(each["stage"], each["state"]) for each in tree["differences"]]
+    assert states == [("tokens", "-"), ("sft", "~"), ("rl", "+")]
     assert tree["made"][1]["overrides"] == ["sft.num_epochs=2"]
 
 
-def test_an_unknown_reason_is_called_unknown(
-    pair: tuple[Manifest, Manifest], store: Store, terminal: Terminal
+def test_a_reason_that_cannot_be_read_is_unknown_and_damage_is_warned_of_once(
+    pair, store, terminal
 ):
+    model = put_measured(store, "pretrain")
     for name, made in zip(("one", "two"), pair, strict=True):
-        put_run(store, name, made)
+        put_run(store, name, made, model)
     store.delete(key := f"{pair[0].ref.prefix}/manifest.json")
-    assert terminal.said("compare", "one", "two")[-1].endswith(f"{pair[0].name} is gone or damaged")
+    terminal.shows("compare one two")
     store.put(key, b"x")
-    lines = terminal.said("compare", "one", "two", warns="file://")
-    assert lines[-1].endswith(f"{pair[0].name} is gone or damaged")
-
-
-def test_a_damaged_artifact_of_both_runs_is_warned_of_once(
-    runs: list[Manifest], store: Store, terminal: Terminal
-):
-    keys = [entry.key for entry in store.list("pretrain/") if "manifest" in entry.key]
-    store.put(keys[0], b"x")
-    terminal.said("compare", "one", "two", warns="file://")
+    store.put(f"{model.ref.prefix}/manifest.json", b"x")
+    terminal.shows("compare one two")

@@ -1,15 +1,11 @@
 """`nanochat data`: tokens and loss mask of one conversation."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.overrides import default_name
-from infra.storage.base import Store
 from nanochat_core.tokenizer.bpe import Tokenizer
 from tests.support.flows.rows import publish_directory
 from tests.support.flows.shelf import put_run
-from tests.support.flows.terminal import Terminal
 from tests.support.tasks.example_files import write_examples
 
 CALL = [
@@ -19,16 +15,15 @@ CALL = [
 ]
 HOSTILE = "\x1b]0;owned\x07\r\u202egnp" + "long " * 500
 EXAMPLES = [
-    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]},
-    {"messages": [{"role": "user", "content": "7+5?"}, {"role": "assistant", "content": CALL}]},
-    {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "no"}]},
+    {"messages": [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]}
+    for user, answer in (("hi", "yo"), ("7+5?", CALL), (HOSTILE, "no"))
 ]
 USES = ("task_data@tiny",)
 GIVEN = default_name("tiny", use=USES)
 
 
 @pytest.fixture(autouse=True)
-def runs_with_examples(store: Store, tmp_path: Path) -> None:
+def runs_with_examples(store, tmp_path):
     tokens, data = tmp_path / "tokenizer", tmp_path / "data"
     tokens.mkdir()
     (data / "arithmetic").mkdir(parents=True)
@@ -37,65 +32,28 @@ def runs_with_examples(store: Store, tmp_path: Path) -> None:
         write_examples(data / "arithmetic" / f"{split}.jsonl", EXAMPLES)
     (data / "broken").mkdir()
     (data / "broken" / "train.jsonl").write_text('{"messages": 3}\n')
-    made = (
-        publish_directory(store, "tokenizer", tokens),
-        publish_directory(store, "task_data", data),
-    )
+    folders = {"tokenizer": tokens, "task_data": data}
+    made = [publish_directory(store, name, folder) for name, folder in folders.items()]
     put_run(store, "tiny-1", *made)
     put_run(store, "mine-1", *made, name="mine", profile="d12", depth=6, overrides=("seed=2",))
     put_run(store, f"{GIVEN}-1", *made, name=GIVEN, uses=USES)
 
 
-def test_what_is_learnt_is_marked(terminal: Terminal):
-    head, text = terminal.said("data", "arithmetic", "--index", "1")
-    assert head == "arithmetic train 1: 24 tokens, 12 of them learnt"
-    assert text == (
-        "<|bos|><|user_start|>7+5?<|user_end|><|assistant_start|>"
-        "{+It is <|python_start|>7+5<|python_end|>+}<|output_start|>12<|output_end|>"
-        "{+<|assistant_end|>+}"
-    )
+def test_what_is_learnt_is_marked_and_text_cannot_move_the_cursor(terminal):
+    terminal.shows("data arithmetic --index 1")
+    terminal.shows("data arithmetic --index 2")
 
 
-def test_text_of_a_dataset_is_shown_whole_and_cannot_move_the_cursor(terminal: Terminal):
-    text = "\n".join(terminal.said("data", "arithmetic", "--index", "2"))
-    assert "\\x1b]0;owned\\x07\\x0d\\u202egnp" in text
-    assert text.count("long ") == HOSTILE.count("long ")
-    assert text.replace("\n", "").isprintable()
-
-
-@pytest.mark.parametrize(
-    ("run", "command"),
-    [
-        ("tiny", "nanochat run tiny --force task_data"),
-        ("mine", "nanochat run d12 --depth 6 --set seed=2 --force task_data --name mine"),
-        (GIVEN, f"nanochat run tiny --force task_data --name {GIVEN}"),
-    ],
-)
-def test_a_broken_example_names_the_command_that_makes_its_run_again(
-    terminal: Terminal, run: str, command: str
-):
-    error, hint = terminal.fails("data", "broken", "--run", run)
-    assert "train.jsonl" in error
-    assert hint == f"make them again: {command}"
-
-
-def test_programs_get_ids_and_mask(terminal: Terminal):
+def test_programs_get_ids_and_mask(terminal):
     tree = terminal.read("data", "arithmetic", "--split", "test")
     assert tree["conversation"] == EXAMPLES[0]
     assert len(tree["ids"]) == len(tree["mask"])
     assert sum(tree["mask"]) == 3  # y, o and the end
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        (("arithmetik",), "there is no dataset 'arithmetik'", "did you mean 'arithmetic'?"),
-        (("arithmetic", "--index", "3"), "--index is 3, arithmetic has 3 examples", "first is 0"),
-        (("arithmetic", "--index", "-1"), "--index is -1", "first is 0"),
-        (("arithmetic", "--run", "tiney"), "tiney", ""),
-    ],
-)
-def test_a_mistake_is_one_line(terminal: Terminal, words: tuple[str, ...], error: str, hint: str):
-    said, advice = terminal.fails("data", *words)
-    assert error in said
-    assert hint in advice
+def test_a_mistake_and_a_broken_example_are_one_line(terminal):
+    for run in ("tiny", "mine", GIVEN):  # the hint makes the data of this run again
+        terminal.refuses(f"data broken --run {run}")
+    for words in ("arithmetik", "arithmetic --index 3", "arithmetic --index -1"):
+        terminal.refuses(f"data {words}")
+    terminal.refuses("data arithmetic --run tiney")

@@ -18,7 +18,7 @@ FINDINGS = (
 )
 
 
-def test_what_each_profile_takes_on_a_card_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_each_profile_takes_on_a_card_is_printed(capsys):
     assert main(["doctor", "--as", "4090"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("RTX 4090: 165 TFLOP/s in bf16, 1.01 TB/s, 24.0 GB, no price is known")
@@ -30,7 +30,7 @@ def test_what_each_profile_takes_on_a_card_is_printed(capsys: pytest.CaptureFixt
     assert "none of it was measured with nanochat-flows" in said
 
 
-def test_programs_get_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_programs_get_the_same_numbers(capsys):
     assert main(["doctor", "--as", "h100", "--json"]) == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["gpu"] == "H100"
@@ -40,8 +40,8 @@ def test_programs_get_the_same_numbers(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_findings_come_as_they_are_made_and_an_unknown_gpu_is_forecast_as_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capsys, monkeypatch
+):
     python = Finding(name="python", state="ok", found="3.11")
     monkeypatch.setattr(checks, "examine", lambda *_: iter([python]))
     monkeypatch.setattr(doctor, "count_gpus", lambda: 1)
@@ -61,7 +61,7 @@ def test_findings_come_as_they_are_made_and_an_unknown_gpu_is_forecast_as_measur
     assert main(["doctor"]) == 0
 
 
-def test_a_known_gpu_is_forecast_by_its_data_sheet_and_own_memory() -> None:
+def test_a_known_gpu_is_forecast_by_its_data_sheet_and_own_memory():
     spec = gpu.measured_spec(
         {"gpu": "NVIDIA A100-SXM4-80GB", "memory": 7e10, "read": 1.0, "bf16": 1.0}
     )

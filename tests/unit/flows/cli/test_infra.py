@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.flows.terminal import Terminal
 from tests.support.infra.deployed import INFRA
 
 FOLDERS = {
@@ -29,7 +28,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_every_file_is_written_and_named(kind: str, terminal: Terminal, tmp_path: Path) -> None:
+def test_every_file_is_written_and_named(kind, terminal, tmp_path):
     target = tmp_path / "made" / "here"
     lines = terminal.said("infra", kind, str(target))
 
@@ -38,7 +37,7 @@ def test_every_file_is_written_and_named(kind: str, terminal: Terminal, tmp_path
     assert {line.split()[0] for line in lines} == {"written"}
 
 
-def test_a_file_in_place_of_the_directory_is_refused(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_directory_is_refused(terminal, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text("mine")
     for target in (readme, readme / "below"):
@@ -49,9 +48,7 @@ def test_a_file_in_place_of_the_directory_is_refused(terminal: Terminal, tmp_pat
 
 
 @pytest.mark.parametrize("words", [(), ("--force",)])
-def test_a_directory_in_place_of_a_file_is_refused(
-    words: tuple[str, ...], terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_directory_in_place_of_a_file_is_refused(words, terminal, tmp_path):
     target = tmp_path / "target"
     (target / "compose.yaml").mkdir(parents=True)
     error, hint = terminal.fails("infra", "compose", str(target), *words)
@@ -60,9 +57,7 @@ def test_a_directory_in_place_of_a_file_is_refused(
     assert [path.name for path in target.iterdir()] == ["compose.yaml"]
 
 
-def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_written(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_written(terminal, tmp_path):
     target = tmp_path / "target"
     target.mkdir()
     (target / "jobset").touch()
@@ -71,9 +66,7 @@ def test_a_file_in_place_of_a_folder_is_refused_before_anything_is_written(
     assert [path.name for path in target.iterdir()] == ["jobset"]
 
 
-def test_a_file_that_differs_is_replaced_only_with_force(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_a_file_that_differs_is_replaced_only_with_force(terminal, tmp_path):
     terminal.said("infra", "slurm", str(tmp_path))
     script = tmp_path / "run.sbatch"
     original = script.read_bytes()
@@ -92,9 +85,7 @@ def test_a_file_that_differs_is_replaced_only_with_force(
     assert terminal.said("infra", "slurm", str(tmp_path))[0].split()[0] == "unchanged"
 
 
-def test_an_unknown_kind_is_refused_with_those_that_exist(
-    terminal: Terminal, tmp_path: Path
-) -> None:
+def test_an_unknown_kind_is_refused_with_those_that_exist(terminal, tmp_path):
     error, hint = terminal.fails("infra", "nomad", str(tmp_path), code=2)
     assert "nomad" in error
     assert "systemd" in error + hint

@@ -15,7 +15,7 @@ from infra.placement import missing_packages
 from nanochat_core.errors import ConfigError
 
 
-def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
+def test_options_of_the_machine_change_the_placement(tmp_path):
     where = PlacementOptions(
         home=tmp_path,
         gpus=0,
@@ -38,7 +38,7 @@ def test_options_of_the_machine_change_the_placement(tmp_path: Path) -> None:
     )
 
 
-def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_path: Path) -> None:
+def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_path):
     where = PlacementOptions(
         home=tmp_path, gpus=0, device_batch_size=4, place=("device_batch_size=8",)
     )
@@ -47,9 +47,7 @@ def test_an_option_and_the_same_setting_of_the_placement_do_not_contradict(tmp_p
     assert "--place" in str(error.value.hint)
 
 
-def test_kernels_are_compiled_on_a_gpu_only(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kernels_are_compiled_on_a_gpu_only(tmp_path, capsys):
     profile = open_profile("d12")
     assert PlacementOptions(home=tmp_path, gpus=8).placement(profile).resources.compile
     assert not PlacementOptions(home=tmp_path, gpus=0).placement(profile).resources.compile
@@ -68,7 +66,7 @@ def test_kernels_are_compiled_on_a_gpu_only(
         assert capsys.readouterr().err.startswith(f"warning: {setting} counts on a GPU only: ")
 
 
-def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_SINKS", "wandb,trackio")
     options = PlacementOptions(home=tmp_path, gpus=0)
     assert options.placement(open_profile("tiny")).resources.sinks == ("wandb", "trackio")
@@ -77,9 +75,7 @@ def test_sinks_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         PlacementOptions(home=tmp_path, gpus=0).placement(open_profile("tiny"))
 
 
-def test_a_package_that_is_missing_is_named_before_the_first_stage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_that_is_missing_is_named_before_the_first_stage(tmp_path, capsys):
     where = PlacementOptions(home=tmp_path, gpus=0, attention="fa3", place=("sinks=wandb",))
     where.placement(open_profile("tiny"))
     said = capsys.readouterr().err
@@ -99,12 +95,8 @@ def test_a_package_that_is_missing_is_named_before_the_first_stage(
     ],
 )
 def test_flash_attention_2_and_4_share_a_folder_and_are_distinguished(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    installed: str,
-    files: tuple[str, ...],
-    missing: str,
-) -> None:
+    tmp_path, monkeypatch, installed, files, missing
+):
     for name in files:
         path = tmp_path / "flash_attn" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +111,7 @@ def test_flash_attention_2_and_4_share_a_folder_and_are_distinguished(
     assert remedy.startswith("pip install 'nanochat-flows[f")
 
 
-def test_options_are_named_again_in_the_command_that_resumes() -> None:
+def test_options_are_named_again_in_the_command_that_resumes():
     assert RunOptions().argv == []
     given = RunOptions(
         pool="gpu", nodes=2, retries=0, depth=4, until="sft", compile=False, strict=True
@@ -139,18 +131,18 @@ def test_options_are_named_again_in_the_command_that_resumes() -> None:
     ],
     ids=str,
 )
-def test_workers_that_cannot_be_are_refused(request_: RunRequest, message: str) -> None:
+def test_workers_that_cannot_be_are_refused(request_, message):
     with pytest.raises(ConfigError, match=message) as error:
         check_workers(request_)
     assert error.value.hint
 
 
-def test_more_gpus_than_this_machine_has_are_refused() -> None:
+def test_more_gpus_than_this_machine_has_are_refused():
     with pytest.raises(ConfigError, match="--gpus is 1000"):
         check_gpus(1000)
 
 
-def test_text_on_the_command_line_may_be_a_relative_path() -> None:
+def test_text_on_the_command_line_may_be_a_relative_path():
     request = read_request("tiny", RunOptions(data="letters", steps=9))
     settings = (f"shards.path={Path.cwd() / 'letters'}", "shards.source=local")
     assert request.overrides == ("pretrain.num_steps=9", *settings)
@@ -161,9 +153,7 @@ def test_text_on_the_command_line_may_be_a_relative_path() -> None:
     "words",
     ["plan tiny --set seed=", "plan tiny --place threads=", "sweep tiny --vary seed=", "plan "],
 )
-def test_a_value_that_is_nested_too_deeply_is_one_line(
-    words: str, depth: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_is_nested_too_deeply_is_one_line(words, depth, tmp_path, capsys):
     nested = "[" * depth + "]" * depth
     file = tmp_path / "mine.toml"
     file.write_text(f"profile = 'tiny'\nseed = {nested}\n")

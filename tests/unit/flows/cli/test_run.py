@@ -15,7 +15,7 @@ from tests.support.flows.shelf import make_manifest
 NEXT = "next           nanochat chat mine --home here"
 
 
-def test_thefirst_chat_is_with_the_model_that_sft_has_just_made(tmp_path: Path) -> None:
+def test_thefirst_chat_is_with_the_model_that_sft_has_just_made(tmp_path):
     model = make_manifest("sft")
     event = {"kind": "finished", "uri": uri_of(LocalStore(tmp_path), model)}
 
@@ -33,8 +33,8 @@ def ending_of(made: dict[str, Manifest], store: LocalStore, directory: Path) -> 
 
 
 def test_a_run_ends_with_bits_per_byte_scores_by_stage_losses_the_card_and_the_next_command(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     store = LocalStore(tmp_path / "store")
     inputs = make_inputs(tmp_path / "made")
     page, text = run_report(tmp_path / "job", inputs)

@@ -15,10 +15,9 @@ from flows.leases.held_lease import try_acquire
 from flows.profiles import open_profile
 from flows.render.terminal import Display
 from flows.stages import SHARDS
-from infra.storage.base import Store
 from tests.support.flows.claims import claim
-from tests.support.flows.shelf import make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
+from tests.support.flows.rows import publish_files
+from tests.support.flows.shelf import put_run
 
 ROOT = Path(__file__).parents[4]
 HOSTILE = "a\x1b[2J\x1b]0;title\x07\r\x08\x9b1A\u202e\u2066b\x00"
@@ -37,32 +36,28 @@ def is_harmless(text: str) -> bool:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=[event["kind"] for event in EVENTS])
-def test_the_events_of_a_job_cannot_move_the_cursor(
-    event: dict[str, Any], capsys: pytest.CaptureFixture[str]
-):
+def test_the_events_of_a_job_cannot_move_the_cursor(event, capsys):
     with Display(screen(), stages=["sft"]) as display:
         display.watch("sft", event)
-    said = capsys.readouterr().out
-    assert is_harmless(said)
-    assert SHOWN.replace(" ", "") in re.sub(r"\s", "", said)
+    printed = capsys.readouterr().out
+    assert is_harmless(printed)
+    assert SHOWN.replace(" ", "") in re.sub(r"\s", "", printed)
 
 
-def test_a_message_of_a_job_stays_on_the_line_of_its_stage(capsys: pytest.CaptureFixture[str]):
+def test_a_message_of_a_job_stays_on_the_line_of_its_stage(capsys):
     with Display(screen(), stages=["sft"]) as display:
         display.watch("sft", {"kind": "message", "text": "fine\nrl   failed: no"})
     assert capsys.readouterr().out == "sft  fine rl   failed: no\n"
 
 
-def test_status_shows_escapes_of_a_run_and_of_a_lease_instead_of_sending_them(
-    store: Store, terminal: Terminal
-):
+def test_status_shows_escapes_of_a_run_and_of_a_lease_instead_of_sending_them(store, terminal):
     put_run(store, "odd", profile=HOSTILE, name="odd")
     assert f"  profile  {SHOWN}" in terminal.said("status", "odd")
     put_run(store, "tiny-1", uses=(f"./{HOSTILE}\nrun other: finished",))
     assert main(["status", "tiny"]) in (0, 1)
 
 
-def test_a_line_from_the_store_cannot_pass_for_two(capsys: pytest.CaptureFixture[str]):
+def test_a_line_from_the_store_cannot_pass_for_two(capsys):
     print_lines([f"why: {HOSTILE}\nwarning: none\there"])
     print_note("host\nerror: none")
     captured = capsys.readouterr()
@@ -70,7 +65,7 @@ def test_a_line_from_the_store_cannot_pass_for_two(capsys: pytest.CaptureFixture
     assert captured.err == "host\\x0aerror: none\n"
 
 
-def test_the_host_of_a_lease_is_shown_as_text(store: Store, terminal: Terminal):
+def test_the_host_of_a_lease_is_shown_as_text(store, terminal):
     run = open_profile("tiny").run
     fingerprint = identify(SHARDS, run, {}, code=Code(REPOSITORY)).fingerprint
     try_acquire(store, ArtifactRef("shards", fingerprint), replace(claim("b"), host=HOSTILE))
@@ -80,19 +75,15 @@ def test_the_host_of_a_lease_is_shown_as_text(store: Store, terminal: Terminal):
     assert all(map(is_harmless, lines))
 
 
-def test_a_report_is_printed_as_text(store: Store, terminal: Terminal, tmp_path: Path):
+def test_a_report_is_printed_as_text(store, terminal, tmp_path):
     hostile, shown = HOSTILE.replace("\r", ""), SHOWN.replace("\\x0d", "")
-    card = f"# Card\n\n\ttab\n{hostile}\n"
-    manifest = make_manifest("report", files={"report.md": card})
-    store.put(manifest.files[0].key, card.encode())
-    store.put(manifest.logs[0].key, b"{}")
-    put_artifact(store, manifest)
-    put_run(store, "tiny-1", manifest)
+    card = f"# Card\n\n\ttab\n{hostile}\n".encode()
+    put_run(store, "tiny-1", publish_files(store, "report", {"report.md": card}, tmp_path))
     assert terminal.said("report", "tiny", "--markdown") == ["# Card", "", "\ttab", shown]
 
 
 def test_text_gets_to_a_terminal_in_one_way():
-    """A console made elsewhere would send what it is given as it is."""
+    """Check that no file makes a console of rich, which would print text unescaped."""
     made = [
         path.relative_to(ROOT).as_posix()
         for folder in ("flows", "infra", "deployments")

@@ -1,6 +1,5 @@
 """`nanochat sql`: every run of a store as tables, and nothing else in reach."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def rows(terminal: Terminal, query: str) -> list[dict[str, Any]]:
     return terminal.read("sql", query)
 
 
-def test_runs_are_rows(measured: list[Manifest], terminal: Terminal):
+def test_runs_are_rows(measured, terminal):
     found = rows(terminal, "select run, status, depth, overrides, started from runs order by run")
     started = "2026-11-21 06:00:00"
     assert found == [
@@ -61,7 +60,7 @@ def test_runs_are_rows(measured: list[Manifest], terminal: Terminal):
     ]
 
 
-def test_stages_say_who_built_them_and_what_that_took(measured: list[Manifest], terminal: Terminal):
+def test_stages_say_who_built_them_and_what_that_took(measured, terminal):
     query = "select run, built, seconds, dollars, device, processes from stages "
     found = rows(terminal, query + "where stage = 'pretrain' order by run")
     effort = {"seconds": 90.0, "dollars": 0.75, "device": "cuda", "processes": 8}
@@ -71,7 +70,7 @@ def test_stages_say_who_built_them_and_what_that_took(measured: list[Manifest], 
     ]
 
 
-def test_evals_are_numbers_with_their_intervals(measured: list[Manifest], terminal: Terminal):
+def test_evals_are_numbers_with_their_intervals(measured, terminal):
     found = rows(terminal, "select stage, metric, value, low, high from evals order by all")
     assert found == [
         {"stage": "base_eval", "metric": "core", "value": 0.2, "low": 0.1, "high": 0.3},
@@ -80,7 +79,7 @@ def test_evals_are_numbers_with_their_intervals(measured: list[Manifest], termin
     ]
 
 
-def test_steps_have_the_columns_of_every_stage(measured: list[Manifest], terminal: Terminal):
+def test_steps_have_the_columns_of_every_stage(measured, terminal):
     found = rows(terminal, "select stage, step, loss, reward from steps order by stage, step")
     assert found == [
         {"stage": "pretrain", "step": 1, "loss": 3.5, "reward": None},
@@ -91,7 +90,7 @@ def test_steps_have_the_columns_of_every_stage(measured: list[Manifest], termina
     assert {row["f"] for row in fingerprints} == {measured[0].fingerprint, measured[2].fingerprint}
 
 
-def test_examples_and_artifacts_join_with_runs(measured: list[Manifest], terminal: Terminal):
+def test_examples_and_artifacts_join_with_runs(measured, terminal):
     query = (
         "select s.run, avg(e.correct::int) as share, any_value(a.files) as files "
         "from stages s join examples e using (stage, fingerprint) "
@@ -100,7 +99,7 @@ def test_examples_and_artifacts_join_with_runs(measured: list[Manifest], termina
     assert rows(terminal, query) == [{"run": "tiny-1", "share": 0.5, "files": 2}]
 
 
-def test_a_table_is_printed_for_people(measured: list[Manifest], terminal: Terminal):
+def test_a_table_is_printed_for_people(measured, terminal):
     assert terminal.said("sql", "SELECT run, depth FROM Runs ORDER BY run") == [
         "run     depth",
         "tiny-1",
@@ -115,9 +114,7 @@ def test_a_table_is_printed_for_people(measured: list[Manifest], terminal: Termi
     assert terminal.said("sql", "select run from runs where false") == ["run", "no rows"]
 
 
-def test_without_a_query_the_views_and_their_columns_are_listed(
-    measured: list[Manifest], terminal: Terminal
-):
+def test_without_a_query_the_views_and_their_columns_are_listed(measured, terminal):
     lines = terminal.said("sql")
     heads = [line.partition(":")[0] for line in lines if not line.startswith(" ")]
     assert heads == ["runs", "stages", "steps", "evals", "examples", "artifacts"]
@@ -126,14 +123,12 @@ def test_without_a_query_the_views_and_their_columns_are_listed(
     assert "reward double" in told["steps"]["columns"]
 
 
-def test_an_empty_store_has_empty_views(store: Store, terminal: Terminal):
+def test_an_empty_store_has_empty_views(store, terminal):
     for view in ("runs", "stages", "steps", "evals", "examples", "artifacts"):
         assert rows(terminal, f"select count(*) as n from {view}") == [{"n": 0}]
 
 
-def test_what_is_gone_or_damaged_is_passed_over_and_said(
-    measured: list[Manifest], store: Store, capsys: pytest.CaptureFixture[str]
-):
+def test_what_is_gone_or_damaged_is_passed_over_and_said(measured, store, capsys):
     gone, damaged = measured[0].logs[-1], measured[2].logs[-1]
     store.delete(gone.key)
     store.put(damaged.key, b"other bytes")
@@ -176,7 +171,7 @@ def test_what_is_gone_or_damaged_is_passed_over_and_said(
     ],
 )
 def test_what_does_not_read_the_views_is_refused_in_one_line(
-    measured: list[Manifest], terminal: Terminal, tmp_path: Path, query: str, said: str
+    measured, terminal, tmp_path, query, said
 ):
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -187,7 +182,7 @@ def test_what_does_not_read_the_views_is_refused_in_one_line(
     assert list(folder.iterdir()) == []
 
 
-def test_a_value_cannot_move_the_cursor_or_fill_the_screen(store: Store, terminal: Terminal):
+def test_a_value_cannot_move_the_cursor_or_fill_the_screen(store, terminal):
     lines = terminal.said("sql", "select chr(27) || '[2J' as a, repeat('x', 500) as b")
     assert "\x1b" not in "".join(lines)
     assert len(lines[1]) < 100

@@ -1,15 +1,10 @@
-"""`nanochat sweep`: its plan, and what it refuses."""
-
-import pytest
-
-from tests.support.flows.terminal import Terminal
+"""`nanochat sweep` and `nanochat miniseries`: their plans."""
 
 VARY = ("--vary", "optimizer.muon_lr=0.01,0.03")
 
 
-def test_the_plan_has_every_run_and_shared_stages_once_a_seed(terminal: Terminal) -> None:
+def test_the_plan_has_every_run_and_shared_stages_once_a_seed(terminal):
     tree = terminal.read("sweep", "tiny", *VARY, "--seeds", "1,2", "--plan", "--gpus", "0")
-
     stages = [(stage["stage"], stage["members"]) for stage in tree["stages"]]
     assert ("rows", ["base s1", "p1 s1", "p2 s1"]) in stages
     assert [members for stage, members in stages if stage == "pretrain"] == [
@@ -17,20 +12,11 @@ def test_the_plan_has_every_run_and_shared_stages_once_a_seed(terminal: Terminal
     ]
 
 
-@pytest.mark.parametrize(
-    ("words", "error", "hint"),
-    [
-        ((), "no setting is varied", "--vary optimizer.muon_lr=0.01,0.03"),
-        ((*VARY, "--seeds", "1,x"), "--seeds is '1,x'", "--seeds 42,43,44"),
-        (("--vary", "optimizer.muon_l=1"), "no setting 'optimizer.muon_l'", "muon_lr"),
-    ],
-    ids=str,
-)
-@pytest.mark.usefixtures("store")
-def test_a_mistake_is_answered_in_two_lines(
-    terminal: Terminal, words: tuple[str, ...], error: str, hint: str
-) -> None:
-    said, remedy = terminal.fails("sweep", "tiny", *words)
-
-    assert error in said
-    assert hint in remedy
+def test_a_miniseries_is_a_sweep_over_the_depth(terminal):
+    sweep = ("--vary", "model.depth=1,2", "--stage", "base_eval", "--reduction", "1")
+    one = terminal.read("miniseries", "tiny", "--depths", "1, 2", "--plan", "--gpus", "0")
+    other = terminal.read("sweep", "tiny", *sweep, "--seeds", "42", "--plan", "--gpus", "0")
+    assert one == other
+    stages = [(stage["stage"], stage["depths"]) for stage in one["stages"]]
+    assert stages[4:7] == [("rows", [1, 2]), ("pretrain", [1]), ("pretrain", [2])]
+    assert one["seconds"] > 0

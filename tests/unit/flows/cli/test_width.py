@@ -9,34 +9,27 @@ from flows.artifacts.revocations import revoke
 from flows.artifacts.runs import point
 from infra.storage.base import Store
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
 
 NARROW = 60
-LONG = "a-name-that-somebody-chose-for-it"
+LONG = "a-name-that-is-longer-than-most-are"
 
 
-def fill(store: Store) -> None:
-    """Put a run with a long name, a tag and a revoked artifact into the store."""
+@pytest.fixture(autouse=True)
+def filled(store: Store) -> None:
+    """A run with a long name, a tag and a revoked artifact."""
     sft = put_artifact(store, make_manifest("sft", run=f"{LONG}-1", config={"seed": 1}))
     rl = put_artifact(store, make_manifest("rl", run=f"{LONG}-1", inputs={"sft": sft}))
     put_run(store, f"{LONG}-1", sft, rl, name=LONG, overrides=("seed=1",))
     point(store, "main", f"{LONG}-1")
-    revoke(
-        store, rl, why="it learnt from the test data " * 3, who="me", when="2026-11-21T07:00:00Z"
-    )
+    why = "it learnt from the test data " * 3
+    revoke(store, rl, why=why, who="me", when="2026-11-21T07:00:00Z")
 
 
 @pytest.mark.parametrize(
     "words",
     ["ls", f"ls {LONG}", "status", "tag", "plan tiny", "plan tiny --depth 2", "gc"],
 )
-def test_no_line_is_wider_than_the_terminal(
-    words: str,
-    store: Store,
-    terminal: Terminal,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fill(store)
+def test_no_line_is_wider_than_the_terminal(words, terminal, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     _, wide = terminal.run(*words.split())
     monkeypatch.setenv("COLUMNS", str(NARROW))
@@ -50,9 +43,7 @@ def test_no_line_is_wider_than_the_terminal(
     assert piped == wide  # a pipe gets one line for each row
 
 
-def test_only_what_will_run_is_in_colour(
-    store: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_will_run_is_in_colour(capsys, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
     from flows.cli.output import print_states
@@ -65,8 +56,7 @@ def test_only_what_will_run_is_in_colour(
     assert [line for line in shown if "32m" in line] == []
 
 
-def test_times_are_relative_and_absolute_for_programs(store: Store, terminal: Terminal) -> None:
-    fill(store)
+def test_times_are_relative_and_absolute_for_programs(terminal):
     stamp = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
     for words in ("ls", f"ls {LONG}", "ls sft@main", "status", "tag"):
         assert not stamp.search("\n".join(terminal.said(*words.split())))

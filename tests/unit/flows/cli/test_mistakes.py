@@ -1,0 +1,300 @@
+"""Mistakes on the command line: one line, one hint, and nothing is written.
+
+The exit code is 2 if the words alone are wrong.
+"""
+
+import os
+
+import pytest
+
+from flows.artifacts.runs import point
+from flows.cli.app import main
+from tests.support.flows.measured import put_measured
+from tests.support.flows.shelf import make_manifest, put_artifact, put_run
+
+NOT_MOUNTED = "file:///not/mounted/store"
+WORDS = """
+pln tiny
+xyzzy
+verson
+tiny run
+d12 plan --depth 2
+sft
+sft@tiny
+seed=7
+start
+train tiny
+list
+rm tiny
+submit tiny
+export tiny x
+deploy
+history
+logs tiny
+diff tiny main
+node {}
+explain tiny sft
+plan
+plan tiny --dept 3
+plan tiny --zzz
+plan tiny --layers
+plan tiny --depth
+plan tiny --depth three
+plan tiny --depth 0
+plan tiny --depth -3
+plan tiny --gpus -1
+plan tiny --threads 2
+plan tiny --attention nope
+plan tiny --pretrain.num_steps 5
+plan tiny --sft.num_epoch 5
+run tiny small
+run tiny seed=7
+run tiny --resume
+run tiny --seed=7
+run tiny --num_steps 5
+run tiny --nodes 0
+run tiny --retries -1
+chat tiny --batch-size 2
+chat tiny --gpus -1
+status tiny sft follow
+status tiny --tail 0
+ls --limit 0
+compare one two --answers -1
+bench --depth 1 --tokens 1
+bench --batch-sizes 4 0
+accept tiny sft
+accept tiny sft --why w --steps 0
+gc --keep-days 0
+gc --grace-hours -1
+"""
+NAMES = """
+plan tinny
+plan tinny sft
+run tinny
+plan toknizer
+plan tiny sfx
+plan tiny tny
+plan tiny xyz
+plan tiny d12
+plan tiny sft@tiny
+plan tiny seed=7
+plan seed=7
+plan sft tiny
+plan tiny --force stf
+plan tiny --name d12
+run tiny --force sfx
+run tiny --from-stage sfx
+stage tiny
+stage tiny pretrian
+stage rl tiny
+stage {}
+stage tiny rows --name a/b
+stage tiny rows --run a/b
+sweep sft --vary seed=1,2
+config sft
+config tinny
+chat sft
+chat pretran
+fetch sfx@tiny
+fetch demo@rl
+fetch sft@tiny model --as hf
+fetch sft@tiny --dtype fp32
+ls tnyi
+ls tiny
+ls sft@tiny
+ls sft/1a2b
+ls sft/1a
+ls sfx/1a2b
+ls ..
+ls sft@../../x
+ls ../sft
+ls tiny@sft
+ls --stage sfx
+ls sft@tiny --stage sft
+tag main
+tag main tnyi
+tag main sft@tiny
+tag tiny d12
+tag sft d12
+tag sft
+tag a/b tiny
+tag -- -x tiny
+tag --delete
+tag --delete main tiny
+tag --delete main
+tag --delete ../x
+compare
+compare tiny
+compare tiny d12
+compare tiny seed=7
+compare tiny sft@tiny
+compare sft/1a2b tiny
+compare sft@tiny sft@d12
+status rl
+status tiny stf
+status tiny -f
+status sft -f
+status --follow
+status tiny sft --json
+status tiny
+status tnyi
+accept tiny stf --why w
+evals tiny --json
+gc --plan --apply
+up --register --port 4300
+"""
+VALUES = """
+plan tiny --set pretrain.num_step=3
+plan tiny --set pretrian.num_steps=3
+plan tiny --set pretrain.num_steps=many
+plan tiny --set pretrain.num_steps
+plan tiny --set numerics.precision=fp7
+plan tiny --set model.width=65
+plan tiny --set nonsense=5
+plan tiny --set deep=3
+plan tiny --set d=1
+plan tiny --depth 1000
+plan tiny --store ftp://bucket
+plan tiny --store file:///not/mounted/store
+plan tiny --place attention=nope
+plan tiny --place zzz=1
+plan tiny --home /etc/hostname
+plan tiny --home /etc/hostname/below
+plan tiny --home ~no-such-user
+status --store file:///not/mounted/store
+fetch sft@tiny --store file:///not/mounted/store
+chat ~no-such-user/model
+chat tiny --temperature 9
+chat tiny --top-k -1
+chat tiny --max-tokens 0
+sweep tiny
+sweep tiny --vary optimizer.muon_lr=0.01,0.03 --seeds 1,x
+sweep tiny --vary optimizer.muon_l=1
+miniseries tiny
+miniseries tiny --depths 2,two
+miniseries tiny --depths 2
+miniseries tiny --depths 0,2
+miniseries tinny --depths 1,2
+miniseries tiny --depths 1,2 --set foo=1
+miniseries tiny --depths 1,2 --set seed=1
+miniseries tiny --depths 1,2 --reduction 3
+"""
+
+
+def test_words_that_no_command_takes(tmp_path, terminal):
+    for words in WORDS.strip().splitlines():
+        terminal.refuses(words, code=2)
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+@pytest.mark.parametrize("mistakes", [NAMES, VALUES], ids=["names", "values"])
+def test_names_and_values_that_cannot_be(mistakes, terminal):
+    for words in mistakes.strip().splitlines():
+        terminal.refuses(words)
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_more_gpus_than_this_machine_has_are_refused(command, terminal):
+    error, hint = terminal.fails(command, "tiny", "--gpus", "999")
+    assert error.startswith("--gpus is 999, this machine has ")
+    assert hint
+
+
+def test_a_name_that_is_too_long_for_a_path(terminal):
+    terminal.refuses("chat", "a" * 300)
+
+
+def test_a_home_that_may_not_be_written(tmp_path, terminal):
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    terminal.refuses("plan", "tiny", "--home", f"{tmp_path}/locked/home")
+
+
+def test_a_run_on_a_disk_without_room_does_not_start(tmp_path, monkeypatch, terminal):
+    for name in ("DISK_NEEDED", "DISK_WANTED"):
+        monkeypatch.setattr(f"flows.cli.checks.{name}", 1 << 60)
+    error, hint = terminal.fails("run", "tiny")
+    assert error.endswith(f"GiB free in {tmp_path / 'home'}")
+    assert "free some space" in hint
+    assert not (tmp_path / "home" / "prefect").exists()
+
+
+def test_our_own_bugs_raise(store, monkeypatch):
+    def broken(name, **changes):
+        raise RuntimeError(name)
+
+    monkeypatch.setattr("flows.plan.planned.open_profile", broken)
+    with pytest.raises(RuntimeError, match="tiny"):
+        main(["plan", "tiny"])
+
+
+@pytest.mark.parametrize("words", ["plan", "run", "run --submit", "sweep", "miniseries"])
+def test_a_run_given_for_a_profile_is_answered_with_its_profile_and_settings(
+    words, store, terminal
+):
+    sft = put_artifact(store, make_manifest("sft"))
+    put_run(store, "tiny2-1", sft, name="tiny2", depth=2, overrides=("seed=7",))
+    point(store, "best", "tiny2-1")
+    rest = {"sweep": " --vary seed=1,2", "miniseries": " --depths 1,2"}.get(words, "")
+    for word in ("tiny2", "best", "sft@best", "tinyy", "bests"):
+        terminal.refuses(f"{words} {word}{rest}")
+
+
+@pytest.mark.parametrize("words", ["ls", "tag", "ls tiny", "compare sft@a sft@b", "tag main tiny"])
+def test_a_store_that_is_not_there_is_an_error_and_not_an_empty_one(words, terminal):
+    error, _ = terminal.fails(*words.split(), "--store", NOT_MOUNTED)
+    assert "cannot be reached" in error
+
+
+def test_a_damaged_record_is_named(store, terminal):
+    put_run(store, "tiny-1")
+    store.put("runs/tiny-1.json", b"x")
+    store.put("refs/main.json", b"x")
+    sft = put_artifact(store, make_manifest("sft"))
+    put_run(store, "d12-1", sft, name="d12")
+    store.put(f"sft/{sft.fingerprint}/manifest.json", b"x")
+    for words in ("ls tiny-1", "ls tiny", "ls main", "ls sft@main", "ls sft@d12", "ls broken"):
+        terminal.refuses(words)
+    terminal.refuses("tag best tiny-1")
+    terminal.refuses("compare tiny-1 d12-1")
+    terminal.refuses(f"compare sft@d12 {sft.name}")
+
+
+def test_runs_and_artifacts_that_cannot_be_compared(store, terminal):
+    put_run(store, "one", put_measured(store, "base_eval"), name="one")
+    put_run(store, "two", put_measured(store, "pretrain"), name="two")
+    for words in ("", "one", "one pretrain@two", "pretrain@two one", "one neither"):
+        terminal.refuses(f"compare {words}")
+    terminal.refuses("compare base_eval@one pretrain@two")
+
+
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_what_is_not_a_model(command, tmp_path, store, terminal):
+    put_run(store, "tiny-1", put_artifact(store, make_manifest("tokens")))
+    (tmp_path / "file").touch()
+    for model in (f"{tmp_path}/file", f"{tmp_path}/nothing"):
+        terminal.refuses(command, model)
+    for model in ("tokens@tiny", "tiny", "d12", "tnyi", "sft@tiny", "sft@"):
+        terminal.refuses(command, model)
+
+
+def test_files_of_profiles_that_cannot_be_used(terminal, tmp_path):
+    for words in ("plan {}", "run {}", "config {}", "miniseries {} --depths 1,2"):
+        terminal.refuses(words.format(tmp_path / "no.toml"))
+    deep = tmp_path / "deep.toml"
+    deep.write_text('profile = "tiny"\ndepth = 4\n', encoding="utf-8")
+    terminal.refuses(f"miniseries {deep} --depths 1,2")
+
+
+@pytest.mark.parametrize("depth", [50, 900, 5_000, 100_000])
+@pytest.mark.parametrize(
+    "words",
+    ["plan tiny --set seed=", "plan tiny --place threads=", "sweep tiny --vary seed=", "plan "],
+)
+def test_a_value_that_is_nested_too_deeply_is_one_line(words, depth, tmp_path, capsys):
+    nested = "[" * depth + "]" * depth
+    file = tmp_path / "mine.toml"
+    file.write_text(f"profile = 'tiny'\nseed = {nested}\n")
+    assert main(f"{words}{nested if '=' in words else file}".split()) == 1
+    assert capsys.readouterr().err.startswith("error: ")
