@@ -1,7 +1,6 @@
 """Taking an artifact over after a refactor: what may differ, and that nothing is half done."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -43,9 +42,7 @@ def revoked(store: Store, manifest: Manifest) -> None:
     revoke(store, manifest, why="rude", who="bob@desk", when=WHEN)
 
 
-def test_what_was_accepted_is_up_to_date_and_so_is_all_but_the_report_that_shows_it(
-    full_house: House,
-):
+def test_what_was_accepted_is_up_to_date_and_so_is_all_but_the_report_that_shows_it(full_house):
     old = full_house.plan().of("pretrain").manifest
     assert old
     refactor(full_house, "pretrain")
@@ -73,9 +70,7 @@ def test_what_was_accepted_is_up_to_date_and_so_is_all_but_the_report_that_shows
     }
 
 
-def test_what_was_accepted_is_the_latest_of_its_stage_and_remembers_what_it_came_from(
-    full_house: House,
-):
+def test_what_was_accepted_is_the_latest_of_its_stage_and_remembers_what_it_came_from(full_house):
     first = full_house.plan().of("sft").manifest
     assert first
     refactor(full_house, "sft")
@@ -89,14 +84,14 @@ def test_what_was_accepted_is_the_latest_of_its_stage_and_remembers_what_it_came
     assert third.accepted["code"] == first.preimage["code"]
 
 
-def test_nothing_is_accepted_that_is_up_to_date(built: House):
+def test_nothing_is_accepted_that_is_up_to_date(built):
     assert find_offer(built.store, built.plan(), "sft") is None
 
 
 # What may differ.
 
 
-def test_another_setting_is_never_accepted_and_is_named(full_house: House):
+def test_another_setting_is_never_accepted_and_is_named(full_house):
     refactor(full_house, "sft")
     run = dataclasses.replace(RUN, sft=dataclasses.replace(RUN.sft, num_epochs=7))
     with pytest.raises(ArtifactError, match="cannot be accepted") as caught:
@@ -105,14 +100,14 @@ def test_another_setting_is_never_accepted_and_is_named(full_house: House):
     assert "--from sft/" in (caught.value.hint or "")
 
 
-def test_another_input_is_never_accepted_and_is_named(full_house: House):
+def test_another_input_is_never_accepted_and_is_named(full_house):
     refactor(full_house, "tokenizer")
     full_house.build(until="tokenizer")  # with other contents
     with pytest.raises(ArtifactError, match=r"tokens/\w+ cannot be accepted: input tokenizer cha"):
         find_offer(full_house.store, full_house.plan(), "tokens")
 
 
-def test_an_input_made_anew_with_the_same_contents_is_the_same(house: House):
+def test_an_input_made_anew_with_the_same_contents_is_the_same(house):
     house.build(content=lambda fingerprint: "same")
     refactor(house, "tokenizer")
     house.build(until="tokenizer", content=lambda fingerprint: "same")
@@ -123,7 +118,7 @@ def test_an_input_made_anew_with_the_same_contents_is_the_same(house: House):
     assert acceptance.manifest.inputs["midtrain"].fingerprint == midtrain.fingerprint
 
 
-def test_inputs_come_first(full_house: House):
+def test_inputs_come_first(full_house):
     refactor(full_house, "pretrain")
     refactor(full_house, "sft")
     with pytest.raises(ArtifactError, match="sft cannot be accepted before pretrain") as caught:
@@ -134,7 +129,7 @@ def test_inputs_come_first(full_house: House):
     assert without(full_house.plan(), "=") == {"report"}
 
 
-def test_another_format_of_the_files_may_be_accepted(full_house: House):
+def test_another_format_of_the_files_may_be_accepted(full_house):
     old = full_house.plan().of("sft").manifest
     assert old
     preimage = old.preimage | {"format": 7}
@@ -148,7 +143,7 @@ def test_another_format_of_the_files_may_be_accepted(full_house: House):
 # Which artifact.
 
 
-def test_the_latest_that_fits_is_offered_and_another_may_be_named(full_house: House):
+def test_the_latest_that_fits_is_offered_and_another_may_be_named(full_house):
     first = full_house.plan().of("sft").manifest
     assert first
     refactor(full_house, "sft")
@@ -159,7 +154,7 @@ def test_the_latest_that_fits_is_offered_and_another_may_be_named(full_house: Ho
     assert offered(full_house, "sft", origin=second).manifest == second
 
 
-def test_the_latest_that_does_not_fit_is_passed_over(full_house: House):
+def test_the_latest_that_does_not_fit_is_passed_over(full_house):
     first = full_house.plan().of("sft").manifest
     run = dataclasses.replace(RUN, sft=dataclasses.replace(RUN.sft, num_epochs=7))
     full_house.build(run=run)
@@ -167,7 +162,7 @@ def test_the_latest_that_does_not_fit_is_passed_over(full_house: House):
     assert offered(full_house, "sft").manifest == first
 
 
-def test_a_revoked_artifact_is_passed_over_and_refused_when_named(full_house: House):
+def test_a_revoked_artifact_is_passed_over_and_refused_when_named(full_house):
     first = full_house.plan().of("sft").manifest
     assert first
     refactor(full_house, "sft")
@@ -182,7 +177,7 @@ def test_a_revoked_artifact_is_passed_over_and_refused_when_named(full_house: Ho
         offered(full_house, "sft")
 
 
-def test_an_artifact_that_is_there_but_revoked_is_not_replaced(full_house: House):
+def test_an_artifact_that_is_there_but_revoked_is_not_replaced(full_house):
     manifest = full_house.plan().of("sft").manifest
     assert manifest
     revoked(full_house.store, manifest)
@@ -190,7 +185,7 @@ def test_an_artifact_that_is_there_but_revoked_is_not_replaced(full_house: House
         offered(full_house, "sft")
 
 
-def test_an_artifact_of_another_stage_is_refused(full_house: House):
+def test_an_artifact_of_another_stage_is_refused(full_house):
     other = full_house.plan().of("midtrain").manifest
     assert other
     refactor(full_house, "sft")
@@ -198,7 +193,7 @@ def test_an_artifact_of_another_stage_is_refused(full_house: House):
         offered(full_house, "sft", origin=other)
 
 
-def test_without_any_artifact_there_is_nothing_to_accept(house: House):
+def test_without_any_artifact_there_is_nothing_to_accept(house):
     house.build(until="tokens")
     with pytest.raises(ArtifactError, match="no artifact of rows"):
         find_offer(house.store, house.plan(), "rows")
@@ -207,7 +202,7 @@ def test_without_any_artifact_there_is_nothing_to_accept(house: House):
 # Files that are not there.
 
 
-def test_files_that_are_cut_short_or_gone_are_not_accepted(full_house: House):
+def test_files_that_are_cut_short_or_gone_are_not_accepted(full_house):
     refactor(full_house, "sft")
     offer = offered(full_house, "sft")
     full_house.store.put(offer.manifest.files[0].key, b"short")
@@ -219,9 +214,7 @@ def test_files_that_are_cut_short_or_gone_are_not_accepted(full_house: House):
     assert find_manifest(full_house.store, ArtifactRef("sft", offer.identity.fingerprint)) is None
 
 
-def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
-    full_house: House, tmp_path: Path
-):
+def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(full_house, tmp_path):
     """The older artifact itself goes: nothing was made from it."""
     refactor(full_house, "report")
     new = take(full_house, "report").manifest
@@ -242,7 +235,7 @@ def test_a_collector_of_garbage_keeps_the_files_that_were_accepted(
 
 
 @pytest.mark.parametrize("content", ["same", "other"])
-def test_the_first_of_two_is_adopted(house: House, content: str):
+def test_the_first_of_two_is_adopted(house, content):
     house.build(content=lambda fingerprint: "same")
     refactor(house, "sft")
     offer = offered(house, "sft")

@@ -18,7 +18,7 @@ from nanochat_core.roofline import named_gpu, pretraining
 from tests.support.flows.house import PLACEMENT, RUN, House, on_gpus
 
 
-def test_a_stage_takes_as_long_as_it_took(full_house: House):
+def test_a_stage_takes_as_long_as_it_took(full_house):
     run = dataclasses.replace(RUN, rows=dataclasses.replace(RUN.rows, buffer_documents=5))
     estimate = full_house.plan(run, placement=PLACEMENT).of("rows").estimate
     assert estimate is not None
@@ -28,7 +28,7 @@ def test_a_stage_takes_as_long_as_it_took(full_house: House):
     assert full_house.plan(run).of("rows").estimate is None
 
 
-def test_pretraining_is_scaled_by_its_flops(built: House):
+def test_pretraining_is_scaled_by_its_flops(built):
     manifest = built.plan().of("pretrain").manifest
     assert manifest
     steps = RUN.pretrain.num_steps * 2
@@ -39,7 +39,7 @@ def test_pretraining_is_scaled_by_its_flops(built: House):
     assert manifest.name in estimate.source
 
 
-def test_other_text_and_other_questions_take_another_time(full_house: House):
+def test_other_text_and_other_questions_take_another_time(full_house):
     shards = dataclasses.replace(RUN.shards, source="local", path="/x")
     evaluation = dataclasses.replace(RUN.chat_eval, tasks=RUN.chat_eval.tasks[:1])
     run = dataclasses.replace(RUN, shards=shards, chat_eval=evaluation)
@@ -51,7 +51,7 @@ def test_other_text_and_other_questions_take_another_time(full_house: House):
     assert f"; {unknown} of " in render(plan)[-1]
 
 
-def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house: House):
+def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house):
     run = open_profile("tiny").run
     plan = house.plan(run, placement=PLACEMENT)
     found = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
@@ -64,7 +64,7 @@ def test_a_first_plan_on_a_cpu_says_what_the_smallest_profile_took(house: House)
     assert twice.of("sft").estimate is None  # not the smallest profile
 
 
-def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house: House):
+def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house):
     large = scaling.run_for_depth(4)
     plan = house.plan(large, placement=PLACEMENT)
     estimates = {i.stage.name: i.estimate for i in plan.stages if i.estimate is not None}
@@ -81,9 +81,7 @@ def test_without_history_only_pretraining_of_a_large_model_has_an_estimate(house
     assert (two.seconds, two.dollars) == pytest.approx((faster.seconds / 2, faster.dollars))
 
 
-def test_the_gpu_of_this_machine_is_what_pretraining_is_estimated_for(
-    house: House, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_gpu_of_this_machine_is_what_pretraining_is_estimated_for(house, monkeypatch):
     gpu = on_gpus(8, dollars_per_hour=0.0)
     assumed = house.plan(placement=gpu).of("pretrain").estimate
     monkeypatch.setattr("flows.plan.estimate.gpu_name", lambda: "NVIDIA L40S")
@@ -103,7 +101,7 @@ def test_the_gpu_of_this_machine_is_what_pretraining_is_estimated_for(
     assert house.plan(in_fp8, placement=gpu).of("pretrain").estimate is None  # it has none
 
 
-def test_a_machine_that_would_take_months_is_named_and_has_no_price(house: House):
+def test_a_machine_that_would_take_months_is_named_and_has_no_price(house):
     gpu = on_gpus(8, dollars_per_hour=0.0)
     assert "warning" not in "\n".join(render(house.plan(placement=gpu)))
     lines = render(house.plan(scaling.run_for_depth(24), placement=PLACEMENT), name="speedrun")
@@ -112,16 +110,14 @@ def test_a_machine_that_would_take_months_is_named_and_has_no_price(house: House
     assert "--pool" in lines[-1]
 
 
-def test_a_time_on_another_kind_of_device_is_no_estimate(full_house: House):
+def test_a_time_on_another_kind_of_device_is_no_estimate(full_house):
     gpu = on_gpus(1)
     plan = full_house.plan(scaling.run_for_depth(5), placement=gpu)
     assert plan.of("sft").estimate is None
     assert plan.of("rows").estimate is not None  # runs on the CPU anyway
 
 
-def test_a_build_with_other_threads_or_on_another_gpu_is_passed_over(
-    built: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_build_with_other_threads_or_on_another_gpu_is_passed_over(built, monkeypatch):
     manifest = built.plan().of("sft").manifest
     assert manifest is not None
 
@@ -156,7 +152,7 @@ _TRAINED = ("pretrain", "midtrain", "sft", "rl", "chat_eval_rl")
 
 
 @pytest.mark.parametrize("stage", _TRAINED)
-def test_the_build_of_the_same_model_counts_and_not_the_newest(built: House, stage: str) -> None:
+def test_the_build_of_the_same_model_counts_and_not_the_newest(built, stage):
     history = [took(built, stage, SMALL, 500.0), took(built, stage, TINY, 30.0)]
     for past in (history, history[::-1]):
         found = estimate(stage_named(stage), TINY, past, PLACEMENT)
@@ -165,7 +161,7 @@ def test_the_build_of_the_same_model_counts_and_not_the_newest(built: House, sta
 
 
 @pytest.mark.parametrize("stage", _TRAINED)
-def test_of_several_builds_of_the_same_model_the_median_counts(built: House, stage: str) -> None:
+def test_of_several_builds_of_the_same_model_the_median_counts(built, stage):
     times = (31.0, 900.0, 29.0, 30.0, 33.0)  # once the machine was busy
     history = [took(built, stage, SMALL, 1.0), *(took(built, stage, TINY, t) for t in times)]
     found = estimate(stage_named(stage), TINY, history, PLACEMENT)
@@ -174,9 +170,7 @@ def test_of_several_builds_of_the_same_model_the_median_counts(built: House, sta
 
 
 @pytest.mark.parametrize(("depth", "nearest"), [(2, 1), (4, 3), (6, 3)])
-def test_without_a_build_of_this_model_the_nearest_is_scaled(
-    built: House, depth: int, nearest: int
-) -> None:
+def test_without_a_build_of_this_model_the_nearest_is_scaled(built, depth, nearest):
     run = open_profile("tiny", depth=depth).run
     history = [took(built, "sft", open_profile("tiny", depth=d).run, 100.0 * d) for d in (1, 3, 30)]
     found = estimate(stage_named("sft"), run, history, PLACEMENT)
@@ -190,7 +184,7 @@ def test_without_a_build_of_this_model_the_nearest_is_scaled(
     assert found.source.startswith("at the pace of sft/")
 
 
-def test_a_build_that_is_far_from_it_is_not_scaled(built: House) -> None:
+def test_a_build_that_is_far_from_it_is_not_scaled(built):
     large = open_profile("tiny", depth=8).run
     amounts = [measure_work(SFT, run).amount for run in (large, SMALL)]
     assert amounts[0] > MAX_SCALED * amounts[1]
@@ -198,7 +192,7 @@ def test_a_build_that_is_far_from_it_is_not_scaled(built: House) -> None:
 
 
 @pytest.mark.parametrize("profile", ["d12", "speedrun"])
-def test_a_large_profile_is_not_estimated_from_builds_of_tiny(built: House, profile: str) -> None:
+def test_a_large_profile_is_not_estimated_from_builds_of_tiny(built, profile):
     run = open_profile(profile, snapshots=False).run
     for stage in (*REPORT.inputs, PRETRAIN):
         made = [took(built, stage.name, TINY, 30.0)]
@@ -206,7 +200,7 @@ def test_a_large_profile_is_not_estimated_from_builds_of_tiny(built: House, prof
             assert estimate(stage, run, made, place) == estimate(stage, run, [], place)
 
 
-def test_pretraining_on_gpus_is_not_scaled_from_a_toy_but_by_the_roofline(built: House) -> None:
+def test_pretraining_on_gpus_is_not_scaled_from_a_toy_but_by_the_roofline(built):
     large, gpu = scaling.run_for_depth(20), on_gpus(8)
     toy = took(built, "pretrain", SMALL, 500.0, device="cuda")
     alone = estimate(stage_named("pretrain"), large, [], gpu)

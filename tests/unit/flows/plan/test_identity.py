@@ -15,7 +15,7 @@ from infra.placement import SETTINGS, Placement
 from nanochat_core import scaling
 from nanochat_core.config import RunConfig
 from nanochat_core.section import Section
-from tests.support.flows.house import PLACEMENT, RUN, House, after, on_gpus, states, without
+from tests.support.flows.house import PLACEMENT, RUN, after, on_gpus, states, without
 
 Leaf: TypeAlias = tuple[str | int, ...]
 
@@ -78,9 +78,7 @@ SETTINGS_OF_SECTIONS = {path[:-1]: path for path in leaves(RUN)}.values()
 
 
 @pytest.mark.parametrize("path", SETTINGS_OF_SECTIONS, ids=lambda p: ".".join(map(str, p)))
-def test_a_setting_changes_exactly_the_stages_that_declare_it_and_those_after(
-    built: House, path: Leaf
-):
+def test_a_setting_changes_exactly_the_stages_that_declare_it_and_those_after(built, path):
     plan = built.plan(changed(RUN, path))
     own = declaring(path)
     assert own
@@ -128,7 +126,7 @@ def value_at(value: Any, path: Leaf) -> Any:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_where_a_file_lies_counts_for_no_stage(name: str):
+def test_where_a_file_lies_counts_for_no_stage(name):
     """What it holds does, and is a setting beside it."""
     run = open_profile(name).run
     places = [leaf for leaf, counts in all_leaves(run) if not counts]
@@ -139,7 +137,7 @@ def test_where_a_file_lies_counts_for_no_stage(name: str):
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_one_entry_less_in_a_list_of_groups_counts_too(name: str):
+def test_one_entry_less_in_a_list_of_groups_counts_too(name):
     run = open_profile(name).run
     before = configs(run)
     lists = {path[:i] for path in leaves(run) for i, part in enumerate(path) if type(part) is int}
@@ -196,13 +194,13 @@ def test_every_place_is_looked_at():
 
 
 @pytest.mark.parametrize("placement", list(elsewhere()))
-def test_where_it_runs_never_changes_what_it_is(built: House, placement: Placement):
+def test_where_it_runs_never_changes_what_it_is(built, placement):
     plan = built.plan(placement=placement)
     assert states(plan) == "=" * len(STAGES)
     assert [i.fingerprint for i in plan.stages] == [i.fingerprint for i in built.plan().stages]
 
 
-def test_a_change_of_code_rebuilds_the_stages_that_reach_it(full_house: House):
+def test_a_change_of_code_rebuilds_the_stages_that_reach_it(full_house):
     path = full_house.root / "nanochat_core" / "train" / "sft.py"
     path.write_text(path.read_text() + "LIMIT = 2\n")
     plan = full_house.plan()
@@ -220,7 +218,7 @@ def test_a_change_of_code_rebuilds_the_stages_that_reach_it(full_house: House):
 # Early cutoff.
 
 
-def test_a_stage_rebuilt_with_the_same_bytes_stops_the_wave(house: House):
+def test_a_stage_rebuilt_with_the_same_bytes_stops_the_wave(house):
     house.build(content=lambda fingerprint: "same")
     path = house.root / "nanochat_core" / "train" / "tokenizer.py"
     path.write_text(path.read_text() + "REFACTORED = 1\n")
@@ -232,7 +230,7 @@ def test_a_stage_rebuilt_with_the_same_bytes_stops_the_wave(house: House):
     assert house.plan().of("report").reason == "record tokenizer changed"
 
 
-def test_a_stage_rebuilt_with_other_bytes_moves_it_on(full_house: House):
+def test_a_stage_rebuilt_with_other_bytes_moves_it_on(full_house):
     path = full_house.root / "nanochat_core" / "train" / "tokenizer.py"
     path.write_text(path.read_text() + "CHANGED = 1\n")
     full_house.build(until="tokenizer")
@@ -246,7 +244,7 @@ def test_a_stage_rebuilt_with_other_bytes_moves_it_on(full_house: House):
 # Reasons.
 
 
-def test_the_reason_names_settings_with_both_values(built: House):
+def test_the_reason_names_settings_with_both_values(built):
     run = dataclasses.replace(
         RUN,
         pretrain=dataclasses.replace(RUN.pretrain, num_steps=7),
@@ -262,7 +260,7 @@ def test_the_reason_names_settings_with_both_values(built: House):
     assert plan.of("chat_eval_rl").after == ("sft",)
 
 
-def test_a_reason_is_against_the_nearest_artifact(house: House):
+def test_a_reason_is_against_the_nearest_artifact(house):
     far = scaling.run_for_depth(8)
     house.build(run=far, until="pretrain")
     house.build(until="pretrain")

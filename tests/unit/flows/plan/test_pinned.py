@@ -6,11 +6,8 @@ from hypothesis import strategies as st
 
 from flows.plan.pinned import open_pinned, stages_before, stages_with
 from flows.stages import CHAT_MODELS, REPORT, STAGES, stage_named, stages_to_redo
-from infra.storage.base import Store
 from nanochat_core.errors import ConfigError
-from tests.support.flows.house import House
 from tests.support.flows.shelf import make_manifest, put_artifact, put_run
-from tests.support.flows.terminal import Terminal
 
 
 def _inputs(name: str) -> set[str]:
@@ -30,16 +27,16 @@ def from_stage(name: str) -> list[str]:
     return [name for name in NAMES if name in later]
 
 
-def test_nothing_given_is_the_whole_table() -> None:
+def test_nothing_given_is_the_whole_table():
     assert stages_with({}) == STAGES
 
 
-def test_a_given_chat_model_is_trained_on_without_its_past() -> None:
+def test_a_given_chat_model_is_trained_on_without_its_past():
     for model in CHAT_MODELS:
         assert names_with(model.name) == ["task_data", *from_stage(model.name)]
 
 
-def test_a_given_base_model_still_needs_rows_to_be_evaluated_on() -> None:
+def test_a_given_base_model_still_needs_rows_to_be_evaluated_on():
     kept = names_with("pretrain")
     assert "report" not in kept
     assert kept[:6] == ["shards", "task_data", "tokenizer", "tokens", "rows", "pretrain"]
@@ -47,7 +44,7 @@ def test_a_given_base_model_still_needs_rows_to_be_evaluated_on() -> None:
     assert names_with("pretrain", "rows")[:3] == ["task_data", "rows", "pretrain"]
 
 
-def test_what_a_given_model_was_made_from_is_not_built() -> None:
+def test_what_a_given_model_was_made_from_is_not_built():
     after_sft = ["task_data", *from_stage("sft")]
     assert names_with("sft", "tokenizer") == [after_sft[0], "tokenizer", *after_sft[1:]]
     assert names_with("sft", "task_data") == after_sft
@@ -57,12 +54,12 @@ def test_what_a_given_model_was_made_from_is_not_built() -> None:
 
 
 @pytest.mark.parametrize("until", [stage.name for stage in STAGES])
-def test_a_last_stage_is_built_with_what_it_needs(until: str) -> None:
+def test_a_last_stage_is_built_with_what_it_needs(until):
     needed = {until, *stages_before(stage_named(until))}
     assert names_with(until=until) == [stage.name for stage in STAGES if stage.name in needed]
 
 
-def test_a_model_is_given_to_the_stage_that_evaluates_it() -> None:
+def test_a_model_is_given_to_the_stage_that_evaluates_it():
     assert names_with("sft", until="chat_eval_sft") == ["task_data", "sft", "chat_eval_sft"]
     kept = names_with("pretrain", "rows", "task_data", until="base_eval")
     assert kept == ["task_data", "rows", "pretrain", "base_eval"]
@@ -77,16 +74,14 @@ def test_a_model_is_given_to_the_stage_that_evaluates_it() -> None:
         ("sft", "stf", "there is no stage 'stf'"),
     ],
 )
-def test_artifacts_that_the_last_stage_does_not_need_are_refused(
-    given: str, until: str, error: str
-) -> None:
+def test_artifacts_that_the_last_stage_does_not_need_are_refused(given, until, error):
     with pytest.raises(ConfigError, match=error) as caught:
         names_with(given, until=until)
     assert caught.value.hint
 
 
 @given_values(st.sets(st.sampled_from(NAMES), min_size=1))
-def test_every_stage_that_is_built_has_its_inputs_and_a_reason(given: set[str]) -> None:
+def test_every_stage_that_is_built_has_its_inputs_and_a_reason(given):
     kept = names_with(*given)
     assert given <= set(kept)
     for name in kept:
@@ -101,7 +96,7 @@ def test_every_stage_that_is_built_has_its_inputs_and_a_reason(given: set[str]) 
         assert name in given or comes_after or set(users) - given, name
 
 
-def test_two_artifacts_of_one_stage_are_refused(store: Store) -> None:
+def test_two_artifacts_of_one_stage_are_refused(store):
     first = put_artifact(store, make_manifest("sft", config={"seed": 1}))
     second = put_artifact(store, make_manifest("sft", config={"seed": 2}))
     names = [first.name, second.name]
@@ -113,7 +108,7 @@ def test_two_artifacts_of_one_stage_are_refused(store: Store) -> None:
         open_pinned(store, [report.name], warn=print)
 
 
-def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_house: House) -> None:
+def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_house):
     base = make_manifest("midtrain", config={"elsewhere": True})
     plan = full_house.plan(pinned={"midtrain": base})
     assert [item.stage.name for item in plan.stages] == names_with("midtrain")
@@ -130,7 +125,7 @@ def test_the_plan_shows_what_is_given_and_leaves_out_what_is_not_needed(full_hou
     ("stage", "message"),
     [("midtrain", "its artifact is given"), ("pretrain", "nothing in this run needs it")],
 )
-def test_what_is_not_built_cannot_be_redone(full_house: House, stage: str, message: str) -> None:
+def test_what_is_not_built_cannot_be_redone(full_house, stage, message):
     given = {"midtrain": make_manifest("midtrain")}
     with pytest.raises(ConfigError, match=message):
         full_house.plan(pinned=given, from_stage=stage)
@@ -138,7 +133,7 @@ def test_what_is_not_built_cannot_be_redone(full_house: House, stage: str, messa
         full_house.plan(pinned=given, force=frozenset({stage}))
 
 
-def test_the_command_line_takes_artifacts_by_any_name(store: Store, terminal: Terminal) -> None:
+def test_the_command_line_takes_artifacts_by_any_name(store, terminal):
     sft = put_artifact(store, make_manifest("sft"))
     put_run(store, "mine-1", sft)
     lines = terminal.said("plan", "tiny", "--use", "sft@mine-1")

@@ -11,11 +11,11 @@ from flows.plan.plan import make_plan
 from flows.stages import STAGES
 from infra.storage.local import LocalStore
 from nanochat_core.errors import StoreError
-from tests.support.flows.house import RUN, House
+from tests.support.flows.house import RUN
 from tests.support.flows.shelf import SECONDS_TO_MEET, Counting
 
 
-def test_a_plan_with_nothing_to_run_asks_two_questions_a_stage(built: House):
+def test_a_plan_with_nothing_to_run_asks_two_questions_a_stage(built):
     store = Counting(built.root.parent / "store")
     assert make_plan(RUN, store, built.work, root=built.root).up_to_date
     assert Counter(key.rpartition("/")[2] for key in store.gets) == {
@@ -26,7 +26,7 @@ def test_a_plan_with_nothing_to_run_asks_two_questions_a_stage(built: House):
 
 
 @pytest.mark.parametrize("seed", [RUN.seed, RUN.seed + 1])
-def test_a_plan_lists_once_and_reads_nothing_twice(built: House, seed: int):
+def test_a_plan_lists_once_and_reads_nothing_twice(built, seed):
     store = Counting(built.root.parent / "store")
     make_plan(dataclasses.replace(RUN, seed=seed), store, built.work, root=built.root)
     assert [prefix for prefix in store.lists if prefix.startswith("index/")] == ["index/"]
@@ -35,7 +35,7 @@ def test_a_plan_lists_once_and_reads_nothing_twice(built: House, seed: int):
 
 
 @pytest.mark.parametrize("seed", [RUN.seed, RUN.seed + 1])
-def test_questions_are_asked_together(built: House, seed: int):
+def test_questions_are_asked_together(built, seed):
     """Those about the newest artifacts, by eight threads."""
     store = Counting(built.root.parent / "store")
     store.meet(8, "manifest.json")
@@ -43,7 +43,7 @@ def test_questions_are_asked_together(built: House, seed: int):
     assert plan.up_to_date == (seed == RUN.seed)
 
 
-def test_of_many_old_artifacts_only_the_latest_are_read(house: House):
+def test_of_many_old_artifacts_only_the_latest_are_read(house):
     for seed in range(8):
         house.build(run=dataclasses.replace(RUN, seed=seed), until="shards")
     for number in range(40):  # of artifacts that are gone
@@ -53,9 +53,7 @@ def test_of_many_old_artifacts_only_the_latest_are_read(house: House):
     assert len(store.gets) < 40
 
 
-def test_a_store_that_stops_answering_ends_the_plan_at_once(
-    built: House, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_store_that_stops_answering_ends_the_plan_at_once(built, monkeypatch):
     """Not after every question that was still waiting for its turn."""
     asked: list[str] = []
     is_known = threading.Event()

@@ -31,7 +31,7 @@ def made(house: House, run: RunConfig, name: str, profile: str, number: int = 1)
     )
 
 
-def test_what_was_never_built_for_a_profile_is_to_be_built_not_rebuilt(house: House) -> None:
+def test_what_was_never_built_for_a_profile_is_to_be_built_not_rebuilt(house):
     put_run(house.store, "tiny-1", *house.build(run=TINY).values())
     plan = house.plan(D12, profile="d12")
     assert states(plan) == "+" * len(STAGES)
@@ -44,7 +44,7 @@ def test_what_was_never_built_for_a_profile_is_to_be_built_not_rebuilt(house: Ho
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-1a2b3c", "mine"])
-def test_runs_of_other_profiles_hide_no_reason(house: House, name: str) -> None:
+def test_runs_of_other_profiles_hide_no_reason(house, name):
     made(house, TINY, name, "tiny")
     for number in range(2, 9):
         made(house, with_seed(number, D12), f"large{number}", "d12", number)
@@ -58,7 +58,7 @@ def test_runs_of_other_profiles_hide_no_reason(house: House, name: str) -> None:
         assert plan.of("shards").reason == "code nanochat_core.shared changed"
 
 
-def test_the_nearest_run_of_a_profile_is_compared_with_not_the_last(house: House) -> None:
+def test_the_nearest_run_of_a_profile_is_compared_with_not_the_last(house):
     made(house, TINY, "tiny", "tiny", 1)
     for number in range(2, 9):
         made(house, with_seed(number), f"tiny-{number}a", "tiny", number)
@@ -67,7 +67,7 @@ def test_the_nearest_run_of_a_profile_is_compared_with_not_the_last(house: House
     assert plan.of("pretrain").reason == f"pretrain.num_steps {TINY.pretrain.num_steps} -> 7"
 
 
-def test_an_artifact_whose_run_has_no_record_may_be_of_the_profile(house: House) -> None:
+def test_an_artifact_whose_run_has_no_record_may_be_of_the_profile(house):
     built = house.build(run=TINY)
     assert house.plan(with_seed(3), profile="tiny").of("sft").reason.startswith("seed 42 -> 3")
     # The record of that very run shows that it is of another profile.
@@ -81,7 +81,7 @@ def run_of(manifest: Manifest) -> str:
     return manifest.provenance.run
 
 
-def test_a_damaged_record_of_a_run_ends_no_plan(house: House) -> None:
+def test_a_damaged_record_of_a_run_ends_no_plan(house):
     house.build(run=TINY)
     house.store.put("runs/tiny-1.json", b"{")
     assert house.plan(with_seed(3), profile="tiny").of("shards").state == "~"

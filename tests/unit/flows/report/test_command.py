@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from flows.profiles import PROFILES, open_profile
 from flows.report.command import Reproduction, reproduction_of
 from flows.stages import REPORT
 from nanochat_core.config import RunConfig
-from tests.support.flows.reported import Card, make_inputs, run_report
+from tests.support.flows.reported import make_inputs, run_report
 from tests.support.flows.shelf import make_manifest
 
 MIXTURE = '[{"task":"identity","num_examples":60,"epochs":4}]'
@@ -49,9 +48,7 @@ OVERRIDES = (
     [(name, 8, OVERRIDES[1]) for name in PROFILES]
     + [("tiny", depth, overrides) for depth in (None, 8) for overrides in OVERRIDES],
 )
-def test_the_command_asks_for_the_same_settings(
-    profile: str, depth: int | None, overrides: tuple[str, ...]
-):
+def test_the_command_asks_for_the_same_settings(profile, depth, overrides):
     run = open_profile(profile, depth=depth, overrides=overrides).run
     found = reproduction_of(manifests_of(run))
     assert run_again(found) == run
@@ -84,7 +81,7 @@ def test_the_versions_of_another_machine_are_reported_and_not_set(packages, note
     assert found.digest != reproduction_of(manifests_of(run)).digest
 
 
-def test_a_file_of_ones_own_is_named_by_what_it_held(tmp_path: Path):
+def test_a_file_of_ones_own_is_named_by_what_it_held(tmp_path):
     path = tmp_path / "mine.jsonl"
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     path.write_text(json.dumps(talk) + "\n")
@@ -125,7 +122,7 @@ def test_an_imported_model_has_no_command():
         ({"num_steps": None}, "no artifact has the setting of pretrain.num_steps"),
     ],
 )
-def test_settings_of_another_version_are_named(change: dict[str, int | None], note: str):
+def test_settings_of_another_version_are_named(change, note):
     run = open_profile("tiny").run
     made = manifests_of(run)
     config = canonical_config(REPORT.inputs[5], run)
@@ -137,7 +134,7 @@ def test_settings_of_another_version_are_named(change: dict[str, int | None], no
     assert found.notes == (note,)
 
 
-def test_the_command_stands_on_both_forms_of_the_card(tmp_path: Path):
+def test_the_command_stands_on_both_forms_of_the_card(tmp_path):
     run = open_profile("tiny", overrides=["rl.num_steps=9", 'base_eval.prompts=["<b>"]']).run
     page, text = run_report(tmp_path, make_inputs(tmp_path / "store", run=run))
     assert "--set rl.num_steps=9" in page
@@ -148,7 +145,7 @@ def test_the_command_stands_on_both_forms_of_the_card(tmp_path: Path):
         assert "trained on the docs of Python 3." in document
 
 
-def test_a_card_without_a_command_says_why(ordinary: dict[str, Path], card: Card, tmp_path: Path):
+def test_a_card_without_a_command_says_why(ordinary, card, tmp_path):
     assert "nanochat run tiny\n" in card[1]
     inputs = make_inputs(tmp_path / "other", run=open_profile("tiny", overrides=["seed=2"]).run)
     # The report reads what each manifest says; that the digests fit is the store's concern.

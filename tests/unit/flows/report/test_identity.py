@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from flows.report.inputs import Artifact, open_artifacts
 from flows.stages import REPORT
 from infra.storage.files import sha256_of
 from tests.support.flows.house import make_house
-from tests.support.flows.reported import Card, make_inputs, run_report
+from tests.support.flows.reported import make_inputs, run_report
 
 RUN = open_profile("tiny").run
 CODE = Code(REPOSITORY)
@@ -48,9 +47,7 @@ def other(value: Any) -> Any:
     return value * 3 + 1 if isinstance(value, int | float) else f"another {value}"
 
 
-def test_the_same_artifacts_elsewhere_and_later_give_the_same_report(
-    ordinary: dict[str, Path], card: Card, tmp_path: Path
-) -> None:
+def test_the_same_artifacts_elsewhere_and_later_give_the_same_report(ordinary, card, tmp_path):
     shutil.copytree(ordinary["pretrain"].parents[1], tmp_path / "there")
     there = {name: tmp_path / "there" / name / "files" for name in ordinary}
     for path in (tmp_path / "there").rglob("*"):
@@ -60,9 +57,7 @@ def test_the_same_artifacts_elsewhere_and_later_give_the_same_report(
 
 
 @pytest.mark.parametrize("stage", ["pretrain", "tokenizer", "chat_eval_rl"])
-def test_a_change_of_any_value_that_is_shown_gives_another_fingerprint(
-    ordinary: dict[str, Path], stage: str
-) -> None:
+def test_a_change_of_any_value_that_is_shown_gives_another_fingerprint(ordinary, stage):
     artifacts = open_artifacts(ordinary)
     card, identity = make_card(artifacts), identity_of(artifacts)
     manifest = artifacts[stage].manifest
@@ -85,7 +80,7 @@ def test_a_change_of_any_value_that_is_shown_gives_another_fingerprint(
     assert shown >= ({"git_commit", "metrics", "segments"} if stage == "pretrain" else {"segments"})
 
 
-def test_a_change_of_a_log_that_is_shown_gives_another_fingerprint(tmp_path: Path) -> None:
+def test_a_change_of_a_log_that_is_shown_gives_another_fingerprint(tmp_path):
     inputs = make_inputs(tmp_path)
     before = open_artifacts(inputs)
     folder = inputs["pretrain"].parent
@@ -99,9 +94,7 @@ def test_a_change_of_a_log_that_is_shown_gives_another_fingerprint(tmp_path: Pat
     assert identity_of(before) != identity_of(after)
 
 
-def test_artifacts_of_the_same_content_with_other_records_have_another_report(
-    tmp_path: Path,
-) -> None:
+def test_artifacts_of_the_same_content_with_other_records_have_another_report(tmp_path):
     one, same, two = (make_house(tmp_path / name) for name in ("one", "same", "two"))
     made = [one.build(commit="a"), same.build(commit="a"), two.build(commit="b")]
     shown = [source.name for source in REPORT.inputs]
@@ -112,7 +105,7 @@ def test_artifacts_of_the_same_content_with_other_records_have_another_report(
         assert house.plan().up_to_date
 
 
-def test_a_plan_names_the_record_that_differs(tmp_path: Path) -> None:
+def test_a_plan_names_the_record_that_differs(tmp_path):
     house = make_house(tmp_path / "house")
     made = house.build(commit="a")
     key = f"pretrain/{made['pretrain'].fingerprint}/manifest.json"

@@ -19,7 +19,7 @@ def grid(*vary: str, **options: Any) -> Sweep:
     return open_sweep(SweepRequest(vary=vary, **options))
 
 
-def test_points_are_the_base_and_every_combination() -> None:
+def test_points_are_the_base_and_every_combination():
     sweep = grid(LR, STEPS)
 
     assert sweep.head == ("point", "muon_lr", "num_steps", "seed")
@@ -35,7 +35,7 @@ def test_points_are_the_base_and_every_combination() -> None:
     ]
 
 
-def test_a_member_is_what_its_overrides_say() -> None:
+def test_a_member_is_what_its_overrides_say():
     sweep = grid(LR, overrides=("pretrain.num_steps=7",), depth=2, seeds=(1,), run_name="mine")
 
     member = sweep.members[2]
@@ -44,7 +44,7 @@ def test_a_member_is_what_its_overrides_say() -> None:
     assert member.profile == open_profile("tiny", depth=2, overrides=member.overrides)
 
 
-def test_a_sweep_asks_upstream_for_no_more_than_its_stages_read() -> None:
+def test_a_sweep_asks_upstream_for_no_more_than_its_stages_read():
     """Pretraining on one's own text needs no network for the datasets of chat."""
     before, after = grid(LR, profile="d12"), grid(LR, profile="d12", stage="chat_eval_sft")
     run = before.largest.profile.run
@@ -54,20 +54,20 @@ def test_a_sweep_asks_upstream_for_no_more_than_its_stages_read() -> None:
     assert set(moving_names(run, after.sections)) > {text}
 
 
-def test_a_point_that_changes_nothing_is_left_out() -> None:
+def test_a_point_that_changes_nothing_is_left_out():
     assert [p.cells[1] for p in grid("optimizer.muon_lr=0.020,0.03,0.030").points] == [
         "0.02",
         "0.03",
     ]
 
 
-def test_values_with_commas_are_a_json_list() -> None:
+def test_values_with_commas_are_a_json_list():
     sweep = grid('base_eval.prompts=[["a,b"],["c"]]', stage="base_eval")
 
     assert [p.cells[1] for p in sweep.points[1:]] == ['["a,b"]', '["c"]']
 
 
-def test_runs_of_one_seed_share_what_is_not_varied() -> None:
+def test_runs_of_one_seed_share_what_is_not_varied():
     labels = [unit.label for unit in units_of(grid(LR, seeds=(1, 2)))]
 
     assert labels[:2] == ["s1 / shards", "s2 / shards"]
@@ -76,7 +76,7 @@ def test_runs_of_one_seed_share_what_is_not_varied() -> None:
     ]
 
 
-def test_the_same_grid_has_the_same_name_and_another_one_another() -> None:
+def test_the_same_grid_has_the_same_name_and_another_one_another():
     name = grid(LR).name
 
     assert name.startswith("tiny-sweep-")
@@ -107,9 +107,7 @@ def test_the_same_grid_has_the_same_name_and_another_one_another() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_sweep_is_refused_with_a_hint(
-    vary: tuple[str, ...], options: dict[str, Any], error: str
-) -> None:
+def test_what_is_no_sweep_is_refused_with_a_hint(vary, options, error):
     with pytest.raises(ConfigError, match=error) as caught:
         grid(*vary, **options)
     assert caught.value.hint

@@ -13,34 +13,34 @@ def allowed(table: list[list[float]], reduction: int = 2) -> list[int]:
     return seeds_allowed(scores, num_seeds=len(table[0]), reduction=reduction)
 
 
-def test_the_better_half_of_each_rung_gets_the_next_seed() -> None:
+def test_the_better_half_of_each_rung_gets_the_next_seed():
     table = [[5.0, 1, 1], [1, 2, 9], [2, 1, 1], [9, 9, 9], [3, 9, 1]]
 
     assert allowed(table) == [1, 3, 3, 1, 2]
 
 
-def test_ranks_are_by_the_mean_of_all_seeds_so_far() -> None:
+def test_ranks_are_by_the_mean_of_all_seeds_so_far():
     assert allowed([[1.0, 9, 1], [2, 2, 1], [3, 3, 1]]) == [2, 3, 1]
 
 
-def test_a_reduction_of_1_stops_none() -> None:
+def test_a_reduction_of_1_stops_none():
     assert allowed([[1.0, 1, 1], [9, 9, 9]], reduction=1) == [3, 3]
 
 
-def test_one_seed_needs_no_decision() -> None:
+def test_one_seed_needs_no_decision():
     assert allowed([[1.0], [2.0]]) == [1, 1]
 
 
-def test_equal_scores_go_on_in_the_order_of_the_grid() -> None:
+def test_equal_scores_go_on_in_the_order_of_the_grid():
     assert allowed([[1.0, 1], [1, 1], [1, 1], [1, 1]]) == [2, 2, 1, 1]
 
 
-def test_a_point_that_failed_gets_no_more_seeds_and_holds_back_none() -> None:
+def test_a_point_that_failed_gets_no_more_seeds_and_holds_back_none():
     assert allowed([[FAILED, 1, 1], [9, 1, 1], [FAILED, 1, 1]]) == [1, 3, 1]
     assert allowed([[1.0, FAILED, 1], [2, 2, 1], [3, 3, 1], [4, 4, 4]]) == [2, 3, 1, 1]
 
 
-def test_a_point_continues_before_the_rung_is_whole_once_none_can_take_its_place() -> None:
+def test_a_point_continues_before_the_rung_is_whole_once_none_can_take_its_place():
     def known(*values: float | None) -> list[dict[int, float]]:
         return [{} if value is None else {0: value} for value in values]
 
@@ -51,7 +51,7 @@ def test_a_point_continues_before_the_rung_is_whole_once_none_can_take_its_place
 
 @pytest.mark.parametrize("reduction", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(30))
-def test_the_order_in_which_runs_end_decides_nothing(seed: int, reduction: int) -> None:
+def test_the_order_in_which_runs_end_decides_nothing(seed, reduction):
     dice = random.Random(seed)
     points, seeds = dice.randint(1, 9), dice.randint(1, 5)
     table = [[dice.choice([1, 2, 3, 4, FAILED]) for _ in range(seeds)] for _ in range(points)]

@@ -25,7 +25,7 @@ def planted(
     return [(x, loss(x, floor) * (1 + noise * random.standard_normal())) for x in flops]
 
 
-def test_a_planted_law_is_found_again() -> None:
+def test_a_planted_law_is_found_again():
     fit = fit_law(planted())
 
     assert fit.law is not None
@@ -39,14 +39,14 @@ def test_a_planted_law_is_found_again() -> None:
     assert prediction.beyond == pytest.approx(NEXT / FLOPS[-1])
 
 
-def test_ranges_are_no_wider_than_they_need_to_be() -> None:
+def test_ranges_are_no_wider_than_they_need_to_be():
     fit = fit_law(planted(noise=0.0005))
 
     assert fit.floor_range is not None
     assert 0.3 < fit.floor_range.low < FLOOR < fit.floor_range.high < 0.6
 
 
-def test_a_floor_that_noise_hides_is_said_to_be_unknown() -> None:
+def test_a_floor_that_noise_hides_is_said_to_be_unknown():
     fit = fit_law(planted(noise=0.02))
 
     assert fit.law is not None
@@ -57,7 +57,7 @@ def test_a_floor_that_noise_hides_is_said_to_be_unknown() -> None:
     assert any("the floor is not determined" in doubt for doubt in fit.doubts)
 
 
-def test_no_floor_is_found_where_there_is_none() -> None:
+def test_no_floor_is_found_where_there_is_none():
     fit = fit_law(planted(floor=0.0))
 
     assert fit.law is not None
@@ -65,7 +65,7 @@ def test_no_floor_is_found_where_there_is_none() -> None:
     assert fit.law.exponent == pytest.approx(EXPONENT, rel=1e-6)
 
 
-def test_three_points_give_a_power_law_and_say_that_it_has_no_floor() -> None:
+def test_three_points_give_a_power_law_and_say_that_it_has_no_floor():
     fit = fit_law(planted(FLOPS[:3], noise=0.001))
 
     assert fit.law is not None
@@ -79,7 +79,7 @@ def test_three_points_give_a_power_law_and_say_that_it_has_no_floor() -> None:
     assert "unknown without a floor" in fit.doubts[1]
 
 
-def test_two_points_give_a_line_and_no_word_on_how_sure_it_is() -> None:
+def test_two_points_give_a_line_and_no_word_on_how_sure_it_is():
     fit = fit_law([(1e18, 1.0), (1e20, 0.8)])
 
     assert fit.law is not None
@@ -101,7 +101,7 @@ def test_two_points_give_a_line_and_no_word_on_how_sure_it_is() -> None:
         ([(1e18, 1.0), (1e19, 1.0)], "the larger models are no better"),
     ],
 )
-def test_points_that_tell_no_law_give_none(points: list[tuple[float, float]], said: str) -> None:
+def test_points_that_tell_no_law_give_none(points, said):
     fit = fit_law(points)
 
     assert fit.law is None
@@ -109,19 +109,19 @@ def test_points_that_tell_no_law_give_none(points: list[tuple[float, float]], sa
     assert said in fit.doubts[0]
 
 
-def test_equal_places_do_not_count_as_models_for_a_floor() -> None:
+def test_equal_places_do_not_count_as_models_for_a_floor():
     points = planted(FLOPS[:3])
 
     assert fit_law([*points, points[-1]]).floor_range is None
 
 
-def test_the_order_of_points_changes_nothing() -> None:
+def test_the_order_of_points_changes_nothing():
     points = planted(noise=0.003)
 
     assert fit_law(points) == fit_law(points[::-1]) == fit_law(points)
 
 
-def test_a_prediction_is_less_sure_the_farther_it_is() -> None:
+def test_a_prediction_is_less_sure_the_farther_it_is():
     fit = fit_law(planted(noise=0.001))
 
     widths: list[float] = []
@@ -135,5 +135,5 @@ def test_a_prediction_is_less_sure_the_farther_it_is() -> None:
     assert widths[-1] > 3 * widths[0]
 
 
-def test_a_small_spread_of_sizes_is_said() -> None:
+def test_a_small_spread_of_sizes_is_said():
     assert any("only 4.0 times" in d for d in fit_law(planted((1e18, 2e18, 3e18, 4e18))).doubts)
